@@ -1,0 +1,52 @@
+# The front door: every task that a contributor or a fresh machine needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help setup demo test slow check fix bench sweep build lock
+
+help:  ## say what each target does
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(STAMP): requirements.txt pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit("ddloco needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+setup: $(STAMP)  ## make .venv and install everything, pinned by hash
+
+demo: $(STAMP)  ## train three learners on real text, then replay the run bit for bit
+	$(BIN)/ddloco run examples/quickstart.toml --dir runs/demo --overwrite
+	$(BIN)/ddloco replay runs/demo
+
+test: check  ## lint, types, import rules and all tests except the slow ones
+	$(BIN)/python -m pytest -q
+
+slow: $(STAMP)  ## the tests that take minutes
+	$(BIN)/python -m pytest -q -m slow
+
+check: $(STAMP)  ## lint, format, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/basedpyright
+
+fix: $(STAMP)  ## repair what the linter and formatter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (about 15 minutes)
+	$(BIN)/python tests/bench/run.py
+
+sweep: $(STAMP)  ## search the demo's outer learning rate and momentum again
+	$(BIN)/python examples/sweep.py
+
+build: $(STAMP)  ## build the wheel and the source archive into dist/
+	$(BIN)/python -m build --no-isolation
+
+lock: pyproject.toml  ## pin the dependencies again (needs uv)
+	uv pip compile --universal --generate-hashes --no-emit-index-url --no-header \
+		--python-version 3.11 --group dev pyproject.toml --output-file requirements.txt
