@@ -1,0 +1,17 @@
+"""What happened before what: vector clocks, causal order, consistent cuts, lane sequence, time.
+
+Standard library only; every other room imports this one.
+"""
+
+from clocks.links import LaneSequence as LaneSequence
+from clocks.links import Verdict as Verdict
+from clocks.order import CausalityError as CausalityError
+from clocks.order import Order as Order
+from clocks.order import causal_sort as causal_sort
+from clocks.order import inconsistencies as inconsistencies
+from clocks.order import is_consistent_cut as is_consistent_cut
+from clocks.source import ManualTime as ManualTime
+from clocks.source import MonotonicTime as MonotonicTime
+from clocks.source import TimeSource as TimeSource
+from clocks.vector import ClockError as ClockError
+from clocks.vector import VectorClock as VectorClock

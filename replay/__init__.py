@@ -1,0 +1,18 @@
+"""The tape and the second run: record every event at the door, execute it again, compare.
+
+Generic over events and machines. ``tape`` documents the format to the byte, ``recorder`` writes it,
+``player`` feeds it to a machine, ``divergence`` says where the two part.
+"""
+
+from replay.divergence import Divergence as Divergence
+from replay.player import Player as Player
+from replay.player import describe as describe
+from replay.player import learned_entries as learned_entries
+from replay.recorder import OnError as OnError
+from replay.recorder import Recorder as Recorder
+from replay.recorder import digest_effects as digest_effects
+from replay.tape import Header as Header
+from replay.tape import Tape as Tape
+from replay.tape import TapeError as TapeError
+from replay.tape import TapeWriter as TapeWriter
+from replay.tape import open_tapes as open_tapes

@@ -1,0 +1,52 @@
+"""Bytes and neighbours: messages, framing, links and the endpoints that carry them.
+
+``message`` says what travels, ``codec`` turns it into frames and back, ``link`` is the machine of
+handshake, order and credit, ``endpoint`` the interface that ``zeromq`` and ``memory`` fulfil.
+"""
+
+from transport.codec import Assembler as Assembler
+from transport.codec import Codec as Codec
+from transport.codec import LocalProtocolError as LocalProtocolError
+from transport.codec import Message as Message
+from transport.codec import RemoteProtocolError as RemoteProtocolError
+from transport.effects import CancelTimer as CancelTimer
+from transport.effects import Dial as Dial
+from transport.effects import Drop as Drop
+from transport.effects import Effect as Effect
+from transport.effects import Free as Free
+from transport.effects import Hangup as Hangup
+from transport.effects import Keep as Keep
+from transport.effects import Listen as Listen
+from transport.effects import Send as Send
+from transport.effects import SetTimer as SetTimer
+from transport.effects import Transmit as Transmit
+from transport.endpoint import Arrival as Arrival
+from transport.endpoint import Endpoint as Endpoint
+from transport.endpoint import LaneFull as LaneFull
+from transport.endpoint import PeerGone as PeerGone
+from transport.events import Event as Event
+from transport.events import LaneBroken as LaneBroken
+from transport.events import MessageArrived as MessageArrived
+from transport.events import PeerJoined as PeerJoined
+from transport.events import PeerLost as PeerLost
+from transport.events import PeerRefused as PeerRefused
+from transport.events import TimerFired as TimerFired
+from transport.handles import Handles as Handles
+from transport.link import Links as Links
+from transport.message import BULK as BULK
+from transport.message import CONTROL as CONTROL
+from transport.message import LANES as LANES
+from transport.message import PROTOCOL_VERSION as PROTOCOL_VERSION
+from transport.message import Body as Body
+from transport.message import Count as Count
+from transport.message import Header as Header
+from transport.message import Lane as Lane
+from transport.message import LinkBody as LinkBody
+from transport.message import Reason as Reason
+from transport.message import TensorMeta as TensorMeta
+from transport.message import actor_of as actor_of
+from transport.payload import DTYPES as DTYPES
+from transport.payload import Bytes as Bytes
+from transport.payload import Payload as Payload
+from transport.payload import aligned as aligned
+from transport.payload import describe as describe

@@ -1,0 +1,111 @@
+"""What an actor and its JAX worker process say to each other, over a socket pair.
+
+Each message is a length (u32, little-endian) and a msgpack map. Arrays never travel here: they lie
+in the arena, and a ``Span`` says where. One answer to each request, in order.
+"""
+
+from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder, Encoder
+
+from ddloco.config import Inner
+from ddloco.fragments import FragmentPlan, Leaf
+
+LENGTH_BYTES = 4
+CHORE_BYTES_MAX = 64 * 2**20
+"""The plan of a model with a million tensors fits."""
+
+
+class Span(Struct, frozen=True, array_like=True):
+    """A region of the arena."""
+
+    offset: int
+    nbytes: int
+
+
+class Chore(Struct, frozen=True, tag=True):
+    """Base of requests and answers."""
+
+
+class Prepare(Chore, frozen=True):
+    """Import the task, make its parameters from the seed, describe them and the machine."""
+
+    task: str
+    options: dict[str, Any]
+    inner: Inner
+    seed: int
+    shard: int
+    shards: int
+
+
+class Prepared(Chore, frozen=True):
+    """The parameters' leaves, and everything that can change arithmetic here."""
+
+    leaves: tuple[Leaf, ...]
+    fingerprint: dict[str, str]
+
+
+class Lay(Chore, frozen=True):
+    """Lay the parameters out as ``plan`` says from now on; no answer but ``Ready``."""
+
+    plan: FragmentPlan
+
+
+class Fill(Chore, frozen=True):
+    """Write the parameters to ``out``."""
+
+    out: Span
+
+
+class Ready(Chore, frozen=True):
+    """Done, with nothing to tell."""
+
+
+class Train(Chore, frozen=True):
+    """Overwrite fragments, run one step, copy the parameters to ``out``."""
+
+    step: int
+    overwrites: tuple[tuple[int, Span], ...]
+    out: Span
+
+
+class Trained(Chore, frozen=True):
+    """One step's loss, tokens, and batch digest (xxh3-128)."""
+
+    loss: float
+    tokens: int
+    batch: bytes
+
+
+class Score(Chore, frozen=True):
+    """Held-out loss of the parameters in ``source``."""
+
+    source: Span
+
+
+class Scored(Chore, frozen=True):
+    """Held-out loss; None where the task cannot tell."""
+
+    loss: float | None
+
+
+class Failed(Chore, frozen=True):
+    """The request could not be done: the task's fault, or the worker's."""
+
+    kind: Literal["task", "worker"]
+    reason: str
+
+
+Request = Prepare | Lay | Fill | Train | Score
+Answer = Prepared | Ready | Trained | Scored | Failed
+
+encode = Encoder().encode
+decode_request = Decoder(Request).decode
+decode_answer = Decoder(Answer).decode
+
+
+def framed(chore: Chore) -> bytes:
+    """A message with its length in front."""
+    body = encode(chore)
+    return len(body).to_bytes(LENGTH_BYTES, "little") + body

@@ -1,0 +1,265 @@
+"""The job file: one definition for the TOML, the ``--set`` overrides and the tape's header.
+
+Every key has a default but the task. What is wrong is said in one line that names file and field.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from ddloco.fragments import FragmentPlan, Leaf, make_plan
+
+Whole = Annotated[int, Meta(ge=0)]
+Positive = Annotated[int, Meta(ge=1)]
+Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+LEARNERS_MAX = 4096
+"""More learners than one syncer was ever tried with."""
+
+Method = Literal["decoupled-diloco", "data-parallel", "lone"]
+
+
+class ConfigError(ValueError):
+    """A job file that cannot be run; one line names the file and the field."""
+
+
+class Section(Struct, frozen=True, forbid_unknown_fields=True):
+    """Base of the job file's tables."""
+
+
+class JobTable(Section, frozen=True):
+    """``[job]``: what is trained, how long, by how many, with which method."""
+
+    task: str
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] = "job"
+    seed: Whole = 0
+    steps: Positive = 500
+    learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
+    syncers: Annotated[int, Meta(ge=1, le=1)] = 1
+    method: Method = "decoupled-diloco"
+
+
+class Sync(Section, frozen=True):
+    """``[sync]``: fragments P, interval H, overlap tau, quorum K, and the grace window.
+
+    ``grace`` is the safety factor gamma of Eq. 3; ``grace_steps_max`` bounds the window in steps.
+    """
+
+    fragments: Positive = 24
+    interval: Positive = 24
+    overlap: Positive = 2
+    quorum: Positive = 1
+    grace: Share = 0.5
+    grace_steps_max: Annotated[float, Meta(ge=0.0)] = 1.0
+    fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
+
+
+class Inner(Section, frozen=True):
+    """``[inner]``: the inner optimizer, unless the task brings its own."""
+
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    lr: Annotated[float, Meta(gt=0.0)] = 1e-3
+    b1: Share = 0.9
+    b2: Share = 0.99
+    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    warmup: Whole = 0
+    clip: Annotated[float, Meta(ge=0.0)] = 1.0
+
+
+class Outer(Section, frozen=True):
+    """``[outer]``: Nesterov on the merged outer gradient; how contributions become one.
+
+    Tensors whose names match a pattern of ``average`` are merged by the plain weighted average
+    also under "rda" (the paper does so for embeddings).
+    """
+
+    lr: Annotated[float, Meta(gt=0.0)] = 0.7
+    momentum: Share = 0.9
+    merge: Literal["rda", "average"] = "rda"
+    average: tuple[str, ...] = ("*embed*",)
+
+
+class Transport(Section, frozen=True):
+    """``[transport]``: how actors reach each other in one ``run``."""
+
+    kind: Literal["inproc", "ipc", "tcp"] = "inproc"
+    insecure: bool = False
+
+
+class TapeTable(Section, frozen=True):
+    """``[tape]``: what is recorded, and what happens when recording fails."""
+
+    level: Literal["events", "off"] = "events"
+    on_error: Literal["stop", "drop"] = "stop"
+
+
+class Worker(Section, frozen=True):
+    """``[worker]``: the environment of the processes that run JAX.
+
+    ``threads`` is XLA's pool (NPROC); it changes the bits of weight gradients, so it is part of a
+    worker's fingerprint. ``env`` adds to the environment, for XLA_FLAGS and the like.
+    """
+
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    env: dict[str, str] = {}
+
+
+class LearnerTable(Section, frozen=True):
+    """``[learner.NAME]``: what is different about one learner."""
+
+    factor: Annotated[float, Meta(ge=1.0)] = 1.0
+    shard: Whole | None = None
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    env: dict[str, str] = {}
+
+
+class Job(Section, frozen=True):
+    """A whole job file, resolved."""
+
+    job: JobTable
+    task: dict[str, Any] = {}
+    sync: Sync = Sync()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    transport: Transport = Transport()
+    tape: TapeTable = TapeTable()
+    worker: Worker = Worker()
+    learner: dict[str, LearnerTable] = {}
+
+    def learner_names(self) -> tuple[str, ...]:
+        """``learner-0`` and so on, in order of number."""
+        return tuple(f"learner-{index}" for index in range(self.job.learners))
+
+    def learner_table(self, name: str) -> LearnerTable:
+        """What the file says of one learner."""
+        return self.learner.get(name, LearnerTable())
+
+    def shard(self, name: str) -> int:
+        """Which of the ``learners`` data shards a learner trains on."""
+        shard = self.learner_table(name).shard
+        return int(name.rpartition("-")[2]) if shard is None else shard
+
+    def worker_of(self, name: str) -> Worker:
+        """The environment of one actor's worker process."""
+        table = self.learner_table(name)
+        env = {**self.worker.env, **table.env}
+        return Worker(table.threads or self.worker.threads, env)
+
+    @property
+    def id(self) -> str:
+        """Name and digest: the job that messages and tapes belong to."""
+        content = msgspec.json.encode(self, order="deterministic")
+        return f"{self.job.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+    def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
+        """How this job cuts the task's parameters into fragments."""
+        sync = self.sync
+        return make_plan(
+            leaves,
+            fragments=sync.fragments,
+            interval=sync.interval,
+            strategy=sync.fragmentation,
+        )
+
+    def agreement(self, plan: FragmentPlan) -> dict[str, str]:
+        """What two sides of a handshake must share, by name."""
+        return {"job": self.id, "fragment plan": plan.digest[:16]}
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain data, without what is not set (TOML has no null)."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        for table in plain["learner"].values():
+            for key in [key for key, value in table.items() if value is None]:
+                del table[key]
+        return plain
+
+
+def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+    """Read a job file and apply ``key=value`` overrides such as ``sync.quorum=2``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
+            bounds, or at odds with another.
+    """
+    try:
+        plain = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from None
+    for override in overrides:
+        _override(plain, override)
+    return job_from(plain, str(path))
+
+
+def job_from(plain: Any, source: str) -> Job:
+    """Check plain data against the schema, and its fields against each other.
+
+    Raises:
+        ConfigError: as for ``load_job``.
+    """
+    try:
+        job = msgspec.convert(plain, Job)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{source}: {_in_words(str(error))}") from None
+    problem = _contradiction(job)
+    if problem:
+        raise ConfigError(f"{source}: {problem}")
+    return job
+
+
+def _override(plain: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    *tables, name = key.strip().split(".")
+    if not equals or not tables or not name:
+        raise ConfigError(f"--set {override}: want section.key=value, such as sync.quorum=2")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text  # A bare word is a string; shells eat the quotes that TOML wants.
+    table: Any = plain
+    for part in tables:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise ConfigError(f"--set {override}: {part} is no table")
+    table[name] = value
+
+
+def _in_words(error: str) -> str:
+    """``sync.quorum: Expected `int`, got `str``` from msgspec's sentence with a path at its end."""
+    problem, _, path = error.partition(" - at `$")
+    where = path.rstrip("`").lstrip(".")
+    problem = problem.replace("Object contains unknown field", "unknown key")
+    problem = problem.replace("Object missing required field", "missing key")
+    return f"{where}: {problem}" if where else problem
+
+
+def _contradiction(job: Job) -> str | None:
+    """The first pair of fields that cannot both be so."""
+    sync, names = job.sync, job.learner_names()
+    if sync.fragments > sync.interval:
+        return (
+            f"sync.fragments: {sync.fragments} fragments in an interval of {sync.interval} steps; "
+            f"at most one fragment is due at a step, so at most {sync.interval}"
+        )
+    if sync.quorum > job.job.learners:
+        return (
+            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners is never met; "
+            f"at most {job.job.learners}"
+        )
+    if sync.overlap >= sync.interval and sync.interval > 1:
+        return (
+            f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
+            f"a fragment would be due again before it is back, so at most {sync.interval - 1}"
+        )
+    for name, table in job.learner.items():
+        if name not in names:
+            return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
+        if table.shard is not None and table.shard >= job.job.learners:
+            return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None

@@ -1,0 +1,108 @@
+"""Everything that can happen to a learner or a syncer; with transport's own, what a tape holds."""
+
+from typing import Literal
+
+from ddloco.fragments import Leaf
+from ddloco.messages import Said
+from transport import Event, LaneBroken, MessageArrived, TimerFired
+
+
+class Started(Event, frozen=True):
+    """The actor's first event: the parameters' leaves, as its worker describes the task's."""
+
+    incarnation: str
+    leaves: tuple[Leaf, ...]
+
+
+class ParametersMade(Event, frozen=True):
+    """The task's initial parameters stand under the handles asked for."""
+
+    work: int
+    digest: bytes
+
+
+class StepFinished(Event, frozen=True):
+    """An inner step is done: ``loss`` of its batch before the update, ``tokens`` in the batch, the
+    digest of the batch, and the host copy of the parameters under the handle asked for."""
+
+    work: int
+    step: int
+    loss: float
+    tokens: int
+    batch: bytes
+
+
+class FragmentEncoded(Event, frozen=True):
+    """A fragment of a host copy stands ready to be sent; ``digest`` is its payload's."""
+
+    work: int
+    digest: bytes
+
+
+class FragmentMerged(Event, frozen=True):
+    """A merge is done. ``accepted`` and ``weights`` (normalised) go together, in the order of
+    summation; ``refused`` holds (learner, reason); the digests are of what the handles hold."""
+
+    work: int
+    accepted: tuple[str, ...]
+    weights: tuple[float, ...]
+    refused: tuple[tuple[str, str], ...]
+    theta: bytes
+    momentum: bytes
+    wire: bytes
+
+
+class Evaluated(Event, frozen=True):
+    """Held-out loss of the global parameters; None where the task has no ``evaluate``."""
+
+    work: int
+    loss: float | None
+
+
+class ModelSaved(Event, frozen=True):
+    """The global parameters are in the run folder; ``digest`` is xxh3-128 of the file."""
+
+    work: int
+    digest: bytes
+
+
+class WorkFailed(Event, frozen=True):
+    """Work could not be done. ``kind`` says whose fault it is: the task's, or the worker died."""
+
+    work: int
+    kind: Literal["task", "worker"]
+    reason: str
+
+
+class StopRequested(Event, frozen=True):
+    """Somebody outside wants the actor to end in good order."""
+
+    reason: str
+
+
+Happened = (
+    MessageArrived[Said]
+    | LaneBroken
+    | TimerFired
+    | Started
+    | ParametersMade
+    | StepFinished
+    | FragmentEncoded
+    | FragmentMerged
+    | Evaluated
+    | ModelSaved
+    | WorkFailed
+    | StopRequested
+)
+"""The union that a tape's events belong to."""
+
+WorkResult = (
+    ParametersMade
+    | StepFinished
+    | FragmentEncoded
+    | FragmentMerged
+    | Evaluated
+    | ModelSaved
+    | WorkFailed
+)
+"""How work ends."""

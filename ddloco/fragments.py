@@ -1,0 +1,208 @@
+"""How the parameters are cut into fragments (paper section 4).
+
+A fragment is a set of whole tensors that is synchronised together; fragment p is due when
+`t mod H == t_p`. Every party derives the plan on its own from the names, shapes and dtypes, and
+the handshake compares digests, so everything here is a pure function of its arguments.
+
+The plan also fixes the memory layout. The whole parameter copy is one byte region: fragment after
+fragment, tensor after tensor, each tensor start aligned to a cache line. A fragment is therefore
+one contiguous slice that can be sent without gathering. Padding bytes belong to the slice and are
+kept zero by whoever writes it, so that equal parameters have equal bytes.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+
+import msgspec
+
+ALIGNMENT_BYTES = 64  # A cache line, and the widest vector register of today's CPUs.
+
+# The wire dtypes. Anything else cannot be averaged with meaning, or has no float32 counterpart.
+ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+
+
+class Leaf(msgspec.Struct, frozen=True):
+    """One tensor: its path such as `blocks/3/attn/qkv`, its shape, its numpy-style dtype name."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes, without padding."""
+        return self.size * ITEM_BYTES[self.dtype]
+
+
+class _Layout(msgspec.Struct, frozen=True):
+    slices: tuple[tuple[int, int], ...]
+    tensors: tuple[tuple[int, ...], ...]
+    due: tuple[int | None, ...]
+
+
+class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
+    """Which tensor is in which fragment, when each fragment is due, and where its bytes lie.
+
+    `fragments[p]` lists the tensors of fragment p in the order of their names as UTF-8 bytes.
+    `offsets[p]` is t_p, in steps, distinct and below `interval` (H).
+    Lookups are precomputed once, because they are made on every step and every message.
+    """
+
+    fragments: tuple[tuple[Leaf, ...], ...]
+    offsets: tuple[int, ...]
+    interval: int
+
+    @cached_property
+    def _layout(self) -> _Layout:
+        slices: list[tuple[int, int]] = []
+        tensors: list[tuple[int, ...]] = []
+        end = 0
+        for fragment in self.fragments:
+            start = end
+            starts: list[int] = []
+            for leaf in fragment:
+                starts.append(end)
+                end = _aligned(end + leaf.nbytes)
+            slices.append((start, end))
+            tensors.append(tuple(starts))
+        due: list[int | None] = [None] * self.interval
+        for p, offset in enumerate(self.offsets):
+            assert due[offset] is None, "offsets are distinct"
+            due[offset] = p
+        return _Layout(tuple(slices), tuple(tensors), tuple(due))
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 in hex over names, shapes, dtypes, assignment, offsets and interval."""
+        assigned = [[(x.name, x.shape, x.dtype) for x in leaves] for leaves in self.fragments]
+        content = (assigned, self.offsets, self.interval)
+        return hashlib.sha256(msgspec.msgpack.encode(content, order="deterministic")).hexdigest()
+
+    @property
+    def total_bytes(self) -> int:
+        """The length of the whole region, padding included."""
+        return self._layout.slices[-1][1]
+
+    def fragment_slice(self, p: int) -> tuple[int, int]:
+        """Return (start, stop) in bytes of fragment p; the slices tile the region."""
+        return self._layout.slices[p]
+
+    def tensor_offset(self, p: int, i: int) -> int:
+        """Return the byte at which tensor i of fragment p starts, from the region's start."""
+        return self._layout.tensors[p][i]
+
+    def fragment_due(self, t: int) -> int | None:
+        """Return the fragment p with t mod H == t_p, or None if no fragment is due at step t."""
+        return self._layout.due[t % self.interval]
+
+
+def make_plan(
+    leaves: Iterable[Leaf], *, fragments: int, interval: int, strategy: str
+) -> FragmentPlan:
+    """Cut `leaves` into at most `fragments` (P) fragments, synchronised every `interval` (H) steps.
+
+    Args:
+        leaves: every tensor of the model, in any order; the result does not depend on it.
+        fragments: P, at least 1 and at most H. Fewer come out when there are fewer pieces.
+        interval: H, in steps.
+        strategy: "layer" (whole layers), "tensor" (runs of tensors) or "balanced" (LPT).
+
+    Raises:
+        ValueError: with one line that says which argument is impossible.
+    """
+    ordered = sorted(leaves, key=_utf8)
+    _check(ordered, fragments, interval, strategy)
+    bins = [b for b in _STRATEGIES[strategy](ordered, fragments) if b]
+    count = len(bins)
+    assert sum(len(b) for b in bins) == len(ordered), "every tensor is in one fragment"
+    return FragmentPlan(
+        fragments=tuple(tuple(sorted(b, key=_utf8)) for b in bins),
+        offsets=tuple(p * interval // count for p in range(count)),
+        interval=interval,
+    )
+
+
+def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str) -> None:
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"unknown strategy {strategy!r}, choose from {sorted(_STRATEGIES)}")
+    if fragments < 1:
+        raise ValueError(f"at least one fragment is needed, not {fragments}")
+    if fragments > interval:
+        raise ValueError(f"{fragments} fragments need an interval of as many steps, not {interval}")
+    if not leaves:
+        raise ValueError("there are no tensors to cut into fragments")
+    for leaf, following in pairwise(leaves):
+        if leaf.name == following.name:
+            raise ValueError(f"two tensors are named {leaf.name!r}")
+    for leaf in leaves:
+        if leaf.dtype not in ITEM_BYTES:
+            known = ", ".join(ITEM_BYTES)
+            raise ValueError(f"tensor {leaf.name!r} is {leaf.dtype}, not one of {known}")
+        if any(n < 0 for n in leaf.shape):
+            raise ValueError(f"tensor {leaf.name!r} has the impossible shape {leaf.shape}")
+
+
+def _balanced(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
+    # Longest processing time first: the heaviest fragment is within 4/3 of the best possible.
+    bins: list[list[Leaf]] = [[] for _ in range(count)]
+    weights = [0] * count
+    for leaf in sorted(leaves, key=lambda leaf: (-leaf.nbytes, _utf8(leaf))):
+        lightest = weights.index(min(weights))
+        bins[lightest].append(leaf)
+        weights[lightest] += leaf.nbytes
+    return bins
+
+
+def _tensor(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
+    n = len(leaves)
+    return [list(leaves[p * n // count : (p + 1) * n // count]) for p in range(count)]
+
+
+def _layer(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
+    layers: dict[tuple[str, ...], list[Leaf]] = {}
+    for leaf in leaves:
+        layers.setdefault(_layer_of(leaf.name), []).append(leaf)
+    names = sorted(layers, key=_natural)
+    n = len(names)
+    runs = [names[p * n // count : (p + 1) * n // count] for p in range(count)]
+    return [[leaf for name in run for leaf in layers[name]] for run in runs]
+
+
+_STRATEGIES: dict[str, Callable[[Sequence[Leaf], int], list[list[Leaf]]]] = {
+    "balanced": _balanced,
+    "layer": _layer,
+    "tensor": _tensor,
+}
+
+
+def _layer_of(name: str) -> tuple[str, ...]:
+    # The last component names the tensor within its layer: a `w1` there is not a layer's index.
+    parts = name.split("/")
+    for i, part in enumerate(parts[:-1]):
+        if part[-1:].isdecimal():
+            return tuple(parts[: i + 1])
+    return (parts[0],)
+
+
+def _natural(parts: tuple[str, ...]) -> tuple[object, ...]:
+    # re.split with a group alternates text and digits, so positions always compare like with like.
+    pieces = [re.split(r"(\d+)", part) for part in parts]
+    keys = [[int(x) if i % 2 else x for i, x in enumerate(piece)] for piece in pieces]
+    return (keys, parts)
+
+
+def _utf8(leaf: Leaf) -> bytes:
+    return leaf.name.encode()
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -1,0 +1,255 @@
+"""The learner machine (paper: Algorithm 1).
+
+It trains, says how far it is after every step, answers pulls from the host copy of its last
+finished step, and overwrites fragments with newer global versions between steps. It waits once,
+for the first parameters, and then for nobody: every ``RunStep`` is asked for while handling the
+learner's own start or finished step.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddloco.config import Job
+from ddloco.effects import EncodeFragment, Finish, Observe, Overwrite, RunStep, Status
+from ddloco.estimates import Smoothed
+from ddloco.events import FragmentEncoded, Started, StepFinished, StopRequested, WorkFailed
+from ddloco.fragments import FragmentPlan
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
+from transport import (
+    BULK,
+    CONTROL,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Hangup,
+    Keep,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    PeerRefused,
+    Send,
+)
+
+SYNCER = "syncer"
+"""The peer that every learner dials."""
+
+ANSWERS_MAX = 64
+"""Pulls being answered at once; a syncer has at most ``overlap`` under way, so this is abuse."""
+
+
+@dataclass(slots=True)
+class Held:
+    """What a learner holds of one fragment: a version, and what it trained since."""
+
+    version: int = -1
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class Answer:
+    """A pull that is being answered: the counters that belong to the host copy encoded."""
+
+    body: Contribution
+    source: str
+    out: str
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A global fragment that waits for the next step boundary."""
+
+    version: int
+    handle: str
+
+
+@dataclass(slots=True)
+class Running:
+    """The step under way."""
+
+    work: int
+    since: float
+    overwrites: tuple[Overwrite, ...] = field(default=())
+
+
+class Learner:
+    """One learner's decisions.
+
+    Args:
+        job: the resolved job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._plan: FragmentPlan | None = None
+        self._held: list[Held] = []
+        self._incoming: dict[int, Incoming] = {}
+        self._answers: dict[int, Answer] = {}
+        self._running: Running | None = None
+        self._step = 0
+        self._step_s = Smoothed()
+        self._host = ""
+        self._work = 0
+        self._linked = False
+        self._stopping: str | None = None
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Take one event; see the module for what a learner does."""
+        match event:
+            case Started():
+                return self._started(event)
+            case StepFinished():
+                return self._step_finished(at, event)
+            case FragmentEncoded():
+                return self._encoded(event)
+            case MessageArrived():
+                return self._message(at, event)
+            case PeerJoined():
+                self._linked = True
+                return [self._progress()]
+            case PeerLost(_, reason):
+                self._linked = False
+                return [Observe("syncer lost", {"reason": reason, "step": self._step})]
+            case PeerRefused(_, reason):
+                return self._finish("bad-input", f"the syncer refuses this learner: {reason}")
+            case WorkFailed(_, kind, reason):
+                return self._finish("bad-input" if kind == "task" else "failed", reason)
+            case StopRequested(reason):
+                return self._stop(reason)
+            case _:
+                return []
+
+    def _started(self, event: Started) -> list[Effect]:
+        plan = self._plan = self._job.plan(event.leaves)
+        self._held = [Held() for _ in plan.fragments]
+        return [
+            Dial(SYNCER, self._job.agreement(plan)),
+            Observe(
+                "waiting", {"for": "the syncer's parameters", "fragments": len(plan.fragments)}
+            ),
+        ]
+
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        match event.body:
+            case GlobalFragment(fragment, version):
+                return self._receive(at, fragment, version, event.handle)
+            case Pull():
+                return self._answer(event.body)
+            case Stop(_, reason):
+                return self._stop(reason)
+            case _:
+                return []
+
+    # Global fragments: the newest waits for the next step boundary.
+
+    def _receive(self, at: float, fragment: int, version: int, handle: str) -> list[Effect]:
+        if fragment >= len(self._held) or not handle:
+            return [Observe("refused", {"what": f"global fragment {fragment}"})]
+        waiting = self._incoming.get(fragment)
+        if version <= max(self._held[fragment].version, waiting.version if waiting else -1):
+            return []
+        effects: list[Effect] = []
+        if waiting is not None:
+            effects.append(Drop(waiting.handle))
+        effects.append(Keep(handle))
+        self._incoming[fragment] = Incoming(version, handle)
+        if self._step == 0 and self._running is None and len(self._incoming) == len(self._held):
+            effects += self._run(at)
+        return effects
+
+    # Steps.
+
+    def _run(self, at: float) -> list[Effect]:
+        """The next step, with every newer fragment that has come by now."""
+        if self._stopping is not None:
+            return self._leave()
+        overwrites = tuple(
+            Overwrite(fragment, incoming.version, incoming.handle)
+            for fragment, incoming in sorted(self._incoming.items())
+        )
+        self._incoming.clear()
+        self._work += 1
+        self._running = Running(self._work, at, overwrites)
+        step = self._step + 1
+        out = f"host/{step}"
+        return [Keep(out), RunStep(self._work, step, overwrites, out)]
+
+    def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
+        running, self._running = self._running, None
+        assert running is not None, "a step finished that was not running"
+        assert (event.work, event.step) == (running.work, self._step + 1), "steps are in order"
+        effects: list[Effect] = []
+        previous, self._host = self._host, f"host/{event.step}"
+        self._step = event.step
+        self._step_s.add(at - running.since)
+        for overwrite in running.overwrites:
+            self._held[overwrite.fragment] = Held(overwrite.version)
+            effects.append(Drop(overwrite.handle))
+        for held in self._held:
+            held.steps += 1
+            held.tokens += event.tokens
+        if previous:
+            effects.append(Drop(previous))
+        if event.step == 1 and not math.isfinite(event.loss):
+            reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
+            return [*effects, *self._finish("bad-input", reason)]
+        # The worker gets its next step before anything is said about the last one.
+        effects += self._run(at)
+        if self._stopping is None and self._linked:
+            effects.append(self._progress())
+        observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
+        step_s = round(at - running.since, 6)
+        return [*effects, Observe("step", {**observed, "step_s": step_s})]
+
+    def _progress(self) -> Send[Progress]:
+        progress = Progress(
+            step=self._step,
+            step_s=self._step_s.value or 0.0,
+            versions=tuple(held.version for held in self._held),
+            steps=tuple(held.steps for held in self._held),
+            tokens=tuple(held.tokens for held in self._held),
+        )
+        return Send(SYNCER, CONTROL, progress, key="progress")
+
+    # Pulls: answered from the host copy of the last finished step, also while the next one runs.
+
+    def _answer(self, pull: Pull) -> list[Effect]:
+        if pull.fragment >= len(self._held) or len(self._answers) >= ANSWERS_MAX:
+            return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
+        held = self._held[pull.fragment]
+        if not self._host or held.steps == 0:
+            return []  # Nothing trained yet: the syncer's deadline goes on without this learner.
+        self._work += 1
+        out = f"out/{self._work}"
+        body = Contribution(
+            t=pull.t,
+            fragment=pull.fragment,
+            base=held.version,
+            step=self._step,
+            steps=held.steps,
+            tokens=held.tokens,
+        )
+        self._answers[self._work] = Answer(body, self._host, out)
+        encode = EncodeFragment(self._work, pull.fragment, self._host, out)
+        return [Keep(self._host), Keep(out), encode]
+
+    def _encoded(self, event: FragmentEncoded) -> list[Effect]:
+        answer = self._answers.pop(event.work)
+        key = f"contribution/{answer.body.fragment}"
+        send = Send(SYNCER, BULK, answer.body, answer.out, key)
+        return [send, Drop(answer.source), Drop(answer.out)]
+
+    # The end.
+
+    def _stop(self, reason: str) -> list[Effect]:
+        self._stopping = self._stopping or reason
+        return [] if self._running is not None else self._leave()
+
+    def _leave(self) -> list[Effect]:
+        return self._finish("done", self._stopping or "done")
+
+    def _finish(self, status: Status, reason: str) -> list[Effect]:
+        self._linked = False
+        return [Hangup(SYNCER, reason), Finish(status, reason)]

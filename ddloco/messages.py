@@ -1,0 +1,70 @@
+"""What learners and syncer say to each other. Statements are absolute: the newest one wins."""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from transport import Body, Count, LinkBody, Reason
+
+Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
+Versions = Annotated[
+    tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...],
+    Meta(max_length=4096),
+]
+
+
+class Progress(Body, frozen=True):
+    """A learner's whole state of affairs, after every step (paper: the metadata tuple).
+
+    Attributes:
+        step: last finished inner step, 0 before the first.
+        step_s: seconds that a step takes, smoothed; 0 before the first.
+        versions: per fragment the global step whose merge it holds, -1 for none.
+        steps: per fragment the steps trained since it received that version.
+        tokens: per fragment the tokens trained on since then.
+    """
+
+    step: Count
+    step_s: Annotated[float, Meta(ge=0)]
+    versions: Versions
+    steps: Counts
+    tokens: Counts
+
+
+class Pull(Body, frozen=True):
+    """The syncer asks for a fragment for the sync of global step ``t``."""
+
+    t: Count
+    fragment: Count
+
+
+class Contribution(Body, frozen=True):
+    """The answer to a pull: the fragment as it was after ``step``, as payload, in wire dtype.
+
+    ``base`` is the version that it was trained from; ``steps`` and ``tokens`` count since then.
+    """
+
+    t: Count
+    fragment: Count
+    base: Count
+    step: Count
+    steps: Count
+    tokens: Count
+
+
+class GlobalFragment(Body, frozen=True):
+    """The newest version of a fragment, as payload, in wire dtype."""
+
+    fragment: Count
+    version: Count
+
+
+class Stop(Body, frozen=True):
+    """The job is over at global step ``t``; finish the step at hand and leave."""
+
+    t: Count
+    reason: Reason
+
+
+Said = LinkBody | Progress | Pull | Contribution | GlobalFragment | Stop
+"""Everything that may travel in a job; the codec is made for this union."""

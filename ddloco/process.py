@@ -1,0 +1,104 @@
+"""Starting a JAX worker process and asking it things, from the actor's side."""
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Mapping
+
+import trio
+
+from ddloco import chores
+from ddloco.arena import Arena
+from ddloco.config import Worker
+from ddloco.environment import worker_environment
+
+EXIT_S_MAX = 5.0
+"""How long a worker may take to notice that its socket is closed before it is killed."""
+
+
+class WorkerDiedError(Exception):
+    """The worker process is gone; its exit status is in the text."""
+
+
+class WorkerProcess:
+    """One worker: requests are answered in order, one at a time."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: trio.SocketStream) -> None:
+        self._process = process
+        self._stream = stream
+        self._turn = trio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    async def ask(self, request: chores.Request) -> chores.Answer:
+        """Send a request, wait for its answer.
+
+        Raises:
+            WorkerDiedError: the process ended first.
+        """
+        async with self._turn:
+            try:
+                await self._stream.send_all(chores.framed(request))
+                size = int.from_bytes(await self._read(chores.LENGTH_BYTES), "little")
+                return chores.decode_answer(await self._read(size))
+            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+                raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
+
+    async def _read(self, size: int) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            piece = await self._stream.receive_some(size - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return bytes(data)
+
+    async def _status(self) -> str:
+        with trio.move_on_after(EXIT_S_MAX):
+            code = await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+            return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+        return "and does not exit"
+
+    async def aclose(self) -> None:
+        """Close the socket and see the process end; killed if it does not."""
+        with trio.CancelScope(shield=True):
+            await trio.aclose_forcefully(self._stream)
+            for _ in range(int(EXIT_S_MAX / 0.05)):
+                if self._process.poll() is not None:
+                    return
+                if self._turn.locked():
+                    break  # In the middle of a chore that nobody waits for.
+                await trio.sleep(0.05)
+            self._process.kill()
+            await trio.to_thread.run_sync(self._process.wait)
+
+
+@contextlib.asynccontextmanager
+async def open_worker(
+    arena: Arena, worker: Worker, recorded: Mapping[str, str] | None = None
+) -> AsyncIterator[WorkerProcess]:
+    """A worker process with the environment that ``worker`` describes, ended on leaving.
+
+    Args:
+        arena: its shared memory.
+        worker: threads and environment, from the job file.
+        recorded: for a replay, the environment that the fingerprint on the tape names.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(  # noqa: S603, ASYNC220, our own interpreter and module
+            [sys.executable, "-m", "ddloco.worker", str(theirs.fileno()), str(arena.fileno())],
+            pass_fds=(theirs.fileno(), arena.fileno()),
+            env=worker_environment(os.environ, worker, recorded),
+            stdin=subprocess.DEVNULL,
+        )
+    opened = WorkerProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    try:
+        yield opened
+    finally:
+        await opened.aclose()

@@ -1,0 +1,245 @@
+"""The JAX worker process: one task, one model, one step at a time.
+
+Started by an actor with a socket, an arena and an environment that its fingerprint names; ends when
+the socket closes, so it never outlives its actor. Deterministic: same requests, same bytes. The
+only module that imports jax; run as ``python -m ddloco.worker SOCKET ARENA``.
+"""
+
+import os
+import platform
+import signal
+import socket
+import sys
+import traceback
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import xxhash
+
+from ddloco import chores
+from ddloco.arena import ArenaView
+from ddloco.config import Inner
+from ddloco.environment import fingerprinted
+from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.task import TaskError, load_task
+from transport import DTYPES, Bytes
+
+
+class Trainer:
+    """The task's parameters, optimizer state and data, and what can be asked of them."""
+
+    def __init__(self, arena: ArenaView) -> None:
+        self._arena = arena
+        self._plan: FragmentPlan | None = None
+        self._params: Any = None
+        self._opt_state: Any = None
+
+    def answer(self, request: chores.Request) -> chores.Answer:
+        """Do one chore."""
+        match request:
+            case chores.Prepare():
+                return self._prepare(request)
+            case chores.Lay(plan):
+                self._plan = plan
+                return chores.Ready()
+            case chores.Fill(out):
+                self._copy_out(self._arena.region(out.offset, out.nbytes))
+                return chores.Ready()
+            case chores.Train():
+                return self._train(request)
+            case chores.Score(source):
+                return self._score(self._arena.region(source.offset, source.nbytes))
+
+    def _prepare(self, request: chores.Prepare) -> chores.Prepared:
+        self._name = request.task
+        task = self._task = load_task(request.task, request.options)
+        self._params = task.init(jax.random.key(request.seed))
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(self._params)
+        self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        self._index = {name: index for index, name in enumerate(self._names)}
+        leaves = tuple(
+            Leaf(name, tuple(np.shape(leaf)), np.dtype(jnp.result_type(leaf)).name)
+            for name, (_, leaf) in zip(self._names, paths, strict=True)
+        )
+        shard, shards, seed = request.shard, request.shards, request.seed
+        self._batches = task.batches(shard=shard, shards=shards, seed=seed)
+        self._again = task.batches(shard=shard, shards=shards, seed=seed)
+        self._optimizer: Any = (
+            getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
+            if hasattr(task, "optimizer")
+            else inner_optimizer(request.inner)
+        )
+        self._update = jax.jit(self._step, donate_argnums=(0, 1))
+        return chores.Prepared(leaves, fingerprint())
+
+    def _step(self, params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        loss, gradients = jax.value_and_grad(self._task.loss)(params, batch)
+        updates, opt_state = self._optimizer.update(gradients, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, loss
+
+    def _train(self, request: chores.Train) -> chores.Trained:
+        for fragment, span in request.overwrites:
+            self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
+        batch = self._batches.next()
+        digest = batch_digest(batch)
+        first = self._opt_state is None
+        if first:
+            self._opt_state = self._optimizer.init(self._params)
+            self._check_twice(batch, digest)
+        self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
+        if first:
+            self._compare(loss)
+        self._copy_out(self._arena.region(request.out.offset, request.out.nbytes))
+        return chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+
+    def _check_twice(self, batch: Any, digest: bytes) -> None:
+        """Run the first step a first time, on copies; what differs can never be replayed."""
+        again = batch_digest(self._again.next())
+        if again != digest:
+            raise TaskError(f"task {self._name}: two streams of the same shard and seed differ")
+        copies = jax.tree.map(jnp.copy, (self._params, self._opt_state))
+        self._rehearsal = self._update(*copies, batch)
+
+    def _compare(self, loss: Any) -> None:
+        params, _, rehearsed = self._rehearsal
+        del self._rehearsal
+        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._params), strict=True)
+        for name, (one, other) in zip(
+            ["loss", *self._names], [(rehearsed, loss), *pairs], strict=True
+        ):
+            if np.asarray(one).tobytes() != np.asarray(other).tobytes():
+                raise TaskError(
+                    f"task {self._name}: differs between two runs of the same step, in {name}; "
+                    "such a run could never be replayed"
+                )
+
+    def _score(self, source: Bytes) -> chores.Scored:
+        evaluate = getattr(self._task, "evaluate", None)
+        if evaluate is None:
+            return chores.Scored(None)
+        for fragment in range(len(self._laid.fragments)):
+            start, stop = self._laid.fragment_slice(fragment)
+            self._overwrite(fragment, source[start:stop])
+        return chores.Scored(float(evaluate(self._params)))
+
+    # Between the pytree and the flat layout of the plan.
+
+    @property
+    def _laid(self) -> FragmentPlan:
+        assert self._plan is not None, "laid out before anything is copied"
+        return self._plan
+
+    def _views(self, fragment: int, data: Bytes) -> list[tuple[int, Any]]:
+        """(leaf index, array view) of the tensors that stand in a fragment's bytes."""
+        begin = self._laid.fragment_slice(fragment)[0]
+        views: list[tuple[int, Any]] = []
+        for index, leaf in enumerate(self._laid.fragments[fragment]):
+            start = self._laid.tensor_offset(fragment, index) - begin
+            view = data[start : start + leaf.nbytes].view(DTYPES[leaf.dtype])
+            views.append((self._index[leaf.name], view.reshape(leaf.shape)))
+        return views
+
+    def _overwrite(self, fragment: int, data: Bytes) -> None:
+        leaves = jax.tree.leaves(self._params)
+        for index, view in self._views(fragment, data):
+            # The region is used again: the device must never alias it.
+            leaves[index] = jnp.array(view, copy=True)
+        self._params = jax.tree.unflatten(self._tree, leaves)
+
+    def _copy_out(self, out: Bytes) -> None:
+        leaves = jax.tree.leaves(self._params)
+        for fragment in range(len(self._laid.fragments)):
+            start, stop = self._laid.fragment_slice(fragment)
+            for index, view in self._views(fragment, out[start:stop]):
+                np.copyto(view, np.asarray(leaves[index]))
+
+
+def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
+    """The optimizer that ``[inner]`` describes: clip, then the update, with a linear warm-up."""
+    rate: Any = (
+        optax.linear_schedule(inner.lr / inner.warmup, inner.lr, inner.warmup - 1)
+        if inner.warmup > 1
+        else inner.lr
+    )
+    update = {
+        "adamw": lambda: optax.adamw(rate, inner.b1, inner.b2, weight_decay=inner.weight_decay),
+        "adam": lambda: optax.adam(rate, inner.b1, inner.b2),
+        "sgd": lambda: optax.sgd(rate, momentum=inner.b1 or None),
+    }[inner.optimizer]()
+    return optax.chain(optax.clip_by_global_norm(inner.clip), update) if inner.clip else update
+
+
+def batch_digest(batch: Any) -> bytes:
+    """xxh3-128 over a batch's leaves: shapes, dtypes, bytes."""
+    digest = xxhash.xxh3_128()
+    for leaf in jax.tree.leaves(batch):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.shape}|{array.dtype}|".encode())
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+def fingerprint() -> dict[str, str]:
+    """Everything that can change arithmetic: versions, device, processor, threads, flags."""
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": version("jaxlib"),
+        "numpy": np.__version__,
+        "optax": optax.__version__,
+        "device": f"{device.platform} {device.device_kind}",
+        "cpu": cpu_model(),
+        "x64": str(jax.config.read("jax_enable_x64")),
+        **fingerprinted(os.environ),
+    }
+
+
+def cpu_model() -> str:
+    """The processor and a digest of its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    known: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        known.setdefault(key.strip(), value.strip())
+    isa = xxhash.xxh3_64_hexdigest(known.get("flags", known.get("Features", "")).encode())
+    return f"{known.get('model name', platform.machine())} isa-{isa[:8]}"
+
+
+def serve(link: socket.socket, trainer: Trainer) -> None:
+    """Answer requests until the actor closes the socket."""
+    stream = link.makefile("rb")
+    while True:
+        head = stream.read(chores.LENGTH_BYTES)
+        if len(head) < chores.LENGTH_BYTES:
+            return
+        request = chores.decode_request(stream.read(int.from_bytes(head, "little")))
+        try:
+            answer = trainer.answer(request)
+        except (TaskError, ValueError) as error:
+            answer = chores.Failed("task", str(error))
+        except Exception as error:  # noqa: BLE001, whatever a task raises is reported, not lost
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            reason = f"{type(error).__name__}: {error} ({place})"
+            answer = chores.Failed("task", " ".join(reason.split())[:900])
+        link.sendall(chores.framed(answer))
+
+
+def main() -> None:
+    """Serve on the descriptors named on the command line."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to answer.
+    link = socket.socket(fileno=int(sys.argv[1]))
+    serve(link, Trainer(ArenaView(int(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()

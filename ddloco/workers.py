@@ -1,0 +1,305 @@
+"""The work that an actor's effects ask for: JAX in a process of its own, numpy in threads.
+
+Deterministic: the same effect on the same arrays gives the same result, live as in a replay, which
+uses this very class. Results are put under the handles that the effect names before the event that
+tells of them is returned.
+"""
+
+from collections.abc import Awaitable, Callable
+from fnmatch import fnmatchcase
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import trio
+import xxhash
+
+from ddloco import chores
+from ddloco.arena import Region
+from ddloco.arrays import F32, Arrays, HostCopy
+from ddloco.config import Job
+from ddloco.effects import (
+    EncodeFragment,
+    Evaluate,
+    MakeParameters,
+    MergeFragment,
+    RunStep,
+    SaveModel,
+    Work,
+)
+from ddloco.events import (
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    ModelSaved,
+    ParametersMade,
+    StepFinished,
+    WorkFailed,
+    WorkResult,
+)
+from ddloco.fragments import FragmentPlan
+from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.process import WorkerDiedError, WorkerProcess
+from snapshot import save_tensors
+from transport import DTYPES, Bytes, Payload, actor_of, describe
+
+MODEL_FILE = Path("model") / "model.safetensors"
+
+T = TypeVar("T")
+
+
+class ChoreError(Exception):
+    """A worker answered that it could not; whose fault it is, and why."""
+
+    def __init__(self, failed: chores.Failed) -> None:
+        super().__init__(failed.reason)
+        self.failed = failed
+
+
+class Workers:
+    """Does the work of one actor.
+
+    Args:
+        job: the resolved job.
+        incarnation: the actor's.
+        arrays: its arrays; they need an arena.
+        process: its JAX worker process.
+        folder: the run folder.
+    """
+
+    def __init__(
+        self, job: Job, incarnation: str, arrays: Arrays, process: WorkerProcess, folder: Path
+    ) -> None:
+        self._job = job
+        self._name = actor_of(incarnation)
+        self._arrays = arrays
+        self._process = process
+        self._folder = folder
+        self._plan: FragmentPlan | None = None
+        self._segments: dict[int, tuple[Segment, ...]] = {}
+
+    async def prepare(self) -> chores.Prepared:
+        """Have the worker load the task; leaves and fingerprint.
+
+        Raises:
+            ChoreError: the task cannot be used.
+            WorkerDiedError: the process ended.
+        """
+        job = self._job
+        learner = self._name in job.learner_names()
+        request = chores.Prepare(
+            task=job.job.task,
+            options=job.task,
+            inner=job.inner,
+            seed=job.job.seed,
+            shard=job.shard(self._name) if learner else 0,
+            shards=job.job.learners,
+        )
+        prepared = await self._ask(request, chores.Prepared)
+        try:
+            self._plan = job.plan(prepared.leaves)
+        except ValueError as error:
+            raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
+        await self._ask(chores.Lay(self._plan), chores.Ready)
+        return prepared
+
+    @property
+    def plan(self) -> FragmentPlan:
+        """How the parameters are cut and laid out; known once prepared."""
+        assert self._plan is not None, "prepared before any work"
+        return self._plan
+
+    async def do(self, work: Work) -> WorkResult:
+        """Do one piece of work; a failure is a result, too."""
+        try:
+            return await self._doers()[type(work)](work)
+        except ChoreError as error:
+            return WorkFailed(work.work, error.failed.kind, str(error))
+        except WorkerDiedError as error:
+            return WorkFailed(work.work, "worker", str(error))
+        except OSError as error:
+            return WorkFailed(work.work, "worker", f"{error.filename}: {error.strerror}")
+
+    def _doers(self) -> dict[type[Any], Callable[[Any], Awaitable[WorkResult]]]:
+        return {
+            MakeParameters: self._make_parameters,
+            RunStep: self._run_step,
+            EncodeFragment: self._encode_fragment,
+            MergeFragment: self._merge_fragment,
+            Evaluate: self._evaluate,
+            SaveModel: self._save_model,
+        }
+
+    # JAX, in the worker process.
+
+    async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
+        region = self._arena.allocate(self.plan.total_bytes)
+        await self._ask(chores.Fill(_span(region)), chores.Ready)
+        digest = xxhash.xxh3_128()
+        for p in range(len(self.plan.fragments)):
+            payload = await _in_thread(partial(self._encode, p, region.data))
+            theta = self._flat(p, payload.data)
+            self._arrays.put(f"theta/{p}/0", theta)
+            self._arrays.put(f"wire/{p}/0", payload)
+            digest.update(payload.digest)
+        self._arena.free(region)
+        return ParametersMade(work.work, digest.digest())
+
+    async def _run_step(self, work: RunStep) -> StepFinished:
+        spans: list[tuple[int, chores.Span]] = []
+        borrowed: list[Region] = []
+        for each in work.overwrites:
+            data = self._arrays.get(each.handle).data
+            region = self._arena.find(data)
+            if region is None:
+                region = self._arena.allocate(len(data))
+                region.data[:] = data
+                borrowed.append(region)
+            spans.append((each.fragment, _span(region)))
+        out = self._arena.allocate(self.plan.total_bytes)
+        request = chores.Train(work.step, tuple(spans), _span(out))
+        trained = await self._ask(request, chores.Trained)
+        for region in borrowed:
+            self._arena.free(region)
+        self._arrays.put(work.out, HostCopy(out))
+        return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
+
+    async def _evaluate(self, work: Evaluate) -> Evaluated:
+        region = self._arena.allocate(self.plan.total_bytes)
+        for p, handle in enumerate(work.fragments):
+            start, stop = self.plan.fragment_slice(p)
+            region.data[start:stop] = self._wire(p, self._arrays.get(handle))
+        scored = await self._ask(chores.Score(_span(region)), chores.Scored)
+        self._arena.free(region)
+        return Evaluated(work.work, scored.loss)
+
+    # numpy, in threads.
+
+    async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
+        host: HostCopy = self._arrays.get(work.source)
+        payload = await _in_thread(partial(self._encode, work.fragment, host.region.data))
+        self._arrays.put(work.out, payload)
+        return FragmentEncoded(work.work, payload.digest)
+
+    async def _merge_fragment(self, work: MergeFragment) -> FragmentMerged:
+        theta: F32 = self._arrays.get(work.theta)
+        momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
+        contributions = [
+            Contribution(share.name, share.weight, self._arrays.get(share.handle).data)
+            for share in work.shares
+        ]
+        outer = self._job.outer
+
+        def merge() -> tuple[FragmentMerged, F32, F32, Payload]:
+            result = merge_fragment(
+                theta,
+                momentum,
+                contributions,
+                self._segments_of(work.fragment),
+                lr=outer.lr,
+                momentum_factor=outer.momentum,
+            )
+            data = self._wire(work.fragment, result.theta)
+            payload = Payload(describe(data, wire_layout(self.plan, work.fragment)), data)
+            merged = FragmentMerged(
+                work=work.work,
+                accepted=result.accepted,
+                weights=result.weights,
+                refused=result.refused,
+                theta=xxhash.xxh3_128_digest(result.theta.data),
+                momentum=xxhash.xxh3_128_digest(result.momentum.data),
+                wire=payload.digest,
+            )
+            return merged, result.theta, result.momentum, payload
+
+        merged, *stored = await _in_thread(merge)
+        for handle, array in zip(work.out, stored, strict=True):
+            self._arrays.put(handle, array)
+        return merged
+
+    async def _save_model(self, work: SaveModel) -> ModelSaved:
+        path = self._folder / MODEL_FILE
+
+        def save() -> bytes:
+            tensors: dict[str, Any] = {}
+            for p, handle in enumerate(work.fragments):
+                data = self._wire(p, self._arrays.get(handle))
+                start = self.plan.fragment_slice(p)[0]
+                for index, leaf in enumerate(self.plan.fragments[p]):
+                    at = self.plan.tensor_offset(p, index) - start
+                    view = data[at : at + leaf.nbytes].view(DTYPES[leaf.dtype])
+                    tensors[leaf.name] = view.reshape(leaf.shape)
+            save_tensors(path, tensors, {"job": self._job.id})
+            return xxhash.xxh3_128_digest(path.read_bytes())
+
+        return ModelSaved(work.work, await _in_thread(save))
+
+    # Between layouts.
+
+    @property
+    def _arena(self) -> Any:
+        assert self._arrays.arena is not None, "workers share memory"
+        return self._arrays.arena
+
+    def _segments_of(self, fragment: int) -> tuple[Segment, ...]:
+        if fragment not in self._segments:
+            outer = self._job.outer
+            patterns = ("*",) if outer.merge == "average" else outer.average
+            self._segments[fragment] = fragment_segments(
+                self.plan, fragment, lambda name: any(fnmatchcase(name, p) for p in patterns)
+            )
+        return self._segments[fragment]
+
+    def _encode(self, fragment: int, whole: Bytes) -> Payload:
+        """A fragment of a whole copy as a payload of its own, which nobody changes any more."""
+        start, stop = self.plan.fragment_slice(fragment)
+        data = whole[start:stop].copy()
+        return Payload(describe(data, wire_layout(self.plan, fragment)), data)
+
+    def _flat(self, fragment: int, data: Bytes) -> F32:
+        """A fragment's bytes as flat float32, without padding."""
+        segments = self._segments_of(fragment)
+        flat = np.empty(segments[-1].stop, np.float32)
+        for part, view in _views(segments, data):
+            flat[part] = view
+        return flat
+
+    def _wire(self, fragment: int, theta: F32) -> Bytes:
+        """Flat float32 as a fragment's bytes in wire dtypes, padding zero."""
+        start, stop = self.plan.fragment_slice(fragment)
+        data = np.zeros(stop - start, np.uint8)
+        for part, view in _views(self._segments_of(fragment), data):
+            view[:] = theta[part]
+        return data
+
+    async def _ask(self, request: chores.Request, answer_type: type[T]) -> T:
+        answer = await self._process.ask(request)
+        if isinstance(answer, chores.Failed):
+            raise ChoreError(answer)
+        assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
+        return answer
+
+
+def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """(name, shape, dtype) of a fragment's tensors, in the order in which they are sent."""
+    return tuple((leaf.name, leaf.shape, leaf.dtype) for leaf in plan.fragments[fragment])
+
+
+def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
+    """Where each tensor stands in the flat fragment, and its view in the bytes."""
+    views: list[tuple[slice, Any]] = []
+    for segment in segments:
+        dtype = DTYPES[segment.dtype]
+        stop = segment.offset + (segment.stop - segment.start) * dtype.itemsize
+        view = data[segment.offset : stop].view(dtype)
+        views.append((slice(segment.start, segment.stop), view))
+    return views
+
+
+def _span(region: Region) -> chores.Span:
+    return chores.Span(region.offset, len(region.data))
+
+
+async def _in_thread(function: Callable[[], T]) -> T:
+    return await trio.to_thread.run_sync(function)

@@ -1,0 +1,251 @@
+"""A small byte-level GPT that learns to write Python, in plain JAX, one file.
+
+The text is the source of Python's own standard library, so there is nothing to download. Every
+byte is a token. Every 16th file is held out; the learners share the bytes of the others, each with
+a stretch of its own.
+
+Train it alone for a minute, to see what the learners of a cluster have to match:
+
+    NPROC=1 .venv/bin/python -m examples.tiny_gpt
+
+NPROC=1 gives XLA one thread. Results are then the same to the last bit whatever else runs, and a
+machine with as many learners as cores loses nothing by it.
+"""
+
+import sysconfig
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Size(NamedTuple):
+    """The one dial. Parameters: about 12 * layers * width ** 2."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int  # how many bytes the model looks back
+    batch: int  # windows in one batch
+
+
+SIZES = {
+    "tiny": Size(layers=1, width=32, heads=2, context=32, batch=4),  # for tests: a millisecond
+    "small": Size(layers=2, width=128, heads=4, context=64, batch=14),  # 0.4 M parameters
+    "medium": Size(layers=6, width=384, heads=6, context=256, batch=32),  # 11 M: have a GPU
+}
+
+VOCABULARY = 256  # bytes
+TEXT_BYTES_MAX = 4 << 20  # plenty for a minute, and quick to read
+HELD_OUT_EVERY = 16  # every 16th file is for evaluation only
+HELD_OUT_WINDOWS = 128  # how many of its windows are looked at
+# Tests are repetitive, the rest may or may not be installed.
+SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "ensurepip"}
+
+# ---------------------------------------------------------------------------------------------
+# The text
+
+
+@cache
+def corpus() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the files to train on and the files held out, in an order that never changes."""
+    root = Path(sysconfig.get_path("stdlib"))
+    found = [
+        path.relative_to(root)
+        for path in root.rglob("*.py")
+        if not SKIPPED.intersection(path.relative_to(root).parts)
+        and not path.name.startswith("_sysconfigdata")  # written by each machine's own build
+    ]
+    chosen: list[Path] = []
+    total = 0
+    for path in sorted(found, key=lambda path: path.as_posix()):
+        total += (root / path).stat().st_size
+        if total > TEXT_BYTES_MAX:
+            break
+        chosen.append(root / path)
+    training = [path for i, path in enumerate(chosen) if (i + 1) % HELD_OUT_EVERY]
+    return tuple(training), tuple(chosen[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY])
+
+
+@cache
+def text(held_out: bool) -> np.ndarray:
+    """Return the training or the held-out files, one after the other, as uint8."""
+    data = b"".join(path.read_bytes() for path in corpus()[held_out])
+    return np.frombuffer(data, np.uint8)
+
+
+class Windows:
+    """Random windows of one stretch of text. The state is how many batches were drawn.
+
+    Each batch has a generator of its own, keyed by what identifies the batch, so that going back
+    to one needs no replaying of those before.
+    """
+
+    def __init__(self, stretch: np.ndarray, size: Size, key: tuple[int, int]) -> None:
+        self.stretch = stretch
+        self.size = size
+        self.key = key
+        self.index = 0
+
+    def next(self) -> np.ndarray:
+        """Return windows of context + 1 bytes, uint8 (batch, context + 1)."""
+        rng = np.random.Generator(np.random.Philox(np.random.SeedSequence([*self.key, self.index])))
+        self.index += 1
+        length = self.size.context + 1
+        starts = rng.integers(len(self.stretch) - length + 1, size=self.size.batch)
+        return self.stretch[starts[:, None] + np.arange(length)]
+
+    def state(self) -> int:
+        """Return how many batches were drawn."""
+        return self.index
+
+    def restore(self, state: int) -> None:
+        """Go to where `state` batches were drawn."""
+        self.index = state
+
+
+# ---------------------------------------------------------------------------------------------
+# The model
+
+
+def init(key: jax.Array, size: Size) -> dict[str, Any]:
+    """Return the parameters: a nested dict, whose paths read like blocks/0/attn/qkv."""
+    width = size.width
+    keys = iter(jax.random.split(key, 2 + 4 * size.layers))
+
+    def matrix(rows: int, columns: int, scale: float = 0.02) -> jax.Array:
+        return scale * jax.random.normal(next(keys), (rows, columns), jnp.float32)
+
+    # What is added to the residual stream starts smaller, as there are 2 * layers such additions.
+    out = 0.02 / (2 * size.layers) ** 0.5
+    embed = {"token": matrix(VOCABULARY, width), "position": matrix(size.context, width)}
+    blocks = {
+        str(i): {
+            "attn": {
+                "norm": jnp.ones(width),
+                "qkv": matrix(width, 3 * width),
+                "out": matrix(width, width, out),
+            },
+            "mlp": {
+                "norm": jnp.ones(width),
+                "up": matrix(width, 4 * width),
+                "down": matrix(4 * width, width, out),
+            },
+        }
+        for i in range(size.layers)
+    }
+    return {"embed": embed, "blocks": blocks, "norm": jnp.ones(width)}
+
+
+def logits(params: dict[str, Any], tokens: jax.Array, size: Size) -> jax.Array:
+    """Return the scores of each next byte: int (batch, time) -> float32 (batch, time, 256)."""
+    x = params["embed"]["token"][tokens] + params["embed"]["position"][: tokens.shape[1]]
+    for i in range(size.layers):
+        block = params["blocks"][str(i)]
+        x += attention(block["attn"], x, size.heads)
+        x += mlp(block["mlp"], x)
+    # The embedding serves both ends: it says what a byte means, and which byte was meant.
+    return normalised(x, params["norm"]) @ params["embed"]["token"].T
+
+
+def attention(params: dict[str, jax.Array], x: jax.Array, heads: int) -> jax.Array:
+    """Let every position gather from those before it."""
+    batch, length, width = x.shape
+    qkv = normalised(x, params["norm"]) @ params["qkv"]
+    q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, width // heads), 2, 0)
+    scores = jnp.einsum("bqhd,bkhd->bhqk", q, k) / (width // heads) ** 0.5
+    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
+    gathered = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), v)
+    return gathered.reshape(batch, length, width) @ params["out"]
+
+
+def mlp(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
+    """Think about what was gathered, each position on its own."""
+    return jax.nn.gelu(normalised(x, params["norm"]) @ params["up"]) @ params["down"]
+
+
+def normalised(x: jax.Array, gain: jax.Array) -> jax.Array:
+    """Bring each position to unit root mean square."""
+    return gain * x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+# ---------------------------------------------------------------------------------------------
+# The task
+
+
+class TinyGPT:
+    """What `ddloco` asks of a task: init, loss, batches, tokens, and a held-out loss."""
+
+    def __init__(self, size: Size) -> None:
+        self.size = size
+        self.jitted_loss = jax.jit(self.loss)
+
+    def init(self, key: jax.Array) -> dict[str, Any]:
+        """Return fresh parameters."""
+        return init(key, self.size)
+
+    def loss(self, params: dict[str, Any], batch: jax.Array) -> jax.Array:
+        """Return the mean cross-entropy of the next byte, in nats per byte."""
+        batch = jnp.asarray(batch, jnp.int32)
+        scores = jax.nn.log_softmax(logits(params, batch[:, :-1], self.size))
+        return -jnp.mean(jnp.take_along_axis(scores, batch[:, 1:, None], axis=-1))
+
+    def batches(self, *, shard: int, shards: int, seed: int) -> Windows:
+        """Return windows of this shard's stretch of the training text."""
+        data = text(held_out=False)
+        start, stop = (len(data) * edge // shards for edge in (shard, shard + 1))
+        return Windows(data[start:stop], self.size, (seed, shard))
+
+    def tokens(self, batch: np.ndarray) -> int:
+        """Return how many bytes the batch asks the model to guess."""
+        return batch.shape[0] * (batch.shape[1] - 1)
+
+    def evaluate(self, params: dict[str, Any]) -> float:
+        """Return the mean loss over fixed windows of the held-out files, in nats per byte."""
+        data, length = text(held_out=True), self.size.context + 1
+        starts = np.linspace(0, len(data) - length, HELD_OUT_WINDOWS).astype(np.int64)
+        windows = data[starts[:, None] + np.arange(length)]
+        return float(self.jitted_loss(params, windows))
+
+
+def task(size: str = "small") -> TinyGPT:
+    """Return the task at one of the SIZES."""
+    return TinyGPT(SIZES[size])
+
+
+def main(steps: int = 700, seed: int = 0, rate: float = 2e-3) -> None:
+    """Train alone, with AdamW and a short warm-up, and say how it goes."""
+    import optax  # noqa: PLC0415  only a lone learner brings its own optimizer
+
+    alone = task()
+    optimizer = optax.adamw(optax.linear_schedule(0.0, rate, 50), weight_decay=0.01)
+    params = alone.init(jax.random.key(seed))
+    moments = optimizer.init(params)
+
+    @jax.jit
+    def step(params: Any, moments: Any, batch: jax.Array) -> tuple[Any, Any, jax.Array]:
+        value, gradient = jax.value_and_grad(alone.loss)(params, batch)
+        updates, moments = optimizer.update(gradient, moments, params)
+        return optax.apply_updates(params, updates), moments, value
+
+    batches = alone.batches(shard=0, shards=1, seed=seed)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{count} parameters, {len(text(held_out=False))} bytes of text")
+    started = time.perf_counter()
+    recent = 0.0
+    for i in range(1, steps + 1):
+        params, moments, value = step(params, moments, batches.next())
+        recent += float(value) / 50
+        if i % 50 == 0:
+            seconds = time.perf_counter() - started
+            print(f"step {i:4}  loss {recent:.3f}  {seconds:6.1f} s")
+            recent = 0.0
+    print(f"held-out loss {alone.evaluate(params):.4f} nats per byte")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,134 @@
+"""Feeds one tape to one machine and stops at the first event that it handles differently.
+
+Pure bookkeeping: the player knows neither where messages come from nor how work is done. Whoever
+drives it asks for the next event, makes sure that what the event says is true again (a message
+was sent, a result came out), and hands it over.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from clocks import VectorClock
+from replay import tape
+from replay.divergence import CONTEXT_EVENTS, Aspect, Divergence
+from replay.recorder import digest_effects
+from replay.tape import Tape, TapeError
+
+E = TypeVar("E")
+
+
+class Playable(Protocol):
+    """A machine at its door, live as in replay."""
+
+    @property
+    def clock(self) -> VectorClock:
+        """The clock of the event last handled."""
+        ...
+
+    def handle(self, at: float, event: Any) -> Sequence[Any]:
+        """Take one event; the effects it asks for."""
+        ...
+
+
+class Player(Generic[E]):
+    """One tape against one machine.
+
+    Args:
+        tape: opened, not necessarily scanned.
+        event_type: the union that the tape's events belong to.
+        actor: the machine, as it was before event 1.
+    """
+
+    def __init__(self, tape: Tape, event_type: Any, actor: Playable) -> None:
+        self.tape = tape
+        self.actor = actor
+        self.played = 0
+        """Events handled and found equal."""
+        self._decode = msgspec.msgpack.Decoder(event_type).decode
+        self._context: deque[str] = deque(maxlen=CONTEXT_EVENTS)
+
+    def moments(self) -> Iterator[tuple[tape.Event, E, tape.Effects | tape.Raised | None]]:
+        """Each event of the tape, decoded, with what the tape says of its handling.
+
+        The last is None for the final event of an actor that was killed while handling it.
+        """
+        pending: tape.Event | None = None
+        for record in self.tape.records():
+            if isinstance(record, tape.Event):
+                if pending is not None:
+                    yield pending, self._event(pending), None
+                pending = record
+            elif isinstance(record, tape.Effects | tape.Raised) and pending is not None:
+                yield pending, self._event(pending), record
+                pending = None
+        if pending is not None:
+            yield pending, self._event(pending), None
+
+    def _event(self, record: tape.Event) -> E:
+        try:
+            return self._decode(record.event)
+        except msgspec.DecodeError as error:
+            problem = f"event {record.n} is none that this program knows: {error}"
+            raise TapeError(self.tape.path, 0, problem) from None
+
+    def play(
+        self, record: tape.Event, event: E, outcome: tape.Effects | tape.Raised | None
+    ) -> Sequence[Any]:
+        """Let the machine handle the event; its effects, found equal to the recording's.
+
+        Raises:
+            Divergence: clock, effects or failure differ.
+        """
+        before = self.actor.clock
+        failure: Exception | None = None
+        effects: Sequence[Any] = ()
+        try:
+            effects = self.actor.handle(record.at, event)
+        except Exception as error:  # noqa: BLE001, whatever a machine raises is on the tape too
+            failure = error
+        learned = learned_entries(before, self.actor.clock, self.tape.incarnation)
+        if learned != record.clock or self.actor.clock[self.tape.incarnation] != record.n:
+            raise self.differs(record, event, "clock", record.clock, learned)
+        if isinstance(outcome, tape.Raised) or failure is not None:
+            said = outcome.error if isinstance(outcome, tape.Raised) else "no exception"
+            got = f"{type(failure).__name__}: {failure}"[:1000] if failure else "no exception"
+            if said != got and outcome is not None:
+                raise self.differs(record, event, "exception", said, got)
+        elif outcome is not None and (
+            outcome.count != len(effects) or outcome.digest != digest_effects(effects)
+        ):
+            expected = f"{outcome.count} effects, digest {outcome.digest.hex()}"
+            actual = f"{len(effects)} effects, digest {digest_effects(effects).hex()}: {effects}"
+            raise self.differs(record, event, "effects", expected, actual)
+        self.played += 1
+        self._context.append(f"{self.tape.incarnation}:{record.n} {describe(event)}")
+        return effects
+
+    def differs(
+        self, record: tape.Event, event: E, aspect: Aspect, expected: Any, actual: Any
+    ) -> Divergence:
+        """The finding, with where it stands."""
+        return Divergence(
+            actor=self.tape.incarnation,
+            number=record.n,
+            aspect=aspect,
+            expected=str(expected),
+            actual=str(actual),
+            clock=self.actor.clock.wire(),
+            event=describe(event),
+            context=tuple(self._context),
+        )
+
+
+def learned_entries(before: VectorClock, after: VectorClock, me: str) -> dict[str, int]:
+    """What an event added to an actor's clock, its own count left out."""
+    return {name: count for name, count in after.changed_since(before).items() if name != me}
+
+
+def describe(event: Any) -> str:
+    """An event on one line, long values shortened."""
+    text = repr(event)
+    return text if len(text) <= 200 else f"{text[:197]}..."

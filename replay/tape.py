@@ -1,0 +1,300 @@
+"""The tape: one append-only file per incarnation, readable up to the last whole record.
+
+To the byte (all integers little-endian):
+
+    prefix   16 bytes   "ddlotape", format version u32, reserved u32 (zero)
+    record   u32        length L of the body
+             u32        head check: CRC-32 of the length, continuing the chain
+             L bytes    body: one msgpack map, its "kind" says which record it is
+             u32        tail check: CRC-32 of the body, continuing the head check
+    record   ...
+
+The chain starts with the CRC-32 of the prefix, and every check continues the one before it, so a
+changed, moved or missing byte anywhere is noticed where it stands. The length has a check of its
+own, which tells a tape that *ends early* (its process was killed: normal, and readable to the last
+whole record) from one that is *damaged* (refused, with the byte).
+
+The records of a tape: one ``header``; then for every event an ``event``, written before the machine
+handles it, and ``effects``, the digest of what it asked for, written before any of it is done; or
+``raised`` where handling failed; at an orderly end, ``closed``.
+
+Bodies are self-describing maps, so any msgpack reader shows a tape. Tried: MCAP (an early kill left
+32 bytes), SQLite (nothing back after a cut), Arrow (171 MB for one file format).
+"""
+
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from struct import Struct as Pack
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+MAGIC = b"ddlotape"
+FORMAT_VERSION = 1
+SUFFIX = ".tape"
+
+BODY_BYTES_MAX = 64 * 2**20
+"""No record is longer: a reader never allocates more on a tape's word alone."""
+
+_PREFIX = Pack("<8sII")
+_HEAD = Pack("<II")
+_TAIL = Pack("<I")
+
+
+class TapeError(ValueError):
+    """A tape that cannot be read or written; the text names file and byte."""
+
+    def __init__(self, path: Path | str, byte: int, problem: str) -> None:
+        super().__init__(f"{path}: byte {byte}: {problem}")
+        self.path, self.byte, self.problem = Path(path), byte, problem
+
+
+class Record(Struct, frozen=True, tag_field="kind", tag=str.lower, omit_defaults=True):
+    """Base of what a tape holds."""
+
+
+class Header(Record, frozen=True):
+    """The first record: everything that must be equal for a replay to be equal.
+
+    ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
+    device, threads, flags), ``semantics`` the behaviours that later versions may switch off for
+    old tapes, ``facts`` what only people read.
+    """
+
+    incarnation: str
+    job_id: str
+    job: dict[str, Any]
+    code: str
+    fingerprint: dict[str, str]
+    semantics: tuple[str, ...] = ()
+    facts: dict[str, str] = {}
+
+
+class Event(Record, frozen=True):
+    """Event ``n`` at ``at`` seconds; ``clock`` holds the entries that it taught this actor, its own
+    (which is ``n``) left out; ``event`` is the event itself, as its union encodes it."""
+
+    n: int
+    at: float
+    event: msgspec.Raw
+    clock: dict[str, int] = {}
+
+
+class Effects(Record, frozen=True):
+    """What handling event ``n`` asked for: how many effects, and their digest."""
+
+    n: int
+    count: int
+    digest: bytes
+
+
+class Raised(Record, frozen=True):
+    """Handling event ``n`` failed with ``error``."""
+
+    n: int
+    error: str
+
+
+class Closed(Record, frozen=True):
+    """The orderly end, after event ``n``."""
+
+    n: int
+    reason: str
+
+
+_encode = msgspec.msgpack.Encoder(order="deterministic").encode
+_decode = msgspec.msgpack.Decoder(Header | Event | Effects | Raised | Closed).decode
+
+
+class TapeWriter:
+    """Appends records, each with one unbuffered write, so that a kill loses nothing written.
+
+    Raises:
+        TapeError: the file exists already, or cannot be written whole (a full disk).
+    """
+
+    def __init__(self, path: Path, header: Header) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+            self._file = os.open(path, flags, 0o644)
+        except OSError as error:
+            raise TapeError(path, 0, f"cannot be created: {error.strerror}") from None
+        self._bytes = 0
+        prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0)
+        self._chain = zlib.crc32(prefix)
+        self._write(prefix)
+        self.append(header)
+
+    @property
+    def bytes_written(self) -> int:
+        """Bytes on the tape so far."""
+        return self._bytes
+
+    def append(self, record: Record) -> None:
+        """Write one record, now.
+
+        Raises:
+            TapeError: the record is too long, or the write failed or was short.
+        """
+        body = _encode(record)
+        if len(body) > BODY_BYTES_MAX:
+            problem = f"record of {len(body)} bytes, at most {BODY_BYTES_MAX}"
+            raise TapeError(self.path, self._bytes, problem)
+        length = _TAIL.pack(len(body))
+        head = zlib.crc32(length, self._chain)
+        self._chain = zlib.crc32(body, head)
+        self._write(b"".join((length, _TAIL.pack(head), body, _TAIL.pack(self._chain))))
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            raise TapeError(self.path, self._bytes, f"cannot write: {error.strerror}") from None
+        if written != len(data):
+            problem = f"cannot write: {written} of {len(data)} bytes taken (disk full?)"
+            raise TapeError(self.path, self._bytes, problem)
+        self._bytes += written
+
+    def close(self) -> None:
+        """Let go of the file; idempotent."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class Tape:
+    """A tape opened for reading.
+
+    Attributes:
+        header: its first record.
+        events: number of events; known after ``scan``.
+        truncated_at: the byte where the last whole record ends, if the tape ends in the middle of
+            another (its process was killed while writing it); known after reading to the end.
+        closed: the reason of its orderly end, if it had one.
+
+    Raises:
+        TapeError: no tape, another version of one, or damaged.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.truncated_at: int | None = None
+        self.closed: str | None = None
+        self.events = 0
+        first = next(self._records(), None)
+        if first is None:
+            raise TapeError(path, 16, "no header: nothing was recorded")
+        if not isinstance(first[1], Header):
+            raise TapeError(path, 16, "the first record is no header")
+        self.header = first[1]
+
+    @property
+    def incarnation(self) -> str:
+        """Whose tape it is."""
+        return self.header.incarnation
+
+    def scan(self) -> "Tape":
+        """Check every record once, count the events, and see how the tape ends."""
+        for record in self.records():
+            if isinstance(record, Event):
+                self.events = record.n
+        return self
+
+    def records(self) -> Iterator[Event | Effects | Raised | Closed]:
+        """Everything after the header, checked as it is read.
+
+        Raises:
+            TapeError: at the first damaged byte, or an event out of its order.
+        """
+        previous = 0
+        for start, record in self._records():
+            if isinstance(record, Header):
+                if start != _PREFIX.size:
+                    raise TapeError(self.path, start, "a second header")
+                continue
+            if isinstance(record, Event):
+                if record.n != previous + 1:
+                    problem = f"event {record.n} where {previous + 1} was due"
+                    raise TapeError(self.path, start, problem)
+                previous = record.n
+            elif record.n != previous:
+                problem = f"record of event {record.n} after event {previous}"
+                raise TapeError(self.path, start, problem)
+            if isinstance(record, Closed):
+                self.closed = record.reason
+            yield record
+
+    def _records(self) -> Iterator[tuple[int, Header | Event | Effects | Raised | Closed]]:
+        self.truncated_at = None
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            raise TapeError(self.path, 0, f"cannot be opened: {error.strerror}") from None
+        with file:
+            chain = self._prefix(file.read(_PREFIX.size))
+            start = _PREFIX.size
+            while head := file.read(_HEAD.size):
+                if len(head) < _HEAD.size:
+                    self.truncated_at = start
+                    return
+                length, check = _HEAD.unpack(head)
+                if zlib.crc32(head[:4], chain) != check:
+                    raise TapeError(self.path, start, "damaged: the length fails its check")
+                if length > BODY_BYTES_MAX:
+                    raise TapeError(self.path, start, f"record of {length} bytes")
+                rest = file.read(length + _TAIL.size)
+                if len(rest) < length + _TAIL.size:
+                    self.truncated_at = start
+                    return
+                body = rest[:length]
+                chain = zlib.crc32(body, check)
+                if _TAIL.pack(chain) != rest[length:]:
+                    problem = "damaged: the record fails its check"
+                    raise TapeError(self.path, start + _HEAD.size, problem)
+                yield start, self._body(start, body)
+                start += _HEAD.size + len(rest)
+
+    def _prefix(self, prefix: bytes) -> int:
+        if len(prefix) < _PREFIX.size:
+            raise TapeError(self.path, len(prefix), "too short to be a tape")
+        magic, version, reserved = _PREFIX.unpack(prefix)
+        if magic != MAGIC:
+            raise TapeError(self.path, 0, "not a ddloco tape")
+        if version != FORMAT_VERSION or reserved:
+            problem = f"tape format {version}, this program reads format {FORMAT_VERSION}"
+            raise TapeError(self.path, len(MAGIC), problem)
+        return zlib.crc32(prefix)
+
+    def _body(self, start: int, body: bytes) -> Header | Event | Effects | Raised | Closed:
+        try:
+            return _decode(body)
+        except msgspec.DecodeError as error:
+            problem = f"a record that this program does not know: {error}"
+            raise TapeError(self.path, start + _HEAD.size, problem) from None
+
+
+def open_tapes(folder: Path) -> list[Tape]:
+    """The tapes of a run folder (or one tape, given its file), scanned, in order of names.
+
+    Raises:
+        TapeError: there is none, two are of one incarnation, or one cannot be read.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        return [Tape(folder).scan()]
+    inner = folder / "tapes" if (folder / "tapes").is_dir() else folder
+    paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
+    if not paths:
+        raise TapeError(folder, 0, f"no tapes here: neither tapes/*{SUFFIX} nor *{SUFFIX}")
+    tapes = [Tape(path).scan() for path in paths]
+    jobs = {tape.header.job_id: tape for tape in tapes}
+    if len(jobs) > 1:
+        one, other = list(jobs.values())[:2]
+        problem = f"of job {other.header.job_id}, while {one.path.name} is of {one.header.job_id}"
+        raise TapeError(other.path, 16, problem)
+    return tapes

@@ -1,0 +1,69 @@
+"""Every endpoint passes the one suite, over every kind of address it serves."""
+
+import socket
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from transport.conformance import CHECK_S_MAX, CHECKS, Bench, check_endpoint
+from transport.memory import Faults, MemoryFabric
+from transport.zeromq import ZmqEndpoint, open_context
+
+LINGER_S = 0.5  # some checks leave frames for nobody
+
+
+@asynccontextmanager
+async def over_memory(address="memory://syncer", faults=None):
+    fabric = MemoryFabric(1, faults or Faults())
+    yield Bench(fabric.endpoint(), fabric.endpoint(), address)
+
+
+@asynccontextmanager
+async def over_zeromq(address):
+    async with open_context() as context:
+        endpoints = [ZmqEndpoint(context, linger_s=LINGER_S) for _ in range(2)]
+        try:
+            yield Bench(*endpoints, address)
+        finally:
+            for endpoint in endpoints:
+                await endpoint.aclose()
+
+
+def free_tcp_address():
+    """Reserve a port: a dial before the listen must know it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+@pytest.fixture(params=["memory", "inproc", "ipc", "tcp"])
+def make(request, tmp_path):
+    return {
+        "memory": over_memory,
+        "inproc": lambda: over_zeromq("inproc://syncer"),
+        "ipc": lambda: over_zeromq(f"ipc://{tmp_path}/s"),
+        "tcp": lambda: over_zeromq(free_tcp_address()),
+    }[request.param]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+async def test_conformance(make, check):
+    """Each check holds over each kind of address, in real time."""
+    with trio.fail_after(CHECK_S_MAX):
+        await check(make)
+
+
+async def test_conformance_in_virtual_time(autojump_clock):
+    """The whole suite holds over memory in virtual time, and a slow line takes virtual time."""
+    before_s = trio.current_time()
+
+    await check_endpoint(lambda: over_memory(faults=Faults((0.001, 0.004))))
+
+    assert before_s + 0.01 < trio.current_time()
+
+
+def test_each_check_states_its_promise():
+    """Every check has a docstring, as it is what a user reads when one fails."""
+    assert all(check.__doc__ for check in CHECKS)

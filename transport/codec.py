@@ -1,0 +1,225 @@
+"""Messages to frames and back, with a limit on everything.
+
+On the wire a message is one or more ZeroMQ messages of at most two frames each:
+
+    [header]                          a message without tensors
+    [header, bytes 0 .. 1 MiB)        the first piece of a payload
+    [chunk header, next 1 MiB) ...    the rest, ``index`` 1, 2, ...
+
+The header names every tensor, so the receiver knows the payload's length before it allocates, and
+what a chunk must contain before it copies. Tensor bytes are sent from where they lie; on arrival
+they are copied once, into one buffer that ``allocate`` provides.
+
+Whatever breaks a limit or a type raises ``RemoteProtocolError`` with the field's path; our own
+mistakes raise ``LocalProtocolError``. Nothing else is ever raised by decoding, and a refused
+message changes no state but that of its lane, which is given up.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+
+from transport.endpoint import Buffer
+from transport.message import PROTOCOL_VERSION, Body, Chunk, Header, encoder
+from transport.payload import (
+    DTYPES,
+    PAYLOAD_BYTES_MAX,
+    Bytes,
+    Payload,
+    broken_tensor,
+    payload_bytes,
+)
+
+HEADER_BYTES_MAX = 256 * 1024
+"""A header of ``TENSORS_MAX`` tensors with names of ordinary length, and room."""
+
+CHUNK_BYTES = 1024 * 1024
+"""Large enough for zero-copy to pay, small enough to stay in a cache while it is copied."""
+
+B = TypeVar("B", bound=Body)
+
+
+class LocalProtocolError(ValueError):
+    """We tried to say something that the protocol does not allow."""
+
+
+class RemoteProtocolError(ValueError):
+    """They said something that the protocol does not allow; the text names the field."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message(Generic[B]):
+    """A whole message: its header, and its payload where it has tensors."""
+
+    header: Header[B]
+    payload: Payload | None
+
+
+class Codec(Generic[B]):
+    """Turns the messages of one job into frames and back.
+
+    Args:
+        body_type: the union of all bodies that may be said.
+        job: the id of the job; messages of another are refused.
+    """
+
+    def __init__(self, body_type: Any, job: str) -> None:
+        self.job = job
+        self._encode = encoder().encode
+        self._decoder: msgspec.msgpack.Decoder[Header[B] | Chunk] = msgspec.msgpack.Decoder(
+            Header[body_type] | Chunk
+        )
+
+    def encode(self, header: Header[B], payload: Payload | None) -> list[list[Buffer]]:
+        """The ZeroMQ messages of one message, each a list of frames.
+
+        Raises:
+            LocalProtocolError: the header is too long.
+        """
+        head = self._encode(header)
+        if len(head) > HEADER_BYTES_MAX:
+            raise LocalProtocolError(
+                f"header of {len(head)} bytes, at most {HEADER_BYTES_MAX}: "
+                f"a fragment of {len(header.tensors)} tensors is too many; use more fragments"
+            )
+        if payload is None:
+            return [[head]]
+        data = payload.data.data
+        frames: list[list[Buffer]] = [[head, data[:CHUNK_BYTES]]]
+        for index, start in enumerate(range(CHUNK_BYTES, len(data), CHUNK_BYTES), start=1):
+            chunk = self._encode(Chunk(header.session, header.seq, index))
+            frames.append([chunk, data[start : start + CHUNK_BYTES]])
+        return frames
+
+    def decode_head(self, frame: Buffer) -> Header[B] | Chunk:
+        """Read the first frame of a ZeroMQ message.
+
+        Raises:
+            RemoteProtocolError: it is no header that this job could contain.
+        """
+        if len(frame) > HEADER_BYTES_MAX:
+            raise RemoteProtocolError(f"header: {len(frame)} bytes, at most {HEADER_BYTES_MAX}")
+        try:
+            head = self._decoder.decode(frame)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteProtocolError(f"header: {error}") from None
+        if isinstance(head, Header):
+            self._check(head)
+        return head
+
+    def _check(self, header: Header[B]) -> None:
+        if header.version != PROTOCOL_VERSION:
+            raise RemoteProtocolError(
+                f"$.version: protocol {header.version}, this side speaks {PROTOCOL_VERSION}"
+            )
+        if header.job != self.job:
+            raise RemoteProtocolError(f"$.job: {header.job!r}, this is job {self.job!r}")
+        if header.sender not in header.clock:
+            raise RemoteProtocolError(f"$.clock: has no entry of its sender {header.sender}")
+        for index, meta in enumerate(header.tensors):
+            dtype = DTYPES.get(meta.dtype)
+            if dtype is None:
+                known = ", ".join(DTYPES)
+                raise RemoteProtocolError(
+                    f"$.tensors[{index}].dtype: {meta.dtype!r} is none of {known}"
+                )
+            if meta.bits != dtype.itemsize * 8:
+                raise RemoteProtocolError(
+                    f"$.tensors[{index}].bits: {meta.bits}, {meta.dtype} has {dtype.itemsize * 8}"
+                )
+        if payload_bytes(header.tensors) > PAYLOAD_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"$.tensors: {payload_bytes(header.tensors)} bytes, at most {PAYLOAD_BYTES_MAX}"
+            )
+
+
+def _plain_buffer(nbytes: int) -> Bytes:
+    return np.empty(nbytes, np.uint8)
+
+
+class Assembler(Generic[B]):
+    """Puts the messages of one lane together; a chunk is no event, a whole message is.
+
+    Args:
+        codec: of the job.
+        allocate: gives the buffer, uint8 of the length asked for, that a payload is copied into.
+    """
+
+    def __init__(self, codec: Codec[B], allocate: Callable[[int], Bytes] = _plain_buffer) -> None:
+        self._codec = codec
+        self._allocate = allocate
+        self._header: Header[B] | None = None
+        self._data: Bytes | None = None
+        self._filled = 0
+        self._chunks = 0
+
+    def feed(self, frames: Sequence[Buffer]) -> Message[B] | None:
+        """Take one ZeroMQ message; returns the message that it completes, if it does.
+
+        Raises:
+            RemoteProtocolError: it breaks a limit, a type or the order of chunks, or a tensor's
+                bytes do not match its digest. The lane's unfinished message is forgotten.
+        """
+        try:
+            return self._feed(frames)
+        except RemoteProtocolError:
+            self._header = self._data = None
+            raise
+
+    def _feed(self, frames: Sequence[Buffer]) -> Message[B] | None:
+        if not 1 <= len(frames) <= 2:
+            raise RemoteProtocolError(f"message of {len(frames)} parts, 1 or 2 expected")
+        head = self._codec.decode_head(frames[0])
+        piece = frames[1] if len(frames) == 2 else b""
+        if isinstance(head, Header):
+            self._open(head)
+        else:
+            self._follow(head)
+        self._copy(piece)
+        return self._finish()
+
+    def _open(self, header: Header[B]) -> None:
+        if self._header is not None:
+            raise RemoteProtocolError(
+                f"message {header.seq} begins before message {self._header.seq} is whole"
+            )
+        self._header, self._filled, self._chunks = header, 0, 1
+        total = payload_bytes(header.tensors)
+        self._data = self._allocate(total) if total else None
+
+    def _follow(self, chunk: Chunk) -> None:
+        header = self._header
+        if header is None:
+            raise RemoteProtocolError(f"chunk {chunk.index} of a message that did not begin")
+        if (chunk.session, chunk.seq) != (header.session, header.seq):
+            raise RemoteProtocolError(f"chunk of message {chunk.seq} inside message {header.seq}")
+        if chunk.index != self._chunks:
+            raise RemoteProtocolError(f"chunk {chunk.index} where {self._chunks} was due")
+        self._chunks += 1
+
+    def _copy(self, piece: Buffer) -> None:
+        total = 0 if self._data is None else len(self._data)
+        due = min(CHUNK_BYTES, total - self._filled)
+        if len(piece) != due:
+            raise RemoteProtocolError(
+                f"tensor bytes: {len(piece)} came where shapes and types say {due}"
+            )
+        if self._data is not None and due:
+            self._data[self._filled : self._filled + due] = np.frombuffer(piece, np.uint8)
+        self._filled += due
+
+    def _finish(self) -> Message[B] | None:
+        header, data = self._header, self._data
+        if header is None or (data is not None and self._filled < len(data)):
+            return None
+        self._header = self._data = None
+        if data is None:
+            return Message(header, None)
+        payload = Payload(header.tensors, data)
+        broken = broken_tensor(payload)
+        if broken is not None:
+            raise RemoteProtocolError(f"tensor {broken}: bytes do not match their digest")
+        return Message(header, payload)

@@ -1,0 +1,94 @@
+"""What a machine may ask of its links and of the world: frozen commands."""
+
+from typing import Generic, TypeVar
+
+from msgspec import Struct
+
+from transport.message import Body, Lane
+
+B = TypeVar("B", bound=Body)
+
+
+class Effect(Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Base of every effect of every machine; their encoding is what a tape's digest covers."""
+
+
+class Dial(Effect, frozen=True):
+    """Open a link to ``peer``, whose address the driver knows, and keep it open."""
+
+    peer: str
+    agreement: dict[str, str]
+
+
+class Listen(Effect, frozen=True):
+    """Welcome whoever says Hello with the same ``agreement``."""
+
+    agreement: dict[str, str]
+
+
+class Send(Effect, Generic[B], frozen=True):
+    """Say ``body`` to ``peer`` when credit allows.
+
+    A message that still waits is replaced by a newer one with the same non-empty ``key``, though
+    never across a ``barrier``. The link holds the ``payload`` until it has left.
+    """
+
+    peer: str
+    lane: Lane
+    body: B
+    payload: str = ""
+    key: str = ""
+    barrier: bool = False
+
+
+class Hangup(Effect, frozen=True):
+    """Say goodbye to ``peer`` and forget it."""
+
+    peer: str
+    reason: str
+
+
+class Transmit(Effect, Generic[B], frozen=True):
+    """Put a message on the wire now; made by the link machine, performed by the driver."""
+
+    peer: str
+    lane: Lane
+    session: int
+    seq: int
+    clock: dict[str, int]
+    body: B
+    payload: str = ""
+
+
+class SetTimer(Effect, frozen=True):
+    """Say ``TimerFired`` at ``at`` seconds; setting a timer again moves it."""
+
+    timer: str
+    at: float
+
+
+class CancelTimer(Effect, frozen=True):
+    """Forget a timer; one that is not set is no error."""
+
+    timer: str
+
+
+class Keep(Effect, frozen=True):
+    """One more holder of an array: of one that a message brought, or of one just named.
+
+    Counted by the actor, in order with what else is asked; never reaches the world.
+    """
+
+    handle: str
+
+
+class Drop(Effect, frozen=True):
+    """One holder of an array less; the last one frees it. Counted by the actor."""
+
+    handle: str
+
+
+class Free(Effect, frozen=True):
+    """Nobody needs this array any more."""
+
+    handle: str

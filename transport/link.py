@@ -1,0 +1,377 @@
+"""The link machine: handshake, sequence, credit, and what happens when any of them breaks.
+
+Pure: it is told events and returns what the machine above it should hear and what the driver
+should do. One object holds all links of an actor.
+
+A link has two lanes. The dialling side says Hello on both, the listening side answers Welcome on
+both, and the link is up; every message after that has a number in its lane. A hole in the numbers,
+a refused frame or an unreachable peer breaks the link: nothing is resent, nothing papered over.
+The dialling side shakes hands again with a higher session number; the listening side asks for that
+with Reset. What the peers say is absolute, so they then simply say the newest of it again.
+
+    dialling            listening
+    --------            ---------
+    Hello (both)   ->
+                   <-   Welcome (both)        up
+                   <-   Refused               differs for ever
+                   <-   Reset                 dial again, session + 1
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from clocks import LaneSequence, VectorClock, Verdict
+from transport.effects import CancelTimer, Dial, Effect, Hangup, Listen, Send, SetTimer, Transmit
+from transport.events import (
+    Event,
+    LaneBroken,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    PeerRefused,
+    TimerFired,
+)
+from transport.handles import Handles
+from transport.message import (
+    CONTROL,
+    LANES,
+    Body,
+    Bye,
+    Credit,
+    Hello,
+    Lane,
+    Refused,
+    Reset,
+    Welcome,
+)
+from transport.outbox import WINDOW_MESSAGES, Outbox, OutboxFullError, Waiting
+
+REDIAL_S_MIN = 0.5
+REDIAL_S_MAX = 8.0
+"""A dialling side repeats Hello after 0.5 s, then 1, 2, 4, and every 8 s: soon enough to follow a
+syncer that starts late, seldom enough not to matter. Half a second also keeps a broken pair of
+links from shaking hands in a tight loop."""
+
+Heard = tuple[list[Event], list[Effect]]
+
+
+@dataclass(slots=True)
+class LaneState:
+    """One lane of one session."""
+
+    outbox: Outbox
+    outgoing: LaneSequence = field(default_factory=LaneSequence)
+    incoming: LaneSequence = field(default_factory=LaneSequence)
+    told: VectorClock = field(default_factory=VectorClock)
+    taken: int = 0
+    credited: int = 0
+    open: bool = False
+
+
+def _lanes() -> dict[Lane, LaneState]:
+    return {lane: LaneState(Outbox(WINDOW_MESSAGES[lane])) for lane in LANES}
+
+
+@dataclass(slots=True)
+class Link:
+    """What is known of one peer."""
+
+    peer: str
+    dialled: dict[str, str] | None
+    session: int = 0
+    incarnation: str = ""
+    up: bool = False
+    attempts: int = 0
+    lanes: dict[Lane, LaneState] = field(default_factory=_lanes)
+
+
+class Links:
+    """All links of one actor.
+
+    Args:
+        me: the incarnation that speaks.
+        handles: the actor's counts of array holders.
+    """
+
+    def __init__(self, me: str, handles: Handles) -> None:
+        self.me = me
+        self.clock = VectorClock()
+        """The clock of the event being handled; set by the actor before each."""
+        self.counters: dict[str, int] = {}
+        """What was refused or dropped, by reason."""
+        self._handles = handles
+        self._links: dict[str, Link] = {}
+        self._agreement: dict[str, str] | None = None
+
+    def peers(self) -> list[str]:
+        """Whoever's link is up, in order of names as bytes."""
+        return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
+
+    # What the machine above asks for.
+
+    def perform(self, at: float, effect: Effect) -> Heard | None:
+        """Do what concerns links; None for an effect that does not."""
+        match effect:
+            case Dial(peer, agreement):
+                link = self._links[peer] = Link(peer, agreement)
+                return [], self._dial(at, link)
+            case Listen(agreement):
+                self._agreement = agreement
+                return [], []
+            case Send():
+                return self._send(at, effect)
+            case Hangup(peer, reason):
+                return [], self._hangup(peer, reason)
+            case _:
+                return None
+
+    def _send(self, at: float, send: Send[Any]) -> Heard:
+        link = self._links.get(send.peer)
+        if link is None or not link.up:
+            self._count("said to a peer without a link")
+            return [], []
+        waiting = Waiting(send.body, send.payload, send.key, send.barrier)
+        try:
+            replaced = link.lanes[send.lane].outbox.put(waiting)
+        except OutboxFullError as error:
+            self._count("outbox full")
+            return self._lose(at, link, f"{send.lane} lane: {error}")
+        if send.payload:
+            self._handles.hold(send.payload)
+        effects: list[Effect] = []
+        if replaced is not None and replaced.payload:
+            effects += self._handles.release(replaced.payload)
+        return [], effects + self._pump(link, send.lane)
+
+    def _hangup(self, peer: str, reason: str) -> list[Effect]:
+        link = self._links.get(peer)
+        if link is None:
+            return []
+        effects: list[Effect] = []
+        if link.up:
+            link.lanes[CONTROL].outbox.waiting.append(Waiting(Bye(reason), free_of_charge=True))
+            effects += self._pump(link, CONTROL)
+        effects += self._forget_waiting(link)
+        if link.dialled is not None:
+            effects.append(CancelTimer(_redial_timer(peer)))
+        del self._links[peer]
+        return effects
+
+    # What the world tells.
+
+    def handle(self, at: float, event: Event) -> Heard:
+        """Take one event; returns what the machine above should be told, and effects."""
+        match event:
+            case MessageArrived():
+                return self._message(at, event)
+            case LaneBroken(peer, lane, reason):
+                link = self._links.get(peer)
+                if link is None:
+                    return [], []
+                self._count("lane broken")
+                return self._lose(at, link, f"{lane} lane: {reason}")
+            case TimerFired(timer) if timer.startswith("redial/"):
+                link = self._links.get(timer.removeprefix("redial/"))
+                if link is None or link.up:
+                    return [], []
+                return [], self._dial(at, link)
+            case _:
+                return [event], []
+
+    def _message(self, at: float, event: MessageArrived[Any]) -> Heard:
+        link = self._links.get(event.peer)
+        match event.body:
+            case Hello():
+                return self._hello(event, event.body)
+            case Welcome() | Reset() | Refused() if link is None or event.session != link.session:
+                return self._stale()
+            case Welcome() if link is not None:
+                return self._welcome(link, event)
+            case Reset(reason) if link is not None and link.dialled is not None:
+                return self._lose(at, link, f"the other side asks to start again: {reason}")
+            case Refused(reason) if link is not None and link.dialled is not None:
+                del self._links[link.peer]
+                gone = self._forget_waiting(link)
+                return [PeerRefused(link.peer, reason)], [
+                    *gone,
+                    CancelTimer(_redial_timer(link.peer)),
+                ]
+            case _:
+                pass
+        if link is None or event.session != link.session or not link.lanes[event.lane].open:
+            heard, effects = self._stale()
+            if link is None or link.dialled is None:
+                effects += self._out_of_band(event, Reset("this session is unknown here"))
+            return heard, effects
+        return self._numbered(at, link, event)
+
+    def _numbered(self, at: float, link: Link, event: MessageArrived[Any]) -> Heard:
+        """A message of an open lane: only the next one counts."""
+        lane = link.lanes[event.lane]
+        if event.clock.get(self.me, 0) > self.clock[self.me]:
+            return self._break(at, link, event, "its clock knows events that have not happened")
+        match lane.incoming.check(event.seq):
+            case Verdict.DUPLICATE:
+                self._count("duplicate")
+                return [], []
+            case Verdict.GAP:
+                due = lane.incoming.expected
+                return self._break(at, link, event, f"message {event.seq} where {due} was due")
+            case Verdict.NEXT:
+                pass
+        match event.body:
+            case Credit(of_lane, taken):
+                link.lanes[of_lane].outbox.credited(taken)
+                return [], self._pump(link, of_lane)
+            case Bye(reason):
+                heard, effects = self._down(link, reason)
+                del self._links[link.peer]
+                return heard, effects
+            case _:
+                lane.taken += 1
+                return [event], self._give_credit(link, event.lane)
+
+    # Handshake.
+
+    def _dial(self, at: float, link: Link) -> list[Effect]:
+        wait = min(REDIAL_S_MIN * 2**link.attempts, REDIAL_S_MAX)
+        link.session += 1
+        link.attempts += 1
+        link.lanes = _lanes()
+        effects: list[Effect] = [
+            self._number(link, lane, Waiting(Hello(link.dialled or {}))) for lane in LANES
+        ]
+        return [*effects, SetTimer(_redial_timer(link.peer), at + wait)]
+
+    def _hello(self, event: MessageArrived[Any], hello: Hello) -> Heard:
+        """The listening side's part; a lower session than the current one is old news."""
+        link = self._links.get(event.peer)
+        if self._agreement is None or (link is not None and link.dialled is not None):
+            return self._stale()
+        difference = disagreement(self._agreement, hello.agreement)
+        if difference is not None:
+            self._count("refused at the handshake")
+            return [], self._out_of_band(event, Refused(difference))
+        heard: list[Event] = []
+        effects: list[Effect] = []
+        if link is None or event.session > link.session:
+            if link is not None:
+                heard, effects = self._down(link, "it shook hands again")
+            link = self._links[event.peer] = Link(event.peer, None, event.session)
+        elif event.session < link.session:
+            return self._stale()
+        link.incarnation = event.sender
+        lane = link.lanes[event.lane]
+        if lane.incoming.check(event.seq) is not Verdict.NEXT:
+            return self._stale()
+        lane.open = True
+        if all(link.lanes[each].open for each in LANES):
+            effects += [self._number(link, each, Waiting(Welcome())) for each in LANES]
+            link.up = True
+            heard.append(PeerJoined(link.peer, link.incarnation))
+        return heard, effects
+
+    def _welcome(self, link: Link, event: MessageArrived[Any]) -> Heard:
+        lane = link.lanes[event.lane]
+        if link.dialled is None or lane.incoming.check(event.seq) is not Verdict.NEXT:
+            return self._stale()
+        link.incarnation = event.sender
+        lane.open = True
+        if not all(link.lanes[each].open for each in LANES):
+            return [], []
+        link.up = True
+        link.attempts = 0
+        joined = PeerJoined(link.peer, link.incarnation)
+        return [joined], [CancelTimer(_redial_timer(link.peer))]
+
+    # When things break.
+
+    def _break(self, at: float, link: Link, event: MessageArrived[Any], reason: str) -> Heard:
+        self._count("gap or false clock")
+        effects = self._out_of_band(event, Reset(reason)) if link.dialled is None else []
+        heard, more = self._lose(at, link, f"{event.lane} lane: {reason}")
+        return heard, effects + more
+
+    def _lose(self, at: float, link: Link, reason: str) -> Heard:
+        """The link is open no more; whoever dialled tries again a little later."""
+        heard, effects = self._down(link, reason)
+        if link.dialled is None:
+            del self._links[link.peer]
+        else:
+            # Its messages that still arrive are of a closed lane, and therefore stale.
+            effects.append(SetTimer(_redial_timer(link.peer), at + REDIAL_S_MIN))
+        return heard, effects
+
+    def _down(self, link: Link, reason: str) -> Heard:
+        was_up, link.up = link.up, False
+        effects = self._forget_waiting(link)
+        link.lanes = _lanes()
+        return ([PeerLost(link.peer, reason)] if was_up else []), effects
+
+    def _forget_waiting(self, link: Link) -> list[Effect]:
+        effects: list[Effect] = []
+        for lane in LANES:
+            for waiting in link.lanes[lane].outbox.waiting:
+                if waiting.payload:
+                    effects += self._handles.release(waiting.payload)
+            link.lanes[lane].outbox.waiting.clear()
+        return effects
+
+    def _stale(self) -> Heard:
+        self._count("stale")
+        return [], []
+
+    # Sending.
+
+    def _pump(self, link: Link, lane: Lane) -> list[Effect]:
+        """Send what credit lets go; what a message held is released once it has left."""
+        effects: list[Effect] = []
+        for message in link.lanes[lane].outbox.release():
+            effects.append(self._number(link, lane, message))
+            if message.payload:
+                effects += self._handles.release(message.payload)
+        return effects
+
+    def _give_credit(self, link: Link, lane: Lane) -> list[Effect]:
+        state = link.lanes[lane]
+        if state.taken - state.credited < WINDOW_MESSAGES[lane] // 2:
+            return []
+        state.credited = state.taken
+        credit = Waiting(Credit(lane, state.taken), free_of_charge=True)
+        link.lanes[CONTROL].outbox.waiting.append(credit)
+        return self._pump(link, CONTROL)
+
+    def _number(self, link: Link, lane: Lane, message: Waiting) -> Transmit[Any]:
+        """Sequence number and clock are stamped here, when a message really leaves."""
+        state = link.lanes[lane]
+        delta = {**self.clock.changed_since(state.told), self.me: self.clock[self.me]}
+        state.told = self.clock
+        return Transmit(
+            link.peer,
+            lane,
+            link.session,
+            state.outgoing.take(),
+            delta,
+            message.body,
+            message.payload,
+        )
+
+    def _out_of_band(self, event: MessageArrived[Any], body: Body) -> list[Effect]:
+        """An answer outside any sequence, to a session that is not (or no longer) ours."""
+        clock = self.clock.wire()
+        return [Transmit(event.peer, CONTROL, event.session, 0, clock, body)]
+
+    def _count(self, what: str) -> None:
+        self.counters[what] = self.counters.get(what, 0) + 1
+
+
+def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
+    """The first thing that both sides must share and do not, in words."""
+    for key in sorted({*ours, *theirs}):
+        if ours.get(key) != theirs.get(key):
+            return f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"
+    return None
+
+
+def _redial_timer(peer: str) -> str:
+    return f"redial/{peer}"

@@ -1,0 +1,92 @@
+"""Payloads: named tensors as one run of bytes that nobody changes any more.
+
+Tensors stand one after the other, each start a multiple of ``ALIGNMENT`` bytes, in memory and on
+the wire alike, so that a payload is sent, received and merged without being taken apart. Digests
+are xxh3-128 (32 GB/s; blake2b made a round three times slower).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from transport.message import TensorMeta
+
+ALIGNMENT = 64
+"""Bytes: a cache line, and what vector loads of every current CPU like."""
+
+PAYLOAD_BYTES_MAX = 8 * 2**30
+"""A single fragment of more than 8 GiB wants more fragments."""
+
+Bytes = NDArray[np.uint8]
+
+DTYPES: dict[str, np.dtype[Any]] = {
+    "float64": np.dtype(np.float64),
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+"""What may be a tensor on the wire: an allow-list, never a pickle."""
+
+
+def aligned(nbytes: int) -> int:
+    """``nbytes`` rounded up to the alignment."""
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def tensor_bytes(meta: TensorMeta) -> int:
+    """The bytes of a tensor as sent, from its shape and width."""
+    return -(-math.prod(meta.shape) * meta.bits // 8)
+
+
+def payload_bytes(tensors: Iterable[TensorMeta]) -> int:
+    """The bytes of a whole payload, its padding included."""
+    return sum(aligned(tensor_bytes(meta)) for meta in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Tensors and their bytes; ``data`` is uint8 of ``payload_bytes(tensors)``."""
+
+    tensors: tuple[TensorMeta, ...]
+    data: Bytes
+
+    @property
+    def digest(self) -> bytes:
+        """One digest for all of it: names, shapes, types and every tensor's own digest."""
+        whole = xxhash.xxh3_128()
+        for meta in self.tensors:
+            whole.update(f"{meta.name}|{meta.shape}|{meta.dtype}|{meta.bits}|".encode())
+            whole.update(meta.digest)
+        return whole.digest()
+
+
+def describe(
+    data: Bytes, tensors: Sequence[tuple[str, tuple[int, ...], str]]
+) -> tuple[TensorMeta, ...]:
+    """Measure the tensors (name, shape, dtype) that stand in ``data``; digests are computed."""
+    metas: list[TensorMeta] = []
+    start = 0
+    for name, shape, dtype in tensors:
+        bits = DTYPES[dtype].itemsize * 8
+        size = math.prod(shape) * bits // 8
+        digest = xxhash.xxh3_128_digest(data[start : start + size].data)
+        metas.append(TensorMeta(name, shape, dtype, bits, digest))
+        start += aligned(size)
+    return tuple(metas)
+
+
+def broken_tensor(payload: Payload) -> str | None:
+    """The name of the first tensor whose bytes do not match its digest, if any."""
+    start = 0
+    for meta in payload.tensors:
+        size = tensor_bytes(meta)
+        if xxhash.xxh3_128_digest(payload.data[start : start + size].data) != meta.digest:
+            return meta.name
+        start += aligned(size)
+    return None
