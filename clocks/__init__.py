@@ -15,3 +15,4 @@ from clocks.source import MonotonicTime as MonotonicTime
 from clocks.source import TimeSource as TimeSource
 from clocks.vector import ClockError as ClockError
 from clocks.vector import VectorClock as VectorClock
+from clocks.vector import check_entries as check_entries

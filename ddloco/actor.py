@@ -43,10 +43,15 @@ class Actor:
         return self.clock[self.incarnation]
 
     def witness(self, event: Event) -> VectorClock:
-        """The clock of ``event``, if it were handled now."""
-        heard = event.clock if isinstance(event, MessageArrived) else None
-        known = self.clock.merge(heard) if heard else self.clock
-        return known.tick(self.incarnation)
+        """The clock of ``event``, if it were handled now.
+
+        Of its own events an actor hears nothing new: a message that says otherwise is false, and
+        its links refuse it.
+        """
+        if not isinstance(event, MessageArrived):
+            return self.clock.tick(self.incarnation)
+        heard = {name: count for name, count in event.clock.items() if name != self.incarnation}
+        return self.clock.merge(heard).tick(self.incarnation)
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; the effects that are for the world to do, in order.

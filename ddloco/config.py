@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 
 from ddloco.fragments import FragmentPlan, Leaf, make_plan
 
-Whole = Annotated[int, Meta(ge=0)]
-Positive = Annotated[int, Meta(ge=1)]
+Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 LEARNERS_MAX = 4096
@@ -36,7 +36,7 @@ class JobTable(Section, frozen=True):
     """``[job]``: what is trained, how long, by how many, with which method."""
 
     task: str
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w.-]+$")] = "job"
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w.-]+\Z")] = "job"
     seed: Whole = 0
     steps: Positive = 500
     learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3

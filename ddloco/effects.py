@@ -30,37 +30,38 @@ class Share(Struct, frozen=True, array_like=True):
     weight: float
 
 
-class MakeParameters(Effect, frozen=True):
+class Work(Effect, frozen=True):
+    """Base of what workers do; its result event repeats the number."""
+
+    work: int
+
+
+class MakeParameters(Work, frozen=True):
     """Initialise the task's parameters; fragment p under ``theta/p/0`` and ``wire/p/0``."""
 
-    work: int
 
-
-class RunStep(Effect, frozen=True):
+class RunStep(Work, frozen=True):
     """Overwrite what is newer, run inner step ``step``, copy the parameters to ``out``."""
 
-    work: int
     step: int
     overwrites: tuple[Overwrite, ...]
     out: str
 
 
-class EncodeFragment(Effect, frozen=True):
+class EncodeFragment(Work, frozen=True):
     """Make a payload of one fragment of a host copy."""
 
-    work: int
     fragment: int
     source: str
     out: str
 
 
-class MergeFragment(Effect, frozen=True):
+class MergeFragment(Work, frozen=True):
     """Merge contributions into a fragment and take the outer step; new handles for the result.
 
     An empty ``momentum`` stands for zeros.
     """
 
-    work: int
     t: int
     fragment: int
     theta: str
@@ -69,17 +70,15 @@ class MergeFragment(Effect, frozen=True):
     out: tuple[str, str, str]
 
 
-class Evaluate(Effect, frozen=True):
+class Evaluate(Work, frozen=True):
     """Held-out loss of the global parameters, given fragment by fragment."""
 
-    work: int
     fragments: tuple[str, ...]
 
 
-class SaveModel(Effect, frozen=True):
+class SaveModel(Work, frozen=True):
     """Write the global parameters to the run folder, given fragment by fragment."""
 
-    work: int
     fragments: tuple[str, ...]
 
 
@@ -95,7 +94,3 @@ class Finish(Effect, frozen=True):
 
     status: Status
     reason: str
-
-
-Work = MakeParameters | RunStep | EncodeFragment | MergeFragment | Evaluate | SaveModel
-"""What workers do."""

@@ -14,36 +14,38 @@ class Started(Event, frozen=True):
     leaves: tuple[Leaf, ...]
 
 
-class ParametersMade(Event, frozen=True):
-    """The task's initial parameters stand under the handles asked for."""
+class WorkResult(Event, frozen=True):
+    """Base of how work ends; the number is that of the effect that asked for it."""
 
     work: int
+
+
+class ParametersMade(WorkResult, frozen=True):
+    """The task's initial parameters stand under the handles asked for."""
+
     digest: bytes
 
 
-class StepFinished(Event, frozen=True):
+class StepFinished(WorkResult, frozen=True):
     """An inner step is done: ``loss`` of its batch before the update, ``tokens`` in the batch, the
     digest of the batch, and the host copy of the parameters under the handle asked for."""
 
-    work: int
     step: int
     loss: float
     tokens: int
     batch: bytes
 
 
-class FragmentEncoded(Event, frozen=True):
+class FragmentEncoded(WorkResult, frozen=True):
     """A fragment of a host copy stands ready to be sent; ``digest`` is its payload's."""
 
-    work: int
     digest: bytes
 
 
-class FragmentMerged(Event, frozen=True):
+class FragmentMerged(WorkResult, frozen=True):
     """A merge is done. ``accepted`` and ``weights`` (normalised) go together, in the order of
     summation; ``refused`` holds (learner, reason); the digests are of what the handles hold."""
 
-    work: int
     accepted: tuple[str, ...]
     weights: tuple[float, ...]
     refused: tuple[tuple[str, str], ...]
@@ -52,24 +54,21 @@ class FragmentMerged(Event, frozen=True):
     wire: bytes
 
 
-class Evaluated(Event, frozen=True):
+class Evaluated(WorkResult, frozen=True):
     """Held-out loss of the global parameters; None where the task has no ``evaluate``."""
 
-    work: int
     loss: float | None
 
 
-class ModelSaved(Event, frozen=True):
+class ModelSaved(WorkResult, frozen=True):
     """The global parameters are in the run folder; ``digest`` is xxh3-128 of the file."""
 
-    work: int
     digest: bytes
 
 
-class WorkFailed(Event, frozen=True):
+class WorkFailed(WorkResult, frozen=True):
     """Work could not be done. ``kind`` says whose fault it is: the task's, or the worker died."""
 
-    work: int
     kind: Literal["task", "worker"]
     reason: str
 
@@ -95,14 +94,3 @@ Happened = (
     | StopRequested
 )
 """The union that a tape's events belong to."""
-
-WorkResult = (
-    ParametersMade
-    | StepFinished
-    | FragmentEncoded
-    | FragmentMerged
-    | Evaluated
-    | ModelSaved
-    | WorkFailed
-)
-"""How work ends."""

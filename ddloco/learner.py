@@ -183,7 +183,8 @@ class Learner:
         effects: list[Effect] = []
         previous, self._host = self._host, f"host/{event.step}"
         self._step = event.step
-        self._step_s.add(at - running.since)
+        if event.step > 1:  # The first step compiles; its duration says nothing.
+            self._step_s.add(at - running.since)
         for overwrite in running.overwrites:
             self._held[overwrite.fragment] = Held(overwrite.version)
             effects.append(Drop(overwrite.handle))

@@ -113,7 +113,6 @@ class Syncer:
         self._look_at: float | None = None
         self._syncs: dict[int, Sync] = {}
         self._work = 0
-        self._tokens = 0
         self._merges = 0
         self._stopping: tuple[Status, str] | None = None
         self._winding_up = False
@@ -152,7 +151,8 @@ class Syncer:
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):
-                self._stopping = self._stopping or ("stopped", reason)
+                if not self._winding_up:
+                    self._stopping = self._stopping or ("stopped", reason)
                 return []
             case _:
                 return []
@@ -360,9 +360,7 @@ class Syncer:
         self._globals[p] = Global(sync.t, *out)
         effects += [Drop(h) for h in (old.theta, old.momentum, old.wire) if h]
         for learner in event.accepted:
-            said = sync.parts[learner].said
-            self._tokens += said.tokens
-            self._contributed[learner][p] = said.base
+            self._contributed[learner][p] = sync.parts[learner].said.base
         self._merges += 1
         effects += [self._tell(member, p) for member in self._members.values()]
         return [*effects, self._merge_seen(sync, event)]
@@ -377,7 +375,6 @@ class Syncer:
             "live": len(self._members),
             "taking_part": len(sync.pulled),
             "averaged": len(event.accepted),
-            "tokens": self._tokens,
             "sync_s": round(self._pacing.sync_s.value or 0.0, 6),
         }
         return Observe("merge", fields)
@@ -405,7 +402,6 @@ class Syncer:
             "held_out_loss": loss,
             "t": self._t,
             "merges": self._merges,
-            "tokens": self._tokens,
         }
         self._evaluated = True
         return [Observe("result", fields)]

@@ -70,7 +70,7 @@ class Player(Generic[E]):
     def _event(self, record: tape.Event) -> E:
         try:
             return self._decode(record.event)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem = f"event {record.n} is none that this program knows: {error}"
             raise TapeError(self.tape.path, 0, problem) from None
 

@@ -118,8 +118,8 @@ class TapeWriter:
 
     def __init__(self, path: Path, header: Header) -> None:
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
             self._file = os.open(path, flags, 0o644)
         except OSError as error:
@@ -273,7 +273,7 @@ class Tape:
     def _body(self, start: int, body: bytes) -> Header | Event | Effects | Raised | Closed:
         try:
             return _decode(body)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem = f"a record that this program does not know: {error}"
             raise TapeError(self.path, start + _HEAD.size, problem) from None
 
@@ -292,6 +292,12 @@ def open_tapes(folder: Path) -> list[Tape]:
     if not paths:
         raise TapeError(folder, 0, f"no tapes here: neither tapes/*{SUFFIX} nor *{SUFFIX}")
     tapes = [Tape(path).scan() for path in paths]
+    incarnations = {tape.incarnation: tape for tape in tapes}
+    for tape in tapes:
+        other = incarnations[tape.incarnation]
+        if other is not tape:
+            problem = f"of {tape.incarnation}, as is {tape.path.name}"
+            raise TapeError(other.path, _PREFIX.size, problem)
     jobs = {tape.header.job_id: tape for tape in tapes}
     if len(jobs) > 1:
         one, other = list(jobs.values())[:2]

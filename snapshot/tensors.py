@@ -1,12 +1,15 @@
 """Named tensors in one safetensors file, written so that it is there whole or not at all."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 
 
 def save_tensors(
@@ -14,7 +17,7 @@ def save_tensors(
 ) -> None:
     """Write tensors (name to array; bfloat16 included) under ``path``, atomically and durably.
 
-    The bytes depend on names and values alone, not on the mapping's order.
+    The bytes depend on names and values alone, not on any mapping's order or an array's strides.
 
     Raises:
         OSError: the file cannot be written; whatever stood under ``path`` is untouched.
@@ -22,10 +25,15 @@ def save_tensors(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        safetensors.numpy.save_file(dict(tensors), partial, dict(metadata or {}))
+        # The library writes an array's memory as it lies, also where its strides say otherwise.
+        straight = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
+        safetensors.numpy.save_file(straight, partial, dict(metadata or {}))
         with partial.open("rb+") as file:
+            _sort_metadata(file)
             os.fsync(file.fileno())
         partial.replace(path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: cannot be written: {error}") from None
     finally:
         partial.unlink(missing_ok=True)
 
@@ -39,7 +47,19 @@ def load_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         return safetensors.numpy.load_file(path)
-    except OSError:
-        raise
-    except Exception as error:  # noqa: BLE001, the library's error type is not exported
+    except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file: {error}") from None
+
+
+def _sort_metadata(file: BinaryIO) -> None:
+    """Bring the metadata into one order; the library writes it in an order drawn anew each time."""
+    length = int.from_bytes(file.read(8), "little")
+    header = json.loads(file.read(length))
+    if len(header.get("__metadata__", {})) < 2:
+        return
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode().ljust(length)
+    assert len(text) == length, "the same header in another order has the same length"
+    file.seek(8)
+    file.write(text)
+    file.flush()

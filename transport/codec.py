@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from clocks import ClockError, check_entries
 from transport.endpoint import Buffer
 from transport.message import PROTOCOL_VERSION, Body, Chunk, Header, encoder
 from transport.payload import (
@@ -119,6 +120,10 @@ class Codec(Generic[B]):
             raise RemoteProtocolError(f"$.job: {header.job!r}, this is job {self.job!r}")
         if header.sender not in header.clock:
             raise RemoteProtocolError(f"$.clock: has no entry of its sender {header.sender}")
+        try:
+            check_entries(header.clock)
+        except ClockError as error:
+            raise RemoteProtocolError(f"$.clock: {error}") from None
         for index, meta in enumerate(header.tensors):
             dtype = DTYPES.get(meta.dtype)
             if dtype is None:
@@ -188,7 +193,7 @@ class Assembler(Generic[B]):
             )
         self._header, self._filled, self._chunks = header, 0, 1
         total = payload_bytes(header.tensors)
-        self._data = self._allocate(total) if total else None
+        self._data = self._allocate(total) if header.tensors else None
 
     def _follow(self, chunk: Chunk) -> None:
         header = self._header

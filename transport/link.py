@@ -52,6 +52,9 @@ REDIAL_S_MAX = 8.0
 syncer that starts late, seldom enough not to matter. Half a second also keeps a broken pair of
 links from shaking hands in a tight loop."""
 
+DOUBLINGS_MAX = 8
+"""More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
+
 Heard = tuple[list[Event], list[Effect]]
 
 
@@ -84,6 +87,11 @@ class Link:
     attempts: int = 0
     lanes: dict[Lane, LaneState] = field(default_factory=_lanes)
 
+    @property
+    def whole(self) -> bool:
+        """Whether both lanes are open for what comes in."""
+        return all(self.lanes[lane].open for lane in LANES)
+
 
 class Links:
     """All links of one actor.
@@ -106,6 +114,10 @@ class Links:
     def peers(self) -> list[str]:
         """Whoever's link is up, in order of names as bytes."""
         return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
+
+    def knows(self, peer: str) -> bool:
+        """Whether there is any link to ``peer``, open or not."""
+        return peer in self._links
 
     # What the machine above asks for.
 
@@ -149,7 +161,7 @@ class Links:
             return []
         effects: list[Effect] = []
         if link.up:
-            link.lanes[CONTROL].outbox.waiting.append(Waiting(Bye(reason), free_of_charge=True))
+            link.lanes[CONTROL].outbox.put_first(Waiting(Bye(reason), free_of_charge=True))
             effects += self._pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:
@@ -172,9 +184,10 @@ class Links:
                 return self._lose(at, link, f"{lane} lane: {reason}")
             case TimerFired(timer) if timer.startswith("redial/"):
                 link = self._links.get(timer.removeprefix("redial/"))
-                if link is None or link.up:
+                if link is None or link.whole:
                     return [], []
-                return [], self._dial(at, link)
+                heard, effects = self._down(link, "no welcome on both lanes")
+                return heard, effects + self._dial(at, link)
             case _:
                 return [event], []
 
@@ -208,7 +221,7 @@ class Links:
     def _numbered(self, at: float, link: Link, event: MessageArrived[Any]) -> Heard:
         """A message of an open lane: only the next one counts."""
         lane = link.lanes[event.lane]
-        if event.clock.get(self.me, 0) > self.clock[self.me]:
+        if event.clock.get(self.me, 0) >= self.clock[self.me]:
             return self._break(at, link, event, "its clock knows events that have not happened")
         match lane.incoming.check(event.seq):
             case Verdict.DUPLICATE:
@@ -234,7 +247,7 @@ class Links:
     # Handshake.
 
     def _dial(self, at: float, link: Link) -> list[Effect]:
-        wait = min(REDIAL_S_MIN * 2**link.attempts, REDIAL_S_MAX)
+        wait = min(REDIAL_S_MIN * 2 ** min(link.attempts, DOUBLINGS_MAX), REDIAL_S_MAX)
         link.session += 1
         link.attempts += 1
         link.lanes = _lanes()
@@ -265,7 +278,7 @@ class Links:
         if lane.incoming.check(event.seq) is not Verdict.NEXT:
             return self._stale()
         lane.open = True
-        if all(link.lanes[each].open for each in LANES):
+        if link.whole:
             effects += [self._number(link, each, Waiting(Welcome())) for each in LANES]
             link.up = True
             heard.append(PeerJoined(link.peer, link.incarnation))
@@ -277,12 +290,16 @@ class Links:
             return self._stale()
         link.incarnation = event.sender
         lane.open = True
-        if not all(link.lanes[each].open for each in LANES):
-            return [], []
-        link.up = True
+        heard: list[Event] = []
+        if not link.up:
+            # One Welcome says that the other side has both lanes open. What follows it in this
+            # lane may arrive before the second Welcome, and must find a peer that has joined.
+            link.up = True
+            heard.append(PeerJoined(link.peer, link.incarnation))
+        if not link.whole:
+            return heard, []
         link.attempts = 0
-        joined = PeerJoined(link.peer, link.incarnation)
-        return [joined], [CancelTimer(_redial_timer(link.peer))]
+        return heard, [CancelTimer(_redial_timer(link.peer))]
 
     # When things break.
 
@@ -338,7 +355,7 @@ class Links:
             return []
         state.credited = state.taken
         credit = Waiting(Credit(lane, state.taken), free_of_charge=True)
-        link.lanes[CONTROL].outbox.waiting.append(credit)
+        link.lanes[CONTROL].outbox.put_first(credit)
         return self._pump(link, CONTROL)
 
     def _number(self, link: Link, lane: Lane, message: Waiting) -> Transmit[Any]:

@@ -61,6 +61,14 @@ class Outbox:
         self.waiting.append(message)
         return None
 
+    def put_first(self, message: Waiting) -> None:
+        """Queue what costs no credit before everything else.
+
+        Two sides that both wait for credit would wait for ever if word of it queued behind them.
+        """
+        assert message.free_of_charge, "whatever costs credit waits its turn"
+        self.waiting.insert(0, message)
+
     def credited(self, taken: int) -> None:
         """The receiver has taken in ``taken`` messages in all; the newest word counts."""
         self.taken = max(self.taken, taken)

@@ -222,6 +222,18 @@ async def test_a_peer_that_left_is_gone():
         assert listener.statistics().sends_refused_gone == 1
 
 
+async def test_a_dead_peer_holds_up_an_exit_only_for_the_linger():
+    """Closing with frames for nobody ends within the linger, in a living loop."""
+    with trio.fail_after(WAIT_S):
+        async with open_context() as context:
+            endpoint = ZmqEndpoint(context, linger_s=0.2)
+            await endpoint.dial("tcp://127.0.0.1:1", route="syncer", identity="peer")
+            endpoint.send_nowait("syncer", [bytes(1_000_000)])
+            await endpoint.aclose()
+            before_s = trio.current_time()
+    assert trio.current_time() - before_s < 2
+
+
 async def test_impossible_addresses_are_os_errors():
     """An address in use or not understood raises OSError and leaves the endpoint working."""
     async with listening() as (listener, address, inbox, dealer):

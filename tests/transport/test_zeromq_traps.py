@@ -89,32 +89,32 @@ async def test_trap_01_one_receive_per_wake_up_stalls():
 
 
 async def test_trap_02_any_call_may_eat_the_edge():
-    """A wake-up swallowed by another task's call still reaches the task that waits."""
-    with raw_pair() as (router, dealer):
+    """A wake-up swallowed by another task's failed receive still reaches the waiting sender."""
+    sent = []
+
+    async def send(ours):
+        for number in range(20):
+            await ours.send_multipart([b"%d" % number])
+            sent.append(number)
+
+    with raw_pair(mark=4, address="inproc://trap-02") as (router, dealer):
         router.send_multipart([b"peer", b"x"])
         assert select.select([dealer.FD], [], [], WAIT_S)[0]
-        assert dealer.get(zmq.EVENTS) & zmq.POLLIN  # merely asking
-        assert not select.select([dealer.FD], [], [], 0.05)[0]  # ate the edge
+        assert dealer.get(zmq.EVENTS) & zmq.POLLIN  # merely asking ...
+        assert not select.select([dealer.FD], [], [], 0.05)[0]  # ... ate the edge
         assert dealer.recv() == b"x"
 
-        received = []
         ours = TrioSocket(dealer)
-
-        async def receive():
-            while len(received) < 300:
-                received.extend(await ours.recv_multipart())
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(receive)
-            with trio.fail_after(WAIT_S):
-                for number in range(300):
-                    await trio.lowlevel.checkpoint()
-                    router.send_multipart([b"peer", b"%d" % number])
-                    while len(received) <= number:
-                        ours.send_multipart_nowait([b"an edge eater"])
-                        assert router.recv_multipart()
-                        await trio.lowlevel.checkpoint()
-    assert [b"%d" % number for number in range(300)] == received
+        with trio.fail_after(WAIT_S):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send, ours)
+                while len(sent) < 20:
+                    await trio.testing.wait_all_tasks_blocked()  # the sender waits for room
+                    while router.poll(0):
+                        router.recv_multipart()
+                    with pytest.raises(trio.WouldBlock):
+                        ours.recv_multipart_nowait()
+    assert list(range(20)) == sent
 
 
 async def test_trap_03_trio_allows_one_waiter_per_descriptor():
@@ -230,7 +230,6 @@ async def test_trap_06_a_zero_copy_send_is_a_promise():
         for number in range(30):
             dialler.send_nowait("syncer", [np.full(300_000, number, np.uint8)])
         gc.collect()  # nobody but libzmq has the arrays now
-        np.full((30, 300_000), 99, np.uint8)
         nursery.start_soon(listener.run, inbox.deliver)
         with trio.fail_after(WAIT_S):
             await inbox.wait_count(30)
@@ -301,18 +300,6 @@ async def test_trap_07_exit_with_frames_in_flight():
         nursery.cancel_scope.cancel()
         await listener.aclose()
     assert expected == inbox.messages["peer"]
-
-
-async def test_trap_07_a_dead_peer_holds_up_an_exit_only_for_the_linger():
-    """Closing with frames for nobody ends within the linger, in a living loop."""
-    with trio.fail_after(WAIT_S):
-        async with open_context() as context:
-            endpoint = ZmqEndpoint(context, linger_s=0.2)
-            await endpoint.dial("tcp://127.0.0.1:1", route="syncer", identity="peer")
-            endpoint.send_nowait("syncer", [bytes(1_000_000)])
-            await endpoint.aclose()
-            before_s = trio.current_time()
-    assert trio.current_time() - before_s < 2
 
 
 async def test_trap_08_a_failed_later_frame_corrupts_the_next_message():

@@ -1,0 +1,113 @@
+"""A whole job in one process: every actor a trio task, real ZeroMQ between them."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from ddloco.config import Job
+from ddloco.effects import Finish
+from ddloco.host import Hosted
+from ddloco.learner import SYNCER
+from transport import LANES, Endpoint
+from transport.zeromq import ZmqEndpoint, open_context
+
+QUEUE_MESSAGES_MAX = 65536
+"""Chunks that one lane may hold in ZeroMQ's queues: the credit window of four messages of at most
+8 GiB in chunks of 1 MiB, twice. They are references to arrays, not copies."""
+
+
+@dataclass
+class Outcome:
+    """How a job ended: each actor's finish, by incarnation."""
+
+    finishes: dict[str, Finish] = field(default_factory=dict[str, Finish])
+
+    @property
+    def bad_input(self) -> str | None:
+        """The reason, if the job could not be run as it was given."""
+        for finish in self.finishes.values():
+            if finish.status == "bad-input":
+                return finish.reason
+        return None
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Actors that failed, and why."""
+        return {name: f.reason for name, f in self.finishes.items() if f.status == "failed"}
+
+
+class Cluster:
+    """The actors of a job, started together, ended together."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        self.job = job
+        self.folder = folder
+        self.outcome = Outcome()
+        self._hosted: dict[str, Hosted] = {}
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the job to end in good order: the syncer tells the learners."""
+        if f"{SYNCER}.1" in self._hosted:
+            self._hosted[f"{SYNCER}.1"].request_stop(reason)
+
+    async def run(self) -> Outcome:
+        """Run the job to its end."""
+        with _address(self.job) as wanted:
+            async with open_context() as context:
+                syncer = new_endpoint(context)
+                address = await syncer.listen(wanted)
+                endpoints: dict[str, Endpoint] = {f"{SYNCER}.1": syncer}
+                for name in self.job.learner_names():
+                    endpoints[f"{name}.1"] = await dial_syncer(
+                        new_endpoint(context), address, f"{name}.1"
+                    )
+                for incarnation, endpoint in endpoints.items():
+                    self._hosted[incarnation] = Hosted(self.job, incarnation, self.folder, endpoint)
+                async with trio.open_nursery() as nursery:
+                    for hosted in self._hosted.values():
+                        nursery.start_soon(self._host, hosted)
+        return self.outcome
+
+    async def _host(self, hosted: Hosted) -> None:
+        """Run one actor; when it ends for a reason that ends the job, end the others."""
+        try:
+            finish = await hosted.run()
+        finally:
+            await hosted.endpoint.aclose()
+        self.outcome.finishes[hosted.incarnation] = finish
+        running = [name for name in self._hosted if name not in self.outcome.finishes]
+        if finish.status == "bad-input" or hosted.incarnation == f"{SYNCER}.1":
+            for name in running:
+                self._hosted[name].request_stop(finish.reason)
+        elif running == [f"{SYNCER}.1"]:
+            self._hosted[f"{SYNCER}.1"].request_stop("no learner is left")
+
+
+def new_endpoint(context: "object") -> ZmqEndpoint:
+    """An endpoint with this job's limits."""
+    return ZmqEndpoint(context, queue_messages_max=QUEUE_MESSAGES_MAX, handover=True)  # pyright: ignore[reportArgumentType]
+
+
+async def dial_syncer(endpoint: ZmqEndpoint, address: str, incarnation: str) -> ZmqEndpoint:
+    """Connect both lanes of an actor to the syncer."""
+    for lane in LANES:
+        await endpoint.dial(address, route=f"{SYNCER}/{lane}", identity=f"{incarnation}/{lane}")
+    return endpoint
+
+
+@contextmanager
+def _address(job: Job) -> Iterator[str]:
+    """Where the syncer of a job in one process listens."""
+    match job.transport.kind:
+        case "inproc":
+            yield "inproc://syncer"
+        case "tcp":
+            yield "tcp://127.0.0.1:*"
+        case "ipc":
+            # A socket's path has at most 107 bytes, which a run folder may exceed.
+            with tempfile.TemporaryDirectory(prefix="ddloco-") as folder:
+                yield f"ipc://{folder}/syncer"

@@ -1,0 +1,346 @@
+"""The driver: one trio task per actor, and the only door to the world.
+
+It takes the next event (a message, a timer, finished work), stamps it with the actor's clock,
+writes it to the tape, lets the actor handle it, writes the digest of the effects, and only then
+performs them. Every door through which nondeterminism enters is in this file: the time, the order
+of arrivals, the completion of work, and requests from outside.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import trio
+
+from clocks import TimeSource
+from ddloco.actor import Actor
+from ddloco.arrays import Arrays
+from ddloco.effects import Finish, Observe, Work
+from ddloco.events import StopRequested, WorkResult
+from ddloco.logs import ActorLog
+from ddloco.messages import Said
+from replay import Recorder, learned_entries
+from transport import (
+    LANES,
+    PROTOCOL_VERSION,
+    Arrival,
+    Assembler,
+    Bytes,
+    CancelTimer,
+    Codec,
+    Effect,
+    Endpoint,
+    Event,
+    Free,
+    Header,
+    Lane,
+    LaneBroken,
+    LaneFull,
+    LocalProtocolError,
+    Message,
+    MessageArrived,
+    Payload,
+    PeerGone,
+    RemoteProtocolError,
+    SetTimer,
+    TimerFired,
+    Transmit,
+    actor_of,
+)
+
+INBOX_MAX = 1024
+"""Events that may wait at the door; beyond that arrivals stay in the sockets' queues."""
+
+REFUSALS_LOGGED_MAX = 20
+"""A rude peer fills no disk: after these, refusals of one peer are only counted."""
+
+LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
+
+
+class Worker(Protocol):
+    """Who does the work that effects ask for."""
+
+    async def do(self, work: Work) -> WorkResult:
+        """Do one piece of work; a failure is a result, too."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A whole message at the door, before it becomes an event."""
+
+    peer: str
+    lane: Lane
+    message: Message[Any]
+
+
+class Timers:
+    """Timers by name, and which one is due next."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+        self._heap: list[tuple[float, str]] = []
+
+    def set(self, timer: str, at: float) -> None:
+        """Set or move a timer."""
+        self._due[timer] = at
+        heapq.heappush(self._heap, (at, timer))
+
+    def cancel(self, timer: str) -> None:
+        """Forget a timer, if it is set."""
+        self._due.pop(timer, None)
+
+    def next_at(self) -> float | None:
+        """When the next timer is due."""
+        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def pop_due(self, now: float) -> str | None:
+        """A timer that is due, now no longer set."""
+        at = self.next_at()
+        if at is None or at > now:
+            return None
+        _, timer = heapq.heappop(self._heap)
+        del self._due[timer]
+        return timer
+
+
+class Driver:
+    """Runs one actor until it is finished.
+
+    Args:
+        actor: what decides.
+        job_id: stamped on every message; messages of another job are refused.
+        endpoint: carries messages; its addresses are dialled and listened on by the caller.
+        worker: does the work.
+        arrays: what handles point to.
+        recorder: the pen at the door.
+        time: the actor's time.
+        log: where observations go.
+        expected: the layout that a message's payload must have, None for any; a door of its own,
+            since machines see digests only.
+        allocate: buffers for arriving payloads.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        *,
+        job_id: str,
+        endpoint: Endpoint,
+        worker: Worker,
+        arrays: Arrays,
+        recorder: Recorder,
+        time: TimeSource,
+        log: ActorLog,
+        expected: Callable[[Any], tuple[tuple[str, tuple[int, ...], str], ...] | None],
+        allocate: Callable[[int], Bytes] | None = None,
+    ) -> None:
+        self.actor = actor
+        self.refused: dict[str, int] = {}
+        """Messages refused at the door, by peer."""
+        self._job_id = job_id
+        self._endpoint = endpoint
+        self._worker = worker
+        self._arrays = arrays
+        self._recorder = recorder
+        self._time = time
+        self._log = log
+        self._expected = expected
+        self._codec: Codec[Any] = Codec(Said, job_id)
+        assemble = partial(Assembler, self._codec)
+        self._assemble = partial(assemble, allocate) if allocate is not None else assemble
+        self._assemblers: dict[str, Assembler[Any]] = {}
+        self._timers = Timers()
+        self._urgent: deque[Event] = deque()
+        self._finish: Finish | None = None
+        self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
+
+    async def run(self, first: Event) -> Finish:
+        """Handle ``first``, then whatever comes, until the actor finishes; how it finished.
+
+        Raises:
+            TapeError: the tape cannot be written, and the job says that this ends the actor.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            self._admit(first, None)
+            while self._finish is None:
+                await self._next()
+            nursery.cancel_scope.cancel()
+        self._recorder.close(self.actor.number, self._finish.reason)
+        return self._finish
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the actor, from outside, to end in good order."""
+        try:
+            self._inbox.send_nowait(StopRequested(reason))
+        except (trio.BrokenResourceError, trio.WouldBlock):
+            self._urgent.append(StopRequested(reason))
+
+    # The door.
+
+    async def _next(self) -> None:
+        """Let the next event in: our own troubles, then due timers, then whoever came first."""
+        if self._urgent:
+            self._admit(self._urgent.popleft(), None)
+            return
+        timer = self._timers.pop_due(self._time.now())
+        if timer is not None:
+            self._admit(TimerFired(timer), None)
+            return
+        try:
+            came = self._waiting.receive_nowait()
+        except trio.WouldBlock:
+            came = await self._wait()
+            if came is None:
+                return
+        if isinstance(came, Arrived):
+            self._admit_message(came)
+        else:
+            self._admit(came, None)
+
+    async def _wait(self) -> Arrived | Event | None:
+        due = self._timers.next_at()
+        patience = max(due - self._time.now(), 0.0) if due is not None else float("inf")
+        with trio.move_on_after(patience):
+            return await self._waiting.receive()
+        return None
+
+    def _admit_message(self, came: Arrived) -> None:
+        header, payload = came.message.header, came.message.payload
+        handle = f"in/{self.actor.number + 1}" if payload is not None else ""
+        event = MessageArrived(
+            peer=came.peer,
+            lane=came.lane,
+            sender=header.sender,
+            session=header.session,
+            seq=header.seq,
+            clock=header.clock,
+            body=header.body,
+            payload=payload.digest if payload is not None else b"",
+            handle=handle,
+        )
+        self._admit(event, payload)
+
+    def _admit(self, event: Event, payload: Payload | None) -> None:
+        """Stamp, tape, handle, tape, perform: in this order, always."""
+        actor, at = self.actor, self._time.now()
+        clock = actor.witness(event)
+        number = clock[actor.incarnation]
+        learned = learned_entries(actor.clock, clock, actor.incarnation)
+        self._recorder.event(number, at, learned, event)
+        if payload is not None and isinstance(event, MessageArrived):
+            self._arrays.put(event.handle, payload)
+        try:
+            effects = actor.handle(at, event)
+        except Exception as error:
+            self._recorder.raised(number, error)
+            raise
+        self._recorder.effects(number, effects)
+        for effect in effects:
+            self._perform(at, effect)
+
+    # Effects.
+
+    def _perform(self, at: float, effect: Effect) -> None:
+        match effect:
+            case Transmit():
+                self._transmit(effect)
+            case SetTimer(timer, due):
+                self._timers.set(timer, due)
+            case CancelTimer(timer):
+                self._timers.cancel(timer)
+            case Free(handle):
+                self._arrays.free(handle)
+            case Observe(event, fields):
+                self._log.observe(event, at, self.actor.number, fields)
+            case Finish():
+                self._finish = effect
+            case _:
+                assert isinstance(effect, Work), f"nobody performs {effect}"
+                self._nursery.start_soon(self._work, effect)
+
+    def _transmit(self, said: Transmit[Any]) -> None:
+        payload: Payload | None = self._arrays.get(said.payload) if said.payload else None
+        header = Header(
+            version=PROTOCOL_VERSION,
+            job=self._job_id,
+            sender=self.actor.incarnation,
+            session=said.session,
+            seq=said.seq,
+            clock=said.clock,
+            body=said.body,
+            tensors=payload.tensors if payload is not None else (),
+        )
+        try:
+            for frames in self._codec.encode(header, payload):
+                self._endpoint.send_nowait(f"{said.peer}/{said.lane}", frames)
+        except PeerGone:
+            self._urgent.append(LaneBroken(said.peer, said.lane, "nobody is there"))
+        except LaneFull:
+            self._urgent.append(LaneBroken(said.peer, said.lane, "its queue is full"))
+        except LocalProtocolError as error:
+            self._urgent.append(LaneBroken(said.peer, said.lane, str(error)))
+
+    async def _work(self, work: Work) -> None:
+        await self._inbox.send(await self._worker.do(work))
+
+    # Arrivals.
+
+    async def _deliver(self, arrival: Arrival) -> None:
+        """Put an arrival together; a whole message waits at the door, a broken one is refused."""
+        peer, _, lane_name = arrival.route.rpartition("/")
+        lane = LANE_NAMES.get(lane_name)
+        if lane is None:
+            self._count_refusal(arrival.route, "its route names no lane")
+            return
+        assembler = self._assemblers.setdefault(arrival.route, self._assemble())
+        try:
+            message = assembler.feed(arrival.frames)
+            if message is not None:
+                self._check(peer, message)
+        except RemoteProtocolError as error:
+            self._count_refusal(peer, str(error))
+            if self.actor.links.knows(peer):
+                await self._inbox.send(LaneBroken(peer, lane, f"refused: {error}"))
+            return
+        if message is not None:
+            await self._inbox.send(Arrived(peer, lane, message))
+
+    def _check(self, peer: str, message: Message[Any]) -> None:
+        """What only this job can know: who speaks, and what its payload must look like.
+
+        Raises:
+            RemoteProtocolError: it is not so.
+        """
+        header = message.header
+        if header.sender != peer and actor_of(header.sender) != peer:
+            raise RemoteProtocolError(f"$.sender: {header.sender} speaks on the lane of {peer}")
+        expected = self._expected(header.body)
+        if expected is None:
+            if header.tensors:
+                raise RemoteProtocolError("$.tensors: this message carries none")
+            return
+        got = tuple((meta.name, meta.shape, meta.dtype) for meta in header.tensors)
+        if got != expected:
+            raise RemoteProtocolError(f"$.tensors: {_difference(expected, got)}")
+
+    def _count_refusal(self, peer: str, reason: str) -> None:
+        """Counted and logged outside the tape: nothing of it reaches the actor."""
+        count = self.refused[peer] = self.refused.get(peer, 0) + 1
+        if count <= REFUSALS_LOGGED_MAX:
+            fields = {"peer": peer, "reason": reason, "count": count}
+            self._log.observe("message refused", self._time.now(), self.actor.number, fields)
+
+
+def _difference(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
+    if len(expected) != len(got):
+        return f"{len(got)} tensors, the fragment has {len(expected)}"
+    index = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
+    return f"tensor {index} is {got[index]}, the plan says {expected[index]}"

@@ -1,0 +1,39 @@
+"""The run folder: plain files that several hosts' folders can be copied together into."""
+
+import shutil
+from pathlib import Path
+
+import tomli_w
+
+from ddloco.config import ConfigError, Job
+from ddloco.logs import LOG_FILE
+
+JOB_FILE = "job.toml"
+CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", "syncer.address")
+"""All that a run writes, and so all that overwriting one may delete."""
+
+
+def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool = False) -> Path:
+    """Make a run folder ready for a job, its resolved job file inside.
+
+    Args:
+        folder: where; made if it is missing.
+        job: what will run.
+        overwrite: delete the run that is there.
+        join: the folder may already be in use by other actors of the same job.
+
+    Raises:
+        ConfigError: it cannot be made, or holds a run.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if overwrite:
+            for name in CONTENTS:
+                path = folder / name
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        if (folder / "tapes").exists() and not join:
+            raise ConfigError(f"{folder}: holds a run already; choose another --dir or --overwrite")
+        (folder / JOB_FILE).write_text(tomli_w.dumps(job.as_plain()))
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    return folder
