@@ -78,10 +78,17 @@ class Trained(Chore, frozen=True):
     batch: bytes
 
 
-class Score(Chore, frozen=True):
-    """Held-out loss of the parameters in ``source``."""
+class TrainTogether(Chore, frozen=True):
+    """Run ``steps`` updates, each with the mean of the gradients of these shards' next batches."""
 
-    source: Span
+    shards: tuple[int, ...]
+    steps: int
+
+
+class Score(Chore, frozen=True):
+    """Held-out loss of the parameters in ``source``, or of the trained ones where it is None."""
+
+    source: Span | None
 
 
 class Scored(Chore, frozen=True):
@@ -97,7 +104,7 @@ class Failed(Chore, frozen=True):
     reason: str
 
 
-Request = Prepare | Lay | Fill | Train | Score
+Request = Prepare | Lay | Fill | Train | TrainTogether | Score
 Answer = Prepared | Ready | Trained | Scored | Failed
 
 encode = Encoder().encode

@@ -9,7 +9,8 @@ from ddloco.config import ConfigError, Job
 from ddloco.logs import LOG_FILE
 
 JOB_FILE = "job.toml"
-CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", "syncer.address")
+ADDRESS_FILE = "syncer.address"
+CONTENTS = (JOB_FILE, LOG_FILE, ADDRESS_FILE, "tapes", "model")
 """All that a run writes, and so all that overwriting one may delete."""
 
 
@@ -37,3 +38,11 @@ def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool =
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     return folder
+
+
+def next_folder(parent: Path, name: str) -> Path:
+    """``parent/name-1`` or the next number that is free."""
+    number = 1
+    while (parent / f"{name}-{number}").exists():
+        number += 1
+    return parent / f"{name}-{number}"

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
+from typing import TypeVar
 
 import trio
 
@@ -14,12 +15,22 @@ from ddloco.arena import Arena
 from ddloco.config import Worker
 from ddloco.environment import worker_environment
 
+T = TypeVar("T")
+
 EXIT_S_MAX = 5.0
 """How long a worker may take to notice that its socket is closed before it is killed."""
 
 
 class WorkerDiedError(Exception):
     """The worker process is gone; its exit status is in the text."""
+
+
+class ChoreError(Exception):
+    """A worker answered that it could not; whose fault it is, and why."""
+
+    def __init__(self, failed: chores.Failed) -> None:
+        super().__init__(failed.reason)
+        self.failed = failed
 
 
 class WorkerProcess:
@@ -48,6 +59,19 @@ class WorkerProcess:
                 return chores.decode_answer(await self._read(size))
             except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
                 raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
+
+    async def expect(self, request: chores.Request, answer_type: type[T]) -> T:
+        """Send a request, wait for an answer of the one type that fits it.
+
+        Raises:
+            ChoreError: the worker could not do it.
+            WorkerDiedError: the process ended first.
+        """
+        answer = await self.ask(request)
+        if isinstance(answer, chores.Failed):
+            raise ChoreError(answer)
+        assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
+        return answer
 
     async def _read(self, size: int) -> bytes:
         data = bytearray()

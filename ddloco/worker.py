@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import traceback
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,12 @@ class Trainer:
                 return chores.Ready()
             case chores.Train():
                 return self._train(request)
+            case chores.TrainTogether(shards, steps):
+                return self._train_together(shards, steps)
             case chores.Score(source):
-                return self._score(self._arena.region(source.offset, source.nbytes))
+                if source is not None:
+                    self._read_in(self._arena.region(source.offset, source.nbytes))
+                return self._score()
 
     def _prepare(self, request: chores.Prepare) -> chores.Prepared:
         self._name = request.task
@@ -66,9 +71,9 @@ class Trainer:
             Leaf(name, tuple(np.shape(leaf)), np.dtype(jnp.result_type(leaf)).name)
             for name, (_, leaf) in zip(self._names, paths, strict=True)
         )
-        shard, shards, seed = request.shard, request.shards, request.seed
-        self._batches = task.batches(shard=shard, shards=shards, seed=seed)
-        self._again = task.batches(shard=shard, shards=shards, seed=seed)
+        self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
+        self._batches = self._stream(shard=request.shard)
+        self._again = self._stream(shard=request.shard)
         self._optimizer: Any = (
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
@@ -118,14 +123,32 @@ class Trainer:
                     "such a run could never be replayed"
                 )
 
-    def _score(self, source: Bytes) -> chores.Scored:
+    def _train_together(self, shards: tuple[int, ...], steps: int) -> chores.Trained:
+        """Data-parallel training in one process: the baseline, on the learners' own batches."""
+        if self._opt_state is None:
+            self._opt_state = self._optimizer.init(self._params)
+            self._streams = [self._stream(shard=shard) for shard in shards]
+            self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1))
+        loss, tokens, digest = 0.0, 0, b""
+        for _ in range(steps):
+            batches = [stream.next() for stream in self._streams]
+            digest = batch_digest(batches)
+            tokens += sum(int(self._task.tokens(batch)) for batch in batches)
+            self._params, self._opt_state, mean = self._mean_update(
+                self._params, self._opt_state, batches
+            )
+            loss = float(mean)
+        return chores.Trained(loss, tokens, digest)
+
+    def _score(self) -> chores.Scored:
         evaluate = getattr(self._task, "evaluate", None)
-        if evaluate is None:
-            return chores.Scored(None)
-        for fragment in range(len(self._laid.fragments)):
-            start, stop = self._laid.fragment_slice(fragment)
-            self._overwrite(fragment, source[start:stop])
-        return chores.Scored(float(evaluate(self._params)))
+        return chores.Scored(None if evaluate is None else float(evaluate(self._params)))
+
+    def _mean_step(self, params: Any, opt_state: Any, batches: Any) -> tuple[Any, Any, Any]:
+        both = [jax.value_and_grad(self._task.loss)(params, batch) for batch in batches]
+        mean = jax.tree.map(lambda *each: sum(each) / len(each), *both)
+        updates, opt_state = self._optimizer.update(mean[1], opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, mean[0]
 
     # Between the pytree and the flat layout of the plan.
 
@@ -150,6 +173,11 @@ class Trainer:
             # The region is used again: the device must never alias it.
             leaves[index] = jnp.array(view, copy=True)
         self._params = jax.tree.unflatten(self._tree, leaves)
+
+    def _read_in(self, source: Bytes) -> None:
+        for fragment in range(len(self._laid.fragments)):
+            start, stop = self._laid.fragment_slice(fragment)
+            self._overwrite(fragment, source[start:stop])
 
     def _copy_out(self, out: Bytes) -> None:
         leaves = jax.tree.leaves(self._params)

@@ -40,21 +40,13 @@ from ddloco.events import (
 )
 from ddloco.fragments import FragmentPlan
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
-from ddloco.process import WorkerDiedError, WorkerProcess
+from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess
 from snapshot import save_tensors
 from transport import DTYPES, Bytes, Payload, actor_of, describe
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
 T = TypeVar("T")
-
-
-class ChoreError(Exception):
-    """A worker answered that it could not; whose fault it is, and why."""
-
-    def __init__(self, failed: chores.Failed) -> None:
-        super().__init__(failed.reason)
-        self.failed = failed
 
 
 class Workers:
@@ -96,12 +88,12 @@ class Workers:
             shard=job.shard(self._name) if learner else 0,
             shards=job.job.learners,
         )
-        prepared = await self._ask(request, chores.Prepared)
+        prepared = await self._process.expect(request, chores.Prepared)
         try:
             self._plan = job.plan(prepared.leaves)
         except ValueError as error:
             raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
-        await self._ask(chores.Lay(self._plan), chores.Ready)
+        await self._process.expect(chores.Lay(self._plan), chores.Ready)
         return prepared
 
     @property
@@ -135,7 +127,7 @@ class Workers:
 
     async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
         region = self._arena.allocate(self.plan.total_bytes)
-        await self._ask(chores.Fill(_span(region)), chores.Ready)
+        await self._process.expect(chores.Fill(_span(region)), chores.Ready)
         digest = xxhash.xxh3_128()
         for p in range(len(self.plan.fragments)):
             payload = await _in_thread(partial(self._encode, p, region.data))
@@ -159,7 +151,7 @@ class Workers:
             spans.append((each.fragment, _span(region)))
         out = self._arena.allocate(self.plan.total_bytes)
         request = chores.Train(work.step, tuple(spans), _span(out))
-        trained = await self._ask(request, chores.Trained)
+        trained = await self._process.expect(request, chores.Trained)
         for region in borrowed:
             self._arena.free(region)
         self._arrays.put(work.out, HostCopy(out))
@@ -170,7 +162,7 @@ class Workers:
         for p, handle in enumerate(work.fragments):
             start, stop = self.plan.fragment_slice(p)
             region.data[start:stop] = self._wire(p, self._arrays.get(handle))
-        scored = await self._ask(chores.Score(_span(region)), chores.Scored)
+        scored = await self._process.expect(chores.Score(_span(region)), chores.Scored)
         self._arena.free(region)
         return Evaluated(work.work, scored.loss)
 
@@ -272,13 +264,6 @@ class Workers:
         for part, view in _views(self._segments_of(fragment), data):
             view[:] = theta[part]
         return data
-
-    async def _ask(self, request: chores.Request, answer_type: type[T]) -> T:
-        answer = await self._process.ask(request)
-        if isinstance(answer, chores.Failed):
-            raise ChoreError(answer)
-        assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
-        return answer
 
 
 def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:

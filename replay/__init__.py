@@ -16,3 +16,6 @@ from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError
 from replay.tape import TapeWriter as TapeWriter
 from replay.tape import open_tapes as open_tapes
+from replay.verify import Receipt as Receipt
+from replay.verify import Verdict as Verdict
+from replay.verify import verify as verify

@@ -20,8 +20,8 @@ def test_a_number_seen_before_is_a_duplicate():
     """A duplicate is named and does not move the count."""
     lane = LaneSequence(3)
 
-    assert [Verdict.DUPLICATE] * 3 == [lane.check(number) for number in range(3)]
-    assert 3 == lane.expected
+    assert [lane.check(number) for number in range(3)] == [Verdict.DUPLICATE] * 3
+    assert lane.expected == 3
 
 
 def test_a_number_too_far_is_a_gap():

@@ -14,8 +14,8 @@ def test_manual_time_moves_only_when_told():
     assert 1.5 == source.now() == source.now()
     source.advance_to(4.0)
     source.advance_to(4.0)
-    assert 4.0 == source.now()
-    assert 0.0 == ManualTime().now()
+    assert source.now() == 4.0
+    assert ManualTime().now() == 0.0
 
 
 def test_manual_time_never_runs_backwards():
@@ -24,7 +24,7 @@ def test_manual_time_never_runs_backwards():
 
     with pytest.raises(ValueError, match=r"cannot go back from 4\.0 to 3\.9"):
         source.advance_to(3.9)
-    assert 4.0 == source.now()
+    assert source.now() == 4.0
 
 
 def test_monotonic_time_counts_from_its_start(monkeypatch):
@@ -33,7 +33,7 @@ def test_monotonic_time_counts_from_its_start(monkeypatch):
     monkeypatch.setattr(time, "monotonic", lambda: next(readings))
     source = MonotonicTime()
 
-    assert [0.0, 0.25] == [source.now(), source.now()]
+    assert [source.now(), source.now()] == [0.0, 0.25]
 
 
 def test_monotonic_time_never_runs_backwards():

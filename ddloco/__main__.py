@@ -1,0 +1,5 @@
+"""``python -m ddloco`` is the ``ddloco`` command."""
+
+from ddloco.cli import main
+
+main()

@@ -1,0 +1,51 @@
+"""The baselines that a job is measured against: one learner alone, and data-parallel training.
+
+One worker process runs all of it: at every step each shard's batch gives a gradient, the gradients
+are averaged, and one update is taken. With one shard that is a lone learner (``method = "lone"``);
+with all of them it is data parallelism on the very batches that the learners of the job would have
+seen (``method = "data-parallel"``). Neither needs messages, so neither leaves a tape.
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+
+from clocks import MonotonicTime
+from ddloco import chores
+from ddloco.arena import Arena
+from ddloco.config import Job
+from ddloco.logs import LOG_FILE, ActorLog
+from ddloco.process import open_worker
+
+STEPS_ASKED = 10
+"""Steps in one request, so that progress shows and Ctrl-C is heard."""
+
+
+async def run_baseline(job: Job, folder: Path, console: Console) -> float | None:
+    """Train ``job.steps`` steps by the job's method; the held-out loss.
+
+    Raises:
+        ChoreError: the task cannot be used.
+        WorkerDiedError: the worker process ended.
+    """
+    arena, time = Arena(), MonotonicTime()
+    log = ActorLog(folder / LOG_FILE, job.job.method)
+    shards = tuple(range(job.job.learners)) if job.job.method == "data-parallel" else (0,)
+    async with open_worker(arena, job.worker) as process:
+        request = chores.Prepare(
+            job.job.task, job.task, job.inner, job.job.seed, 0, job.job.learners
+        )
+        await process.expect(request, chores.Prepared)
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task(job.job.method, total=job.job.steps)
+            for done in range(0, job.job.steps, STEPS_ASKED):
+                steps = min(STEPS_ASKED, job.job.steps - done)
+                trained = await process.expect(chores.TrainTogether(shards, steps), chores.Trained)
+                bar.update(task, completed=done + steps)
+                fields = {"step": done + steps, "loss": trained.loss, "tokens": trained.tokens}
+                log.observe("step", time.now(), done + steps, fields)
+        scored = await process.expect(chores.Score(None), chores.Scored)
+    log.observe("result", time.now(), job.job.steps, {"held_out_loss": scored.loss})
+    log.close()
+    return scored.loss

@@ -1,0 +1,175 @@
+"""The command line: what people type, and the exit codes that they get.
+
+0 it held; 1 it ran and found a difference, a gap or a failed check; 2 the input was bad, and one
+line says which file, field or byte and what would be right. Heavy modules are imported inside the
+commands, so that ``--help`` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+OVERVIEW = """\
+Decoupled DiLoCo training that you can rewind.
+
+Independent learners train with JAX and exchange parameter fragments with a syncer over ZeroMQ;
+nobody waits for a learner that is slow or dead; and every job leaves tapes from which the run
+is executed again, bit for bit, on one machine of the same kind."""
+
+EXAMPLES = """\
+a first run:
+  ddloco run examples/quickstart.toml --dir runs/first
+  ddloco replay runs/first
+
+the same job over tcp, every actor a process of its own:
+  ddloco run examples/quickstart.toml --processes --dir runs/second
+
+on several hosts (syncer first or last, in any order):
+  ddloco syncer  job.toml --bind tcp://127.0.0.1:5555 --dir runs/host-a
+  ddloco learner job.toml --connect tcp://127.0.0.1:5555 --name learner-0 --dir runs/host-b
+
+exit codes: 0 it held, 1 it found a difference, a gap or a failure, 2 the input was bad"""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="ddloco",
+        description=OVERVIEW,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="store_true", help="print the version and leave")
+    orders = top.add_subparsers(dest="command", metavar="COMMAND")
+    _add_run(orders)
+    _add_syncer(orders)
+    _add_learner(orders)
+    _add_replay(orders)
+    _add_tape(orders)
+    return top
+
+
+Orders = Any
+"""What add_subparsers returns; argparse keeps its type to itself."""
+
+
+def _command(orders: Orders, name: str, what: str, more: str = "") -> argparse.ArgumentParser:
+    return orders.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
+    command.add_argument("job", metavar="JOB.toml", type=Path, help="the job file")
+    command.add_argument(
+        "--dir",
+        dest="folder",
+        metavar="RUN",
+        type=Path,
+        required=folder_needed,
+        help="run folder" + ("" if folder_needed else " (default: runs/NAME-NUMBER)"),
+    )
+    command.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="override a key of the job file, such as sync.quorum=2; may be given again",
+    )
+
+
+def _add_run(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "run",
+        "run a whole job on this machine",
+        "Ctrl-C ends the job in good order: the model is saved and the tapes replay.\n"
+        "A second Ctrl-C ends it at once; the tapes replay all the same.",
+    )
+    _add_job(command, folder_needed=False)
+    command.add_argument("--processes", action="store_true", help="one process per actor, over tcp")
+    command.add_argument("--overwrite", action="store_true", help="replace the run in --dir")
+    command.set_defaults(run="run")
+
+
+def _add_syncer(orders: Orders) -> None:
+    command = _command(orders, "syncer", "run the syncer of a job on this host")
+    _add_job(command, folder_needed=True)
+    command.add_argument(
+        "--bind", metavar="ADDRESS", required=True, help="where to listen: tcp://127.0.0.1:5555"
+    )
+    _add_actor(command)
+    command.set_defaults(run="syncer")
+
+
+def _add_learner(orders: Orders) -> None:
+    command = _command(orders, "learner", "run one learner of a job on this host")
+    _add_job(command, folder_needed=True)
+    command.add_argument(
+        "--connect", metavar="ADDRESS", required=True, help="the syncer: tcp://host:5555"
+    )
+    command.add_argument("--name", required=True, help="which learner this is: learner-3")
+    _add_actor(command)
+    command.set_defaults(run="learner")
+
+
+def _add_actor(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--join", action="store_true", help="share --dir with other actors")
+    command.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_replay(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "replay",
+        "execute a run's tapes again and compare every event",
+        "Exit code 0: everything was identical. 1: the first difference is named, with its event,\n"
+        "or a tape is missing and the gap is named. 2: a tape cannot be read.",
+    )
+    command.add_argument("folder", metavar="RUN", type=Path, help="the run folder, or one tape")
+    command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    command.set_defaults(run="replay")
+
+
+def _add_tape(orders: Orders) -> None:
+    tape = _command(orders, "tape", "look at tapes and check them")
+    actions = tape.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, what, run in (
+        ("show", "print one line per event, in causal order", "tape_show"),
+        ("verify", "check records, clocks and headers without executing", "tape_verify"),
+    ):
+        command = _command(actions, name, what)
+        command.add_argument("folder", metavar="RUN_OR_TAPE", type=Path, help="folder or file")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=run)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and leave with its exit code."""
+    top = parser()
+    given = top.parse_args(arguments)
+    if given.version:
+        given.run = "show_version"
+    if not hasattr(given, "run"):
+        top.print_help()
+        sys.exit(2)
+    from ddloco import commands  # noqa: PLC0415, so that --help does not wait for it
+
+    try:
+        code = getattr(commands, given.run)(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 1
+    sys.exit(code)

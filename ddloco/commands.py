@@ -1,0 +1,229 @@
+"""What each command does, and the exit codes that it ends with."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.progress import Progress
+
+from ddloco.baseline import run_baseline
+from ddloco.cluster import Cluster, Outcome
+from ddloco.config import ConfigError, Job, load_job
+from ddloco.display import Board, show
+from ddloco.effects import Finish
+from ddloco.folder import next_folder, open_folder
+from ddloco.launch import Processes
+from ddloco.process import WorkerDiedError
+from ddloco.rerun import Report, Rerun
+from ddloco.serve import serve_learner, serve_syncer
+from ddloco.signals import stop_on_signal
+from ddloco.tapes import show as show_tapes
+from ddloco.tapes import verify_folder
+from ddloco.workers import MODEL_FILE, ChoreError
+from replay import TapeError
+
+HELD, FOUND, BAD_INPUT = 0, 1, 2
+
+
+def complain(problem: object) -> int:
+    """One line on standard error, for bad input."""
+    print(f"ddloco: {problem}", file=sys.stderr)
+    return BAD_INPUT
+
+
+def show_version(_: argparse.Namespace) -> int:
+    """``ddloco --version``."""
+    print(f"ddloco {version('ddloco')}")
+    return HELD
+
+
+def _job(given: argparse.Namespace) -> Job:
+
+    return load_job(given.job, given.overrides)
+
+
+def run(given: argparse.Namespace) -> int:
+    """``ddloco run``: a whole job here."""
+    try:
+        job = _job(given)
+        folder = given.folder or next_folder(Path("runs"), job.job.name)
+        open_folder(folder, job, overwrite=given.overwrite)
+    except ConfigError as error:
+        return complain(error)
+    if job.job.method != "decoupled-diloco":
+        return _run_baseline(job, folder)
+    if given.processes:
+        return _run_job(Processes(job, folder))
+
+    return _run_job(Cluster(job, folder))
+
+
+def _run_job(cluster: Cluster | Processes) -> int:
+
+    console = Console()
+    boards: list[Board] = []
+
+    async def all_of_it() -> Outcome:
+        done = trio.Event()
+
+        async def watch() -> None:
+            boards.append(await show(cluster.folder, cluster.job, console, done))
+
+        async with trio.open_nursery() as signals:
+            signals.start_soon(stop_on_signal, cluster.request_stop)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch)
+                outcome = await cluster.run()
+                done.set()
+            signals.cancel_scope.cancel()
+        return outcome
+
+    try:
+        outcome = trio.run(all_of_it)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        console.print("ended at once; the tapes hold everything up to here")
+        return FOUND
+    return _conclude(cluster, outcome, boards[0].result, console.print)
+
+
+def _conclude(
+    cluster: Cluster | Processes,
+    outcome: Outcome,
+    result: dict[str, Any] | None,
+    say: Callable[[str], None],
+) -> int:
+
+    if outcome.bad_input is not None:
+        return complain(outcome.bad_input)
+    for name, reason in outcome.failures.items():
+        say(f"{name} failed: {reason}")
+    if result is None:
+        return complain_found(f"{cluster.folder}: the job ended without a result")
+    loss = result["held_out_loss"]
+    scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
+    say(f"{scored} at global step {result['t']}, {result['merges']} merges")
+    say(f"model {cluster.folder / MODEL_FILE}")
+    say(f"replay it with: ddloco replay {cluster.folder}")
+    return HELD
+
+
+def complain_found(problem: str) -> int:
+    """One line on standard error, for what went wrong while running."""
+    print(f"ddloco: {problem}", file=sys.stderr)
+    return FOUND
+
+
+def _run_baseline(job: Job, folder: Path) -> int:
+
+    console = Console()
+    try:
+        loss = trio.run(run_baseline, job, folder, console)
+    except ChoreError as error:
+        return complain(error)
+    except WorkerDiedError as error:
+        return complain_found(str(error))
+    scored = f"{loss:.4f}" if loss is not None else "unknown"
+    console.print(f"{job.job.method}: held-out loss {scored} after {job.job.steps} steps")
+    return HELD
+
+
+def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
+
+    try:
+        job = _job(given)
+        open_folder(given.folder, job, join=given.join)
+        finish: Finish = trio.run(serve, job)
+    except ConfigError as error:
+        return complain(error)
+    if finish.status == "bad-input":
+        return complain(finish.reason)
+    if finish.status == "failed":
+        return complain_found(finish.reason)
+    print(f"{finish.status}: {finish.reason}")
+    return HELD
+
+
+def syncer(given: argparse.Namespace) -> int:
+    """``ddloco syncer``."""
+
+    async def serve(job: Job) -> Finish:
+        return await serve_syncer(job, given.folder, given.bind, with_parent=given.with_parent)
+
+    return _serve(given, serve)
+
+
+def learner(given: argparse.Namespace) -> int:
+    """``ddloco learner``."""
+
+    async def serve(job: Job) -> Finish:
+        folder, connect, name = given.folder, given.connect, given.name
+        return await serve_learner(job, folder, connect, name, with_parent=given.with_parent)
+
+    return _serve(given, serve)
+
+
+def replay(given: argparse.Namespace) -> int:
+    """``ddloco replay``: execute tapes again and compare."""
+    console = Console(stderr=True)
+    try:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("replaying", total=None)
+            rerun = Rerun(
+                given.folder,
+                progress=lambda events: bar.update(task, completed=events),
+                warn=lambda what: console.print(f"differs from the recording: {what}"),
+            )
+            bar.update(task, total=rerun.total)
+            report = trio.run(rerun.run)
+    except (TapeError, ConfigError, ChoreError) as error:
+        return complain(error)
+    if given.json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print_report(report)
+    return HELD if report.identical else FOUND
+
+
+def _print_report(report: Report) -> None:
+    for note in (*report.notes, *(f"gap: {gap}" for gap in report.gaps)):
+        print(note)
+    if report.divergence is not None:
+        print(report.divergence.report())
+        return
+    compared = (
+        f"{report.events} events, {report.steps} steps, {report.merges} merges and "
+        f"{report.payloads} payloads"
+    )
+    if report.identical:
+        print(f"identical: {compared} executed again, every one equal to the bit")
+    else:
+        print(f"no difference in {compared}, but {report.unverified} results were not verified")
+
+
+def tape_show(given: argparse.Namespace) -> int:
+    """``ddloco tape show``: one line per event."""
+    try:
+        for line in show_tapes(given.folder, as_json=given.json):
+            print(line)
+    except TapeError as error:
+        return complain(error)
+    return HELD
+
+
+def tape_verify(given: argparse.Namespace) -> int:
+    """``ddloco tape verify``: records, clocks, headers."""
+    try:
+        held, lines = verify_folder(given.folder, as_json=given.json)
+    except TapeError as error:
+        return complain(error)
+    for line in lines:
+        print(line)
+    return HELD if held else FOUND

@@ -1,0 +1,97 @@
+"""One actor in a process of its own: what ``ddloco syncer`` and ``ddloco learner`` run."""
+
+import ipaddress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import trio
+
+from ddloco.cluster import dial_syncer, new_endpoint
+from ddloco.config import ConfigError, Job
+from ddloco.effects import Finish
+from ddloco.folder import ADDRESS_FILE
+from ddloco.host import TAPES, Hosted
+from ddloco.learner import SYNCER
+from ddloco.signals import stop_on_signal, stop_with_parent
+from transport.zeromq import open_context
+
+
+async def serve_syncer(job: Job, folder: Path, bind: str, *, with_parent: bool) -> Finish:
+    """Run the syncer, listening on ``bind``; the address is written to the run folder.
+
+    Raises:
+        ConfigError: the address cannot be bound, or is open to everyone without saying so.
+    """
+    check_bind(job, bind)
+    async with open_context() as context:
+        endpoint = new_endpoint(context)
+        try:
+            address = await endpoint.listen(bind)
+        except OSError as error:
+            raise ConfigError(f"--bind {bind}: {error.strerror}") from None
+        partial = folder / f".{ADDRESS_FILE}.partial"
+        partial.write_text(address)
+        partial.replace(folder / ADDRESS_FILE)
+        hosted = Hosted(job, next_incarnation(folder, SYNCER), folder, endpoint)
+        return await _serve(hosted, with_parent=with_parent)
+
+
+async def serve_learner(
+    job: Job, folder: Path, connect: str, name: str, *, with_parent: bool
+) -> Finish:
+    """Run one learner against the syncer at ``connect``; it waits for a syncer that is late.
+
+    Raises:
+        ConfigError: the job has no such learner, or the address is none.
+    """
+    if name not in job.learner_names():
+        names = job.learner_names()
+        raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
+    incarnation = next_incarnation(folder, name)
+    async with open_context() as context:
+        endpoint = new_endpoint(context)
+        try:
+            await dial_syncer(endpoint, connect, incarnation)
+        except OSError as error:
+            raise ConfigError(f"--connect {connect}: {error.strerror}") from None
+        hosted = Hosted(job, incarnation, folder, endpoint)
+        return await _serve(hosted, with_parent=with_parent)
+
+
+async def _serve(hosted: Hosted, *, with_parent: bool) -> Finish:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_on_signal, hosted.request_stop)
+        if with_parent:
+            nursery.start_soon(stop_with_parent, hosted.request_stop)
+        finish = await hosted.run()
+        nursery.cancel_scope.cancel()
+    await hosted.endpoint.aclose()
+    return finish
+
+
+def next_incarnation(folder: Path, name: str) -> str:
+    """The actor's name with the next number that has no tape in this folder."""
+    number = 1
+    while (folder / TAPES / f"{name}.{number}.tape").exists():
+        number += 1
+    return f"{name}.{number}"
+
+
+def check_bind(job: Job, bind: str) -> None:
+    """Refuse to listen to everyone unless the job file says that this is meant.
+
+    Raises:
+        ConfigError: it is not loopback, and ``transport.insecure`` is not set.
+    """
+    if job.transport.insecure or not bind.startswith("tcp://"):
+        return
+    host = urlsplit(bind.replace(":*", ":0")).hostname or "*"
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        raise ConfigError(
+            f"--bind {bind}: whoever reaches this address could take part; "
+            "bind 127.0.0.1, or set transport.insecure = true if the network is yours alone"
+        )

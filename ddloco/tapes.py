@@ -1,0 +1,123 @@
+"""Looking at tapes: one line per event, and the checks that need no execution."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from clocks import VectorClock, causal_sort
+from replay import Receipt, Tape, open_tapes, tape, verify
+
+VALUE_CHARS_MAX = 60
+
+
+class ShownEvent:
+    """An event with what a line about it needs; read with msgpack, without any schema."""
+
+    def __init__(self, actor: str, record: tape.Event, clock: VectorClock) -> None:
+        self.actor = actor
+        self.number = record.n
+        self.clock = clock
+        self.at = record.at
+        self.fields: dict[str, Any] = msgpack.unpackb(record.event)
+        self.effects: tape.Effects | tape.Raised | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data; bytes as hex."""
+        return {
+            "event": f"{self.actor}:{self.number}",
+            "at": self.at,
+            "clock": self.clock.wire(),
+            **_plain(self.fields),
+            "effects": self.effects.count if isinstance(self.effects, tape.Effects) else None,
+        }
+
+    def line(self) -> str:
+        """One line for people."""
+        fields = {**self.fields}
+        kind = fields.pop("type")
+        fields.pop("clock", None)
+        body = fields.pop("body", None)
+        if isinstance(body, dict):
+            kind += f" {body.pop('type')}"
+            fields = {"peer": fields.get("peer"), "seq": fields.get("seq"), **body}
+        said = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
+        match self.effects:
+            case tape.Effects(_, count):
+                outcome = f"-> {count} effects"
+            case tape.Raised(_, error):
+                outcome = f"-> raised {error}"
+            case _:
+                outcome = "-> not recorded (killed here)"
+        return f"{self.actor}:{self.number:<6} {self.at:10.4f} s  {kind} {said} {outcome}"
+
+
+def show(folder: Path, *, as_json: bool) -> Iterator[str]:
+    """The events of all tapes in one causal order, a line each.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    for event in causal_sort({each.incarnation: events_of(each) for each in open_tapes(folder)}):
+        yield json.dumps(event.as_dict()) if as_json else event.line()
+
+
+def events_of(each: Tape) -> list[ShownEvent]:
+    """A tape's events with their whole clocks."""
+    events: list[ShownEvent] = []
+    clock = VectorClock()
+    for record in each.records():
+        if isinstance(record, tape.Event):
+            clock = clock.merge(record.clock).tick(each.incarnation)
+            events.append(ShownEvent(each.incarnation, record, clock))
+        elif isinstance(record, tape.Effects | tape.Raised) and events:
+            events[-1].effects = record
+    return events
+
+
+def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
+    """Check all tapes; whether they hold, and what to print.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    tapes = open_tapes(folder)
+    verdicts, between = verify(tapes, receipt_of)
+    held = not between and not any(verdict.problems for verdict in verdicts)
+    if as_json:
+        found = {"tapes": [asdict(verdict) for verdict in verdicts], "between": between}
+        return held, [json.dumps({"held": held, **found}, indent=2)]
+    lines: list[str] = []
+    for verdict in verdicts:
+        counts = f"{verdict.events} events, {verdict.messages} messages"
+        lines.append(f"{verdict.incarnation:<14} {counts}, ends: {verdict.ends}")
+        lines += [f"  {verdict.incarnation} {problem}" for problem in verdict.problems]
+    total = sum(verdict.events for verdict in verdicts)
+    good = f"held: {total} events of {len(verdicts)} tapes, every record, header and clock"
+    return held, [*lines, *between, good if held else "failed"]
+
+
+def receipt_of(event: dict[str, Any]) -> Receipt | None:
+    """The receipt in an arrival, as plain data has it."""
+    if event.get("type") != "MessageArrived":
+        return None
+    lane = (event["peer"], event["lane"], event["session"])
+    return Receipt(event["sender"], lane, event["seq"], event["clock"])
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _short(value: Any) -> str:
+    text = value.hex()[:8] if isinstance(value, bytes) else str(value)
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."

@@ -1,0 +1,117 @@
+"""What can be checked of tapes without executing anything: records, order, clocks.
+
+Every event's clock is computed again from the messages that the tape says arrived, and compared
+with what was written; every message must come from an event that had happened, and bring what its
+lane brought before and more. Over several tapes, all events must fit into one causal order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from clocks import CausalityError, VectorClock, causal_sort
+from replay import tape
+from replay.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A message as its receiver's tape has it; ``lane`` names the channel and its session."""
+
+    sender: str
+    lane: tuple[Any, ...]
+    seq: int
+    clock: dict[str, int]
+
+
+ReceiptOf = Callable[[dict[str, Any]], Receipt | None]
+"""Reads a receipt out of an event as plain data, None for an event that is none."""
+
+
+@dataclass
+class Moment:
+    """One event for causal sorting."""
+
+    actor: str
+    number: int
+    clock: VectorClock
+
+
+@dataclass
+class Verdict:
+    """What was found on one tape."""
+
+    incarnation: str
+    events: int = 0
+    messages: int = 0
+    ends: str = ""
+    problems: list[str] = field(default_factory=list[str])
+
+
+def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict], list[str]]:
+    """Check every tape, then all of them together; verdicts, and problems between tapes.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    verdicts: list[Verdict] = []
+    moments: dict[str, list[Moment]] = {}
+    for each in tapes:
+        verdict, events = _verify_one(each, receipt_of)
+        verdicts.append(verdict)
+        moments[each.incarnation] = events
+    try:
+        causal_sort(moments)
+    except CausalityError as error:
+        return verdicts, [str(error)]
+    return verdicts, []
+
+
+def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment]]:
+    me = each.incarnation
+    verdict = Verdict(me)
+    clock = VectorClock()
+    heard: dict[tuple[Any, ...], Receipt] = {}
+    moments: list[Moment] = []
+    unanswered = 0
+    for record in each.records():
+        if not isinstance(record, tape.Event):
+            unanswered = 0
+            continue
+        if unanswered:
+            verdict.problems.append(f"event {unanswered}: no record of its effects")
+        unanswered = record.n
+        receipt = receipt_of(msgspec.msgpack.decode(record.event))
+        learned: dict[str, int] = {}
+        if receipt is not None:
+            verdict.messages += 1
+            problem = _improbable(me, clock, receipt, heard.get(receipt.lane))
+            if problem:
+                verdict.problems.append(f"event {record.n}: {problem}")
+            heard[receipt.lane] = receipt
+            learned = {n: c for n, c in receipt.clock.items() if n != me and c > clock[n]}
+        if dict(sorted(learned.items())) != dict(sorted(record.clock.items())):
+            problem = f"the clock grew by {record.clock}, its message says {learned}"
+            verdict.problems.append(f"event {record.n}: {problem}")
+        clock = clock.merge(record.clock).tick(me)
+        moments.append(Moment(me, record.n, clock))
+    verdict.events = len(moments)
+    verdict.ends = each.closed or f"not closed, after event {len(moments)}"
+    return verdict, moments
+
+
+def _improbable(
+    me: str, clock: VectorClock, receipt: Receipt, before: Receipt | None
+) -> str | None:
+    """Why this message cannot have come now, if so."""
+    if receipt.sender not in receipt.clock:
+        return f"a message of {receipt.sender} without its own count"
+    if receipt.clock.get(me, 0) > clock[me]:
+        return f"a message of {receipt.sender} knows {me}:{receipt.clock[me]}, not yet happened"
+    if before is None or receipt.sender != before.sender:
+        return None
+    if receipt.seq > before.seq and receipt.clock[receipt.sender] < before.clock[before.sender]:
+        return f"a message of {receipt.sender} is older than the one before it in its lane"
+    return None

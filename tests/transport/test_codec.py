@@ -1,0 +1,461 @@
+"""Frames and back: what we say is read back exactly, whatever else comes is refused by name."""
+
+import contextlib
+import math
+
+import ml_dtypes
+import msgpack
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ddloco.messages import GlobalFragment, Said, Stop
+from transport import (
+    DTYPES,
+    PROTOCOL_VERSION,
+    Assembler,
+    Codec,
+    Header,
+    LocalProtocolError,
+    Message,
+    Payload,
+    RemoteProtocolError,
+    TensorMeta,
+    aligned,
+    describe,
+)
+from transport.codec import CHUNK_BYTES, HEADER_BYTES_MAX
+from transport.message import TENSORS_MAX, Chunk, Welcome
+from transport.payload import PAYLOAD_BYTES_MAX
+
+CODEC = Codec(Said, "job-1")
+
+PLAIN = {
+    "type": "message",
+    "version": PROTOCOL_VERSION,
+    "job": "job-1",
+    "sender": "a.0",
+    "session": 1,
+    "seq": 0,
+    "clock": {"a.0": 7, "b.0": 3},
+    "body": {"type": "Contribution", "t": 1, "fragment": 0, "base": 0, "step": 5}
+    | {"steps": 5, "tokens": 160},
+    "tensors": [
+        {"name": "w", "shape": [4], "dtype": "float32", "bits": 32, "digest": bytes(16)},
+    ],
+}
+
+
+def header(tensors=(), seq=0, session=1, body=None):
+    return Header(
+        PROTOCOL_VERSION, "job-1", "a.0", session, seq, {"a.0": 7}, body or Welcome(), tensors
+    )
+
+
+def payload_of(layout, seed=0):
+    sizes = [math.prod(shape) * DTYPES[dtype].itemsize for _, shape, dtype in layout]
+    data = np.random.default_rng(seed).integers(0, 256, sum(map(aligned, sizes)), np.uint8)
+    return Payload(describe(data, layout), data)
+
+
+def as_bytes(frames):
+    """Give the ZeroMQ messages of one message as they come out of the other end."""
+    return [[bytes(part) for part in parts] for parts in frames]
+
+
+def message(payload, seq=0, session=1):
+    return as_bytes(CODEC.encode(header(payload.tensors, seq, session), payload))
+
+
+def chunk_head(index):
+    return msgpack.packb({"type": "chunk", "session": 1, "seq": 0, "index": index})
+
+
+def feed(assembler, frames):
+    """Give what the last ZeroMQ message completes; those before it complete nothing."""
+    *before, last = frames
+    assert [assembler.feed(parts) for parts in before] == [None] * len(before)
+    return assembler.feed(last)
+
+
+def patched(path, value):
+    """Give a header's bytes with one field set, or removed where the value is ``...``."""
+    plain = msgpack.unpackb(msgpack.packb(PLAIN))
+    at = plain
+    for key in path[:-1]:
+        at = at[key]
+    if value is ...:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = value
+    return msgpack.packb(plain)
+
+
+def with_raw(key, raw):
+    """Give a header's bytes with the bytes of one field's value replaced, well-formed or not."""
+    pairs = [(k, raw if k == key else msgpack.packb(v)) for k, v in PLAIN.items()]
+    return bytes([0x80 | len(PLAIN)]) + b"".join(msgpack.packb(k) + v for k, v in pairs)
+
+
+# Round trips.
+
+
+@pytest.mark.parametrize("body", [Welcome(), GlobalFragment(1, 2), Stop(3, "Ende ✓")])
+def test_a_message_without_payload_comes_back(body):
+    """One frame, read back equal."""
+    frames = CODEC.encode(header(body=body), None)
+
+    assert [len(parts) for parts in frames] == [1]
+    assert feed(Assembler(CODEC), as_bytes(frames)) == Message(header(body=body), None)
+
+
+@pytest.mark.parametrize(
+    "nbytes",
+    [
+        *(0, 1, 64, CHUNK_BYTES - 64, CHUNK_BYTES - 1, CHUNK_BYTES),
+        *(CHUNK_BYTES + 1, 2 * CHUNK_BYTES, 3 * CHUNK_BYTES + 64 * 5 - 3),
+    ],
+)
+def test_a_payload_of_any_length_comes_back(nbytes):
+    """Bytes, names, shapes and digests are equal, in as many pieces as the length needs."""
+    elements = -(-nbytes // 2)
+    payload = payload_of([("x", (elements,), "bfloat16")])
+
+    frames = message(payload)
+    came = feed(Assembler(CODEC), frames)
+
+    assert len(frames) == max(1, -(-len(payload.data) // CHUNK_BYTES))
+    assert all(len(parts) == 2 and len(parts[1]) <= CHUNK_BYTES for parts in frames)
+    assert came.header == header(payload.tensors)
+    assert came.payload.tensors == payload.tensors
+    assert came.payload.data.tobytes() == payload.data.tobytes()
+    assert came.payload.digest == payload.digest
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(st.integers(0, 4), max_size=3).map(tuple), st.sampled_from(sorted(DTYPES))
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_tensors_of_any_shape_and_type_come_back(tensors):
+    """Several tensors of one payload, empty and scalar ones included, are equal."""
+    payload = payload_of([(f"t/{i}", shape, dtype) for i, (shape, dtype) in enumerate(tensors)])
+
+    came = feed(Assembler(CODEC), message(payload))
+
+    assert came.payload.tensors == payload.tensors
+    assert came.payload.data.tobytes() == payload.data.tobytes()
+
+
+def test_bfloat16_values_come_back():
+    """What was bfloat16 before is bfloat16 after, NaN payloads and signed zeros included."""
+    values = np.array([0x7FC1, 0x8000, 0x3F80, 0xFF80], np.uint16).view(ml_dtypes.bfloat16)
+    data = np.zeros(64, np.uint8)
+    data[:8] = values.view(np.uint8)
+    payload = Payload(describe(data, [("x", (4,), "bfloat16")]), data)
+
+    came = feed(Assembler(CODEC), message(payload))
+
+    assert came.payload.data[:8].view(ml_dtypes.bfloat16).tobytes() == values.tobytes()
+
+
+def test_bytes_are_sent_from_where_they_lie_and_land_where_told():
+    """Encoding copies no tensor; decoding copies once, into the buffer that it is given."""
+    payload = payload_of([("x", (CHUNK_BYTES,), "bfloat16")])
+    frames = CODEC.encode(header(payload.tensors), payload)
+    given_out = []
+
+    def allocate(nbytes):
+        given_out.append(np.zeros(nbytes, np.uint8))
+        return given_out[-1]
+
+    came = feed(Assembler(CODEC, allocate), as_bytes(frames))
+
+    assert all(np.shares_memory(np.frombuffer(parts[1]), payload.data) for parts in frames)
+    assert [came.payload.data is buffer for buffer in given_out] == [True]
+
+
+def test_a_header_too_long_is_our_own_mistake():
+    """A fragment of too many long-named tensors is refused before it is sent, with the cure."""
+    metas = [TensorMeta("n" * 300 + str(i), (1,), "float32", 32, bytes(16)) for i in range(1000)]
+
+    with pytest.raises(LocalProtocolError, match="use more fragments"):
+        CODEC.encode(header(tuple(metas)), None)
+
+
+# Refusals of a header.
+
+
+def test_the_unpatched_header_is_good():
+    """What the refusals below change is accepted as it stands."""
+    assert CODEC.decode_head(msgpack.packb(PLAIN)).clock == {"a.0": 7, "b.0": 3}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        # Types.
+        (["version"], "1", r"\$\.version"),
+        (["version"], 1.0, r"\$\.version"),
+        (["job"], 5, r"\$\.job"),
+        (["job"], b"job-1", r"\$\.job"),
+        (["sender"], None, r"\$\.sender"),
+        (["seq"], "0", r"\$\.seq"),
+        (["seq"], True, r"\$\.seq"),
+        (["clock"], [], r"\$\.clock"),
+        (["clock", "a.0"], "7", r"\$\.clock"),
+        (["clock", 5], 7, r"\$\.clock"),
+        (["body"], [], r"\$\.body"),
+        (["body", "t"], 0.5, r"\$\.body\.t"),
+        (["tensors"], {}, r"\$\.tensors"),
+        (["tensors", 0], 1, r"\$\.tensors\[0\]"),
+        (["tensors", 0, "shape"], 4, r"\$\.tensors\[0\]\.shape"),
+        (["tensors", 0, "shape", 0], "4", r"\$\.tensors\[0\]\.shape\[0\]"),
+        (["tensors", 0, "digest"], "0" * 16, r"\$\.tensors\[0\]\.digest"),
+        # Tags and fields.
+        (["type"], "letter", r"letter.*\$\.type"),
+        (["type"], ..., "type"),
+        (["body", "type"], "Contributio", r"\$\.body\.type"),
+        (["body", "type"], 3, r"\$\.body\.type"),
+        (["body", "type"], ..., r"type.*\$\.body"),
+        (["extra"], 1, "unknown field `extra`"),
+        (["body", "extra"], 1, r"unknown field `extra`.*\$\.body"),
+        (["tensors", 0, "extra"], 1, r"unknown field `extra`.*\$\.tensors\[0\]"),
+        (["seq"], ..., "missing required field `seq`"),
+        (["clock"], ..., "missing required field `clock`"),
+        (["body", "step"], ..., r"missing required field `step`.*\$\.body"),
+        (["tensors", 0, "bits"], ..., r"missing required field `bits`.*\$\.tensors\[0\]"),
+        # Bounds.
+        (["session"], -1, r"\$\.session"),
+        (["seq"], 2**63, r"\$\.seq"),
+        (["sender"], "", r"\$\.sender"),
+        (["sender"], "x" * 129, r"\$\.sender"),
+        (["clock", "a.0"], -1, r"\$\.clock"),
+        (["clock", "b.0"], 2**63, r"\$\.clock"),
+        (["clock", ""], 1, r"\$\.clock: .*1 to 128 bytes"),
+        (["clock", "x" * 129], 1, r"\$\.clock: .*1 to 128 bytes"),
+        (["clock", "é" * 65], 1, r"\$\.clock: .*1 to 128 bytes"),
+        (["body", "tokens"], -1, r"\$\.body\.tokens"),
+        (["tensors"], [PLAIN["tensors"][0]] * (TENSORS_MAX + 1), r"\$\.tensors"),
+        (["tensors", 0, "name"], "", r"\$\.tensors\[0\]\.name"),
+        (["tensors", 0, "name"], "x" * 513, r"\$\.tensors\[0\]\.name"),
+        (["tensors", 0, "shape"], [1] * 17, r"\$\.tensors\[0\]\.shape"),
+        (["tensors", 0, "shape"], [-4], r"\$\.tensors\[0\]\.shape\[0\]"),
+        (["tensors", 0, "digest"], bytes(15), r"\$\.tensors\[0\]\.digest"),
+        (["tensors", 0, "bits"], 0, r"\$\.tensors\[0\]\.bits"),
+        # Meaning.
+        (["version"], PROTOCOL_VERSION + 1, r"\$\.version: protocol 2, this side speaks 1"),
+        (["version"], -1, r"\$\.version"),
+        (["job"], "job-2", r"\$\.job: 'job-2', this is job 'job-1'"),
+        (["clock", "a.0"], ..., r"\$\.clock: has no entry of its sender a\.0"),
+        (["tensors", 0, "dtype"], "object", r"\$\.tensors\[0\]\.dtype: 'object' is none of"),
+        (["tensors", 0, "dtype"], "int8", r"\$\.tensors\[0\]\.dtype"),
+        (["tensors", 0, "bits"], 16, r"\$\.tensors\[0\]\.bits: 16, float32 has 32"),
+        (["tensors", 0, "shape"], [2**62] * 16, rf"\$\.tensors: .* at most {PAYLOAD_BYTES_MAX}"),
+    ],
+)
+def test_a_bad_header_is_refused_with_the_path_of_its_field(path, value, says):
+    """Whatever breaks a type, a bound or a meaning is named where it stands."""
+    with pytest.raises(RemoteProtocolError, match=says):
+        CODEC.decode_head(patched(path, value))
+
+
+@pytest.mark.parametrize(
+    ("key", "raw"),
+    [
+        ("tensors", b"\xdd\xff\xff\xff\xff"),
+        ("tensors", b"\xdc\xff\xff"),
+        ("clock", b"\xdf\xff\xff\xff\xff"),
+        ("job", b"\xdb\xff\xff\xff\xff"),
+        ("job", b"\xa2\xff\xfe"),
+        ("clock", b"\x81\xa2\xff\xfe\x01"),
+        ("body", b"\x82\xa4type\xa4Stop\xa1t\xdf\xff\xff\xff\xff"),
+        ("body", b"\x91" * 200_000),
+        ("body", b"\x81\xa1t" * 80_000),
+        ("body", b"\xc1"),
+        ("seq", b"\xc7\xff\x01"),
+        ("tensors", b"\xc6\xff\xff\xff\xff"),
+    ],
+)
+def test_a_bomb_inside_a_header_is_refused(key, raw):
+    """Claims of 2^32 elements, deep nesting and broken text cost nothing and are refused."""
+    with pytest.raises(RemoteProtocolError):
+        CODEC.decode_head(with_raw(key, raw))
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\x00",
+        b"\xc0",
+        b"\xc1",
+        b"\xdd\xff\xff\xff\xff\x00\x00\x00\x00\x00",
+        b"\xdf\xff\xff\xff\xff\x00\x00\x00\x00\x00",
+        b"\xc6\xff\xff\xff\xff\x00\x00\x00\x00\x00",
+        b"\xdb\xff\xff\xff\xff\x00\x00\x00\x00\x00",
+        b"\xc9\xff\xff\xff\xff\x00\x00\x00\x00\x00",
+        b"\x91" * HEADER_BYTES_MAX,
+        b"\x81" * HEADER_BYTES_MAX,
+        b"\x81\xa4type" * 50_000,
+        b"\x80",
+        msgpack.packb({"type": "chunk", "session": 1, "seq": 0}),
+        msgpack.packb({"type": "chunk", "session": 1, "seq": 0, "index": -1}),
+        msgpack.packb({"type": "chunk", "session": 1, "seq": 0, "index": 1, "x": 1}),
+        msgpack.packb(PLAIN) + b"\x00",
+        msgpack.packb(PLAIN) * 2,
+    ],
+)
+def test_what_is_no_header_at_all_is_refused(frame):
+    """Rubbish, bombs and good headers with something behind them are refused."""
+    with pytest.raises(RemoteProtocolError):
+        CODEC.decode_head(frame)
+
+
+def test_a_header_cut_at_any_byte_is_refused():
+    """No beginning of a header is taken for a whole one."""
+    frame = msgpack.packb(PLAIN)
+
+    for length in range(len(frame)):
+        with pytest.raises(RemoteProtocolError):
+            CODEC.decode_head(frame[:length])
+
+
+def test_an_oversized_header_is_refused_unread():
+    """Beyond the limit nothing is decoded, however well-formed it may be."""
+    frame = patched(["clock", "b.0"], 3)
+    frame += bytes(HEADER_BYTES_MAX + 1 - len(frame))
+
+    with pytest.raises(RemoteProtocolError, match=f"{len(frame)} bytes, at most"):
+        CODEC.decode_head(frame)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=256))
+@example(b"\x81\xa4type\xa5chunk")
+def test_any_bytes_are_a_header_or_refused(frame):
+    """No bytes raise anything but a refusal."""
+    with contextlib.suppress(RemoteProtocolError):
+        assert isinstance(CODEC.decode_head(frame), Header | Chunk)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.integers(0, len(msgpack.packb(PLAIN)) - 1), st.integers(0, 255), st.binary(max_size=6))
+def test_a_damaged_header_is_a_header_or_refused(index, value, inserted):
+    """A good header with bytes changed or inserted raises nothing but a refusal."""
+    frame = bytearray(msgpack.packb(PLAIN))
+    frame[index : index + 1] = bytes([value]) + inserted
+
+    with contextlib.suppress(RemoteProtocolError):
+        assert isinstance(CODEC.decode_head(bytes(frame)), Header)
+
+
+# Refusals of the pieces of a message.
+
+TWO_PIECES = [("x", (CHUNK_BYTES // 2 + 32,), "bfloat16"), ("y", (5,), "float32")]
+
+
+def bad_sequences():
+    """Give name, ZeroMQ messages of which the last is bad, and what the refusal says."""
+    payload = payload_of(TWO_PIECES)
+    small = payload_of([("x", (5,), "float32")])
+    first, second = message(payload)
+    [[head, piece]] = message(small)
+    again = message(payload, seq=1)
+    other = message(payload, session=2)
+    flipped = bytearray(second[1])
+    flipped[0] ^= 1
+    moved = message(Payload(small.tensors, small.data), seq=0)[0][0]
+    yield "no parts", [[]], "0 parts"
+    yield "three parts", [[head, piece, piece]], "3 parts"
+    yield "many parts", [[head, *[piece] * 50]], "51 parts"
+    yield "tensors without bytes", [[head]], "tensor bytes: 0 came where .* 64"
+    yield "too few bytes", [[head, piece[:-1]]], "tensor bytes: 63"
+    yield "too many bytes", [[head, piece + b"\x00"]], "tensor bytes: 65"
+    yield "bytes without tensors", [[CODEC.encode(header(), None)[0][0], b"x"]], "1 came .* 0"
+    yield "first piece too short", [[first[0], first[1][:-1]]], "tensor bytes"
+    yield "second piece too short", [first, [second[0], second[1][:-1]]], "tensor bytes"
+    yield "second piece too long", [first, [second[0], second[1] + b"x"]], "tensor bytes"
+    yield "second piece without bytes", [first, second[:1]], "tensor bytes"
+    yield "bytes of another tensor", [first, [second[0], bytes(flipped)]], "tensor x: bytes do not"
+    yield "wrong bytes", [[moved, bytes(64)]], "tensor x: bytes do not match their digest"
+    yield "chunk without a beginning", [second], "did not begin"
+    yield "chunk after the end", [first, second, second], "did not begin"
+    yield "a piece again", [first, [chunk_head(0), second[1]]], "chunk 0 where 1 was due"
+    yield "a piece too far", [first, [chunk_head(2), second[1]]], "chunk 2 where 1 was due"
+    yield "chunk of another message", [first, again[1]], "chunk of message 1 inside message 0"
+    yield "chunk of another session", [first, other[1]], "chunk of message 0 inside"
+    yield "a header inside", [first, again[0]], "message 1 begins before message 0 is whole"
+    yield "the header again", [first, first], "begins before"
+    yield "rubbish inside", [first, [b"\xc1", second[1]]], "header"
+
+
+@pytest.mark.parametrize(
+    ("frames", "says"),
+    [pytest.param(frames, says, id=name) for name, frames, says in bad_sequences()],
+)
+def test_a_bad_piece_is_refused_and_the_next_good_message_is_taken(frames, says):
+    """Pieces that are too many, too long, of another message or not as promised are refused, and
+    nothing of them is left over."""
+    assembler = Assembler(CODEC)
+    for parts in frames[:-1]:
+        assembler.feed(parts)
+
+    with pytest.raises(RemoteProtocolError, match=says):
+        assembler.feed(frames[-1])
+
+    payload = payload_of(TWO_PIECES, seed=5)
+    came = feed(assembler, message(payload, seq=9))
+    assert came.header.seq == 9
+    assert came.payload.data.tobytes() == payload.data.tobytes()
+
+
+def test_a_flipped_bit_anywhere_in_the_tensors_is_refused():
+    """Every byte of every tensor is under its digest."""
+    payload = payload_of([("x", (5,), "float32"), ("y", (3,), "bfloat16")])
+    [[head, piece]] = message(payload)
+    inside = [*range(20), *range(64, 70)]
+
+    for index in inside:
+        broken = bytearray(piece)
+        broken[index] ^= 1 << index % 8
+        with pytest.raises(RemoteProtocolError, match=f"tensor {'x' if index < 64 else 'y'}: "):
+            Assembler(CODEC).feed([head, bytes(broken)])
+
+
+def test_nothing_is_allocated_for_what_is_refused():
+    """A header that breaks a limit asks for no memory."""
+    asked = []
+    assembler = Assembler(CODEC, lambda n: asked.append(n) or np.empty(n, np.uint8))
+
+    for path, value in [(["tensors", 0, "shape"], [2**40]), (["job"], "other"), (["version"], 9)]:
+        with pytest.raises(RemoteProtocolError):
+            assembler.feed([patched(path, value), b""])
+
+    assert asked == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 5), max_size=12))
+def test_any_shuffle_of_good_pieces_gives_good_messages_or_refusals(picks):
+    """Pieces in any order complete a message only where both of it came, one after the other."""
+    payloads = [payload_of(TWO_PIECES, seed) for seed in range(3)]
+    pieces = [parts for seq, each in enumerate(payloads) for parts in message(each, seq)]
+    assembler = Assembler(CODEC)
+    previous = None
+
+    for index in picks:
+        came = None
+        with contextlib.suppress(RemoteProtocolError):
+            came = assembler.feed(pieces[index])
+        if index % 2 == 0 or previous != index - 1:
+            assert came is None
+        if came is not None:
+            assert came.payload.digest == payloads[index // 2].digest
+        previous = index

@@ -1,0 +1,157 @@
+"""What waits in one lane: credit, order, the newest of each statement, barriers."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transport.message import Bye, Reset
+from transport.outbox import WAITING_MAX, Outbox, OutboxFullError, Waiting
+
+
+def said(text, **options):
+    return Waiting(Reset(text), **options)
+
+
+def texts(messages):
+    return [message.body.reason for message in messages]
+
+
+def test_credit_lets_go_of_a_window_and_no_more():
+    """Without word from the receiver, as many messages leave as the window allows."""
+    outbox = Outbox(2)
+    for text in "abcde":
+        outbox.put(said(text))
+
+    assert texts(outbox.release()) == ["a", "b"]
+    assert outbox.release() == []
+    outbox.credited(1)
+    assert texts(outbox.release()) == ["c"]
+    outbox.credited(3)
+    assert texts(outbox.release()) == ["d", "e"]
+
+
+def test_credit_is_absolute():
+    """Old word of credit that arrives again takes nothing back and gives nothing."""
+    outbox = Outbox(1)
+    for text in "abc":
+        outbox.put(said(text))
+    outbox.release()
+    outbox.credited(1)
+    outbox.release()
+
+    outbox.credited(0)
+    outbox.credited(1)
+
+    assert outbox.release() == []
+    assert outbox.taken == 1
+
+
+def test_the_newest_replaces_the_older_in_its_place():
+    """A newer message with the same key stands where the older one stood, which is given back."""
+    outbox = Outbox(0)
+    old, new = said("old", key="k"), said("new", key="k")
+    for message in (said("first"), old, said("last", key="other")):
+        assert outbox.put(message) is None
+
+    assert outbox.put(new) is old
+
+    assert texts(outbox.waiting) == ["first", "new", "last"]
+
+
+def test_messages_without_a_key_never_replace_each_other():
+    """Requests all wait; only statements with a key are conflated."""
+    outbox = Outbox(0)
+
+    assert [outbox.put(said(text)) for text in "aab"] == [None] * 3
+    assert texts(outbox.waiting) == ["a", "a", "b"]
+
+
+def test_nothing_is_replaced_across_a_barrier():
+    """A marker cuts: what waits before it stays, what comes after it stands after it."""
+    outbox = Outbox(0)
+    outbox.put(said("before", key="k"))
+    outbox.put(said("marker", barrier=True))
+
+    assert outbox.put(said("after", key="k")) is None
+    assert texts(outbox.put(said("newest", key="k")) for _ in range(1)) == ["after"]
+    assert texts(outbox.waiting) == ["before", "marker", "newest"]
+
+
+def test_a_barrier_is_never_replaced():
+    """A marker stays even where a later message has its key."""
+    outbox = Outbox(0)
+    outbox.put(said("marker", key="k", barrier=True))
+
+    assert outbox.put(said("after", key="k")) is None
+    assert texts(outbox.waiting) == ["marker", "after"]
+
+
+def test_what_is_free_of_charge_needs_no_credit_and_uses_none():
+    """Word of credit passes where everything else is stopped, and takes no place of it."""
+    outbox = Outbox(1)
+    outbox.put(said("a"))
+    outbox.put(said("b"))
+    outbox.release()
+
+    outbox.put_first(said("free", free_of_charge=True))
+
+    assert texts(outbox.release()) == ["free"]
+    assert outbox.sent == 1
+    outbox.credited(1)
+    assert texts(outbox.release()) == ["b"]
+
+
+def test_only_what_is_free_of_charge_goes_first():
+    """Nothing that costs credit jumps the queue."""
+    with pytest.raises(AssertionError):
+        Outbox(1).put_first(Waiting(Bye("x")))
+
+
+def test_a_full_lane_takes_no_more_but_still_conflates():
+    """The limit is on what waits; a newer version of a waiting statement needs no room."""
+    outbox = Outbox(0)
+    outbox.put(said("k", key="k"))
+    for index in range(WAITING_MAX - 1):
+        outbox.put(said(str(index)))
+
+    with pytest.raises(OutboxFullError, match=str(WAITING_MAX)):
+        outbox.put(said("one too many"))
+    assert outbox.put(said("newer", key="k")) is not None
+    assert len(outbox.waiting) == WAITING_MAX
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("put"), st.sampled_from(["", "x", "y"]), st.booleans()),
+            st.tuples(st.just("credit"), st.integers(0, 30), st.none()),
+        ),
+        max_size=40,
+    ),
+    st.integers(0, 3),
+)
+def test_what_leaves_is_in_order_and_within_credit(steps, window):
+    """What leaves keeps places; each key's newest of a stretch between barriers leaves, once."""
+    outbox, left, segment, expected = Outbox(window), [], 0, []
+    for number, (what, value, barrier) in enumerate(steps):
+        if what == "credit":
+            outbox.credited(min(value, outbox.sent))
+        elif barrier:
+            segment += 1
+            outbox.put(said(str(number), barrier=True))
+            expected.append((str(number), "", -1))
+        else:
+            old = outbox.put(said(str(number), key=value))
+            entry = (str(number), value, segment)
+            if old is None:
+                expected.append(entry)
+            else:
+                index = [text for text, _, _ in expected].index(old.body.reason)
+                assert expected[index][1:] == (value, segment), "replaced across a barrier"
+                expected[index] = entry
+        left += texts(outbox.release())
+        assert outbox.sent - outbox.taken <= window
+        assert outbox.sent == len(left)
+    assert left == [text for text, _, _ in expected][: len(left)]
+    waiting = [(key, part) for _, key, part in expected[len(left) :] if key]
+    assert len(waiting) == len(set(waiting)), "two versions of one statement wait"
