@@ -3,6 +3,7 @@
 The processes are the very commands that a user types on several hosts.
 """
 
+import signal
 import subprocess
 import sys
 from contextlib import suppress
@@ -81,7 +82,8 @@ class Processes:
         except trio.Cancelled:
             process.kill()
             raise
-        reason = said.strip().splitlines()[-1] if said.strip() else f"exit status {code}"
+        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        reason = said.strip().splitlines()[-1] if said.strip() and code > 0 else ended
         status = STATUS.get(code, "failed")
         self.outcome.finishes[name] = Finish(status, reason if status != "done" else "done")
         self._ended[name].set()

@@ -5,6 +5,7 @@ the socket closes, so it never outlives its actor. Deterministic: same requests,
 only module that imports jax; run as ``python -m ddloco.worker SOCKET ARENA``.
 """
 
+import contextlib
 import os
 import platform
 import signal
@@ -266,7 +267,9 @@ def main() -> None:
     """Serve on the descriptors named on the command line."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to answer.
     link = socket.socket(fileno=int(sys.argv[1]))
-    serve(link, Trainer(ArenaView(int(sys.argv[2]))))
+    # An actor that is gone needs no answer.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(link, Trainer(ArenaView(int(sys.argv[2]))))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,201 @@
+"""Machines under faults that Hypothesis chooses; after every event the world's watch looks.
+
+A counterexample is a list of rules that can be read, and always the same one: the world has no
+randomness of its own.
+"""
+
+import math
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from transport import actor_of
+
+STEPS = 45
+SYNCER = "syncer.1"
+HEALED_S_MAX = 600.0
+
+
+def stateful(World, make_job):
+    """The state machine over a given world."""
+
+    class Machines(RuleBasedStateMachine):
+        """Faults in any order; then healing, and the job must end."""
+
+        def __init__(self):
+            super().__init__()
+            self.story = []
+            self.world = None
+
+        @initialize(
+            learners=st.integers(2, 4),
+            overlap=st.integers(1, 3),
+            quorum=st.integers(1, 2),
+            interval=st.sampled_from([4, 6]),
+            slow=st.sampled_from([1.0, 1.3, 4.0]),
+            delay_s=st.sampled_from([0.01, 0.3, 1.5]),
+        )
+        def begin(self, **chosen):
+            """A job of some size."""
+            self.story = [("begin", chosen)]
+            self.world = begun(chosen)
+
+        def tell(self, *sentence):
+            """Do something to the world, and remember it."""
+            self.story.append(sentence)
+            apply(self.world, sentence)
+
+        def learner(self, index):
+            """One of the learners, in its newest incarnation."""
+            names = self.world.job.learner_names()
+            return self.world.newest(names[index % len(names)])
+
+        @rule(seconds=st.sampled_from([0.1, 0.7, 1.0, 2.5]))
+        def time_passes(self, seconds):
+            """Whatever is due happens."""
+            self.tell("run", seconds)
+
+        @rule(index=st.integers(0, 3))
+        def stall(self, index):
+            """A learner's step hangs."""
+            self.tell("stall", self.learner(index))
+
+        @rule(index=st.integers(0, 3))
+        def freeze(self, index):
+            """A learner is stopped whole."""
+            self.tell("freeze", self.learner(index))
+
+        @rule(index=st.integers(0, 3))
+        def resume(self, index):
+            """A learner goes on."""
+            self.tell("resume", self.learner(index))
+
+        @rule(index=st.integers(0, 3))
+        def kill(self, index):
+            """A learner dies."""
+            self.tell("kill", self.learner(index))
+
+        @precondition(lambda self: self.world is not None)
+        @rule(index=st.integers(0, 3))
+        def come_back(self, index):
+            """A dead learner comes back as its next incarnation."""
+            name = self.learner(index)
+            if not self.world.nodes[name].alive:
+                self.tell("start", f"{actor_of(name)}.{int(name[-1]) + 1}")
+
+        @rule(index=st.integers(0, 3), theirs=st.booleans(), lane=st.sampled_from(["control", "bulk"]))
+        def break_lane(self, index, theirs, lane):
+            """One end of a lane breaks."""
+            ends = (SYNCER, self.learner(index)) if theirs else (self.learner(index), "syncer")
+            self.tell("break_lane", *ends, lane)
+
+        @rule(index=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.4, 3.0]))
+        def delay(self, index, seconds):
+            """A learner's link becomes slower or faster."""
+            self.tell("delay", actor_of(self.learner(index)), seconds)
+
+        @rule(index=st.integers(0, 3), number=st.integers(0, 6))
+        def lose(self, index, number):
+            """A message of a learner's link vanishes, and leaves a gap."""
+            self.tell("lose", actor_of(self.learner(index)), number)
+
+        @invariant()
+        def newest_versions_only(self):
+            """No learner holds a version that the syncer has not made."""
+            if self.world is None:
+                return
+            versions = self.world.watch.versions
+            for node in self.world.nodes.values():
+                assert all(v <= versions[p] for p, (v, _) in enumerate(node.device))
+
+        def teardown(self):
+            """Once faults stop the job ends, and the same story is told the same way again."""
+            if self.world is None:
+                return
+            self.tell("heal")
+            healed_at = self.world.now
+            self.tell("run", HEALED_S_MAX)
+            finishes = {n: d.finish for n, d in self.world.nodes.items() if d.alive}
+            assert all(f is not None and f.status == "done" for f in finishes.values()), finishes
+            assert f"global step {STEPS}" == finishes[SYNCER].reason, healed_at
+            assert max(self.world.watch.versions.values()) == STEPS
+            again = begun(self.story[0][1])
+            for sentence in self.story[1:]:
+                apply(again, sentence)
+            assert self.world.digest() == again.digest()
+
+    def begun(chosen):
+        job = make_job(
+            learners=chosen["learners"],
+            fragments=4,
+            interval=chosen["interval"],
+            steps=STEPS,
+            overlap=chosen["overlap"],
+            quorum=chosen["quorum"],
+        )
+        return World(job, {"learner-1": chosen["slow"]}, chosen["delay_s"])
+
+    return Machines
+
+
+def apply(world, sentence):
+    """One sentence of a story happens to a world."""
+    match sentence:
+        case ("delay", name, seconds):
+            world.delays[name] = seconds
+        case ("lose", name, number):
+            world.lose = Losing(name, number)
+        case ("heal",):
+            heal(world)
+        case (verb, *arguments):
+            getattr(world, verb)(*arguments)
+
+
+class Losing:
+    """Loses the message after the next ``number`` ones of one learner's link."""
+
+    def __init__(self, name, number):
+        self._name, self._left = name, number
+
+    def __call__(self, sender, said):
+        """Whether this one is lost."""
+        if self._name in {actor_of(sender), actor_of(said.peer)}:
+            self._left -= 1
+            return self._left == -1
+        return False
+
+
+def heal(world):
+    """Faults stop: links are fast, whoever hangs goes on, whoever is dead comes back."""
+    world.delays.clear()
+    world.lose = lambda sender, said: False
+    for actor in world.job.learner_names():
+        name = world.newest(actor)
+        if world.nodes[name].alive:
+            world.resume(name)
+        elif world.nodes[SYNCER].finish is None:
+            world.start(f"{actor}.{int(name[-1]) + 1}")
+    assert not math.isinf(world.now)
+
+
+def test_faults_in_any_order(World, make_job):
+    """Under any faults the invariants hold; once they stop the job ends; a story is its trace."""
+    run_state_machine_as_test(
+        stateful(World, make_job),
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
