@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from ddloco.fragments import FragmentPlan, Leaf, make_plan
+from transport import PROTOCOL_VERSION
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -168,7 +169,11 @@ class Job(Section, frozen=True):
 
     def agreement(self, plan: FragmentPlan) -> dict[str, str]:
         """What two sides of a handshake must share, by name."""
-        return {"job": self.id, "fragment plan": plan.digest[:16]}
+        return {
+            "protocol": str(PROTOCOL_VERSION),
+            "job": self.id,
+            "fragment plan": plan.digest[:16],
+        }
 
     def as_plain(self) -> dict[str, Any]:
         """Plain data, without what is not set (TOML has no null)."""

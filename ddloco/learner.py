@@ -30,6 +30,8 @@ from transport import (
     PeerLost,
     PeerRefused,
     Send,
+    SetTimer,
+    TimerFired,
 )
 
 SYNCER = "syncer"
@@ -37,6 +39,11 @@ SYNCER = "syncer"
 
 ANSWERS_MAX = 64
 """Pulls being answered at once; a syncer has at most ``overlap`` under way, so this is abuse."""
+
+WAITING = "waiting"
+WAITING_S = 5.0
+"""A learner that waits for its first parameters has nothing else to say, and would not learn that
+the syncer has given up the link; so it repeats its progress this often."""
 
 
 @dataclass(slots=True)
@@ -108,7 +115,10 @@ class Learner:
                 return self._message(at, event)
             case PeerJoined():
                 self._linked = True
-                return [self._progress()]
+                return [self._progress(), *self._ask_again(at)]
+            case TimerFired(timer) if timer == WAITING and self._linked:
+                again = self._ask_again(at)
+                return [self._progress(), *again] if again else []
             case PeerLost(_, reason):
                 self._linked = False
                 return [Observe("syncer lost", {"reason": reason, "step": self._step})]
@@ -148,7 +158,7 @@ class Learner:
         if fragment >= len(self._held) or not handle:
             return [Observe("refused", {"what": f"global fragment {fragment}"})]
         waiting = self._incoming.get(fragment)
-        if version <= max(self._held[fragment].version, waiting.version if waiting else -1):
+        if version <= self._newest(fragment):
             return []
         effects: list[Effect] = []
         if waiting is not None:
@@ -158,6 +168,19 @@ class Learner:
         if self._step == 0 and self._running is None and len(self._incoming) == len(self._held):
             effects += self._run(at)
         return effects
+
+    def _newest(self, fragment: int) -> int:
+        """The newest version that is held, waits, or goes in with the step under way."""
+        waiting = self._incoming.get(fragment)
+        known = [self._held[fragment].version, waiting.version if waiting else -1]
+        if self._running is not None:
+            known += [o.version for o in self._running.overwrites if o.fragment == fragment]
+        return max(known)
+
+    def _ask_again(self, at: float) -> list[Effect]:
+        """Until the first step begins, a timer to repeat what this learner lacks."""
+        begun = self._step > 0 or self._running is not None
+        return [] if begun else [SetTimer(WAITING, at + WAITING_S)]
 
     # Steps.
 

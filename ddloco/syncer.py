@@ -6,7 +6,6 @@ the deadline, and tells everybody the result. Several syncs are under way at onc
 fragment. Whoever is slow or dead is simply not among them.
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
 from ddloco.config import Job
@@ -34,6 +33,7 @@ from ddloco.members import Member
 from ddloco.merging import merge_weight
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
 from ddloco.pacing import Pacing, Waiting
+from ddloco.syncs import Global, Part, Sync
 from transport import (
     BULK,
     CONTROL,
@@ -62,37 +62,6 @@ LAUNCH = "launch"
 FAREWELL = "farewell"
 
 
-@dataclass(slots=True)
-class Global:
-    """A fragment as the syncer owns it: version, and handles of its arrays."""
-
-    version: int
-    theta: str
-    momentum: str
-    wire: str
-
-
-@dataclass(slots=True)
-class Part:
-    """A contribution that arrived."""
-
-    said: Contribution
-    handle: str
-
-
-@dataclass(slots=True)
-class Sync:
-    """A sync under way: launched, then merging once ``work`` is set."""
-
-    t: int
-    fragment: int
-    pulled: tuple[str, ...]
-    grace_s: float
-    launched_at: float
-    parts: dict[str, Part] = field(default_factory=dict[str, Part])
-    work: int = 0
-
-
 class Syncer:
     """One syncer's decisions.
 
@@ -117,6 +86,8 @@ class Syncer:
         self._stopping: tuple[Status, str] | None = None
         self._winding_up = False
         self._ready = False
+        self._patient = True
+        self._evaluating = 0
         self._evaluated = False
         self._saved = False
 
@@ -138,7 +109,8 @@ class Syncer:
                 return self._merged(at, event)
             case PeerJoined(peer, incarnation):
                 self._members[peer] = self._member(peer, incarnation)
-                return [Observe("joined", {"learner": incarnation})]
+                stop = [self._stop(peer)] if self._winding_up else []
+                return [Observe("joined", {"learner": incarnation}), *stop]
             case PeerLost(peer, reason):
                 return self._lost(peer, reason)
             case TimerFired(timer):
@@ -153,6 +125,7 @@ class Syncer:
             case StopRequested(reason):
                 if not self._winding_up:
                     self._stopping = self._stopping or ("stopped", reason)
+                    self._waiting = None  # Its quorum may never come.
                 return []
             case _:
                 return []
@@ -216,7 +189,7 @@ class Syncer:
         problem = member.objection(said, self._globals[sync.fragment].version)
         if problem is not None:
             return self._refuse(member, said, problem)
-        sync.parts[member.peer] = Part(said, handle)
+        sync.parts[member.peer] = Part(said, handle, member.merged)
         return [Keep(handle)]
 
     def _refuse(self, member: Member, said: Contribution, reason: str) -> list[Effect]:
@@ -316,7 +289,7 @@ class Syncer:
         if timer == LAUNCH:
             self._look_at = None
         if timer == FAREWELL:
-            self._members.clear()
+            self._patient = False
         return []
 
     def _close(self, sync: Sync) -> list[Effect]:
@@ -360,7 +333,8 @@ class Syncer:
         self._globals[p] = Global(sync.t, *out)
         effects += [Drop(h) for h in (old.theta, old.momentum, old.wire) if h]
         for learner in event.accepted:
-            self._contributed[learner][p] = sync.parts[learner].said.base
+            part = sync.parts[learner]
+            part.merged[p] = part.said.base
         self._merges += 1
         effects += [self._tell(member, p) for member in self._members.values()]
         return [*effects, self._merge_seen(sync, event)]
@@ -385,17 +359,18 @@ class Syncer:
         """Nothing is under way any more: tell everybody, score the model, keep it."""
         self._winding_up = True
         self._waiting = None
-        reason = self._stopping[1] if self._stopping else f"global step {self._job.job.steps}"
-        stops = [
-            Send(peer, CONTROL, Stop(self._t, reason), key="stop")
-            for peer in sorted(self._members, key=str.encode)
-        ]
+        stops = [self._stop(peer) for peer in sorted(self._members, key=str.encode)]
         fragments = tuple(each.theta for each in self._globals)
         evaluate = Evaluate(self._next_work(), fragments)
+        self._evaluating = evaluate.work
         save = SaveModel(self._next_work(), fragments)
         patience = min(FAREWELL_STEPS * (self._pacing.step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
         timer = SetTimer(FAREWELL, at + max(patience, FAREWELL_S_MIN))
         return [*self._look_again(None), *stops, evaluate, save, timer]
+
+    def _stop(self, peer: str) -> Send[Stop]:
+        reason = self._stopping[1] if self._stopping else f"global step {self._job.job.steps}"
+        return Send(peer, CONTROL, Stop(self._t, reason), key="stop")
 
     def _result(self, loss: float | None) -> list[Effect]:
         fields: dict[str, Any] = {
@@ -407,13 +382,15 @@ class Syncer:
         return [Observe("result", fields)]
 
     def _leave_if_done(self) -> list[Effect]:
-        if not (self._winding_up and self._saved and self._evaluated) or self._members:
+        if not (self._winding_up and self._saved and self._evaluated):
+            return []
+        if self._members and self._patient:
             return []
         status, reason = self._stopping or ("done", f"global step {self._t}")
         return [CancelTimer(FAREWELL), Finish(status, reason)]
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
-        if self._winding_up and not self._evaluated:
+        if self._winding_up and event.work == self._evaluating:
             return [Observe("not evaluated", {"reason": event.reason}), *self._result(None)]
         status: Status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in sorted(self._members, key=str.encode)]

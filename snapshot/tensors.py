@@ -22,12 +22,13 @@ def save_tensors(
     Raises:
         OSError: the file cannot be written; whatever stood under ``path`` is untouched.
     """
+    assert tensors or not metadata, "of metadata about no tensors the library makes a broken file"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
         # The library writes an array's memory as it lies, also where its strides say otherwise.
         straight = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-        safetensors.numpy.save_file(straight, partial, dict(metadata or {}))
+        safetensors.numpy.save_file(straight, partial, dict(metadata) if metadata else None)
         with partial.open("rb+") as file:
             _sort_metadata(file)
             os.fsync(file.fileno())

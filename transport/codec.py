@@ -24,7 +24,15 @@ import numpy as np
 
 from clocks import ClockError, check_entries
 from transport.endpoint import Buffer
-from transport.message import PROTOCOL_VERSION, Body, Chunk, Header, encoder
+from transport.message import (
+    PROTOCOL_VERSION,
+    Body,
+    Chunk,
+    Header,
+    Hello,
+    Refused,
+    encoder,
+)
 from transport.payload import (
     DTYPES,
     PAYLOAD_BYTES_MAX,
@@ -112,12 +120,14 @@ class Codec(Generic[B]):
         return head
 
     def _check(self, header: Header[B]) -> None:
-        if header.version != PROTOCOL_VERSION:
-            raise RemoteProtocolError(
-                f"$.version: protocol {header.version}, this side speaks {PROTOCOL_VERSION}"
-            )
-        if header.job != self.job:
-            raise RemoteProtocolError(f"$.job: {header.job!r}, this is job {self.job!r}")
+        if not isinstance(header.body, Hello | Refused):
+            # Those two are how sides of different jobs or versions tell each other so.
+            if header.version != PROTOCOL_VERSION:
+                raise RemoteProtocolError(
+                    f"$.version: protocol {header.version}, this side speaks {PROTOCOL_VERSION}"
+                )
+            if header.job != self.job:
+                raise RemoteProtocolError(f"$.job: {header.job!r}, this is job {self.job!r}")
         if header.sender not in header.clock:
             raise RemoteProtocolError(f"$.clock: has no entry of its sender {header.sender}")
         try:

@@ -14,7 +14,7 @@ with Reset. What the peers say is absolute, so they then simply say the newest o
     Hello (both)   ->
                    <-   Welcome (both)        up
                    <-   Refused               differs for ever
-                   <-   Reset                 dial again, session + 1
+                   <-   Reset                 dial again, a later session
 """
 
 from dataclasses import dataclass, field
@@ -315,7 +315,9 @@ class Links:
         if link.dialled is None:
             del self._links[link.peer]
         else:
-            # Its messages that still arrive are of a closed lane, and therefore stale.
+            # What still arrives of the lost session is stale, its Welcome above all: our numbers
+            # start anew, and under an old session the other side would take them for duplicates.
+            link.session += 1
             effects.append(SetTimer(_redial_timer(link.peer), at + REDIAL_S_MIN))
         return heard, effects
 

@@ -101,7 +101,6 @@ class Watch:
         self.under_way = {}
         self.merges = []
         self.launches = []
-        self.handles_max = Counter()
         self.steps = {}
 
     def see(self, at, node, event, effects):
@@ -179,11 +178,24 @@ class Watch:
         made = {handle for outs in node.pending.values() for handle in outs}
         assert stored.keys() <= held.keys(), "an array that nobody holds"
         assert held.keys() - stored.keys() <= made, "a handle to nothing"
+        assert sum(held.values()) == holders(node.actor), "holders are counted exactly"
         name, sync, learners = node.actor.incarnation, self.job.sync, self.job.job.learners
-        self.handles_max[name] = max(self.handles_max[name], len(held))
         parts = sync.fragments
         bound = 3 * parts + sync.overlap * (learners + 3) + parts * learners
         assert len(held) <= (bound if name == SYNCER else 3 * parts + 4 * sync.overlap + 4)
+
+
+def holders(actor):
+    """How many holders of arrays an actor's state accounts for."""
+    machine, links = actor.machine, actor.links._links.values()
+    waiting = [w for link in links for lane in link.lanes.values() for w in lane.outbox.waiting]
+    total = sum(bool(w.payload) for w in waiting)
+    if isinstance(machine, Syncer):
+        total += sum(bool(h) for g in machine._globals for h in (g.theta, g.momentum, g.wire))
+        return total + sum(len(s.parts) + 3 * bool(s.work) for s in machine._syncs.values())
+    running = machine._running
+    total += bool(machine._host) + 2 * len(machine._answers) + len(machine._incoming)
+    return total + (1 + len(running.overwrites) if running is not None else 0)
 
 
 class World:

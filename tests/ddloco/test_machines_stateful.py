@@ -6,7 +6,7 @@ randomness of its own.
 
 import math
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -17,9 +17,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull
 from transport import actor_of
+from transport.message import Hello, Welcome
 
-STEPS = 45
+STEPS = 120
 SYNCER = "syncer.1"
 HEALED_S_MAX = 600.0
 
@@ -39,6 +41,7 @@ def stateful(World, make_job):
             learners=st.integers(2, 4),
             overlap=st.integers(1, 3),
             quorum=st.integers(1, 2),
+            fragments=st.sampled_from([1, 2, 4]),
             interval=st.sampled_from([4, 6]),
             slow=st.sampled_from([1.0, 1.3, 4.0]),
             delay_s=st.sampled_from([0.01, 0.3, 1.5]),
@@ -58,7 +61,7 @@ def stateful(World, make_job):
             names = self.world.job.learner_names()
             return self.world.newest(names[index % len(names)])
 
-        @rule(seconds=st.sampled_from([0.1, 0.7, 1.0, 2.5]))
+        @rule(seconds=st.sampled_from([0.1, 0.7, 1.0, 2.5, 9.0]))
         def time_passes(self, seconds):
             """Whatever is due happens."""
             self.tell("run", seconds)
@@ -102,10 +105,14 @@ def stateful(World, make_job):
             """A learner's link becomes slower or faster."""
             self.tell("delay", actor_of(self.learner(index)), seconds)
 
-        @rule(index=st.integers(0, 3), number=st.integers(0, 6))
-        def lose(self, index, number):
+        @rule(
+            index=st.integers(0, 3),
+            kind=st.sampled_from([Progress, Pull, Contribution, GlobalFragment, Hello, Welcome]),
+            number=st.integers(0, 2),
+        )
+        def lose(self, index, kind, number):
             """A message of a learner's link vanishes, and leaves a gap."""
-            self.tell("lose", actor_of(self.learner(index)), number)
+            self.tell("lose", actor_of(self.learner(index)), kind, number)
 
         @invariant()
         def newest_versions_only(self):
@@ -135,7 +142,7 @@ def stateful(World, make_job):
     def begun(chosen):
         job = make_job(
             learners=chosen["learners"],
-            fragments=4,
+            fragments=chosen["fragments"],
             interval=chosen["interval"],
             steps=STEPS,
             overlap=chosen["overlap"],
@@ -151,8 +158,8 @@ def apply(world, sentence):
     match sentence:
         case ("delay", name, seconds):
             world.delays[name] = seconds
-        case ("lose", name, number):
-            world.lose = Losing(name, number)
+        case ("lose", *which):
+            world.lose = Losing(*which)
         case ("heal",):
             heal(world)
         case (verb, *arguments):
@@ -160,14 +167,15 @@ def apply(world, sentence):
 
 
 class Losing:
-    """Loses the message after the next ``number`` ones of one learner's link."""
+    """Loses one learner's message of a kind, after the next ``number`` ones."""
 
-    def __init__(self, name, number):
-        self._name, self._left = name, number
+    def __init__(self, name, kind, number):
+        self._name, self._kind, self._left = name, kind, number
 
     def __call__(self, sender, said):
         """Whether this one is lost."""
-        if self._name in {actor_of(sender), actor_of(said.peer)}:
+        mine = self._name in {actor_of(sender), actor_of(said.peer)}
+        if mine and isinstance(said.body, self._kind):
             self._left -= 1
             return self._left == -1
         return False
@@ -196,6 +204,7 @@ def test_faults_in_any_order(World, make_job):
             deadline=None,
             derandomize=True,
             database=None,
+            phases=[Phase.explicit, Phase.generate],  # Add Phase.shrink to find the shortest story.
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -76,8 +76,8 @@ class Talker:
 class Network(RuleBasedStateMachine):
     """Actors, the queues between them, and a model of what may be heard."""
 
-    @initialize()
-    def start(self):
+    @initialize(up=st.sampled_from([True, True, False]))
+    def start(self, up):
         self.at = 0.0
         self.actors = {name: Actor(name, Talker()) for name in (HUB, *SPOKES)}
         self.queues = {route: [] for route in ROUTES}
@@ -90,6 +90,8 @@ class Network(RuleBasedStateMachine):
         self.tell(HUB, Order((Listen(AGREED),)))
         for spoke in SPOKES:
             self.tell(spoke, Order((Dial(HUB, AGREED),)))
+        if up:
+            self.settle()
 
     # The world.
 
@@ -153,8 +155,14 @@ class Network(RuleBasedStateMachine):
     def somebody_speaks(self, route, key, count):
         self.say(route, key, count)
 
-    @rule(route=st.sampled_from(ROUTES), count=st.sampled_from([1, 2, 9]))
-    def messages_arrive(self, route, count):
+    def some_queue(self, data):
+        """Draw a route in which something is under way."""
+        return data.draw(st.sampled_from([route for route in ROUTES if self.queues[route]]))
+
+    @precondition(lambda self: any(self.queues.values()))
+    @rule(data=st.data(), count=st.sampled_from([1, 2, 9]))
+    def messages_arrive(self, data, count):
+        route = self.some_queue(data)
         for _ in range(min(count, len(self.queues[route]))):
             self.arrive(route)
 
@@ -162,15 +170,17 @@ class Network(RuleBasedStateMachine):
     def all_messages_arrive(self):
         self.settle()
 
-    @rule(route=st.sampled_from(ROUTES), index=st.integers(0, 5))
-    def a_message_is_lost(self, route, index):
-        if index < len(self.queues[route]):
-            self.queues[route].pop(index)
+    @precondition(lambda self: any(self.queues.values()))
+    @rule(data=st.data())
+    def a_message_is_lost(self, data):
+        queue = self.queues[self.some_queue(data)]
+        queue.pop(data.draw(st.integers(0, min(len(queue) - 1, 3))))
 
-    @rule(route=st.sampled_from(ROUTES))
-    def a_message_comes_twice(self, route):
-        queue = self.queues[route]
-        if queue and not isinstance(queue[0][0].body, Hello):
+    @precondition(lambda self: any(self.queues.values()))
+    @rule(data=st.data())
+    def a_message_comes_twice(self, data):
+        queue = self.queues[self.some_queue(data)]
+        if not isinstance(queue[0][0].body, Hello):
             queue.insert(0, queue[0])
 
     @rule(route=st.sampled_from(ROUTES))

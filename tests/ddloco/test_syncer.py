@@ -1,0 +1,506 @@
+"""The syncer machine alone: fed events, judged by its effects."""
+
+import pytest
+
+from ddloco.effects import Evaluate, Finish, MakeParameters, MergeFragment, Observe, SaveModel
+from ddloco.events import (
+    Evaluated,
+    FragmentMerged,
+    ModelSaved,
+    ParametersMade,
+    Started,
+    StopRequested,
+    WorkFailed,
+)
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
+from ddloco.syncer import FAREWELL, LAUNCH, Syncer
+from transport import (
+    BULK,
+    CONTROL,
+    Drop,
+    Hangup,
+    Keep,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+P = 3
+A, B, C = "learner-0.1", "learner-1.1", "learner-10.1"
+
+
+class Desk:
+    """A syncer, and the events that can be put before it."""
+
+    def __init__(self, job, leaves):
+        self.machine = Syncer(job)
+        self.at = 0.0
+        self.number = 0
+        self.steps = {}
+        self.holders = {}
+        self.tell(Started("syncer.1", leaves))
+
+    def tell(self, event, after_s=0.0):
+        """An event happens; holders of arrays are counted as the actor would."""
+        self.at += after_s
+        effects = self.machine.handle(self.at, event)
+        for effect in effects:
+            if isinstance(effect, Keep | Drop):
+                step = 1 if isinstance(effect, Keep) else -1
+                self.holders[effect.handle] = self.holders.get(effect.handle, 0) + step
+                assert self.holders[effect.handle] >= 0, "dropped more than kept"
+        self.holders = {handle: n for handle, n in self.holders.items() if n}
+        return effects
+
+    def say(self, peer, body, after_s=0.0, handle=None):
+        """A learner says something."""
+        self.number += 1
+        bulk = isinstance(body, Contribution)
+        handle = (f"in/{self.number}" if bulk else "") if handle is None else handle
+        lane = BULK if bulk else CONTROL
+        return self.tell(
+            MessageArrived(peer, lane, peer, 1, self.number, {}, body, handle=handle), after_s
+        )
+
+    def report(self, peer, after_s=0.0, versions=(0,) * P, steps=(1,) * P, step_s=1.0, step=None):
+        """A learner has finished one more step."""
+        self.steps[peer] = self.steps.get(peer, 0) + 1 if step is None else step
+        tokens = tuple(8 * n for n in steps)
+        return self.say(
+            peer, Progress(self.steps[peer], step_s, versions, steps, tokens), after_s
+        )
+
+    def contribute(self, peer, t, fragment, base=0, step=None, steps=1, **more):
+        """A learner answers a pull."""
+        step = self.steps.get(peer, 1) if step is None else step
+        body = Contribution(t, fragment, base, step, steps, 8 * steps)
+        return self.say(peer, body, **more)
+
+    def merged(self, effects, refused=(), after_s=0.05):
+        """The merge that was asked for is done."""
+        (merge,) = of(MergeFragment, effects)
+        names = [share.name for share in merge.shares]
+        accepted = tuple(name for name in names if name not in dict(refused))
+        weights = tuple(1 / len(accepted) for _ in accepted)
+        done = FragmentMerged(merge.work, accepted, weights, tuple(refused), b"t", b"m", b"w")
+        return self.tell(done, after_s)
+
+
+def of(kind, effects):
+    """The effects of a kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def said(kind, effects):
+    """To whom a body of a kind is sent, and the body."""
+    return [(e.peer, e.body) for e in of(Send, effects) if isinstance(e.body, kind)]
+
+
+def pulls(effects):
+    """(peer, t, fragment) of the pulls."""
+    return [(peer, body.t, body.fragment) for peer, body in said(Pull, effects)]
+
+
+def observed(event, effects):
+    """The fields of the observations of a kind."""
+    return [each.fields for each in of(Observe, effects) if each.event == event]
+
+
+@pytest.fixture
+def open_desk(make_job, leaves):
+    """Makes a syncer that listens, with learners that have joined and hold everything."""
+
+    def opened(*peers, learners=3, steps=12, interval=P, **sync):
+        desk = Desk(make_job(learners, P, interval, steps, **sync), leaves)
+        desk.tell(ParametersMade(1, b"digest"))
+        for peer in peers:
+            desk.tell(PeerJoined(peer, peer))
+            desk.report(peer, step=0, versions=(-1,) * P, steps=(0,) * P, step_s=0.0)
+        return desk
+
+    return opened
+
+
+def test_it_listens_once_there_are_parameters(make_job, leaves):
+    """Nobody is welcomed before the initial parameters stand."""
+    machine = Syncer(make_job(fragments=P, interval=P))
+    effects = machine.handle(0.0, Started("syncer.1", leaves))
+    assert ([], 1) == (of(Listen, effects), len(of(MakeParameters, effects)))
+    assert 1 == len(of(Listen, machine.handle(1.0, ParametersMade(1, b"digest"))))
+
+
+def test_a_joining_learner_gets_every_fragment_once(open_desk):
+    """What a learner lacks is sent when it reports, and not again in the same session."""
+    desk = open_desk()
+    desk.tell(PeerJoined(A, A))
+    lacking = {"versions": (-1,) * P, "steps": (0,) * P, "step": 0}
+    effects = desk.report(A, **lacking)
+    assert [(p, 0) for p in range(P)] == [
+        (body.fragment, body.version) for _, body in said(GlobalFragment, effects)
+    ]
+    assert [] == said(GlobalFragment, desk.report(A, **lacking))
+    desk.tell(PeerLost(A, "gone"))
+    desk.tell(PeerJoined(A, A))
+    assert P == len(said(GlobalFragment, desk.report(A, **lacking)))
+
+
+def test_a_quorum_of_two_waits_for_the_second(open_desk):
+    """One report launches nothing where K is two; the second does."""
+    desk = open_desk(A, B, quorum=2)
+    assert [] == pulls(desk.report(A))
+    assert [(A, 1, 1), (B, 1, 1)] == pulls(desk.report(B))[:2]
+
+
+def test_one_launch_a_step_whoever_reports(open_desk):
+    """The floor: with K=1 four learners' reports make one sync a step, not four."""
+    desk = open_desk(A, B, C, steps=100, interval=4, overlap=3)
+    launched = []
+    for _ in range(12):
+        for peer in (A, B, C):
+            effects = desk.report(peer, after_s=1 / 3)
+            for timer in [e for e in of(SetTimer, effects) if e.timer == LAUNCH]:
+                if timer.at <= desk.at:
+                    effects += desk.tell(TimerFired(LAUNCH))
+            launched += sorted({(desk.at, t, p) for _, t, p in pulls(effects)})
+            for _, t, fragment in dict.fromkeys((0, t, p) for _, t, p in pulls(effects)):
+                desk.machine._syncs.pop(t)
+                assert fragment < P
+    assert len(launched) <= 12 + 1
+
+
+def test_the_grace_window_opens_and_closes_early(open_desk):
+    """With estimates there, the quorum opens a window; the last missing report closes it."""
+    desk = open_desk(A, B, overlap=2)
+    settle(desk)
+    effects = desk.report(A, after_s=0.9)
+    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
+    assert [] == pulls(effects)
+    assert 0.4 <= timer.at - desk.at <= 1.0
+    assert [A, B] == [peer for peer, *_ in pulls(desk.report(B, after_s=0.2))]
+
+
+def test_the_grace_window_ends_without_the_missing(open_desk):
+    """When the window is over, the sync is launched with those who are there."""
+    desk = open_desk(A, B, overlap=2)
+    settle(desk)
+    effects = desk.report(A, after_s=0.9)
+    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
+    assert [A] == [peer for peer, *_ in pulls(desk.tell(TimerFired(LAUNCH), timer.at - desk.at))]
+
+
+def settle(desk):
+    """Syncs 1 and 2 are done, by both learners, and every estimate has its first samples."""
+    desk.report(A)
+    close(desk, 1)
+    desk.at += 1.0
+    desk.report(B)
+    desk.report(A, versions=(0, 1, 0), steps=(2, 1, 2))
+    close(desk, 2)
+    close(desk, 3)
+    assert not desk.machine._syncs
+
+
+def close(desk, t):
+    """A sync gets every answer, and is merged."""
+    sync = desk.machine._syncs.get(t)
+    if sync is None:
+        return
+    effects = []
+    for peer in sync.pulled:
+        effects = desk.contribute(peer, t, sync.fragment)
+    desk.merged(effects)
+
+
+def test_shares_are_in_learner_order(open_desk):
+    """Names as bytes, whatever the order of arrival: learner-0, learner-1, learner-10."""
+    desk = open_desk(A, B, C, quorum=3)
+    for peer in (C, B, A):
+        effects = desk.report(peer)
+    assert [A, B, C] == [peer for peer, t, _ in pulls(effects) if t == 1]
+    desk.contribute(C, 1, 1, steps=1)
+    desk.contribute(A, 1, 1, steps=2)
+    (merge,) = of(MergeFragment, desk.contribute(B, 1, 1, steps=3))
+    assert [(A, 128.0), (B, 192.0), (C, 64.0)] == [(s.name, s.weight) for s in merge.shares]
+
+
+def test_everybody_is_told_also_who_took_no_part(open_desk):
+    """A merged fragment goes to all learners, and its old arrays are dropped."""
+    desk = open_desk(A, B, C)
+    desk.report(A)
+    effects = desk.merged(desk.contribute(A, 1, 1))
+    assert [(p, 1, 1) for p in (A, B, C)] == [
+        (peer, body.fragment, body.version) for peer, body in said(GlobalFragment, effects)
+    ]
+    assert {"theta/1/1", "momentum/1/1", "wire/1/1"} <= set(desk.holders)
+    assert not {"theta/1/0", "wire/1/0"} & set(desk.holders)
+
+
+def test_as_many_syncs_as_the_overlap_allows(open_desk):
+    """Two are under way with an overlap of two, of different fragments, and not a third."""
+    desk = open_desk(A, B, overlap=2, grace=0.0)
+    launched = pulls(desk.report(A)) + pulls(desk.report(B)) + pulls(desk.report(A, after_s=9.0))
+    assert [(1, 1), (2, 2)] == sorted({(t, p) for _, t, p in launched})
+    desk.report(B)
+    later = pulls(desk.merged(desk.contribute(A, 1, 1)))
+    assert {(3, 0)} == {(t, p) for _, t, p in later}
+
+
+def test_never_two_syncs_of_one_fragment(make_job, leaves):
+    """With a single fragment the overlap has nothing to overlap."""
+    desk = Desk(make_job(1, 1, 4, 40, overlap=3), leaves)
+    desk.tell(ParametersMade(1, b"digest"))
+    desk.tell(PeerJoined(A, A))
+    assert 1 == len(pulls(desk.report(A, versions=(0,), steps=(1,))))
+    for _ in range(9):
+        assert [] == pulls(desk.report(A, versions=(0,), steps=(2,), after_s=1.0))
+
+
+def test_a_late_contribution_is_refused(open_desk):
+    """After the deadline the sync goes on without whoever is late, and says who."""
+    desk = open_desk(A, B, quorum=2)
+    desk.report(A)
+    desk.report(B)
+    desk.contribute(A, 1, 1)
+    (merge,) = of(MergeFragment, desk.tell(TimerFired("pull/1"), after_s=10.0))
+    assert [A] == [share.name for share in merge.shares]
+    (refusal,) = observed("refused", desk.contribute(B, 1, 1))
+    assert (B, 1) == (refusal["learner"], refusal["t"])
+
+
+def test_every_pull_has_a_deadline(open_desk):
+    """A launch sets the timer that ends its wait for answers."""
+    desk = open_desk(A)
+    (deadline,) = [t for t in of(SetTimer, desk.report(A)) if t.timer == "pull/1"]
+    assert desk.at < deadline.at <= desk.at + 60.0
+
+
+def test_a_sync_without_answers_is_repeated(open_desk):
+    """With no part at the deadline the same global step is launched again, later."""
+    desk = open_desk(A, overlap=1)
+    assert [(A, 1, 1)] == pulls(desk.report(A))
+    effects = desk.tell(TimerFired("pull/1"), after_s=10.0)
+    assert ([1], []) == ([f["t"] for f in observed("sync repeated", effects)], pulls(effects))
+    assert [(A, 1, 1)] == pulls(desk.report(A, after_s=1.0))
+
+
+def test_a_sync_closes_when_whoever_is_missing_is_lost(open_desk):
+    """A learner that dies after its pull is not waited for."""
+    desk = open_desk(A, B, quorum=2)
+    desk.report(A)
+    desk.report(B)
+    desk.contribute(A, 1, 1)
+    assert 1 == len(of(MergeFragment, desk.tell(PeerLost(B, "gone"))))
+
+
+def test_no_tokens_are_merged_twice(open_desk):
+    """Whoever contributed and still shows its old base is not pulled, nor taken if it insists."""
+    desk = open_desk(A, B, steps=40, overlap=1, grace=0.0)
+    desk.report(A)
+    desk.merged(desk.contribute(A, 1, 1))
+    for t, fragment in ((2, 2), (3, 0)):
+        desk.report(A, after_s=2.0)
+        desk.merged(desk.contribute(A, t, fragment))
+    assert [] == pulls(desk.report(A, after_s=2.0)), "fragment 1 is due, and A shows version 0"
+    assert [(B, 4, 1)] == pulls(desk.report(B))
+    assert "does not answer" not in str(observed("refused", desk.contribute(A, 4, 1)))
+    assert [B] == [s.name for s in of(MergeFragment, desk.contribute(B, 4, 1))[0].shares]
+
+
+def test_nor_after_a_new_handshake(open_desk):
+    """What was merged of an incarnation is known across its sessions."""
+    desk = open_desk(A, steps=40, overlap=1)
+    desk.report(A)
+    desk.merged(desk.contribute(A, 1, 1))
+    for t, fragment in ((2, 2), (3, 0)):
+        desk.report(A, after_s=2.0)
+        desk.merged(desk.contribute(A, t, fragment))
+    desk.tell(PeerLost(A, "gap"))
+    desk.tell(PeerJoined(A, A))
+    effects = desk.report(A, after_s=2.0)
+    assert [] == pulls(effects)
+    assert [(1, 1), (2, 2)] == sorted(
+        (b.fragment, b.version) for _, b in said(GlobalFragment, effects) if b.fragment
+    )
+    assert [(A, 4, 1)] == pulls(desk.report(A, after_s=2.0, versions=(3, 1, 2)))
+    (refusal,) = observed("refused", desk.contribute(A, 4, 1, base=0))
+    assert "merged already" in refusal["reason"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"base": 7}, "does not exist yet"),
+        ({"steps": 0}, "nothing was trained"),
+        ({"fragment": 0}, "does not answer"),
+        ({"t": 9}, "after its sync was closed"),
+        ({"handle": ""}, "does not answer"),
+    ],
+)
+def test_a_contribution_that_cannot_be_is_refused(open_desk, change, reason):
+    """It is observed with its learner and the reason, and its array is not kept."""
+    desk = open_desk(A)
+    desk.report(A)
+    held = dict(desk.holders)
+    (refusal,) = observed("refused", desk.contribute(**{"peer": A, "t": 1, "fragment": 1, **change}))
+    assert A == refusal["learner"]
+    assert reason in refusal["reason"]
+    assert held == desk.holders
+
+
+def test_a_second_answer_is_refused(open_desk):
+    """One pull, one contribution."""
+    desk = open_desk(A, B, quorum=2)
+    desk.report(A)
+    desk.report(B)
+    desk.contribute(A, 1, 1)
+    assert observed("refused", desk.contribute(A, 1, 1))
+
+
+def test_what_the_merge_refuses_is_attributed(open_desk):
+    """A contribution that the merge refuses is named; the others are merged."""
+    desk = open_desk(A, B, quorum=2)
+    desk.report(A)
+    desk.report(B)
+    desk.contribute(A, 1, 1)
+    effects = desk.merged(desk.contribute(B, 1, 1), refused=[(B, "not finite")])
+    assert [{"learner": B, "t": 1, "fragment": 1, "reason": "not finite"}] == observed(
+        "refused", effects
+    )
+    assert [[A]] == [fields["learners"] for fields in observed("merge", effects)]
+    assert not [handle for handle in desk.holders if handle.startswith("in/")]
+
+
+def test_when_all_are_refused_the_version_stays(open_desk):
+    """Nothing is merged, the new arrays are dropped, and the sync is repeated."""
+    desk = open_desk(A, overlap=1)
+    desk.report(A)
+    before = {h: n for h, n in desk.holders.items() if not h.startswith("in/")}
+    effects = desk.merged(desk.contribute(A, 1, 1), refused=[(A, "not finite")])
+    assert [] == said(GlobalFragment, effects)
+    assert [1] == [fields["t"] for fields in observed("sync repeated", effects)]
+    assert before == desk.holders
+    assert [(A, 1, 1)] == pulls(desk.report(A, after_s=1.0)), "its tokens were not merged"
+
+
+def test_a_false_report_is_refused(open_desk):
+    """A report of other fragments, or of a step before the last, changes nothing."""
+    desk = open_desk(A)
+    desk.report(A, step=5, steps=(0,) * P)
+    assert observed("refused", desk.report(A, step=4))
+    assert observed("refused", desk.report(A, step=6, versions=(0,), steps=(1,)))
+    assert 5 == desk.machine._members[A].progress.step
+
+
+def test_strangers_change_nothing(open_desk):
+    """What comes from nobody who has joined has no effect."""
+    desk = open_desk()
+    assert [] == desk.report(A)
+    assert [] == desk.contribute(A, 1, 1)
+
+
+def test_a_peer_may_go_by_another_name(open_desk):
+    """A learner whose lanes carry its name without number is merged like any other."""
+    desk = open_desk()
+    desk.tell(PeerJoined("learner-0", A))
+    desk.report("learner-0")
+    effects = desk.merged(desk.contribute("learner-0", 1, 1))
+    assert [["learner-0"]] == [fields["learners"] for fields in observed("merge", effects)]
+
+
+# The end.
+
+
+def stopping(open_desk, *peers, **more):
+    """A syncer that was asked to stop with nothing under way, and what it did."""
+    desk = open_desk(*peers, **more)
+    return desk, desk.tell(StopRequested("enough"))
+
+
+def test_a_stop_lets_running_syncs_end_first(open_desk):
+    """What is under way is merged; nothing new begins; then everybody is told."""
+    desk = open_desk(A, B, overlap=2)
+    assert [(A, 1, 1)] == pulls(desk.report(A))
+    assert [] == of(Evaluate | SaveModel | Finish, desk.tell(StopRequested("enough")))
+    assert [] == pulls(desk.report(B, after_s=5.0))
+    effects = desk.merged(desk.contribute(A, 1, 1))
+    assert [A, B] == [peer for peer, _ in said(GlobalFragment, effects)]
+    assert [A, B] == [peer for peer, _ in said(Stop, effects)]
+
+
+def test_the_end_in_order(open_desk):
+    """Stop to all, evaluate, save; finished when both are done and everybody has left."""
+    desk, effects = stopping(open_desk, A, B)
+    assert [A, B] == [peer for peer, _ in said(Stop, effects)]
+    (evaluate,), (save,) = of(Evaluate, effects), of(SaveModel, effects)
+    assert evaluate.fragments == save.fragments == ("theta/0/0", "theta/1/0", "theta/2/0")
+    assert [] == of(Finish, desk.tell(Evaluated(evaluate.work, 2.5)))
+    assert [] == of(Finish, desk.tell(ModelSaved(save.work, b"digest")))
+    assert [] == of(Finish, desk.tell(PeerLost(A, "bye")))
+    assert [Finish("stopped", "enough")] == of(Finish, desk.tell(PeerLost(B, "bye")))
+
+
+def test_the_last_global_step_ends_the_job(open_desk):
+    """After the merge of the last step the syncer winds up by itself, and is done."""
+    desk = open_desk(A, steps=1)
+    desk.report(A)
+    effects = desk.merged(desk.contribute(A, 1, 1))
+    assert [(A, Stop(1, "global step 1"))] == said(Stop, effects)
+    desk.tell(PeerLost(A, "bye"))
+    desk.tell(Evaluated(of(Evaluate, effects)[0].work, None))
+    finish = desk.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
+    assert [Finish("done", "global step 1")] == of(Finish, finish)
+
+
+def test_whoever_does_not_leave_is_left_behind(open_desk):
+    """The farewell timer bounds how long the syncer waits for goodbyes."""
+    desk, effects = stopping(open_desk, A)
+    (farewell,) = [timer for timer in of(SetTimer, effects) if timer.timer == FAREWELL]
+    assert 3.0 <= farewell.at - desk.at <= 60.0
+    desk.tell(Evaluated(of(Evaluate, effects)[0].work, None))
+    desk.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
+    assert of(Finish, desk.tell(TimerFired(FAREWELL), after_s=farewell.at))
+
+
+def test_a_goodbye_after_the_farewell_is_no_surprise(open_desk):
+    """A learner that leaves after it was left behind, with the model not saved yet, is fine."""
+    desk, effects = stopping(open_desk, A)
+    desk.tell(TimerFired(FAREWELL), after_s=60.0)
+    desk.tell(PeerLost(A, "bye"))
+    desk.tell(PeerJoined(B, B))
+    desk.tell(Evaluated(of(Evaluate, effects)[0].work, None))
+    assert of(Finish, desk.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest")))
+
+
+def test_whoever_joins_at_the_end_is_told(open_desk):
+    """A learner that comes (back) while the job winds up is told to stop, too."""
+    desk, _ = stopping(open_desk, A)
+    desk.tell(PeerLost(A, "gap"))
+    assert [A] == [peer for peer, _ in said(Stop, desk.tell(PeerJoined(A, A)))]
+
+
+def test_a_model_that_cannot_be_saved_ends_the_job(open_desk):
+    """A failed save is a failure of the job, also when it comes before the evaluation's end."""
+    desk, effects = stopping(open_desk, A)
+    failed = WorkFailed(of(SaveModel, effects)[0].work, "worker", "disk full")
+    assert [Finish("failed", "disk full")] == of(Finish, desk.tell(failed))
+
+
+def test_a_model_that_cannot_be_scored_is_still_saved(open_desk):
+    """A failed evaluation is observed, and the job ends as it would."""
+    desk, effects = stopping(open_desk)
+    failed = desk.tell(WorkFailed(of(Evaluate, effects)[0].work, "task", "no data"))
+    assert [{"reason": "no data"}] == observed("not evaluated", failed)
+    done = desk.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
+    assert ["stopped"] == [finish.status for finish in of(Finish, done)]
+
+
+@pytest.mark.parametrize(("kind", "status"), [("task", "bad-input"), ("worker", "failed")])
+def test_failed_work_ends_the_job(open_desk, kind, status):
+    """Everybody is told goodbye, and the finish says whose fault it was."""
+    effects = open_desk(B, A).tell(WorkFailed(7, kind, "it broke"))
+    assert [A, B] == [each.peer for each in of(Hangup, effects)]
+    assert [Finish(status, "it broke")] == of(Finish, effects)

@@ -1,0 +1,127 @@
+"""Real jobs for the tests of this folder: started as a user starts them, from the root."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DDLOCO = [sys.executable, "-m", "ddloco"]
+
+JOB = """
+[job]
+name = "small"
+task = "tests.tasks:regression"
+steps = 40
+learners = 3
+
+[task]
+step_s = 0.01
+
+[sync]
+fragments = 4
+interval = 8
+
+[outer]
+lr = 0.7
+momentum = 0.6
+"""
+
+
+class Job:
+    """A job file in a folder of its own, and what can be done with it."""
+
+    def __init__(self, folder: Path, text: str = JOB) -> None:
+        self.file = folder / "job.toml"
+        self.file.write_text(text)
+        self.run_folder = folder / "run"
+
+    def command(self, *more: str) -> list[str]:
+        """The command line that runs it."""
+        return [*DDLOCO, "run", str(self.file), "--dir", str(self.run_folder), *more]
+
+    def run(self, *more: str) -> subprocess.CompletedProcess[str]:
+        """Run it to its end."""
+        return call(self.command(*more))
+
+    def start(self, *more: str) -> subprocess.Popen[str]:
+        """Start it in the background."""
+        return subprocess.Popen(
+            self.command(*more),
+            cwd=ROOT,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    def log(self) -> list[dict]:
+        """The lines of its log so far."""
+        path = self.run_folder / "log.jsonl"
+        if not path.exists():
+            return []
+        text = path.read_text()
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def wait_for(self, event: str, count: int, seconds: float = 60.0) -> None:
+        """Wait until the log tells of ``count`` such events."""
+        for _ in range(int(seconds / 0.05)):
+            if sum(line["event"] == event for line in self.log()) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no {count} times {event} within {seconds} s: {self.log()[-3:]}")
+
+
+def call(command: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    return subprocess.run(
+        command, cwd=cwd, text=True, capture_output=True, timeout=180, check=False
+    )
+
+
+def replay(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    """Replay a run folder."""
+    return call([*DDLOCO, "replay", str(folder), *more])
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    """A job that nobody has run yet."""
+    return Job(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """A job that ran to its end in one process; look at it, do not change it."""
+    done = Job(tmp_path_factory.mktemp("finished"))
+    ended = done.run()
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    done.said = ended.stdout
+    return done
+
+
+@pytest.fixture
+def copied(finished: Job, tmp_path: Path) -> Path:
+    """A copy of a finished run's folder, to be damaged."""
+    return Path(shutil.copytree(finished.run_folder, tmp_path / "copy"))
+
+
+@pytest.fixture
+def tools():
+    """The helpers above, for test modules (which cannot import a conftest)."""
+
+    class Tools:
+        Job = Job
+        JOB = JOB
+        DDLOCO = DDLOCO
+        ROOT = ROOT
+        call = staticmethod(call)
+        replay = staticmethod(replay)
+        kill = staticmethod(lambda pid: os.kill(pid, signal.SIGKILL))
+
+    return Tools

@@ -1,0 +1,121 @@
+"""Bad input gets one line and exit code 2, never a traceback, never a stopped job."""
+
+import pytest
+
+from replay import Tape
+from replay.tape import FORMAT_VERSION
+
+
+def one_line(ended, *parts: str) -> None:
+    """Exit code 2 and a single line on standard error that says all of ``parts``."""
+    lines = ended.stderr.strip().splitlines()
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert len(lines) == 1, ended.stderr
+    assert "Traceback" not in ended.stderr
+    for part in parts:
+        assert part in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("sync.quorums=2", "sync: unknown key `quorums`"),
+        ("sync.quorum=two", "sync.quorum: Expected `int`, got `str`"),
+        ("sync.fragments=9", "sync.fragments: 9 fragments in an interval of 8"),
+        ("sync.quorum=4", "sync.quorum: a quorum of 4 of 3 learners is never met"),
+        ("learner.learner-7.factor=2", "learner.learner-7: no such learner"),
+        ("sync", "want section.key=value"),
+    ],
+)
+def test_job_files(job, setting, said):
+    """What is wrong in a job file is named with file and field."""
+    one_line(job.run("--set", setting), said)
+    assert not job.run_folder.exists()
+
+
+def test_no_such_job_file(tools, tmp_path):
+    """A file that is not there is named."""
+    ended = tools.call([*tools.DDLOCO, "run", str(tmp_path / "none.toml")])
+
+    one_line(ended, "none.toml: cannot be read: No such file")
+
+
+@pytest.mark.parametrize(
+    ("task", "said"),
+    [
+        ("tests.nothing:task", "cannot import tests.nothing"),
+        ("tests.tasks:nobody", "tests.tasks has no function nobody"),
+        ("tests.tasks:not_a_number", "loss is nan at the first step"),
+        ("tests.tasks:wobbly", "differs between two runs of the same step"),
+        ("tests.tasks:counting", "int32"),
+    ],
+)
+def test_tasks(job, task, said):
+    """A task that does not import, is NaN at once, or differs between two runs, is refused."""
+    more = ("--set=task={}",)
+    one_line(job.run(f"--set=job.task={task}", *more), said)
+
+
+def test_a_run_folder_is_not_overwritten_by_accident(finished, job):
+    """A folder that holds a run is left alone unless --overwrite is given."""
+    before = (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()
+    job.run_folder = finished.run_folder
+
+    one_line(job.run(), "holds a run already")
+    assert before == (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()
+
+
+def test_binding_to_everyone_wants_a_word(job, tools):
+    """A syncer on anything but loopback needs transport.insecure."""
+    command = [*tools.DDLOCO, "syncer", str(job.file), "--dir", str(job.run_folder)]
+    ended = tools.call([*command, "--bind", "tcp://*:45895"])
+
+    one_line(ended, "--bind tcp://*:45895", "transport.insecure = true")
+
+
+def test_tape_with_a_flipped_byte(copied, tools):
+    """A damaged byte is named with file and position, by replay and by verify."""
+    path = copied / "tapes" / "learner-0.1.tape"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+    one_line(tools.replay(copied), "learner-0.1.tape: byte ", "damaged")
+    one_line(tools.call([*tools.DDLOCO, "tape", "verify", str(copied)]), "damaged")
+
+
+def test_tape_from_another_version(copied, tools):
+    """Another tape format is named, with the one that this program reads."""
+    path = copied / "tapes" / "learner-0.1.tape"
+    data = bytearray(path.read_bytes())
+    data[8] = FORMAT_VERSION + 1
+    path.write_bytes(data)
+
+    one_line(tools.replay(copied), "learner-0.1.tape", f"format {FORMAT_VERSION + 1}")
+
+
+def test_tape_of_another_job(copied, job, tools):
+    """Tapes of two jobs in one folder are refused, both named."""
+    ran = job.run("--set=job.steps=4", "--set=job.seed=9")
+    assert ran.returncode == 0, ran.stderr
+    source = job.run_folder / "tapes" / "learner-0.1.tape"
+    (copied / "tapes" / "learner-0.1.tape").write_bytes(source.read_bytes())
+
+    one_line(tools.replay(copied), "of job small-")
+
+
+def test_no_tapes_at_all(tools, tmp_path):
+    """A folder without tapes says what was looked for."""
+    one_line(tools.replay(tmp_path), "no tapes here")
+
+
+def test_tape_cut_in_its_last_record_replays_what_is_whole(copied, tools):
+    """A tape that ends early is no damage: it replays to its last whole record."""
+    path = copied / "tapes" / "learner-2.1.tape"
+    data = path.read_bytes()
+    path.write_bytes(data[:-7])
+    Tape(path).scan()
+    found = tools.replay(copied)
+
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "learner-2.1: the tape ends after event" in found.stdout

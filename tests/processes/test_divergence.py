@@ -1,0 +1,148 @@
+"""A replay that differs says where, and one that cannot know says what it does not know."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+import ddloco.workers
+from ddloco.rerun import Rerun
+from ddloco.syncer import Syncer
+from replay import Tape, TapeWriter, tape
+from transport import Effect
+
+
+def rewrite(path: Path, change) -> None:
+    """Write a tape again with each event as ``change(n, event as plain data)`` returns it."""
+    source = Tape(path)
+    records = list(source.records())
+    path.unlink()
+    writer = TapeWriter(path, source.header)
+    for record in records:
+        if isinstance(record, tape.Event):
+            event = change(record.n, msgspec.msgpack.decode(record.event))
+            raw = msgspec.Raw(msgspec.msgpack.encode(event, order="deterministic"))
+            writer.append(tape.Event(record.n, record.at, raw, record.clock))
+        else:
+            writer.append(record)
+    writer.close()
+
+
+def first_event(path: Path, kind: str, after: int = 0) -> int:
+    """The number of the first event of a kind on a tape."""
+    for record in Tape(path).records():
+        if isinstance(record, tape.Event) and record.n > after:
+            event = msgspec.msgpack.decode(record.event)
+            if event["type"] == kind:
+                return record.n
+    raise AssertionError(f"no {kind} in {path}")
+
+
+def test_a_changed_loss_is_named(copied, tools):
+    """One bit of one loss on one tape: exactly that event, both values, exit 1."""
+    path = copied / "tapes" / "learner-1.1.tape"
+    target = first_event(path, "StepFinished", after=60)
+
+    def change(n, event):
+        if n == target:
+            bits = msgspec.msgpack.encode(event["loss"])
+            event["loss"] = msgspec.msgpack.decode(bits[:-1] + bytes([bits[-1] ^ 1]))
+        return event
+
+    rewrite(path, change)
+    found = tools.replay(copied, "--json")
+    divergence = json.loads(found.stdout)["divergence"]
+
+    assert found.returncode == 1
+    assert ("learner-1.1", target) == (divergence["actor"], divergence["event"])
+    assert divergence["aspect"] == "result"
+    assert divergence["recorded"] != divergence["replayed"]
+    assert target == divergence["clock"]["learner-1.1"] + 1
+
+
+def test_a_changed_message_is_named(copied, tools):
+    """A report that its sender never said so: named at the receiver, as a message."""
+    path = copied / "tapes" / "syncer.1.tape"
+    targets = []
+
+    def change(n, event):
+        body = event.get("body", {})
+        if not targets and body.get("type") == "Progress" and body["step"] == 5:
+            targets.append(n)
+            body["tokens"] = [count + 1 for count in body["tokens"]]
+        return event
+
+    rewrite(path, change)
+    found = tools.replay(copied)
+
+    assert found.returncode == 1
+    assert f"DIVERGENCE at syncer.1:{targets[0]} (message)" in found.stdout
+
+
+def test_a_changed_merge_is_named(copied, monkeypatch):
+    """Merging by another rule than the recorded one: named at the first merge it changes."""
+    merge = ddloco.workers.merge_fragment
+
+    def biased(theta, momentum, contributions, segments, **rates):
+        result = merge(theta, momentum, contributions, segments, **rates)
+        result.theta[0] += 1e-6
+        return result
+
+    monkeypatch.setattr(ddloco.workers, "merge_fragment", biased)
+    report = trio.run(Rerun(copied).run)
+
+    assert report.divergence is not None
+    assert report.divergence.actor == "syncer.1"
+    assert report.divergence.number == first_event(
+        copied / "tapes" / "syncer.1.tape", "FragmentMerged"
+    )
+
+
+def test_a_changed_decision_is_named(copied, monkeypatch):
+    """A syncer that decides otherwise: named at the first event it handles differently."""
+    handle = Syncer.handle
+
+    def hasty(self, at: float, event) -> list[Effect]:
+        effects = handle(self, at, event)
+        return effects[::-1] if type(event).__name__ == "FragmentMerged" else effects
+
+    monkeypatch.setattr(Syncer, "handle", hasty)
+    report = trio.run(Rerun(copied).run)
+
+    assert report.divergence is not None
+    assert report.divergence.aspect == "effects"
+    assert report.divergence.number == first_event(
+        copied / "tapes" / "syncer.1.tape", "FragmentMerged"
+    )
+
+
+@pytest.mark.parametrize("actor", ["learner-2", "syncer"])
+def test_a_missing_tape_is_a_named_gap(copied, tools, actor):
+    """Without one tape the rest is verified, the gap is named, and the exit code is 1."""
+    (copied / "tapes" / f"{actor}.1.tape").unlink()
+    found = tools.replay(copied)
+
+    assert found.returncode == 1, found.stdout
+    assert f"gap: {actor}: no tape" in found.stdout
+    assert "no difference in" in found.stdout
+    assert "results were not verified" in found.stdout
+    assert int(found.stdout.split("no difference in ")[1].split()[0]) > 50
+
+
+def test_a_fingerprint_that_differs_is_named_first(copied, tools):
+    """What can change arithmetic and is not as recorded is said before the replay starts."""
+    path = copied / "tapes" / "learner-0.1.tape"
+    source = Tape(path)
+    records = list(source.records())
+    path.unlink()
+    elsewhere = {**source.header.fingerprint, "jaxlib": "0.0.1"}
+    writer = TapeWriter(path, msgspec.structs.replace(source.header, fingerprint=elsewhere))
+    for record in records:
+        writer.append(record)
+    writer.close()
+    found = tools.replay(copied)
+
+    assert "differs from the recording: learner-0.1: jaxlib was 0.0.1, is " in found.stderr
+    assert found.returncode == 0

@@ -1,0 +1,179 @@
+"""Whole jobs, as a user runs them: what is in the run folder, and that it replays."""
+
+import signal
+import tomllib
+
+import pytest
+
+from ddloco.config import load_job
+from snapshot import load_tensors
+
+
+def test_run_folder_holds_what_was_promised(finished):
+    """Job file as resolved, a tape per actor, the log, and the model."""
+    folder = finished.run_folder
+    tapes = sorted(path.name for path in (folder / "tapes").iterdir())
+
+    assert [f"learner-{i}.1.tape" for i in range(3)] + ["syncer.1.tape"] == tapes
+    assert load_job(folder / "job.toml") == load_job(finished.file)
+    assert tomllib.loads((folder / "job.toml").read_text())["sync"]["grace"] == 0.5
+    tensors = load_tensors(folder / "model" / "model.safetensors")
+    assert sorted(tensors) == ["blocks/0/w", "blocks/1/w", "embed", "scale"]
+
+
+def test_log_tells_of_steps_merges_and_the_result(finished):
+    """One object a line with event, actor, at; steps, merges and the result with their fields."""
+    log = finished.log()
+    steps = [line for line in log if line["event"] == "step"]
+    merges = [line for line in log if line["event"] == "merge"]
+    results = [line for line in log if line["event"] == "result"]
+
+    assert all({"event", "actor", "at", "ref"} <= set(line) for line in log)
+    assert all({"step", "loss", "tokens"} <= set(line) for line in steps)
+    assert all({"t", "fragment", "learners", "weights", "grace_s"} <= set(m) for m in merges)
+    assert [2 * i for i in range(1, 21)] == [merge["t"] for merge in merges]
+    assert all(abs(sum(merge["weights"]) - 1) < 1e-5 for merge in merges)
+    assert len(results) == 1
+    assert results[0]["held_out_loss"] < steps[0]["loss"]
+    assert {f"learner-{i}" for i in range(3)} == {line["actor"] for line in steps}
+
+
+def test_every_learner_contributes(finished):
+    """With equal learners, merges average all three of them."""
+    merges = [line for line in finished.log() if line["event"] == "merge"]
+
+    assert any(merge["averaged"] == 3 for merge in merges)
+
+
+def test_plain_lines_where_there_is_no_terminal(finished):
+    """Without a terminal the picture is a line, and the end says what to do next."""
+    assert "global step 40/40" in finished.said
+    assert "replay it with: ddloco replay" in finished.said
+
+
+def test_replay_is_identical(finished, tools):
+    """A replay executes everything again and says so with the numbers."""
+    replayed = tools.replay(finished.run_folder)
+
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "identical" in replayed.stdout
+    steps = sum(line["event"] == "step" for line in finished.log())
+    assert f"{steps} steps, 20 merges" in replayed.stdout
+
+
+def test_tape_verify_and_show(finished, tools):
+    """Records, clocks and headers hold; every event is shown on a line."""
+    verified = tools.call([*tools.DDLOCO, "tape", "verify", str(finished.run_folder)])
+    shown = tools.call([*tools.DDLOCO, "tape", "show", str(finished.run_folder)])
+
+    assert verified.returncode == 0, verified.stdout
+    events = int(verified.stdout.split("held: ")[1].split()[0])
+    assert events == len(shown.stdout.splitlines())
+    assert "syncer.1:1 " in shown.stdout
+
+
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
+def test_other_transports(job, tools, kind):
+    """The same job over ipc and over tcp, replayed; bfloat16 tensors travel too."""
+    dtype = '--set=task.dtype="bfloat16"'
+    ran = job.run(f"--set=transport.kind={kind}", "--set=job.steps=12", dtype)
+    replayed = tools.replay(job.run_folder)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+def test_processes_with_a_kill_and_a_slow_learner(job, tools):
+    """A learner killed in the middle, another three times slower: the job ends, and replays."""
+    slow = "--set=learner.learner-2.factor=3"
+    running = job.start("--processes", slow, "--set=job.steps=120")
+    job.wait_for("merge", 10)
+    listed = tools.call(["pgrep", "-f", f"{job.run_folder}.*--name learner-1"]).stdout.split()
+    tools.kill(int(listed[0]))
+    said, _ = running.communicate(timeout=120)
+    replayed = tools.replay(job.run_folder)
+
+    assert running.returncode == 0, said
+    assert "learner-1 failed: killed by SIGKILL" in said
+    late = [m for m in job.log() if m["event"] == "merge" and m["t"] > 100]
+    assert all("learner-1.1" not in merge["learners"] for merge in late)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "learner-1.1: the tape ends after event" in replayed.stdout
+    assert "identical" in replayed.stdout
+
+
+@pytest.mark.parametrize("form", [(), ("--processes",)])
+def test_ctrl_c_ends_in_good_order(job, tools, form):
+    """SIGINT saves the model and closes the tapes, which replay."""
+    running = job.start(*form, "--set=job.steps=100000")
+    job.wait_for("merge", 5)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=90)
+    replayed = tools.replay(job.run_folder)
+
+    assert running.returncode == 0, said
+    assert "held-out loss" in said
+    assert (job.run_folder / "model" / "model.safetensors").exists()
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "not closed" not in replayed.stdout
+
+
+def test_two_fingerprints_replay_in_one_command(job, tools):
+    """Learners with different XLA thread counts are each replayed with their own."""
+    ran = job.run("--set=learner.learner-1.threads=2", "--set=job.steps=12")
+    replayed = tools.replay(job.run_folder)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "differs" not in replayed.stderr
+
+
+def test_learner_first_then_syncer(job, tools):
+    """Started by hand in the wrong order, a learner waits for the syncer, and the job runs."""
+    import subprocess
+
+    address = "tcp://127.0.0.1:45893"
+    common = [str(job.file), "--dir", str(job.run_folder), "--join", "--set=job.learners=1"]
+    steps = "--set=job.steps=12"
+    learner = subprocess.Popen(
+        [*tools.DDLOCO, "learner", *common, steps, "--connect", address, "--name", "learner-0"],
+        cwd=tools.ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    job.wait_for("waiting", 1)
+    syncer = tools.call([*tools.DDLOCO, "syncer", *common, steps, "--bind", address])
+
+    assert syncer.returncode == 0, syncer.stderr
+    assert learner.wait(60) == 0
+    assert tools.replay(job.run_folder).returncode == 0
+
+
+def test_a_different_job_is_refused_at_the_handshake(job, tools):
+    """A learner with another job file leaves with one line that names what differs."""
+    import subprocess
+
+    address = "tcp://127.0.0.1:45894"
+    common = [str(job.file), "--dir", str(job.run_folder), "--join", "--set=job.learners=1"]
+    syncer = subprocess.Popen(
+        [*tools.DDLOCO, "syncer", *common, "--bind", address],
+        cwd=tools.ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    job.wait_for("listening", 1)
+    learner = ["learner", *common, "--connect", address, "--name", "learner-0"]
+    refused = tools.call([*tools.DDLOCO, *learner, "--set=outer.lr=0.1"])
+    syncer.terminate()
+
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("ddloco: the syncer refuses this learner: job differs: ")
+    assert syncer.wait(60) == 0
+
+
+@pytest.mark.parametrize("method", ["lone", "data-parallel"])
+def test_baselines_run_in_the_same_program(job, method):
+    """A lone learner and data-parallel training are a setting of the job file."""
+    ran = job.run(f"--set=job.method={method}", "--set=job.steps=12")
+
+    assert ran.returncode == 0, ran.stderr
+    assert f"{method}: held-out loss" in ran.stdout
+    assert job.log()[-1]["held_out_loss"] < 1.0

@@ -1,0 +1,124 @@
+"""Small tasks for tests: one that trains in a millisecond a step, and ones that are wrong."""
+
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+class Stream:
+    """Batches of inputs and targets, numbered, so that any of them can be made again."""
+
+    def __init__(self, shard: int, seed: int) -> None:
+        self._key = (seed, shard)
+        self._index = 0
+
+    def next(self) -> tuple[Any, Any]:
+        rng = np.random.default_rng([*self._key, self._index])
+        self._index += 1
+        x = rng.standard_normal((8, 16), np.float32)
+        return x, np.sin(x[:, :4])
+
+    def state(self) -> int:
+        return self._index
+
+    def restore(self, state: int) -> None:
+        self._index = state
+
+
+class Regression:
+    """A two-layer network on a fixed function; some tensors in bfloat16."""
+
+    def __init__(self, step_s: float = 0.0, dtype: str = "float32") -> None:
+        self._step_s = step_s
+        self._dtype = dtype
+
+    def init(self, key: Any) -> Any:
+        first, second, third = jax.random.split(key, 3)
+        dtype = jnp.dtype(self._dtype)
+        return {
+            "embed": jax.random.normal(first, (16, 32)) / 4,
+            "blocks": {
+                "0": {"w": (jax.random.normal(second, (32, 32)) / 6).astype(dtype)},
+                "1": {"w": (jax.random.normal(third, (32, 4)) / 6).astype(dtype)},
+            },
+            "scale": jnp.ones(()),
+        }
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        x, y = batch
+        hidden = jnp.tanh(x @ params["embed"])
+        for block in params["blocks"].values():
+            hidden = hidden @ block["w"].astype(jnp.float32)
+        return jnp.mean((hidden * params["scale"] - y) ** 2)
+
+    def batches(self, *, shard: int, shards: int, seed: int) -> Stream:
+        assert shard < shards
+        return Stream(shard, seed)
+
+    def tokens(self, batch: Any) -> int:
+        if self._step_s:
+            time.sleep(self._step_s)  # A step that takes a while, on any machine.
+        return len(batch[0])
+
+    def evaluate(self, params: Any) -> float:
+        batch = Stream(1000, 1000).next()
+        return float(jax.jit(self.loss)(params, batch))
+
+
+class Unscored(Regression):
+    """Cannot say how good it is."""
+
+    evaluate = None
+
+
+class NotANumber(Regression):
+    """Its loss is NaN at once."""
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        return super().loss(params, batch) * jnp.nan
+
+
+class Wobbly(Regression):
+    """Differs between two runs of the same step."""
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        noise = jax.pure_callback(
+            lambda: np.float32(np.random.default_rng().normal()),
+            jax.ShapeDtypeStruct((), jnp.float32),
+        )
+        return super().loss(params, batch) + jax.lax.stop_gradient(noise)
+
+
+class Counting(Regression):
+    """Keeps a whole number among its parameters, which cannot be averaged."""
+
+    def init(self, key: Any) -> Any:
+        return {**super().init(key), "count": jnp.zeros((), jnp.int32)}
+
+
+def regression(step_s: float = 0.0, dtype: str = "float32") -> Regression:
+    """The ordinary one."""
+    return Regression(step_s, dtype)
+
+
+def unscored() -> Unscored:
+    """Without ``evaluate``."""
+    return Unscored()
+
+
+def not_a_number() -> NotANumber:
+    """With a loss of NaN."""
+    return NotANumber()
+
+
+def wobbly() -> Wobbly:
+    """Not deterministic."""
+    return Wobbly()
+
+
+def counting() -> Counting:
+    """With an integer leaf."""
+    return Counting()
