@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddloco.arena import Arena, Region
-from transport import Payload
+from transport import Bytes, Payload
 
 F32 = NDArray[np.float32]
 
@@ -32,6 +32,17 @@ class Arrays:
     def __len__(self) -> int:
         return len(self._stored)
 
+    def allocate(self, nbytes: int) -> Bytes:
+        """Bytes in the arena, for a payload that is arriving; freed with its handle."""
+        assert self.arena is not None, "only actors with a worker process share memory"
+        return self.arena.allocate(nbytes).data
+
+    def discard(self, data: Bytes) -> None:
+        """Give back bytes that were allocated here; others are left to Python."""
+        region = self.arena.find(data) if self.arena is not None else None
+        if region is not None and self.arena is not None:
+            self.arena.free(region)
+
     def put(self, handle: str, stored: Stored | None) -> None:
         """Name an array; a handle is named once."""
         assert handle not in self._stored, f"{handle} is named twice"
@@ -48,11 +59,7 @@ class Arrays:
     def free(self, handle: str) -> None:
         """Forget an array; what lies in the arena is used again."""
         stored = self._stored.pop(handle, None)
-        if self.arena is None:
-            return
-        if isinstance(stored, HostCopy):
+        if isinstance(stored, HostCopy) and self.arena is not None:
             self.arena.free(stored.region)
         elif isinstance(stored, Payload):
-            region = self.arena.find(stored.data)
-            if region is not None:
-                self.arena.free(region)
+            self.discard(stored.data)

@@ -6,6 +6,7 @@ with all of them it is data parallelism on the very batches that the learners of
 seen (``method = "data-parallel"``). Neither needs messages, so neither leaves a tape.
 """
 
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
 
 from rich.console import Console
@@ -29,10 +30,12 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         ChoreError: the task cannot be used.
         WorkerDiedError: the worker process ended.
     """
-    arena, time = Arena(), MonotonicTime()
+    time = MonotonicTime()
     log = ActorLog(folder / LOG_FILE, job.job.method)
     shards = tuple(range(job.job.learners)) if job.job.method == "data-parallel" else (0,)
-    async with open_worker(arena, job.worker) as process:
+    async with AsyncExitStack() as stack:
+        arena = stack.enter_context(closing(Arena()))
+        process = await stack.enter_async_context(open_worker(arena, job.worker))
         request = chores.Prepare(
             job.job.task, job.task, job.inner, job.job.seed, 0, job.job.learners
         )

@@ -145,9 +145,9 @@ class Board:
 class LogTail:
     """Reads what others append to the log."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self._path = folder / LOG_FILE
-        self._offset = 0
+        self._offset = self._path.stat().st_size if from_end and self._path.exists() else 0
 
     def new_lines(self) -> list[dict[str, Any]]:
         """The whole lines since the last call."""
@@ -195,3 +195,32 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
             board.take(line)
         console.print(board.line(), soft_wrap=True, highlight=False)
     return board
+
+
+FREQUENT = ("step", "merge")
+"""Lines that come many times a second; of these the newest is said now and then."""
+
+
+async def follow(folder: Path, actor: str, console: Console) -> None:
+    """Say what one actor logs from now on, in plain lines, until cancelled."""
+    tail = LogTail(folder, from_end=True)
+    newest: dict[str, Any] | None = None
+    said_at = trio.current_time()
+    while True:
+        for line in tail.new_lines():
+            if line["actor"] == actor and line["event"] in FREQUENT:
+                newest = line
+            elif line["actor"] == actor:
+                _say(console, line)
+        if newest is not None and trio.current_time() - said_at >= PLAIN_LINE_S:
+            _say(console, newest)
+            newest, said_at = None, trio.current_time()
+        await trio.sleep(REFRESH_S)
+
+
+def _say(console: Console, line: dict[str, Any]) -> None:
+    """One line of the log, for people."""
+    fields = {key: value for key, value in line.items() if key not in ("event", "actor", "at")}
+    said = "  ".join(f"{key} {value}" for key, value in fields.items())
+    text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {said}"
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -22,7 +22,7 @@ from ddloco.effects import Finish, Observe, Work
 from ddloco.events import StopRequested, WorkResult
 from ddloco.logs import ActorLog
 from ddloco.messages import Said
-from replay import Recorder, learned_entries
+from replay import Recorder, TapeError, learned_entries
 from transport import (
     LANES,
     PROTOCOL_VERSION,
@@ -152,8 +152,7 @@ class Driver:
         self._log = log
         self._expected = expected
         self._codec: Codec[Any] = Codec(Said, job_id)
-        assemble = partial(Assembler, self._codec)
-        self._assemble = partial(assemble, allocate) if allocate is not None else assemble
+        self._allocate = allocate
         self._assemblers: dict[str, Assembler[Any]] = {}
         self._timers = Timers()
         self._urgent: deque[Event] = deque()
@@ -166,13 +165,20 @@ class Driver:
         Raises:
             TapeError: the tape cannot be written, and the job says that this ends the actor.
         """
+        unwritten: TapeError | None = None
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._endpoint.run, self._deliver)
-            self._admit(first, None)
-            while self._finish is None:
-                await self._next()
+            try:
+                self._admit(first, None)
+                while self._finish is None:
+                    await self._next()
+            except TapeError as error:
+                unwritten = error  # Raised below, out of the nursery: as itself, in no group.
             nursery.cancel_scope.cancel()
+        if unwritten is not None:
+            raise unwritten
+        assert self._finish is not None, "the loop above ends with it"
         self._recorder.close(self.actor.number, self._finish.reason)
         return self._finish
 
@@ -300,11 +306,10 @@ class Driver:
         if lane is None:
             self._count_refusal(arrival.route, "its route names no lane")
             return
-        assembler = self._assemblers.setdefault(arrival.route, self._assemble())
+        if arrival.route not in self._assemblers:
+            self._assemblers[arrival.route] = self._assembler(peer)
         try:
-            message = assembler.feed(arrival.frames)
-            if message is not None:
-                self._check(peer, message)
+            message = self._assemblers[arrival.route].feed(arrival.frames)
         except RemoteProtocolError as error:
             self._count_refusal(peer, str(error))
             if self.actor.links.knows(peer):
@@ -313,13 +318,18 @@ class Driver:
         if message is not None:
             await self._inbox.send(Arrived(peer, lane, message))
 
-    def _check(self, peer: str, message: Message[Any]) -> None:
+    def _assembler(self, peer: str) -> Assembler[Any]:
+        check = partial(self._check, peer)
+        if self._allocate is None:
+            return Assembler(self._codec, check)
+        return Assembler(self._codec, check, self._allocate, self._arrays.discard)
+
+    def _check(self, peer: str, header: Header[Any]) -> None:
         """What only this job can know: who speaks, and what its payload must look like.
 
         Raises:
             RemoteProtocolError: it is not so.
         """
-        header = message.header
         if header.sender != peer and actor_of(header.sender) != peer:
             raise RemoteProtocolError(f"$.sender: {header.sender} speaks on the lane of {peer}")
         expected = self._expected(header.body)

@@ -6,10 +6,11 @@ actor starts.
 """
 
 import platform
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from contextlib import closing
+from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +26,24 @@ from ddloco.config import Job
 from ddloco.driver import Driver
 from ddloco.driver import Worker as Doer
 from ddloco.effects import Finish, RunStep, Work
+from ddloco.errors import first_of
 from ddloco.events import Started, WorkResult
 from ddloco.fragments import FragmentPlan
 from ddloco.learner import SYNCER, Learner
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.messages import Contribution, GlobalFragment
 from ddloco.process import WorkerDiedError, open_worker
+from ddloco.provenance import code_version
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import ChoreError, Workers, wire_layout
 from replay import Header, Recorder, TapeError, TapeWriter
-from transport import Bytes, Endpoint, RemoteProtocolError, actor_of
+from transport import Endpoint, RemoteProtocolError, actor_of
 
 TAPES = "tapes"
+
+TASK = "task sha256"
+"""The fact in a tape's header that tells which source the task had."""
 
 SEMANTICS: tuple[str, ...] = ("fresh-report", "launch-floor", "median-step")
 """Behaviours that a later version may change; an old tape replays with those that it names."""
@@ -50,10 +56,7 @@ def machine_for(job: Job, incarnation: str) -> Machine:
 
 @dataclass
 class Hosted:
-    """An actor on this host: what the outside needs to reach it.
-
-    ``say`` tells people how far its start has come; ``ready`` is set when it takes events.
-    """
+    """An actor on this host: what the outside needs to reach it."""
 
     job: Job
     incarnation: str
@@ -62,7 +65,6 @@ class Hosted:
     driver: Driver | None = None
     stop_reason: str | None = None
     finish: Finish | None = None
-    ready: trio.Event = field(default_factory=trio.Event)
 
     def request_stop(self, reason: str) -> None:
         """Ask it to end in good order, also before it has begun."""
@@ -71,42 +73,55 @@ class Hosted:
             self.driver.request_stop(reason)
 
     async def run(self) -> Finish:
-        """Open, run to the end, close; how it finished. Never raises for what users can cause."""
+        """Open, run to the end, close; how it finished."""
         try:
             self.finish = await self._run()
-        except ChoreError as error:
-            self.finish = Finish("bad-input", str(error))
-        except (TapeError, WorkerDiedError) as error:
-            self.finish = Finish("failed", str(error))
+        except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
+            self.finish = self._failure(first_of(error))
         return self.finish
 
+    def _failure(self, error: BaseException) -> Finish:
+        if isinstance(error, ChoreError) and error.failed.kind == "task":
+            return Finish("bad-input", str(error))
+        if isinstance(error, ChoreError | WorkerDiedError | TapeError):
+            return Finish("failed", str(error))
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(place.filename).name}:{place.lineno}"
+        said = f"{type(error).__name__}: {error} ({where})"
+        return Finish("failed", f"this is a bug; please report it with the tape: {said}")
+
     async def _run(self) -> Finish:
-        job, name = self.job, actor_of(self.incarnation)
-        arena = Arena()
-        arrays = Arrays(arena)
-        async with open_worker(arena, job.worker_of(name)) as process:
-            workers = Workers(job, self.incarnation, arrays, process, self.folder)
-            prepared = await workers.prepare()
-            log = ActorLog(self.folder / LOG_FILE, self.incarnation)
-            self.driver = Driver(
-                Actor(self.incarnation, machine_for(job, self.incarnation)),
-                job_id=job.id,
-                endpoint=self.endpoint,
-                worker=slowed(workers, job.learner_table(name).factor),
-                arrays=arrays,
-                recorder=self._recorder(prepared),
-                time=MonotonicTime(),
-                log=log,
-                expected=expected_tensors(workers.plan),
-                allocate=_allocator(arena) if name != SYNCER else None,
-            )
-            if self.stop_reason is not None:
-                self.driver.request_stop(self.stop_reason)
-            self.ready.set()
-            try:
+        name = actor_of(self.incarnation)
+        with closing(Arena()) as arena, closing(self._open_log()) as log:
+            async with open_worker(arena, self.job.worker_of(name)) as process:
+                arrays = Arrays(arena)
+                workers = Workers(self.job, self.incarnation, arrays, process, self.folder)
+                prepared = await workers.prepare()
+                self.driver = self._open_driver(workers, arrays, prepared, log)
+                if self.stop_reason is not None:
+                    self.driver.request_stop(self.stop_reason)
                 return await self.driver.run(Started(self.incarnation, prepared.leaves))
-            finally:
-                log.close()
+
+    def _open_log(self) -> ActorLog:
+        return ActorLog(self.folder / LOG_FILE, self.incarnation)
+
+    def _open_driver(
+        self, workers: Workers, arrays: Arrays, prepared: chores.Prepared, log: ActorLog
+    ) -> Driver:
+        name = actor_of(self.incarnation)
+        return Driver(
+            Actor(self.incarnation, machine_for(self.job, self.incarnation)),
+            job_id=self.job.id,
+            endpoint=self.endpoint,
+            worker=slowed(workers, self.job.learner_table(name).factor),
+            arrays=arrays,
+            recorder=self._recorder(prepared),
+            time=MonotonicTime(),
+            log=log,
+            expected=expected_tensors(workers.plan),
+            # Fragments arrive where the worker process can see them, without another copy.
+            allocate=None if name == SYNCER else arrays.allocate,
+        )
 
     def _recorder(self, prepared: chores.Prepared) -> Recorder:
         job = self.job
@@ -116,14 +131,14 @@ class Hosted:
             incarnation=self.incarnation,
             job_id=job.id,
             job=job.as_plain(),
-            code=f"ddloco {version('ddloco')}",
+            code=code_version(),
             fingerprint=prepared.fingerprint,
             semantics=SEMANTICS,
             facts={
                 "python": platform.python_version(),
                 "numpy": np.__version__,
                 "platform": platform.platform(),
-                "task sha256": task_digest(job.job.task),
+                TASK: task_digest(job.job.task),
             },
         )
         writer = TapeWriter(self.folder / TAPES / f"{self.incarnation}.tape", header)
@@ -164,8 +179,3 @@ def expected_tensors(
         return layout(body.fragment)
 
     return expected
-
-
-def _allocator(arena: Arena) -> Callable[[int], Bytes]:
-    """Arriving fragments go where the worker process can see them, without another copy."""
-    return lambda nbytes: arena.allocate(nbytes).data

@@ -13,7 +13,7 @@ missing actor's arrays cannot be: it is counted as unverified, and the gap is na
 import struct
 import tempfile
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,10 +35,13 @@ from ddloco.effects import (
     SaveModel,
     Work,
 )
+from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, Happened, Started, StepFinished, WorkFailed, WorkResult
-from ddloco.host import machine_for
+from ddloco.host import TASK, machine_for
 from ddloco.learner import SYNCER
 from ddloco.process import open_worker
+from ddloco.provenance import code_version
+from ddloco.task import task_digest
 from ddloco.workers import Workers
 from replay import Divergence, Player, Tape, TapeError, describe, open_tapes, tape
 from transport import Effect, Free, MessageArrived, Payload, Transmit, actor_of
@@ -169,9 +172,12 @@ class Rerun:
         with tempfile.TemporaryDirectory(prefix="ddloco-replay-") as folder:
             async with AsyncExitStack() as stack:
                 parts = [Part(self, tape, stack, Path(folder)) for tape in self.tapes]
-                async with trio.open_nursery() as nursery:
-                    for part in parts:
-                        nursery.start_soon(part.prepare)
+                try:
+                    async with trio.open_nursery() as nursery:
+                        for part in parts:
+                            nursery.start_soon(part.prepare)
+                except ExceptionGroup as group:
+                    raise first_of(group) from None
                 for part in parts:
                     for difference in part.differences():
                         self._warn(difference)
@@ -179,10 +185,11 @@ class Rerun:
                     async with trio.open_nursery() as nursery:
                         for part in parts:
                             nursery.start_soon(part.play)
-                except* Divergence as found:
-                    self.report.divergence = first_of(found)
-                except* TapeError as found:
-                    raise first_of(found) from None
+                except ExceptionGroup as group:
+                    found = first_of(group)
+                    if not isinstance(found, Divergence):
+                        raise found from None
+                    self.report.divergence = found
         self._name_gaps()
         return self.report
 
@@ -221,11 +228,12 @@ class Part:
         self._stack = stack
         self._folder = folder / tape.incarnation
         self._name = tape.incarnation
-        self._arrays = Arrays(Arena())
+        self._arrays = Arrays(stack.enter_context(closing(Arena())))
         self._actor = Actor(self._name, machine_for(rerun.job, self._name))
         self._player: Player[Any] = Player(tape, Happened, self._actor)
         self._results: dict[int, Result] = {}
         self._outputs: dict[int, tuple[str, ...]] = {}
+        self._in_step = True
 
     async def prepare(self) -> None:
         """Start a worker with the environment that the tape's fingerprint names."""
@@ -241,7 +249,10 @@ class Part:
 
     def differences(self) -> list[str]:
         """What can change arithmetic and is not as it was recorded."""
-        then, now = self._tape.header.fingerprint, self._prepared.fingerprint
+        header = self._tape.header
+        then = {**header.fingerprint, "code": header.code, TASK: header.facts.get(TASK, "")}
+        now = {**self._prepared.fingerprint, "code": code_version()}
+        now[TASK] = task_digest(self._rerun.job.job.task)
         return [
             f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
             for key in sorted({*then, *now})
@@ -347,11 +358,22 @@ class Part:
             case Work():
                 inputs, outputs = handles_of(effect)
                 self._outputs[effect.work] = outputs
-                if self._arrays.known(*inputs):
+                if self._can_do(effect, inputs):
                     result = self._results[effect.work] = Result()
                     self._nursery.start_soon(self._work, effect, result)
             case _:
                 pass  # Timers and observations belong to the first run.
+
+    def _can_do(self, work: Work, inputs: tuple[str, ...]) -> bool:
+        """Whether all that the work reads is known: arrays, and the worker's own state.
+
+        A step that could not be executed leaves a worker whose parameters and moments are not
+        those of the run; no later step can be checked.
+        """
+        known = self._arrays.known(*inputs)
+        if isinstance(work, RunStep):
+            known = self._in_step = self._in_step and known
+        return known
 
     async def _work(self, work: Work, result: "Result") -> None:
         result.value = await self._workers.do(work)
@@ -389,11 +411,3 @@ def same_bits(event: Any) -> tuple[bytes, bytes]:
     loss = getattr(event, "loss", None)
     bits = struct.pack("<d", loss) if isinstance(loss, float) else b""
     return msgspec.msgpack.encode(event), bits
-
-
-def first_of(group: BaseExceptionGroup[Any]) -> Any:
-    """The first plain exception in a group, groups within it included."""
-    found: Any = group
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found

@@ -5,14 +5,17 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
+from rich.console import Console
 
 from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import ConfigError, Job
+from ddloco.display import follow
 from ddloco.effects import Finish
 from ddloco.folder import ADDRESS_FILE
 from ddloco.host import TAPES, Hosted
 from ddloco.learner import SYNCER
 from ddloco.signals import stop_on_signal, stop_with_parent
+from transport import actor_of
 from transport.zeromq import open_context
 
 
@@ -63,6 +66,8 @@ async def _serve(hosted: Hosted, *, with_parent: bool) -> Finish:
         nursery.start_soon(stop_on_signal, hosted.request_stop)
         if with_parent:
             nursery.start_soon(stop_with_parent, hosted.request_stop)
+        else:
+            nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), Console())
         finish = await hosted.run()
         nursery.cancel_scope.cancel()
     await hosted.endpoint.aclose()

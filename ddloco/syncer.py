@@ -332,8 +332,7 @@ class Syncer:
         assert sync.t > old.version, "versions only grow"
         self._globals[p] = Global(sync.t, *out)
         effects += [Drop(h) for h in (old.theta, old.momentum, old.wire) if h]
-        for learner in event.accepted:
-            part = sync.parts[learner]
+        for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
         self._merges += 1
         effects += [self._tell(member, p) for member in self._members.values()]

@@ -160,12 +160,23 @@ class Assembler(Generic[B]):
 
     Args:
         codec: of the job.
+        check: raises ``RemoteProtocolError`` for a header that this lane must not carry; asked
+            before anything is allocated for its payload.
         allocate: gives the buffer, uint8 of the length asked for, that a payload is copied into.
+        release: takes back the buffer of a message that was refused.
     """
 
-    def __init__(self, codec: Codec[B], allocate: Callable[[int], Bytes] = _plain_buffer) -> None:
+    def __init__(
+        self,
+        codec: Codec[B],
+        check: Callable[[Header[B]], None] = lambda _: None,
+        allocate: Callable[[int], Bytes] = _plain_buffer,
+        release: Callable[[Bytes], None] = lambda _: None,
+    ) -> None:
         self._codec = codec
+        self._check = check
         self._allocate = allocate
+        self._release = release
         self._header: Header[B] | None = None
         self._data: Bytes | None = None
         self._filled = 0
@@ -181,6 +192,8 @@ class Assembler(Generic[B]):
         try:
             return self._feed(frames)
         except RemoteProtocolError:
+            if self._data is not None:
+                self._release(self._data)
             self._header = self._data = None
             raise
 
@@ -201,6 +214,7 @@ class Assembler(Generic[B]):
             raise RemoteProtocolError(
                 f"message {header.seq} begins before message {self._header.seq} is whole"
             )
+        self._check(header)
         self._header, self._filled, self._chunks = header, 0, 1
         total = payload_bytes(header.tensors)
         self._data = self._allocate(total) if header.tensors else None
@@ -230,11 +244,9 @@ class Assembler(Generic[B]):
         header, data = self._header, self._data
         if header is None or (data is not None and self._filled < len(data)):
             return None
-        self._header = self._data = None
-        if data is None:
-            return Message(header, None)
-        payload = Payload(header.tensors, data)
-        broken = broken_tensor(payload)
+        payload = Payload(header.tensors, data) if data is not None else None
+        broken = broken_tensor(payload) if payload is not None else None
         if broken is not None:
             raise RemoteProtocolError(f"tensor {broken}: bytes do not match their digest")
+        self._header = self._data = None
         return Message(header, payload)

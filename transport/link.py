@@ -55,6 +55,9 @@ links from shaking hands in a tight loop."""
 DOUBLINGS_MAX = 8
 """More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
 
+REASON_CHARS_MAX = 1000
+"""A peer's own words may be long; a reason that quotes them must still fit its field."""
+
 Heard = tuple[list[Event], list[Effect]]
 
 
@@ -388,7 +391,8 @@ def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
     """The first thing that both sides must share and do not, in words."""
     for key in sorted({*ours, *theirs}):
         if ours.get(key) != theirs.get(key):
-            return f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"
+            said = f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"
+            return said[:REASON_CHARS_MAX]
     return None
 
 

@@ -372,7 +372,7 @@ class World:
                 parts = range(len(self.job.plan(LEAVES).fragments))
                 return {h: ("global", p, 0) for p in parts for h in (f"theta/{p}/0", f"wire/{p}/0")}
             case MergeFragment():
-                return {handle: ("global", work.fragment, work.t) for handle in work.out}
+                return dict.fromkeys(work.out, ("global", work.fragment, work.t))
             case RunStep() | EncodeFragment():
                 return {work.out: work}
             case _:
@@ -391,9 +391,11 @@ class World:
         if isinstance(work, EncodeFragment):
             step, device = stored[work.source]
             return {work.out: (work.fragment, *device[work.fragment], step)}
-        return outputs if not isinstance(event, FragmentMerged) or event.accepted else {
-            handle: ("nothing",) for handle in outputs
-        }
+        return (
+            outputs
+            if not isinstance(event, FragmentMerged) or event.accepted
+            else dict.fromkeys(outputs, ("nothing",))
+        )
 
     def _work(self, node, name, work):
         match work:

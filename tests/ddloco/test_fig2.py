@@ -3,6 +3,8 @@
 M=2, P=3, H=3 (one fragment every step), tau=2, K=1; paper.md 3.9.
 """
 
+import itertools
+
 import pytest
 
 from ddloco.effects import RunStep
@@ -76,7 +78,7 @@ def test_the_global_step_advances_every_step(fig2):
     """Every global step is merged once, in order, about a step after the one before."""
     assert list(range(1, 19)) == [t for t, *_ in fig2.watch.merges]
     times = [at for at, *_ in fig2.watch.launches][1:]
-    gaps = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     # A window of at most a step is given once, when somebody begins to be missing.
     assert max(gaps) <= 2.0
     assert sum(gaps) / len(gaps) <= 1.1

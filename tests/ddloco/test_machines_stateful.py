@@ -94,7 +94,9 @@ def stateful(World, make_job):
             if not self.world.nodes[name].alive:
                 self.tell("start", f"{actor_of(name)}.{int(name[-1]) + 1}")
 
-        @rule(index=st.integers(0, 3), theirs=st.booleans(), lane=st.sampled_from(["control", "bulk"]))
+        @rule(
+            index=st.integers(0, 3), theirs=st.booleans(), lane=st.sampled_from(["control", "bulk"])
+        )
         def break_lane(self, index, theirs, lane):
             """One end of a lane breaks."""
             ends = (SYNCER, self.learner(index)) if theirs else (self.learner(index), "syncer")

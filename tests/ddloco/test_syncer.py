@@ -70,9 +70,7 @@ class Desk:
         """A learner has finished one more step."""
         self.steps[peer] = self.steps.get(peer, 0) + 1 if step is None else step
         tokens = tuple(8 * n for n in steps)
-        return self.say(
-            peer, Progress(self.steps[peer], step_s, versions, steps, tokens), after_s
-        )
+        return self.say(peer, Progress(self.steps[peer], step_s, versions, steps, tokens), after_s)
 
     def contribute(self, peer, t, fragment, base=0, step=None, steps=1, **more):
         """A learner answers a pull."""
@@ -245,7 +243,7 @@ def test_as_many_syncs_as_the_overlap_allows(open_desk):
     launched = pulls(desk.report(A)) + pulls(desk.report(B)) + pulls(desk.report(A, after_s=9.0))
     assert [(1, 1), (2, 2)] == sorted({(t, p) for _, t, p in launched})
     desk.report(B)
-    later = pulls(desk.merged(desk.contribute(A, 1, 1)))
+    later = pulls(desk.merged(desk.contribute(A, 1, 1, after_s=2.0)))
     assert {(3, 0)} == {(t, p) for _, t, p in later}
 
 
@@ -345,7 +343,9 @@ def test_a_contribution_that_cannot_be_is_refused(open_desk, change, reason):
     desk = open_desk(A)
     desk.report(A)
     held = dict(desk.holders)
-    (refusal,) = observed("refused", desk.contribute(**{"peer": A, "t": 1, "fragment": 1, **change}))
+    (refusal,) = observed(
+        "refused", desk.contribute(**{"peer": A, "t": 1, "fragment": 1, **change})
+    )
     assert A == refusal["learner"]
     assert reason in refusal["reason"]
     assert held == desk.holders

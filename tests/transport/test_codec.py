@@ -171,7 +171,7 @@ def test_bytes_are_sent_from_where_they_lie_and_land_where_told():
         given_out.append(np.zeros(nbytes, np.uint8))
         return given_out[-1]
 
-    came = feed(Assembler(CODEC, allocate), as_bytes(frames))
+    came = feed(Assembler(CODEC, allocate=allocate), as_bytes(frames))
 
     assert all(np.shares_memory(np.frombuffer(parts[1]), payload.data) for parts in frames)
     assert [came.payload.data is buffer for buffer in given_out] == [True]

@@ -1,0 +1,443 @@
+"""The house rules, checked on the source: machines stay pure, files stay short, tests say why."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+ROOMS = ("ddloco", "transport", "clocks", "snapshot", "replay")
+FOLDERS = {*ROOMS, "tests", "examples"}
+MADE = {"runs", "dist", "build", "__pycache__"}
+"""Folders that git ignores: what running and building leave behind."""
+
+MACHINES = [
+    "clocks/vector",
+    "clocks/order",
+    "clocks/links",
+    "transport/link",
+    "transport/outbox",
+    "transport/handles",
+    "transport/message",
+    "transport/events",
+    "transport/effects",
+    "ddloco/actor",
+    "ddloco/learner",
+    "ddloco/syncer",
+    "ddloco/syncs",
+    "ddloco/members",
+    "ddloco/pacing",
+    "ddloco/estimates",
+    "ddloco/messages",
+    "ddloco/events",
+    "ddloco/effects",
+    "ddloco/fragments",
+    "ddloco/merging",
+    "replay/player",
+]
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+
+WHOLE_JOB_TESTS = {"tests/processes", "tests/simulation", "tests/tapes"}
+TESTS_OF_SEVERAL = {
+    "tests/test_tidy.py",
+    "tests/test_readme.py",
+    "tests/test_wheel.py",
+    "tests/ddloco/test_fig2.py",
+    "tests/ddloco/test_machines_stateful.py",
+}
+"""Tests that mirror no single source file."""
+
+LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")
+
+MODULES_BANNED = {
+    "time",
+    "random",
+    "uuid",
+    "secrets",
+    "datetime",
+    "threading",
+    "multiprocessing",
+    "concurrent",
+    "subprocess",
+    "socket",
+    "select",
+    "signal",
+    "asyncio",
+    "os",
+    "io",
+    "sys",
+    "tempfile",
+    "shutil",
+    "pathlib",
+    "glob",
+    "trio",
+    "zmq",
+    "logging",
+    "structlog",
+}
+CALLS_BANNED = {"open", "print", "input", "id", "hash", "exec", "eval", "globals", "vars"}
+METHODS_BANNED = {
+    "open",
+    "read_text",
+    "write_text",
+    "read_bytes",
+    "write_bytes",
+    "mkdir",
+    "unlink",
+    "touch",
+    "iterdir",
+    "now",
+    "utcnow",
+    "today",
+    "default_rng",
+    "getenv",
+}
+SETS = {"set", "frozenset", "Set", "AbstractSet", "MutableSet"}
+ORDERED_BY = {
+    "list",
+    "tuple",
+    "iter",
+    "next",
+    "enumerate",
+    "zip",
+    "map",
+    "filter",
+    "reversed",
+    "dict",
+    "deque",
+    "join",
+}
+"""Whoever is called so with a set makes its order matter; sorted, len, any, sum and min do not."""
+
+
+def source_files(*folders):
+    """The Python files of some folders, in order."""
+    return sorted(
+        path
+        for each in folders
+        for path in (ROOT / each).rglob("*.py")
+        if "__pycache__" not in path.parts
+    )
+
+
+def short(path):
+    """A path as people say it."""
+    return path.relative_to(ROOT).as_posix()
+
+
+class Purity(ast.NodeVisitor):
+    """Finds what a machine must not do."""
+
+    def __init__(self, tree):
+        self.offences = []
+        self._hashing = False
+        self._sets = {name for node in ast.walk(tree) for name, of_set in named(node) if of_set}
+        self.visit(tree)
+
+    def _say(self, node, what):
+        self.offences.append(f"line {node.lineno}: {what}")
+
+    def visit_Import(self, node):
+        for alias in node.names:
+            self._check_module(node, alias.name)
+
+    def visit_ImportFrom(self, node):
+        self._check_module(node, node.module or "")
+
+    def _check_module(self, node, module):
+        if module.partition(".")[0] in MODULES_BANNED:
+            self._say(node, f"imports {module}")
+        if module.startswith("numpy.random"):
+            self._say(node, f"imports {module}")
+
+    def visit_AsyncFunctionDef(self, node):
+        self._say(node, "async def")
+
+    def visit_Await(self, node):
+        self._say(node, "await")
+
+    def visit_AsyncFor(self, node):
+        self._say(node, "async for")
+
+    def visit_AsyncWith(self, node):
+        self._say(node, "async with")
+
+    def visit_FunctionDef(self, node):
+        before, self._hashing = self._hashing, node.name == "__hash__"
+        self.generic_visit(node)
+        self._hashing = before
+
+    def visit_Attribute(self, node):
+        if node.attr in {"environ", "random"}:
+            self._say(node, f"uses .{node.attr}")
+        self.generic_visit(node)
+
+    def visit_Call(self, node):
+        function = node.func
+        name = function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")
+        allowed = name == "hash" and self._hashing
+        if isinstance(function, ast.Name) and name in CALLS_BANNED and not allowed:
+            self._say(node, f"calls {name}()")
+        if isinstance(function, ast.Attribute) and name in METHODS_BANNED:
+            self._say(node, f"calls .{name}()")
+        if isinstance(function, ast.Attribute) and name == "pop" and not node.args:
+            self._check_order(function.value)
+        if name in ORDERED_BY:
+            for argument in node.args:
+                self._check_order(argument)
+        self.generic_visit(node)
+
+    def visit_For(self, node):
+        self._check_order(node.iter)
+        self.generic_visit(node)
+
+    def visit_comprehension(self, node):
+        self._check_order(node.iter)
+        self.generic_visit(node)
+
+    def visit_Starred(self, node):
+        self._check_order(node.value)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        if any(isinstance(target, ast.Tuple | ast.List) for target in node.targets):
+            self._check_order(node.value)
+        self.generic_visit(node)
+
+    def _check_order(self, node):
+        if is_set(node, self._sets):
+            self._say(node, f"takes the order of a set: {ast.unparse(node)}")
+
+
+def named(node):
+    """The names and attributes that a node binds, each with whether it binds it to a set."""
+    match node:
+        case ast.AnnAssign(target=target, annotation=annotation):
+            return [(name_of(target), is_set_annotation(annotation))]
+        case ast.arg(arg=name, annotation=annotation) if annotation is not None:
+            return [(name, is_set_annotation(annotation))]
+        case ast.Assign(targets=targets, value=value):
+            return [(name_of(target), is_set(value, set())) for target in targets]
+        case ast.NamedExpr(target=target, value=value):
+            return [(name_of(target), is_set(value, set()))]
+        case _:
+            return []
+
+
+def name_of(node):
+    """``x`` and ``self.x`` alike by their last part."""
+    return getattr(node, "id", None) or getattr(node, "attr", None) or ""
+
+
+def is_set_annotation(node):
+    """``set[str]``, ``frozenset``, ``Set[int] | None``."""
+    return any(name_of(each) in SETS for each in ast.walk(node)) and "dict" not in ast.unparse(node)
+
+
+def is_set(node, names):
+    """Whether an expression is a set, as far as can be seen."""
+    match node:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name(id=name)):
+            return name in SETS
+        case ast.Call(func=ast.Attribute(attr=name)):
+            return name in {"union", "intersection", "difference", "symmetric_difference"}
+        case ast.BinOp(
+            left=left, right=right, op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()
+        ):
+            return is_set(left, names) or is_set(right, names)
+        case ast.IfExp(body=body, orelse=other):
+            return is_set(body, names) or is_set(other, names)
+        case ast.Name() | ast.Attribute():
+            return name_of(node) in names
+        case _:
+            return False
+
+
+def offences(source):
+    """What in a source text a machine must not do."""
+    return Purity(ast.parse(source)).offences
+
+
+@pytest.mark.parametrize("module", MACHINES)
+def test_machines_are_pure(module):
+    """No machine awaits, reads a clock, rolls dice, opens, prints, or takes a set's order."""
+    assert [] == offences((ROOT / f"{module}.py").read_text())
+
+
+@pytest.mark.parametrize(
+    "planted",
+    [
+        "import time",
+        "from time import monotonic",
+        "import random",
+        "import numpy.random",
+        "x = np.random.rand()",
+        "x = numpy.default_rng(0)",
+        "import uuid",
+        "from secrets import token_hex",
+        "from datetime import datetime",
+        "x = datetime.now()",
+        "import threading",
+        "from concurrent.futures import Future",
+        "import subprocess",
+        "import socket",
+        "import asyncio",
+        "import trio",
+        "from trio import sleep",
+        "import zmq.green",
+        "import logging",
+        "from structlog import get_logger",
+        "import os",
+        "from os import environ",
+        "x = os.environ['HOME']",
+        "from pathlib import Path",
+        "x = path.read_text()",
+        "path.write_bytes(b'')",
+        "open('x')",
+        "with open('x') as file: pass",
+        "print('x')",
+        "x = id(object())",
+        "x = sorted(y, key=lambda each: hash(each))",
+        "def order(x): return hash(x)",
+        "async def f(): pass",
+        "def f():\n async def g(): await h()",
+        "for x in {1, 2}: pass",
+        "for x in set(y): pass",
+        "for x in {z for z in y}: pass",
+        "x = [y for y in frozenset(z)]",
+        "x = list({1, 2})",
+        "x = tuple(set(y))",
+        "x = ''.join({'a', 'b'})",
+        "x = dict.fromkeys(y)\nfor z in x.keys() - {1}: pass",
+        "x: set[str] = y\nfor z in x: pass",
+        "def f(x: frozenset[int]): return list(x)",
+        "def f(x: 'int', y: set | None): return [*y]",
+        "class A:\n def f(self):\n  self._x: set[int] = set()\n  return [y for y in self._x]",
+        "x = set()\nfor y in enumerate(x): pass",
+        "x = {1}\ny, z = x",
+        "x = {1}\ny = x.pop()",
+        "x = set(y) | z\nw = list(x)",
+        "x = next(iter({1, 2}))",
+    ],
+)
+def test_what_is_banned_is_found(planted):
+    """Each ban catches a snippet that breaks it."""
+    assert offences(planted)
+
+
+@pytest.mark.parametrize(
+    "innocent",
+    [
+        "x = sorted({*a, *b})",
+        "x = len({1, 2})",
+        "x = 1 in {1, 2}",
+        "x = {1} <= set(y)",
+        "for x in sorted(set(y)): pass",
+        "x: dict[str, set[int]] = {}\nfor y in x: pass",
+        "for x in {1: 2}: pass",
+        "class A:\n def __hash__(self): return hash(self.x)",
+        "x = job.id",
+        "x = queue.pop(0)",
+        "x = any(y in z for y in [1])",
+    ],
+)
+def test_what_is_fine_is_let_be(innocent):
+    """A set whose order does not matter is no offence."""
+    assert [] == offences(innocent)
+
+
+@pytest.mark.parametrize("path", source_files(*ROOMS), ids=short)
+def test_files_are_short_and_say_what_they_are(path):
+    """At most 400 lines, a docstring for the file and for everything public in it."""
+    source = path.read_text()
+    tree = ast.parse(source)
+    assert len(source.splitlines()) <= FILE_LINES_MAX
+    assert not source.strip() or ast.get_docstring(tree), "the module has no docstring"
+    assert [] == undocumented(tree)
+    assert [] == long_functions(tree)
+
+
+def undocumented(tree):
+    """Public classes, functions and methods without a docstring."""
+    missing = []
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if node.name.startswith("_"):
+                continue
+            if not ast.get_docstring(node):
+                missing.append(node.name)
+            if isinstance(node, ast.ClassDef):
+                missing += [f"{node.name}.{name}" for name in undocumented(node)]
+    return missing
+
+
+def long_functions(tree):
+    """Functions of more lines than fit on a screen."""
+    return [
+        node.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and node.end_lineno - node.lineno + 1 >= FUNCTION_LINES_MAX
+    ]
+
+
+def test_docstrings_and_lengths_are_measured():
+    """The two checks above find what they look for."""
+    assert ["f", "A", "A.g"] == undocumented(
+        ast.parse(
+            "def f(): pass\nclass A:\n def g(self): pass\n def _h(self): pass\ndef _i(): pass"
+        )
+    )
+    assert ["f"] == long_functions(ast.parse("def f():\n" + " x = 1\n" * 59 + "def g(): pass"))
+
+
+@pytest.mark.parametrize("path", source_files(*ROOMS, "tests", "examples"), ids=short)
+def test_nothing_is_left_over(path):
+    """No note to oneself stays in the source."""
+    source = path.read_text()
+    assert [] == [word for word in LEFTOVERS if word in source]
+
+
+def test_only_the_listed_folders():
+    """The top level holds the five rooms, tests and examples, and what tools leave behind."""
+    found = {
+        path.name
+        for path in ROOT.iterdir()
+        if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(".egg-info")
+    }
+    assert set() == found - FOLDERS - MADE
+
+
+def test_every_machine_is_there():
+    """The list of machines names files that exist; a renamed one would go unchecked."""
+    assert [] == [module for module in MACHINES if not (ROOT / f"{module}.py").is_file()]
+
+
+@pytest.mark.parametrize("path", source_files("tests"), ids=short)
+def test_every_test_says_its_promise(path):
+    """Each test has a docstring that begins with a sentence, and nobody tests in vain."""
+    tests = [
+        node
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test")
+    ]
+    assert [] == [node.name for node in tests if not ast.get_docstring(node)]
+    names = [node.name for node in tests]
+    assert sorted(set(names)) == sorted(names), "a second test of one name hides the first"
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in source_files("tests") if p.name.startswith("test_")], ids=short
+)
+def test_tests_mirror_the_tree(path):
+    """``tests/ROOM/test_NOUN.py`` or ``test_NOUN_aspect.py`` tests ``ROOM/NOUN.py``."""
+    folder = path.parent.relative_to(ROOT / "tests").as_posix()
+    if short(path) in TESTS_OF_SEVERAL or short(path.parent) in WHOLE_JOB_TESTS:
+        return
+    words = path.stem.removeprefix("test_").split("_")
+    nouns = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
+    assert any((ROOT / folder / f"{noun}.py").is_file() for noun in nouns)
