@@ -221,12 +221,14 @@ def job_from(plain: Any, source: str) -> Job:
 def _override(plain: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     *tables, name = key.strip().split(".")
-    if not equals or not tables or not name:
+    if not equals or not name:
         raise ConfigError(f"--set {override}: want section.key=value, such as sync.quorum=2")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # A bare word is a string; shells eat the quotes that TOML wants.
+    if not tables and not isinstance(value, dict):
+        raise ConfigError(f"--set {override}: want section.key=value, such as sync.quorum=2")
     table: Any = plain
     for part in tables:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None

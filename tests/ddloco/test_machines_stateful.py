@@ -22,6 +22,8 @@ from transport import actor_of
 from transport.message import Hello, Welcome
 
 STEPS = 120
+PAUSES = st.sampled_from([0.0, 0.3, 0.7, 1.0, 2.5])
+"""Seconds that pass after a fault."""
 SYNCER = "syncer.1"
 HEALED_S_MAX = 600.0
 
@@ -45,46 +47,49 @@ def stateful(World, make_job):
             interval=st.sampled_from([4, 6]),
             slow=st.sampled_from([1.0, 1.3, 4.0]),
             delay_s=st.sampled_from([0.01, 0.3, 1.5]),
+            calm_s=st.sampled_from([0.0, 0.4, 6.2]),
         )
         def begin(self, **chosen):
             """A job of some size."""
             self.story = [("begin", chosen)]
             self.world = begun(chosen)
+            self.tell("run", chosen["calm_s"])
 
-        def tell(self, *sentence):
-            """Do something to the world, and remember it."""
-            self.story.append(sentence)
-            apply(self.world, sentence)
+        def tell(self, *sentence, then=0.0):
+            """Do something to the world, let time pass, and remember both."""
+            for each in (sentence, ("run", then))[: 2 if then else 1]:
+                self.story.append(each)
+                apply(self.world, each)
 
         def learner(self, index):
             """One of the learners, in its newest incarnation."""
             names = self.world.job.learner_names()
             return self.world.newest(names[index % len(names)])
 
-        @rule(seconds=st.sampled_from([0.1, 0.7, 1.0, 2.5, 9.0]))
+        @rule(seconds=st.sampled_from([1.0, 4.0, 9.0]))
         def time_passes(self, seconds):
             """Whatever is due happens."""
             self.tell("run", seconds)
 
-        @rule(index=st.integers(0, 3))
-        def stall(self, index):
+        @rule(index=st.integers(0, 3), then=PAUSES)
+        def stall(self, index, then):
             """A learner's step hangs."""
-            self.tell("stall", self.learner(index))
+            self.tell("stall", self.learner(index), then=then)
 
-        @rule(index=st.integers(0, 3))
-        def freeze(self, index):
+        @rule(index=st.integers(0, 3), then=PAUSES)
+        def freeze(self, index, then):
             """A learner is stopped whole."""
-            self.tell("freeze", self.learner(index))
+            self.tell("freeze", self.learner(index), then=then)
 
-        @rule(index=st.integers(0, 3))
-        def resume(self, index):
+        @rule(index=st.integers(0, 3), then=PAUSES)
+        def resume(self, index, then):
             """A learner goes on."""
-            self.tell("resume", self.learner(index))
+            self.tell("resume", self.learner(index), then=then)
 
-        @rule(index=st.integers(0, 3))
-        def kill(self, index):
+        @rule(index=st.integers(0, 3), then=PAUSES)
+        def kill(self, index, then):
             """A learner dies."""
-            self.tell("kill", self.learner(index))
+            self.tell("kill", self.learner(index), then=then)
 
         @precondition(lambda self: self.world is not None)
         @rule(index=st.integers(0, 3))

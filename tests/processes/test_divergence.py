@@ -43,7 +43,7 @@ def first_event(path: Path, kind: str, after: int = 0) -> int:
 def test_a_changed_loss_is_named(copied, tools):
     """One bit of one loss on one tape: exactly that event, both values, exit 1."""
     path = copied / "tapes" / "learner-1.1.tape"
-    target = first_event(path, "StepFinished", after=60)
+    target = first_event(path, "StepFinished", after=first_event(path, "StepFinished"))
 
     def change(n, event):
         if n == target:

@@ -1,0 +1,347 @@
+"""One whole round of four learners: send 64 MiB each, merge, everybody receives the result.
+
+Divided: the product's seconds by those of raw TCP moving the same bytes in the same star (four
+processes to a hub, the hub to all four); 1 is the floor, the aim 1.5.
+
+* Ours: each learner encodes its 16 fragments of 4 MiB as in a job (copy and digests in a thread),
+  sends them in chunks through codec and ZmqEndpoint; the hub assembles, checks digests, merges a
+  fragment (RDA and Nesterov, in a thread, by the very ``Workers`` of the product) once all four
+  parts of it are there, and sends the result to all; each learner assembles it into shared memory
+  and checks digests. Links, machines, pacing and tapes are not in it.
+* Raw: sockets with TCP_NODELAY, one thread for each direction of each connection, memory that was
+  touched before; the hub looks at nothing, and passes a piece on once all four parts of it are
+  there. It is measured in pieces of a fragment and as one piece, and the faster of the two is the
+  floor: no hub that must wait for all four can know less about the bytes.
+* Beside it the same raw star whose hub averages with numpy (whoever brings the last part of a piece
+  adds them up), which is what merging would cost at the very least.
+
+A round lasts from telling all four processes to begin to the answer of the last. All kinds take
+turns, one round each.
+"""
+
+import queue
+import socket
+import threading
+from collections import defaultdict
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import trio
+from bench_roundtrip import JOB, LISTENER, opened, plain, receive_into
+from tools import Servant, median, median_interval, say, servant
+
+from ddloco.arena import Arena
+from ddloco.arrays import Arrays, HostCopy
+from ddloco.config import job_from
+from ddloco.effects import EncodeFragment, MergeFragment, Share
+from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.messages import Contribution, GlobalFragment, Said
+from ddloco.workers import Workers
+from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
+
+LEARNERS = 4
+FRAGMENTS = 16
+TENSORS = 4  # of each fragment
+
+RAW = {"raw by fragment": (FRAGMENTS, False), "raw whole": (1, False)}
+AVERAGING = {"averaging by fragment": (FRAGMENTS, True), "averaging whole": (1, True)}
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Seconds of every round, by kind, and ratios of medians."""
+    nbytes, rounds = (1 << 20, 2) if quick else (64 << 20, 12)
+    seconds: dict[str, list[float]] = defaultdict(list)
+    with ExitStack() as stack:
+        kinds = {"ours": _ours(stack, nbytes)}
+        for name, (pieces, average) in {**RAW, **AVERAGING}.items():
+            kinds[name] = _raw(stack, nbytes, pieces, average)
+        for index in range(rounds + 1):
+            for kind, learners in kinds.items():
+                begun = perf_counter()
+                for learner in learners:
+                    learner.ask("begin")
+                for learner in learners:
+                    learner.answer()
+                if index:  # The first one warms.
+                    seconds[kind].append(perf_counter() - begun)
+            say(f"round {index} of {rounds}")
+    medians = {kind: median(each) for kind, each in seconds.items()}
+    floor = min(medians[kind] for kind in RAW)
+    return {
+        "ratio": medians["ours"] / floor,
+        "interval": [bound / floor for bound in median_interval(seconds["ours"])],
+        "ratio_averaging": medians["ours"] / min(medians[kind] for kind in AVERAGING),
+        "floor_s": floor,
+        "averaging_s": min(medians[kind] for kind in AVERAGING),
+        "median_s": medians,
+        "megabytes": nbytes / 2**20,
+        "rounds": rounds,
+    }
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The figures in words."""
+    ours, shape = figures["median_s"]["ours"], f"{figures['megabytes']:.0f} MiB x {LEARNERS}"
+    low, high = figures["interval"]
+    return [
+        f"{figures['ratio']:.2f} times raw TCP, {low:.2f} to {high:.2f} (aim 1.5): {shape} in "
+        f"{ours:.3f} s, raw {figures['floor_s']:.3f} s",
+        f"{figures['ratio_averaging']:.2f} times raw TCP whose hub averages: {shape} in "
+        f"{ours:.3f} s against {figures['averaging_s']:.3f} s",
+    ]
+
+
+# Ours.
+
+
+def make_plan(nbytes: int) -> FragmentPlan:
+    """Fragments of equal tensors."""
+    elements = nbytes // 4 // FRAGMENTS // TENSORS
+    fragments = tuple(
+        tuple(Leaf(f"layer/{p:02}/{i}", (elements,), "float32") for i in range(TENSORS))
+        for p in range(FRAGMENTS)
+    )
+    return FragmentPlan(fragments, tuple(range(FRAGMENTS)), FRAGMENTS)
+
+
+def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Workers:
+    """The product's own, without a JAX process, which these kinds of work don't need."""
+    job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
+    process: Any = None
+    workers = Workers(job, incarnation, arrays, process, Path())
+    workers._plan = plan
+    return workers
+
+
+def _ours(stack: ExitStack, nbytes: int) -> list[Servant]:
+    hub = stack.enter_context(servant(serve_hub, nbytes))
+    address = hub.answer()
+    return [
+        stack.enter_context(servant(serve_learner, address, nbytes, f"learner-{m}.1"))
+        for m in range(LEARNERS)
+    ]
+
+
+class Voice:
+    """Sends one actor's messages, numbered per peer."""
+
+    def __init__(self, endpoint: Any, sender: str) -> None:
+        self.codec: Codec[Any] = Codec(Said, JOB)
+        self._endpoint, self._sender = endpoint, sender
+        self._said: dict[str, int] = defaultdict(int)
+
+    def say(self, route: str, body: Any, payload: Any) -> None:
+        """Encode and send."""
+        number = self._said[route]
+        self._said[route] += 1
+        header = Header(
+            version=PROTOCOL_VERSION,
+            job=JOB,
+            sender=self._sender,
+            session=1,
+            seq=number,
+            clock={self._sender: number},
+            body=body,
+            tensors=payload.tensors,
+        )
+        for frames in self.codec.encode(header, payload):
+            self._endpoint.send_nowait(route, frames)
+
+
+class Hub:
+    """Merges each fragment once all parts are there, and tells everybody."""
+
+    def __init__(self, endpoint: Any, nbytes: int, nursery: trio.Nursery) -> None:
+        self._plan = make_plan(nbytes)
+        self._arrays = Arrays()
+        self._workers = make_workers("syncer.1", self._arrays, self._plan)
+        self._voice = Voice(endpoint, LISTENER)
+        self._assemblers: dict[str, Assembler[Any]] = {}
+        self._nursery = nursery
+        self._work = 0
+        self._parts: dict[int, dict[str, str]] = defaultdict(dict)
+        self._globals: list[tuple[str, str, str]] = []
+        for p in range(FRAGMENTS):
+            start, stop = self._plan.fragment_slice(p)
+            self._globals.append((f"theta/{p}/0", f"momentum/{p}/0", ""))
+            for handle in self._globals[p][:2]:
+                self._arrays.put(handle, np.zeros((stop - start) // 4, np.float32))
+
+    async def deliver(self, arrival: Any) -> None:
+        """Take one ZeroMQ message."""
+        if arrival.route not in self._assemblers:
+            self._assemblers[arrival.route] = Assembler(self._voice.codec)
+        message = self._assemblers[arrival.route].feed(arrival.frames)
+        if message is None:
+            return
+        self._work += 1
+        p, parts = message.header.body.fragment, self._parts[message.header.body.fragment]
+        handle = parts[arrival.route] = f"in/{self._work}"
+        self._arrays.put(handle, message.payload)
+        if len(parts) == LEARNERS:
+            self._nursery.start_soon(self._merge, p, dict(parts))
+            parts.clear()
+
+    async def _merge(self, p: int, parts: dict[str, str]) -> None:
+        self._work += 1
+        number = self._work
+        theta, momentum, wire = self._globals[p]
+        out = (f"theta/{p}/{number}", f"momentum/{p}/{number}", f"wire/{p}/{number}")
+        shares = tuple(Share(route, parts[route], 1.0) for route in sorted(parts))
+        done = await self._workers.do(
+            MergeFragment(number, number, p, theta, momentum, shares, out)
+        )
+        assert len(done.accepted) == LEARNERS, done
+        self._globals[p] = out
+        for handle in (theta, momentum, wire, *parts.values()):
+            self._arrays.free(handle)
+        payload = self._arrays.get(out[2])
+        for route in parts:
+            self._voice.say(route, GlobalFragment(p, number), payload)
+
+
+def serve_hub(connection: Connection, nbytes: int) -> None:
+    """The syncer's side; says its address, then serves until it is told to end."""
+
+    async def main() -> None:
+        async with opened() as endpoint, trio.open_nursery() as nursery:
+            connection.send(await endpoint.listen("tcp://127.0.0.1:*"))
+            nursery.start_soon(endpoint.run, Hub(endpoint, nbytes, nursery).deliver)
+            await trio.to_thread.run_sync(connection.recv)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+def serve_learner(connection: Connection, address: str, nbytes: int, incarnation: str) -> None:
+    """A learner's side: at each word one round."""
+    route = f"{LISTENER}/{BULK}"
+
+    async def main() -> None:
+        arrays = Arrays(Arena())
+        plan = make_plan(nbytes)
+        workers = make_workers(incarnation, arrays, plan)
+        rng = np.random.default_rng(list(incarnation.encode()))
+        region = arrays.arena.allocate(plan.total_bytes)
+        region.data.view(np.float32)[:] = 0.01 * rng.standard_normal(nbytes // 4, np.float32)
+        arrays.put("host", HostCopy(region))
+        async with opened() as endpoint:
+            await endpoint.dial(address, route=route, identity=f"{incarnation}/{BULK}")
+            voice = Voice(endpoint, incarnation)
+            assembler = Assembler(voice.codec, allocate=arrays.allocate)
+            missing, whole = 0, trio.Event()
+
+            async def deliver(arrival: Any) -> None:
+                nonlocal missing
+                message = assembler.feed(arrival.frames)
+                if message is not None:
+                    arrays.put("in", message.payload)
+                    arrays.free("in")
+                    missing -= 1
+                    if not missing:
+                        whole.set()
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(endpoint.run, deliver)
+                while await trio.to_thread.run_sync(connection.recv):
+                    missing, whole = FRAGMENTS, trio.Event()
+                    for p in range(FRAGMENTS):
+                        await workers.do(EncodeFragment(p, p, "host", f"out/{p}"))
+                        payload = arrays.get(f"out/{p}")
+                        voice.say(route, Contribution(1, p, 0, 1, 1, 1), payload)
+                        arrays.free(f"out/{p}")
+                    await whole.wait()
+                    connection.send("whole")
+                nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+# Raw.
+
+
+def _raw(stack: ExitStack, nbytes: int, pieces: int, average: bool) -> list[Servant]:
+    hub = stack.enter_context(servant(serve_raw_hub, nbytes, pieces, average))
+    port = hub.answer()
+    return [stack.enter_context(servant(serve_raw_learner, port, nbytes)) for _ in range(LEARNERS)]
+
+
+def serve_raw_hub(connection: Connection, nbytes: int, pieces: int, average: bool) -> None:
+    """Receives from all, sends to all, a piece once all parts of it are there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        connection.send(server.getsockname()[1])
+        links = [plain(server.accept()[0]) for _ in range(LEARNERS)]
+    star = RawStar(links, nbytes, pieces, average)
+    threads = [
+        threading.Thread(target=work, args=(m,), daemon=True)
+        for m in range(LEARNERS)
+        for work in (star.receive, star.send)
+    ]
+    for thread in threads:
+        thread.start()
+    connection.recv()  # Nobody calls for long; threads end with the process.
+
+
+class RawStar:
+    """What the raw hub's threads share."""
+
+    def __init__(self, links: list[socket.socket], nbytes: int, pieces: int, average: bool) -> None:
+        size = nbytes // 4 // pieces
+        self._links, self._average = links, average
+        self._cuts = [slice(i * size, (i + 1) * size) for i in range(pieces)]
+        self._parts = [np.ones(nbytes // 4, np.float32) for _ in links]
+        self._result = np.ones(nbytes // 4, np.float32)
+        self._there = [0] * pieces
+        self._lock = threading.Lock()
+        self._ready: list[queue.SimpleQueue[int]] = [queue.SimpleQueue() for _ in links]
+
+    def receive(self, m: int) -> None:
+        """One learner's parts, round after round."""
+        while True:
+            for index, cut in enumerate(self._cuts):
+                try:
+                    receive_into(self._links[m], memoryview(self._parts[m][cut]).cast("B"))
+                except (EOFError, OSError):
+                    return
+                with self._lock:
+                    self._there[index] += 1
+                    last = self._there[index] == LEARNERS
+                if last:
+                    self._there[index] = 0
+                    self._combine(cut)
+                    for each in self._ready:
+                        each.put(index)
+
+    def _combine(self, cut: slice) -> None:
+        if not self._average:
+            return
+        result = self._result[cut]
+        np.add(self._parts[0][cut], self._parts[1][cut], out=result)
+        for part in self._parts[2:]:
+            np.add(result, part[cut], out=result)
+        np.multiply(result, np.float32(1 / LEARNERS), out=result)
+
+    def send(self, m: int) -> None:
+        """Every piece that is ready, to one learner."""
+        for index in iter(self._ready[m].get, -1):
+            try:
+                self._links[m].sendall(memoryview(self._result[self._cuts[index]]).cast("B"))
+            except OSError:
+                return
+
+
+def serve_raw_learner(connection: Connection, port: int, nbytes: int) -> None:
+    """Sends all and receives all at once, at each word."""
+    source, target = (memoryview(np.ones(nbytes, np.uint8)) for _ in range(2))
+    with plain(socket.create_connection(("127.0.0.1", port))) as link:
+        while connection.recv():
+            sender = threading.Thread(target=partial(link.sendall, source))
+            sender.start()
+            receive_into(link, target)
+            sender.join()
+            connection.send("whole")

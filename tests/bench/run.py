@@ -1,0 +1,77 @@
+"""Every figure as a ratio against a floor in the same run: ``make bench``.
+
+    .venv/bin/python tests/bench/run.py [--quick] [--json FILE] [NAME ...]
+
+Each benchmark is a module ``bench_NAME`` with ``measure(quick)``, which returns plain figures, and
+``lines(figures)``, which says them as ratios; its docstring says what is divided by what and why
+that floor is fair. Progress goes to standard error, one line for each result to standard output.
+``--quick`` only shows that everything runs: its figures mean nothing. Run it on a quiet machine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from tools import ROOT, say
+
+NAMES = ("merge", "door", "roundtrip", "round", "step", "quality")
+"""From the short ones to the long ones."""
+
+
+def main() -> int:
+    """Run the benchmarks that were named, all of them by default; 1 if any failed."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
+    parser.add_argument("--json", type=Path, help="write all figures to this file")
+    given = parser.parse_args()
+    names = tuple(name.removeprefix("bench_") for name in given.names) or NAMES
+    for name in names:
+        if name not in NAMES:
+            parser.error(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
+    target = given.json.absolute() if given.json is not None else None
+    os.chdir(ROOT)  # Worker processes find the task of the example from here.
+    figures: dict[str, Any] = {"machine": machine(), "quick": given.quick}
+    say("load average {load_average:.2f} on {cores} cores".format(**figures["machine"]))
+    failed = False
+    for name in names:
+        bench = import_module(f"bench_{name}")
+        begun = time.perf_counter()
+        say(f"{name} ...")
+        try:
+            figures[name] = bench.measure(given.quick)
+        except Exception:  # noqa: BLE001, the others still have something to say
+            failed = True
+            print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
+            continue
+        for line in bench.lines(figures[name]):
+            print(f"{name}: {line}", flush=True)
+        say(f"{name} took {time.perf_counter() - begun:.0f} s")
+    if target is not None:
+        target.write_text(json.dumps(figures, indent=2) + "\n")
+    return int(failed)
+
+
+def machine() -> dict[str, Any]:
+    """What the absolute figures depend on."""
+    cpu = "unknown"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        found = [line for line in info.read_text().splitlines() if line.startswith("model name")]
+        cpu = found[0].partition(":")[2].strip() if found else cpu
+    return {
+        "cpu": cpu,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0,
+        "load_average": os.getloadavg()[0],
+        "python": sys.version.split()[0],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
