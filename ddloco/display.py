@@ -188,13 +188,15 @@ async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Bo
 
 
 async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.Event) -> Board:
-    while not done.is_set():
+    while True:
         with trio.move_on_after(PLAIN_LINE_S):
             await done.wait()
+        last = done.is_set()
         for line in tail.new_lines():
             board.take(line)
         console.print(board.line(), soft_wrap=True, highlight=False)
-    return board
+        if last:
+            return board
 
 
 FREQUENT = ("step", "merge")

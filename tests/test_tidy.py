@@ -5,36 +5,24 @@ from pathlib import Path
 
 import pytest
 
+
+def words(text):
+    """The words of a text."""
+    return text.split()
+
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("ddloco", "transport", "clocks", "snapshot", "replay")
 FOLDERS = {*ROOMS, "tests", "examples"}
 MADE = {"runs", "dist", "build", "__pycache__"}
 """Folders that git ignores: what running and building leave behind."""
 
-MACHINES = [
-    "clocks/vector",
-    "clocks/order",
-    "clocks/links",
-    "transport/link",
-    "transport/outbox",
-    "transport/handles",
-    "transport/message",
-    "transport/events",
-    "transport/effects",
-    "ddloco/actor",
-    "ddloco/learner",
-    "ddloco/syncer",
-    "ddloco/syncs",
-    "ddloco/members",
-    "ddloco/pacing",
-    "ddloco/estimates",
-    "ddloco/messages",
-    "ddloco/events",
-    "ddloco/effects",
-    "ddloco/fragments",
-    "ddloco/merging",
-    "replay/player",
-]
+MACHINES = words("""
+clocks/vector clocks/order clocks/links transport/link transport/outbox transport/handles
+transport/message transport/events transport/effects ddloco/actor ddloco/learner
+ddloco/syncer ddloco/syncs ddloco/members ddloco/pacing ddloco/estimates ddloco/messages
+ddloco/events ddloco/effects ddloco/fragments ddloco/merging replay/player
+""")
 
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
@@ -51,64 +39,25 @@ TESTS_OF_SEVERAL = {
 
 LEFTOVERS = ("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")
 
-MODULES_BANNED = {
-    "time",
-    "random",
-    "uuid",
-    "secrets",
-    "datetime",
-    "threading",
-    "multiprocessing",
-    "concurrent",
-    "subprocess",
-    "socket",
-    "select",
-    "signal",
-    "asyncio",
-    "os",
-    "io",
-    "sys",
-    "tempfile",
-    "shutil",
-    "pathlib",
-    "glob",
-    "trio",
-    "zmq",
-    "logging",
-    "structlog",
-}
+MODULES_BANNED = set(
+    words("""
+time random uuid secrets datetime threading multiprocessing concurrent subprocess socket
+select signal asyncio os io sys tempfile shutil pathlib glob trio zmq logging structlog
+""")
+)
 CALLS_BANNED = {"open", "print", "input", "id", "hash", "exec", "eval", "globals", "vars"}
-METHODS_BANNED = {
-    "open",
-    "read_text",
-    "write_text",
-    "read_bytes",
-    "write_bytes",
-    "mkdir",
-    "unlink",
-    "touch",
-    "iterdir",
-    "now",
-    "utcnow",
-    "today",
-    "default_rng",
-    "getenv",
-}
+METHODS_BANNED = set(
+    words("""
+open read_text write_text read_bytes write_bytes mkdir unlink touch iterdir now utcnow today
+default_rng getenv
+""")
+)
 SETS = {"set", "frozenset", "Set", "AbstractSet", "MutableSet"}
-ORDERED_BY = {
-    "list",
-    "tuple",
-    "iter",
-    "next",
-    "enumerate",
-    "zip",
-    "map",
-    "filter",
-    "reversed",
-    "dict",
-    "deque",
-    "join",
-}
+ORDERED_BY = set(
+    words("""
+list tuple iter next enumerate zip map filter reversed dict deque join
+""")
+)
 """Whoever is called so with a set makes its order matter; sorted, len, any, sum and min do not."""
 
 

@@ -88,11 +88,11 @@ def lines(figures: dict[str, Any]) -> list[str]:
     """The figures in words."""
     ours, shape = figures["median_s"]["ours"], f"{figures['megabytes']:.0f} MiB x {LEARNERS}"
     low, high = figures["interval"]
+    raw = f"{figures['ratio']:.2f} times raw TCP, {low:.2f} to {high:.2f} (aim 1.5)"
+    averaging = f"{figures['ratio_averaging']:.2f} times raw TCP whose hub averages"
     return [
-        f"{figures['ratio']:.2f} times raw TCP, {low:.2f} to {high:.2f} (aim 1.5): {shape} in "
-        f"{ours:.3f} s, raw {figures['floor_s']:.3f} s",
-        f"{figures['ratio_averaging']:.2f} times raw TCP whose hub averages: {shape} in "
-        f"{ours:.3f} s against {figures['averaging_s']:.3f} s",
+        f"{raw}: {shape} in {ours:.3f} s, raw {figures['floor_s']:.3f} s",
+        f"{averaging}: {shape} in {ours:.3f} s against {figures['averaging_s']:.3f} s",
     ]
 
 

@@ -118,9 +118,9 @@ def serve_job(connection: Connection, block: int) -> None:
             self._workers = workers
 
         async def do(self, work: Any) -> Any:
-            if isinstance(work, RunStep) and work.step > WARM_STEPS:
-                if (work.step - WARM_STEPS - 1) % block == 0:
-                    await self._hold()
+            warm = isinstance(work, RunStep) and work.step > WARM_STEPS
+            if warm and (work.step - WARM_STEPS - 1) % block == 0:
+                await self._hold()
             return await self._workers.do(work)
 
         async def _hold(self) -> None:

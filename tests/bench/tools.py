@@ -5,7 +5,7 @@ import os
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -80,10 +80,8 @@ def servant(
     try:
         yield Servant(process, ours)
     finally:
-        try:
+        with suppress(OSError):  # It may have ended already.
             ours.send(None)
-        except OSError:
-            pass  # It has ended already.
         ours.close()
         process.join(EXIT_S_MAX)
         if process.is_alive():
@@ -92,10 +90,8 @@ def servant(
 
 
 def _serve(target: Callable[..., None], connection: Connection, *arguments: Any) -> None:
-    try:
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # Nobody asks any more.
         target(connection, *arguments)
-    except (EOFError, BrokenPipeError, KeyboardInterrupt):
-        pass  # Nobody asks any more.
 
 
 @contextmanager

@@ -59,7 +59,9 @@ def stateful(World, make_job):
             """Do something to the world, let time pass, and remember both."""
             for each in (sentence, ("run", then))[: 2 if then else 1]:
                 self.story.append(each)
-                apply(self.world, each)
+                world, self.world = self.world, None  # A world that failed is not healed.
+                apply(world, each)
+                self.world = world
 
         def learner(self, index):
             """One of the learners, in its newest incarnation."""
@@ -92,34 +94,38 @@ def stateful(World, make_job):
             self.tell("kill", self.learner(index), then=then)
 
         @precondition(lambda self: self.world is not None)
-        @rule(index=st.integers(0, 3))
-        def come_back(self, index):
+        @rule(index=st.integers(0, 3), then=PAUSES)
+        def come_back(self, index, then):
             """A dead learner comes back as its next incarnation."""
             name = self.learner(index)
             if not self.world.nodes[name].alive:
-                self.tell("start", f"{actor_of(name)}.{int(name[-1]) + 1}")
+                self.tell("start", f"{actor_of(name)}.{int(name[-1]) + 1}", then=then)
 
         @rule(
-            index=st.integers(0, 3), theirs=st.booleans(), lane=st.sampled_from(["control", "bulk"])
+            index=st.integers(0, 3),
+            theirs=st.booleans(),
+            lane=st.sampled_from(["control", "bulk"]),
+            then=PAUSES,
         )
-        def break_lane(self, index, theirs, lane):
+        def break_lane(self, index, theirs, lane, then):
             """One end of a lane breaks."""
             ends = (SYNCER, self.learner(index)) if theirs else (self.learner(index), "syncer")
-            self.tell("break_lane", *ends, lane)
+            self.tell("break_lane", *ends, lane, then=then)
 
-        @rule(index=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.4, 3.0]))
-        def delay(self, index, seconds):
+        @rule(index=st.integers(0, 3), seconds=st.sampled_from([0.0, 0.4, 3.0]), then=PAUSES)
+        def delay(self, index, seconds, then):
             """A learner's link becomes slower or faster."""
-            self.tell("delay", actor_of(self.learner(index)), seconds)
+            self.tell("delay", actor_of(self.learner(index)), seconds, then=then)
 
         @rule(
             index=st.integers(0, 3),
             kind=st.sampled_from([Progress, Pull, Contribution, GlobalFragment, Hello, Welcome]),
             number=st.integers(0, 2),
+            then=PAUSES,
         )
-        def lose(self, index, kind, number):
+        def lose(self, index, kind, number, then):
             """A message of a learner's link vanishes, and leaves a gap."""
-            self.tell("lose", actor_of(self.learner(index)), kind, number)
+            self.tell("lose", actor_of(self.learner(index)), kind, number, then=then)
 
         @invariant()
         def newest_versions_only(self):

@@ -1,0 +1,84 @@
+"""The picture of a job is drawn from its log alone."""
+
+import json
+
+import trio
+from rich.console import Console
+
+from ddloco.config import job_from
+from ddloco.display import Board, LogTail, show
+
+JOB = job_from({"job": {"task": "x:y", "steps": 100, "learners": 2}}, "test")
+
+
+def step(learner: int, number: int, at: float) -> dict:
+    """A finished step of half a second."""
+    return {
+        "event": "step",
+        "actor": f"learner-{learner}",
+        "at": at,
+        "step": number,
+        "loss": 2.0 + learner,
+        "tokens": 64,
+        "step_s": 0.5,
+    }
+
+
+def merge(t: int, fragment: int) -> dict:
+    """A merge of both learners."""
+    counts = {"live": 2, "taking_part": 2, "averaged": 1}
+    return {"event": "merge", "actor": "syncer", "t": t, "fragment": fragment, **counts}
+
+
+def test_board_keeps_the_newest_of_everything():
+    """Steps, losses, rates, fragments and the three counts come from the lines."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(0, 2, 2.0), step(1, 1, 1.0), merge(4, 0), merge(6, 1)):
+        board.take(line)
+
+    assert [2, 1] == [view.step for view in board.learners.values()]
+    assert board.fragments == {0: 4, 1: 6}
+    assert board.t == 6
+    assert board.counts() == "2 live / 2 taking part / 1 averaged"
+    assert "global step 6/100" in board.line()
+    assert 0.5 < board.goodput < 1.0
+
+
+def test_board_says_who_is_gone_and_what_went_wrong():
+    """Losses and refusals are shown with their reason; unknown lines are passed over."""
+    board = Board(JOB)
+    board.take({"event": "joined", "actor": "syncer", "learner": "learner-1.1"})
+    board.take({"event": "lost", "actor": "syncer", "learner": "learner-1.1", "reason": "killed"})
+    board.take({"event": "refused", "actor": "syncer", "learner": "learner-0.1", "reason": "NaN"})
+    board.take({"event": "something else", "actor": "syncer"})
+
+    assert board.learners["learner-1"].state == "gone: killed"
+    assert board.troubles == ["learner-0.1: refused, NaN"]
+
+
+def test_tail_reads_whole_lines_only(tmp_path):
+    """A line that is still being written waits for the next look."""
+    log = tmp_path / "log.jsonl"
+    tail = LogTail(tmp_path)
+    assert tail.new_lines() == []
+    log.write_text('{"event": "a"}\n{"event"')
+    assert tail.new_lines() == [{"event": "a"}]
+    with log.open("a") as file:
+        file.write(': "b"}\n')
+    assert tail.new_lines() == [{"event": "b"}]
+
+
+async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
+    """Without a terminal the end is one plain line, and the board is returned."""
+    lines = [step(0, 1, 1.0), merge(8, 0), {"event": "result", "actor": "syncer"}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = trio.Event()
+    done.set()
+    console = Console(record=True, force_terminal=False, width=200)
+    board = await show(tmp_path, JOB, console, done)
+
+    assert board.result == lines[-1]
+    board_at_a_terminal = await show(
+        tmp_path, JOB, Console(record=True, force_terminal=True, width=120), done
+    )
+    assert board_at_a_terminal.t == 8

@@ -1,0 +1,45 @@
+"""A run folder is made, joined, replaced, and never overwritten by accident."""
+
+import pytest
+
+from ddloco.config import ConfigError, job_from, load_job
+from ddloco.folder import next_folder, open_folder
+
+JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
+
+
+def test_the_resolved_job_is_inside(tmp_path):
+    """What is written reads back as the same job."""
+    folder = open_folder(tmp_path / "a" / "b", JOB)
+
+    assert load_job(folder / "job.toml") == JOB
+
+
+def test_a_run_is_never_overwritten_by_accident(tmp_path):
+    """A folder with tapes is refused, unless it is to be joined or replaced."""
+    (tmp_path / "tapes").mkdir()
+    (tmp_path / "tapes" / "syncer.1.tape").write_text("precious")
+    (tmp_path / "notes.txt").write_text("mine")
+
+    with pytest.raises(ConfigError, match="holds a run already"):
+        open_folder(tmp_path, JOB)
+    open_folder(tmp_path, JOB, join=True)
+    assert (tmp_path / "tapes" / "syncer.1.tape").exists()
+    open_folder(tmp_path, JOB, overwrite=True)
+    assert not (tmp_path / "tapes").exists()
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    """A file where the folder should be: one line with the path."""
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(ConfigError, match="file/run: Not a directory"):
+        open_folder(tmp_path / "file" / "run", JOB)
+
+
+def test_next_folder_is_the_first_free_number(tmp_path):
+    """Without --dir, runs are numbered."""
+    assert tmp_path / "job-1" == next_folder(tmp_path, "job")
+    (tmp_path / "job-1").mkdir()
+    assert tmp_path / "job-2" == next_folder(tmp_path, "job")

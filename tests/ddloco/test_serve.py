@@ -1,0 +1,35 @@
+"""What an actor in a process of its own checks before it starts."""
+
+import pytest
+
+from ddloco.config import ConfigError, job_from
+from ddloco.serve import check_bind, next_incarnation
+
+OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
+CLOSED = job_from({"job": {"task": "x:y"}}, "test")
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["tcp://127.0.0.1:5555", "tcp://127.0.0.1:*", "tcp://[::1]:5555", "tcp://localhost:5555"],
+)
+def test_loopback_needs_no_word(address):
+    """Addresses that only this machine reaches."""
+    check_bind(CLOSED, address)
+
+
+@pytest.mark.parametrize("address", ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://10.0.0.7:5555"])
+def test_everything_else_does(address):
+    """Whoever reaches the address could take part: only with insecure = true."""
+    with pytest.raises(ConfigError, match=r"transport\.insecure = true"):
+        check_bind(CLOSED, address)
+    check_bind(OPEN, address)
+
+
+def test_incarnations_are_numbered_by_their_tapes(tmp_path):
+    """An actor that comes back in the same folder is the next incarnation."""
+    assert next_incarnation(tmp_path, "learner-1") == "learner-1.1"
+    (tmp_path / "tapes").mkdir()
+    (tmp_path / "tapes" / "learner-1.1.tape").touch()
+    assert next_incarnation(tmp_path, "learner-1") == "learner-1.2"
+    assert next_incarnation(tmp_path, "learner-10") == "learner-10.1"
