@@ -12,6 +12,7 @@ from ddloco.config import Job
 from ddloco.effects import Finish
 from ddloco.host import Hosted
 from ddloco.learner import SYNCER
+from ddloco.memory import keep_freed_memory
 from transport import LANES, Endpoint
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -56,6 +57,7 @@ class Cluster:
 
     async def run(self) -> Outcome:
         """Run the job to its end."""
+        keep_freed_memory()
         with _address(self.job) as wanted:
             async with open_context() as context:
                 syncer = new_endpoint(context)

@@ -57,6 +57,9 @@ INBOX_MAX = 1024
 REFUSALS_LOGGED_MAX = 20
 """A rude peer fills no disk: after these, refusals of one peer are only counted."""
 
+ROUTES_MAX = 16384
+"""Routes that are listened to: two lanes for twice as many learners as a job may have."""
+
 LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
 
 
@@ -307,6 +310,9 @@ class Driver:
             self._count_refusal(arrival.route, "its route names no lane")
             return
         if arrival.route not in self._assemblers:
+            if len(self._assemblers) >= ROUTES_MAX:
+                self._count_refusal("others", f"more than {ROUTES_MAX} routes speak")
+                return
             self._assemblers[arrival.route] = self._assembler(peer)
         try:
             message = self._assemblers[arrival.route].feed(arrival.frames)
@@ -343,6 +349,8 @@ class Driver:
 
     def _count_refusal(self, peer: str, reason: str) -> None:
         """Counted and logged outside the tape: nothing of it reaches the actor."""
+        if peer not in self.refused and len(self.refused) >= ROUTES_MAX:
+            peer = "others"
         count = self.refused[peer] = self.refused.get(peer, 0) + 1
         if count <= REFUSALS_LOGGED_MAX:
             fields = {"peer": peer, "reason": reason, "count": count}

@@ -119,8 +119,9 @@ class Hosted:
             time=MonotonicTime(),
             log=log,
             expected=expected_tensors(workers.plan),
-            # Fragments arrive where the worker process can see them, without another copy.
-            allocate=None if name == SYNCER else arrays.allocate,
+            # Fragments arrive where the worker process can see them, without another copy, and
+            # in memory that is used again, without a page fault.
+            allocate=arrays.allocate,
         )
 
     def _recorder(self, prepared: chores.Prepared) -> Recorder:

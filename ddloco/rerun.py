@@ -39,23 +39,13 @@ from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, Happened, Started, StepFinished, WorkFailed, WorkResult
 from ddloco.host import TASK, machine_for
 from ddloco.learner import SYNCER
+from ddloco.mailbox import Mailbox, Posted
 from ddloco.process import open_worker
 from ddloco.provenance import code_version
 from ddloco.task import task_digest
 from ddloco.workers import Workers
-from replay import Divergence, Player, Tape, TapeError, describe, open_tapes, tape
+from replay import Divergence, Player, Tape, describe, open_tapes, tape
 from transport import Effect, Free, MessageArrived, Payload, Transmit, actor_of
-
-Key = tuple[str, int, str, str, int, int]
-"""A message: sender, its event, receiver as addressed, lane, session, number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Posted:
-    """A message as the sender's replay said it; no payload where it could not be computed."""
-
-    said: Transmit[Any]
-    payload: Payload | None
 
 
 @dataclass
@@ -89,50 +79,6 @@ class Report:
             "notes": self.notes,
             "divergence": self.divergence.as_dict() if self.divergence else None,
         }
-
-
-class Mailbox:
-    """Messages on their way between replays, each found by what names it."""
-
-    def __init__(self, senders: set[str]) -> None:
-        self._posted: dict[Key, Posted] = {}
-        self._awaited: dict[Key, trio.Event] = {}
-        self._speaking = set(senders)
-
-    def post(self, sender: str, number: int, said: Transmit[Any], payload: Payload | None) -> None:
-        """A replay says a message."""
-        key = (sender, number, said.peer, said.lane, said.session, said.seq)
-        self._posted[key] = Posted(said, payload)
-        if key in self._awaited:
-            self._awaited.pop(key).set()
-
-    def silence(self, sender: str) -> None:
-        """A replay has come to its tape's end; nothing more will be said."""
-        self._speaking.discard(sender)
-        for key in [key for key in self._awaited if key[0] == sender]:
-            self._awaited.pop(key).set()
-        self._check_stuck()
-
-    async def take(self, key: Key) -> Posted | None:
-        """The message; None if its sender's tape ended before saying it."""
-        if key not in self._posted and key[0] in self._speaking:
-            said = self._awaited.setdefault(key, trio.Event())
-            self._check_stuck()
-            await said.wait()
-        return self._posted.get(key)
-
-    def take_payload(self, key: Key) -> None:
-        """The payload has been handed over; a duplicate of the message never needs it."""
-        self._posted[key] = Posted(self._posted[key].said, None)
-
-    def _check_stuck(self) -> None:
-        """Tapes of one run cannot wait for each other in a circle; others can."""
-        if self._awaited and len(self._awaited) >= len(self._speaking):
-            sender, number, receiver, *_ = min(self._awaited)
-            raise TapeError(
-                receiver, 0, f"waits for a message of {sender}:{number}, which waits as well; "
-                "these tapes are not of one run"
-            )  # fmt: skip
 
 
 class Rerun:

@@ -14,6 +14,7 @@ from ddloco.effects import Finish
 from ddloco.folder import ADDRESS_FILE
 from ddloco.host import TAPES, Hosted
 from ddloco.learner import SYNCER
+from ddloco.memory import keep_freed_memory
 from ddloco.signals import stop_on_signal, stop_with_parent
 from transport import actor_of
 from transport.zeromq import open_context
@@ -62,6 +63,7 @@ async def serve_learner(
 
 
 async def _serve(hosted: Hosted, *, with_parent: bool) -> Finish:
+    keep_freed_memory()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, hosted.request_stop)
         if with_parent:

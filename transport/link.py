@@ -240,9 +240,8 @@ class Links:
                 link.lanes[of_lane].outbox.credited(taken)
                 return [], self._pump(link, of_lane)
             case Bye(reason):
-                heard, effects = self._down(link, reason)
-                del self._links[link.peer]
-                return heard, effects
+                # Whoever dialled keeps trying: a syncer that failed may come back.
+                return self._lose(at, link, reason)
             case _:
                 lane.taken += 1
                 return [event], self._give_credit(link, event.lane)

@@ -164,11 +164,13 @@ class TrioSocket:
             return 0
         events = int(self._socket.getsockopt(zmq.EVENTS))
         for want, lot in self._parked.items():
-            if events & want:
+            if lot and events & want:
                 lot.unpark()
         if self._leader is None:
             # Whoever wakes tries again, and failing that becomes the leader.
-            next(filter(None, self._parked.values()), trio.lowlevel.ParkingLot()).unpark()
+            for lot in filter(None, self._parked.values()):
+                lot.unpark()
+                break
         elif events & self._leader_wants:
             self._leader.cancel()
         return events

@@ -1,7 +1,5 @@
 """The pen at the door: what stands on disk, when, and what happens when it cannot."""
 
-import resource
-
 import msgpack
 import pytest
 
@@ -16,14 +14,6 @@ HEADER = Header("a.1", "job-1", {}, "0", {})
 def tape_path(tmp_path):
     """Give the path of a tape that does not exist yet."""
     return tmp_path / "a.tape"
-
-
-@pytest.fixture
-def no_room():
-    """Give a way to let the disk be full for this process from now on."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda path: resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_an_event_is_on_disk_before_it_is_handled(tape_path):
@@ -79,26 +69,26 @@ def test_without_a_writer_nothing_is_recorded():
     assert recorder.dropped is None
 
 
-def test_a_tape_that_cannot_be_written_stops_its_actor(tape_path, no_room):
+def test_a_tape_that_cannot_be_written_stops_its_actor(tape_path, small_disk):
     """With on_error "stop" the failure is raised, before the event could be handled."""
     recorder = Recorder(TapeWriter(tape_path, HEADER))
-    no_room(tape_path)
+    no_room = small_disk(tape_path.stat().st_size)
 
-    with pytest.raises(TapeError, match="cannot write"):
+    with pytest.raises(TapeError, match="cannot write"), no_room:
         recorder.event(1, 0.0, {}, TimerFired("x"))
     assert recorder.dropped is None
     recorder.close(1, "tape failed")
 
 
-def test_a_tape_that_cannot_be_written_is_dropped_where_the_job_says_so(tape_path, no_room):
+def test_a_tape_that_cannot_be_written_is_dropped_where_the_job_says_so(tape_path, small_disk):
     """With on_error "drop" the actor goes on, the reason is kept, and no more is written."""
     recorder = Recorder(TapeWriter(tape_path, HEADER), "drop")
-    no_room(tape_path)
     size = tape_path.stat().st_size
 
-    recorder.event(1, 0.0, {}, TimerFired("x"))
-    recorder.effects(1, [])
-    recorder.close(1, "done")
+    with small_disk(size):
+        recorder.event(1, 0.0, {}, TimerFired("x"))
+        recorder.effects(1, [])
+        recorder.close(1, "done")
 
     assert f"{tape_path}: byte {size}: cannot write" in recorder.dropped
     assert tape_path.stat().st_size == size

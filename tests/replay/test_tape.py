@@ -1,7 +1,6 @@
 """The tape, byte by byte: cut anywhere, flipped anywhere, and read by a stranger."""
 
 import os
-import resource
 import struct
 import zlib
 from itertools import pairwise, product
@@ -344,14 +343,6 @@ def test_a_record_too_long_is_refused_and_nothing_of_it_written(tmp_path, monkey
     assert Tape(path).scan().events == 1
 
 
-@pytest.fixture
-def small_disk():
-    """Give a way to let every file of this process end at a byte, as on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, hard))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("spare", [0, 1, 8, 20])
 def test_a_full_disk_is_a_tape_error(tmp_path, small_disk, spare):
     """A write that fails or is short is noticed at once; what was whole before is readable."""
@@ -359,8 +350,8 @@ def test_a_full_disk_is_a_tape_error(tmp_path, small_disk, spare):
     writer = TapeWriter(path, header())
     writer.append(event(1))
 
-    small_disk(writer.bytes_written + spare)
-    with pytest.raises(TapeError, match=f"byte {writer.bytes_written}: cannot write"):
+    full = pytest.raises(TapeError, match=f"byte {writer.bytes_written}: cannot write")
+    with full, small_disk(writer.bytes_written + spare):
         writer.append(event(2))
     writer.close()
 

@@ -1,7 +1,5 @@
 """Tensors on disk: the values, in bytes that depend on nothing else, whole or not at all."""
 
-import resource
-
 import ml_dtypes
 import numpy as np
 import pytest
@@ -101,23 +99,13 @@ def test_no_tensors_are_a_file_too(path):
     assert load_tensors(path) == {}
 
 
-@pytest.fixture
-def small_disk():
-    """Let no file of this process grow beyond 100 bytes."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_failure_leaves_the_old_file(tmp_path, request):
+def test_a_failure_leaves_the_old_file(tmp_path, small_disk):
     """On a full disk the error is an OSError that names the file, and the old content stays."""
     path = tmp_path / "x.safetensors"
     save_tensors(path, {"x": np.zeros(1, np.float32)})
     before = path.read_bytes()
-    request.getfixturevalue("small_disk")
 
-    with pytest.raises(OSError, match=str(path)):
+    with pytest.raises(OSError, match=str(path)), small_disk(100):
         save_tensors(path, {"x": np.ones(1000, np.float32)})
 
     assert path.read_bytes() == before
