@@ -35,7 +35,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
     shards = tuple(range(job.job.learners)) if job.job.method == "data-parallel" else (0,)
     async with AsyncExitStack() as stack:
         arena = stack.enter_context(closing(Arena()))
-        process = await stack.enter_async_context(open_worker(arena, job.worker))
+        process = await stack.enter_async_context(open_worker(job.job.method, arena, job.worker))
         request = chores.Prepare(
             job.job.task, job.task, job.inner, job.job.seed, 0, job.job.learners
         )

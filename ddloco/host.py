@@ -93,7 +93,7 @@ class Hosted:
     async def _run(self) -> Finish:
         name = actor_of(self.incarnation)
         with closing(Arena()) as arena, closing(self._open_log()) as log:
-            async with open_worker(arena, self.job.worker_of(name)) as process:
+            async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
                 workers = Workers(self.job, self.incarnation, arrays, process, self.folder)
                 prepared = await workers.prepare()

@@ -104,20 +104,22 @@ class WorkerProcess:
 
 @contextlib.asynccontextmanager
 async def open_worker(
-    arena: Arena, worker: Worker, recorded: Mapping[str, str] | None = None
+    name: str, arena: Arena, worker: Worker, recorded: Mapping[str, str] | None = None
 ) -> AsyncIterator[WorkerProcess]:
     """A worker process with the environment that ``worker`` describes, ended on leaving.
 
     Args:
+        name: whose worker it is, for people who look at the processes of a machine.
         arena: its shared memory.
         worker: threads and environment, from the job file.
         recorded: for a replay, the environment that the fingerprint on the tape names.
     """
     ours, theirs = socket.socketpair()
     with theirs:
+        descriptors = (theirs.fileno(), arena.fileno())
         process = subprocess.Popen(  # noqa: S603, ASYNC220, our own interpreter and module
-            [sys.executable, "-m", "ddloco.worker", str(theirs.fileno()), str(arena.fileno())],
-            pass_fds=(theirs.fileno(), arena.fileno()),
+            [sys.executable, "-m", "ddloco.worker", *map(str, descriptors), name],
+            pass_fds=descriptors,
             env=worker_environment(os.environ, worker, recorded),
             stdin=subprocess.DEVNULL,
         )

@@ -188,7 +188,7 @@ class Part:
         job: Job = self._rerun.job
         worker = job.worker_of(actor_of(self._name))
         process = await self._stack.enter_async_context(
-            open_worker(arena, worker, self._tape.header.fingerprint)
+            open_worker(self._name, arena, worker, self._tape.header.fingerprint)
         )
         self._workers = Workers(job, self._name, self._arrays, process, self._folder)
         self._prepared: chores.Prepared = await self._workers.prepare()
@@ -275,8 +275,12 @@ class Part:
     async def _confirm_result(self, record: tape.Event, event: Any) -> None:
         result = self._results.pop(event.work, None)
         outputs = self._outputs.pop(event.work, ())
+        if isinstance(event, WorkFailed) and event.kind == "worker":
+            # The world's doing, not the work's: a fact, like the time.
+            self._rerun.report.notes.append(f"{self._name}:{record.n}: {event.reason}")
+            return
         if result is None:
-            # Its inputs are missing, or the tape says that it failed: taken from the tape.
+            # Its inputs are missing: taken from the tape.
             self._rerun.report.unverified += 1
             for handle in outputs:
                 if not isinstance(event, WorkFailed):

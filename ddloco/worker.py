@@ -2,7 +2,7 @@
 
 Started by an actor with a socket, an arena and an environment that its fingerprint names; ends when
 the socket closes, so it never outlives its actor. Deterministic: same requests, same bytes. The
-only module that imports jax; run as ``python -m ddloco.worker SOCKET ARENA``.
+only module that imports jax; run as ``python -m ddloco.worker SOCKET ARENA NAME``.
 """
 
 import contextlib

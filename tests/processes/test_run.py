@@ -102,6 +102,21 @@ def test_processes_with_a_kill_and_a_slow_learner(job, tools):
     assert "identical" in replayed.stdout
 
 
+def test_a_worker_that_dies_is_an_event(job, tools):
+    """A learner whose JAX process is killed fails by name; the others go on, the tapes replay."""
+    running = job.start("--set=job.steps=80")
+    job.wait_for("merge", 5)
+    listed = tools.call(["pgrep", "-P", str(running.pid), "-f", "ddloco.worker .* learner-1.1"])
+    tools.kill(int(listed.stdout))
+    said, _ = running.communicate(timeout=120)
+    replayed = tools.replay(job.run_folder)
+
+    assert running.returncode == 0, said
+    assert "learner-1.1 failed: worker process ended, killed by signal 9" in said
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "not closed" not in replayed.stdout
+
+
 @pytest.mark.parametrize("form", [(), ("--processes",)])
 def test_ctrl_c_ends_in_good_order(job, tools, form):
     """SIGINT saves the model and closes the tapes, which replay."""
