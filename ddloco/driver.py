@@ -8,7 +8,7 @@ of arrivals, the completion of work, and requests from outside.
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -66,8 +66,8 @@ LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
 class Worker(Protocol):
     """Who does the work that effects ask for."""
 
-    async def do(self, work: Work) -> WorkResult:
-        """Do one piece of work; a failure is a result, too."""
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work, which may begin before this returns; a failure is a result."""
         ...
 
 
@@ -273,7 +273,7 @@ class Driver:
                 self._finish = effect
             case _:
                 assert isinstance(effect, Work), f"nobody performs {effect}"
-                self._nursery.start_soon(self._work, effect)
+                self._nursery.start_soon(self._work, self._worker.do(effect))
 
     def _transmit(self, said: Transmit[Any]) -> None:
         payload: Payload | None = self._arrays.get(said.payload) if said.payload else None
@@ -297,8 +297,12 @@ class Driver:
         except LocalProtocolError as error:
             self._urgent.append(LaneBroken(said.peer, said.lane, str(error)))
 
-    async def _work(self, work: Work) -> None:
-        await self._inbox.send(await self._worker.do(work))
+    async def _work(self, coming: Awaitable[WorkResult]) -> None:
+        result = await coming
+        try:
+            self._inbox.send_nowait(result)
+        except trio.WouldBlock:
+            await self._inbox.send(result)
 
     # Arrivals.
 

@@ -17,6 +17,9 @@ from ddloco.environment import worker_environment
 
 T = TypeVar("T")
 
+READ_BYTES = 65536
+"""Answers are short; only the description of a very large model takes more than one read."""
+
 EXIT_S_MAX = 5.0
 """How long a worker may take to notice that its socket is closed before it is killed."""
 
@@ -33,13 +36,26 @@ class ChoreError(Exception):
         self.failed = failed
 
 
+def fitting(answer: chores.Answer, answer_type: type[T]) -> T:
+    """The answer, if it is of the one type that fits.
+
+    Raises:
+        ChoreError: the worker could not do it.
+    """
+    if isinstance(answer, chores.Failed):
+        raise ChoreError(answer)
+    assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
+    return answer
+
+
 class WorkerProcess:
     """One worker: requests are answered in order, one at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: trio.SocketStream) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
         self._process = process
-        self._stream = stream
-        self._turn = trio.Lock()
+        self._socket = link
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
+        self._turn = trio.Semaphore(1)
 
     @property
     def pid(self) -> int:
@@ -52,13 +68,47 @@ class WorkerProcess:
         Raises:
             WorkerDiedError: the process ended first.
         """
-        async with self._turn:
-            try:
+        if not self.begin(request):
+            await self._turn.acquire()
+            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                 await self._stream.send_all(chores.framed(request))
-                size = int.from_bytes(await self._read(chores.LENGTH_BYTES), "little")
-                return chores.decode_answer(await self._read(size))
-            except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
-                raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
+        return await self.finish()
+
+    def begin(self, request: chores.Request) -> bool:
+        """Send a request now, if nothing else is under way; ``finish`` waits for its answer.
+
+        A step's request leaves while the event that asked for it is still being handled: the
+        worker computes while reports are sent and written.
+        """
+        try:
+            self._turn.acquire_nowait()
+        except trio.WouldBlock:
+            return False
+        message = chores.framed(request)
+        try:
+            sent = self._socket.send(message)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            return True  # It is gone, as finish will find.
+        if sent == len(message):
+            return True
+        assert sent == 0, "a socket pair takes a short message whole or not at all"
+        self._turn.release()
+        return False
+
+    async def finish(self) -> chores.Answer:
+        """Wait for the answer to what was begun.
+
+        Raises:
+            WorkerDiedError: the process ended first.
+        """
+        try:
+            return chores.decode_answer(await self._read())
+        except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
+            raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
+        finally:
+            self._turn.release()
 
     async def expect(self, request: chores.Request, answer_type: type[T]) -> T:
         """Send a request, wait for an answer of the one type that fits it.
@@ -67,20 +117,21 @@ class WorkerProcess:
             ChoreError: the worker could not do it.
             WorkerDiedError: the process ended first.
         """
-        answer = await self.ask(request)
-        if isinstance(answer, chores.Failed):
-            raise ChoreError(answer)
-        assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
-        return answer
+        return fitting(await self.ask(request), answer_type)
 
-    async def _read(self, size: int) -> bytes:
+    async def _read(self) -> bytes:
+        """One whole message; nothing follows it before the next request."""
         data = bytearray()
-        while len(data) < size:
-            piece = await self._stream.receive_some(size - len(data))
+        wanted = chores.LENGTH_BYTES
+        while len(data) < wanted:
+            piece = await self._stream.receive_some(READ_BYTES)
             if not piece:
                 raise EOFError
             data += piece
-        return bytes(data)
+            if len(data) >= chores.LENGTH_BYTES:
+                size = int.from_bytes(data[: chores.LENGTH_BYTES], "little")
+                wanted = chores.LENGTH_BYTES + size
+        return bytes(data[chores.LENGTH_BYTES :])
 
     async def _status(self) -> str:
         with trio.move_on_after(EXIT_S_MAX):
@@ -95,7 +146,7 @@ class WorkerProcess:
             for _ in range(int(EXIT_S_MAX / 0.05)):
                 if self._process.poll() is not None:
                     return
-                if self._turn.locked():
+                if self._turn.value == 0:
                     break  # In the middle of a chore that nobody waits for.
                 await trio.sleep(0.05)
             self._process.kill()
@@ -123,7 +174,7 @@ async def open_worker(
             env=worker_environment(os.environ, worker, recorded),
             stdin=subprocess.DEVNULL,
         )
-    opened = WorkerProcess(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)))
+    opened = WorkerProcess(process, ours)
     try:
         yield opened
     finally:

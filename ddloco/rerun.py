@@ -12,7 +12,7 @@ missing actor's arrays cannot be: it is counted as unverified, and the gap is na
 
 import struct
 import tempfile
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -310,7 +310,7 @@ class Part:
                 self._outputs[effect.work] = outputs
                 if self._can_do(effect, inputs):
                     result = self._results[effect.work] = Result()
-                    self._nursery.start_soon(self._work, effect, result)
+                    self._nursery.start_soon(self._work, self._workers.do(effect), result)
             case _:
                 pass  # Timers and observations belong to the first run.
 
@@ -325,8 +325,8 @@ class Part:
             known = self._in_step = self._in_step and known
         return known
 
-    async def _work(self, work: Work, result: "Result") -> None:
-        result.value = await self._workers.do(work)
+    async def _work(self, coming: Awaitable[WorkResult], result: "Result") -> None:
+        result.value = await coming
         result.done.set()
 
 

@@ -40,7 +40,7 @@ from ddloco.events import (
 )
 from ddloco.fragments import FragmentPlan
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
-from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess
+from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
 from snapshot import save_tensors
 from transport import DTYPES, Bytes, Payload, actor_of, describe
 
@@ -102,10 +102,13 @@ class Workers:
         assert self._plan is not None, "prepared before any work"
         return self._plan
 
-    async def do(self, work: Work) -> WorkResult:
-        """Do one piece of work; a failure is a result, too."""
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; a failure is a result, too. A step begins before this returns."""
+        return self._caught(work, self._doers()[type(work)](work))
+
+    async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
         try:
-            return await self._doers()[type(work)](work)
+            return await result
         except ChoreError as error:
             return WorkFailed(work.work, error.failed.kind, str(error))
         except WorkerDiedError as error:
@@ -138,7 +141,7 @@ class Workers:
         self._arena.free(region)
         return ParametersMade(work.work, digest.digest())
 
-    async def _run_step(self, work: RunStep) -> StepFinished:
+    def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
         spans: list[tuple[int, chores.Span]] = []
         borrowed: list[Region] = []
         for each in work.overwrites:
@@ -151,11 +154,17 @@ class Workers:
             spans.append((each.fragment, _span(region)))
         out = self._arena.allocate(self.plan.total_bytes)
         request = chores.Train(work.step, tuple(spans), _span(out))
-        trained = await self._process.expect(request, chores.Trained)
-        for region in borrowed:
-            self._arena.free(region)
-        self._arrays.put(work.out, HostCopy(out))
-        return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
+        begun = self._process.begin(request)
+
+        async def finish() -> StepFinished:
+            answer = await (self._process.finish() if begun else self._process.ask(request))
+            trained = fitting(answer, chores.Trained)
+            for region in borrowed:
+                self._arena.free(region)
+            self._arrays.put(work.out, HostCopy(out))
+            return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
+
+        return finish()
 
     async def _evaluate(self, work: Evaluate) -> Evaluated:
         region = self._arena.allocate(self.plan.total_bytes)

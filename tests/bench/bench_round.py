@@ -40,6 +40,7 @@ from ddloco.arrays import Arrays, HostCopy
 from ddloco.config import job_from
 from ddloco.effects import EncodeFragment, MergeFragment, Share
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.memory import keep_freed_memory
 from ddloco.messages import Contribution, GlobalFragment, Said
 from ddloco.workers import Workers
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
@@ -158,7 +159,7 @@ class Hub:
 
     def __init__(self, endpoint: Any, nbytes: int, nursery: trio.Nursery) -> None:
         self._plan = make_plan(nbytes)
-        self._arrays = Arrays()
+        self._arrays = Arrays(Arena())
         self._workers = make_workers("syncer.1", self._arrays, self._plan)
         self._voice = Voice(endpoint, LISTENER)
         self._assemblers: dict[str, Assembler[Any]] = {}
@@ -175,7 +176,9 @@ class Hub:
     async def deliver(self, arrival: Any) -> None:
         """Take one ZeroMQ message."""
         if arrival.route not in self._assemblers:
-            self._assemblers[arrival.route] = Assembler(self._voice.codec)
+            self._assemblers[arrival.route] = Assembler(
+                self._voice.codec, allocate=self._arrays.allocate
+            )
         message = self._assemblers[arrival.route].feed(arrival.frames)
         if message is None:
             return
@@ -207,6 +210,7 @@ class Hub:
 
 def serve_hub(connection: Connection, nbytes: int) -> None:
     """The syncer's side; says its address, then serves until it is told to end."""
+    keep_freed_memory()
 
     async def main() -> None:
         async with opened() as endpoint, trio.open_nursery() as nursery:
@@ -220,6 +224,7 @@ def serve_hub(connection: Connection, nbytes: int) -> None:
 
 def serve_learner(connection: Connection, address: str, nbytes: int, incarnation: str) -> None:
     """A learner's side: at each word one round."""
+    keep_freed_memory()
     route = f"{LISTENER}/{BULK}"
 
     async def main() -> None:

@@ -22,6 +22,7 @@ import trio
 from tools import median, median_interval, servant
 
 from ddloco.cluster import new_endpoint
+from ddloco.memory import keep_freed_memory
 from ddloco.messages import Contribution, Said
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header, Payload, describe
 from transport.zeromq import open_context
@@ -120,6 +121,7 @@ async def opened():
 
 def serve_echo(connection: Connection) -> None:
     """The listening side; says its address, and answers each fragment with one as long."""
+    keep_freed_memory()
 
     async def main() -> None:
         async with opened() as endpoint:
@@ -146,6 +148,7 @@ def serve_echo(connection: Connection) -> None:
 
 def serve_pings(connection: Connection, address: str, nbytes: int) -> None:
     """The dialling side; runs as many round trips as it is told, says how long each took."""
+    keep_freed_memory()
 
     async def main() -> None:
         async with opened() as endpoint:
