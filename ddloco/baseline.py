@@ -1,9 +1,10 @@
 """The baselines that a job is measured against: one learner alone, and data-parallel training.
 
 One worker process runs all of it: at every step each shard's batch gives a gradient, the gradients
-are averaged, and one update is taken. With one shard that is a lone learner (``method = "lone"``);
-with all of them it is data parallelism on the very batches that the learners of the job would have
-seen (``method = "data-parallel"``). Neither needs messages, so neither leaves a tape.
+are averaged, and one update is taken. With the learners' shards that is data parallelism on the
+very batches that they would have seen (``method = "data-parallel"``). With one shard that holds all
+of the data it is a lone learner (``method = "lone"``), which a third of the data would cripple.
+Neither needs messages, so neither leaves a tape.
 """
 
 from contextlib import AsyncExitStack, closing
@@ -32,19 +33,18 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
     """
     time = MonotonicTime()
     log = ActorLog(folder / LOG_FILE, job.job.method)
-    shards = tuple(range(job.job.learners)) if job.job.method == "data-parallel" else (0,)
+    shards = job.job.learners if job.job.method == "data-parallel" else 1
     async with AsyncExitStack() as stack:
         arena = stack.enter_context(closing(Arena()))
         process = await stack.enter_async_context(open_worker(job.job.method, arena, job.worker))
-        request = chores.Prepare(
-            job.job.task, job.task, job.inner, job.job.seed, 0, job.job.learners
-        )
+        request = chores.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, shards)
         await process.expect(request, chores.Prepared)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(job.job.method, total=job.job.steps)
             for done in range(0, job.job.steps, STEPS_ASKED):
                 steps = min(STEPS_ASKED, job.job.steps - done)
-                trained = await process.expect(chores.TrainTogether(shards, steps), chores.Trained)
+                together = chores.TrainTogether(tuple(range(shards)), steps)
+                trained = await process.expect(together, chores.Trained)
                 bar.update(task, completed=done + steps)
                 fields = {"step": done + steps, "loss": trained.loss, "tokens": trained.tokens}
                 log.observe("step", time.now(), done + steps, fields)
