@@ -8,7 +8,8 @@ batches that the learners of the job saw, so it has seen the same tokens, too.
 Printed is the difference of held-out loss relative to the baseline's (positive is better than it).
 The lone learner is the fair floor: the same optimizer and as many steps as each learner, on all of
 the text; on one learner's third of it, it would be crippled (2.51 against 1.91). Data-parallel is
-the ceiling: it exchanges all gradients at every step. Aim: 5 % or more below the lone learner's loss.
+the ceiling: it exchanges all gradients at every step. Aim: 5 % or more below the lone learner's
+loss.
 """
 
 import json
