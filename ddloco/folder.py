@@ -1,5 +1,6 @@
 """The run folder: plain files that several hosts' folders can be copied together into."""
 
+import os
 import shutil
 from pathlib import Path
 
@@ -21,7 +22,8 @@ def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool =
         folder: where; made if it is missing.
         job: what will run.
         overwrite: delete the run that is there.
-        join: the folder may already be in use by other actors of the same job.
+        join: the folder may already be in use by other actors of the same job; the job file that
+            stands there is left alone.
 
     Raises:
         ConfigError: it cannot be made, or holds a run.
@@ -34,7 +36,11 @@ def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool =
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if (folder / "tapes").exists() and not join:
             raise ConfigError(f"{folder}: holds a run already; choose another --dir or --overwrite")
-        (folder / JOB_FILE).write_text(tomli_w.dumps(job.as_plain()))
+        if not (join and (folder / JOB_FILE).exists()):
+            # Whole or not at all: the other actors of the job read it while they start.
+            partial = folder / f".{JOB_FILE}.{os.getpid()}"
+            partial.write_text(tomli_w.dumps(job.as_plain()))
+            partial.replace(folder / JOB_FILE)
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     return folder

@@ -43,3 +43,13 @@ def test_next_folder_is_the_first_free_number(tmp_path):
     assert tmp_path / "job-1" == next_folder(tmp_path, "job")
     (tmp_path / "job-1").mkdir()
     assert tmp_path / "job-2" == next_folder(tmp_path, "job")
+
+
+def test_joining_leaves_the_job_file_alone(tmp_path):
+    """Actors that start together read it while others join: it is never written again."""
+    open_folder(tmp_path, JOB)
+    before = (tmp_path / "job.toml").stat()
+    open_folder(tmp_path, JOB, join=True)
+
+    assert (tmp_path / "job.toml").stat() == before
+    assert ["job.toml"] == [path.name for path in tmp_path.iterdir()]
