@@ -48,7 +48,7 @@ class Player(Generic[E]):
         self.played = 0
         """Events handled and found equal."""
         self._decode = msgspec.msgpack.Decoder(event_type).decode
-        self._context: deque[str] = deque(maxlen=CONTEXT_EVENTS)
+        self._context: deque[tuple[int, E]] = deque(maxlen=CONTEXT_EVENTS)
 
     def moments(self) -> Iterator[tuple[tape.Event, E, tape.Effects | tape.Raised | None]]:
         """Each event of the tape, decoded, with what the tape says of its handling.
@@ -104,7 +104,7 @@ class Player(Generic[E]):
             actual = f"{len(effects)} effects, digest {digest_effects(effects).hex()}: {effects}"
             raise self.differs(record, event, "effects", expected, actual)
         self.played += 1
-        self._context.append(f"{self.tape.incarnation}:{record.n} {describe(event)}")
+        self._context.append((record.n, event))
         return effects
 
     def differs(
@@ -119,7 +119,7 @@ class Player(Generic[E]):
             actual=str(actual),
             clock=self.actor.clock.wire(),
             event=describe(event),
-            context=tuple(self._context),
+            context=tuple(f"{self.tape.incarnation}:{n} {describe(e)}" for n, e in self._context),
         )
 
 
