@@ -19,10 +19,7 @@ from math import prod
 
 import msgspec
 
-ALIGNMENT_BYTES = 64  # A cache line, and the widest vector register of today's CPUs.
-
-# The wire dtypes. Anything else cannot be averaged with meaning, or has no float32 counterpart.
-ITEM_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
+from transport import DTYPES, aligned
 
 
 class Leaf(msgspec.Struct, frozen=True):
@@ -40,7 +37,7 @@ class Leaf(msgspec.Struct, frozen=True):
     @property
     def nbytes(self) -> int:
         """The number of bytes, without padding."""
-        return self.size * ITEM_BYTES[self.dtype]
+        return self.size * DTYPES[self.dtype].itemsize
 
 
 class _Layout(msgspec.Struct, frozen=True):
@@ -71,7 +68,7 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
             starts: list[int] = []
             for leaf in fragment:
                 starts.append(end)
-                end = _aligned(end + leaf.nbytes)
+                end = aligned(end + leaf.nbytes)
             slices.append((start, end))
             tensors.append(tuple(starts))
         due: list[int | None] = [None] * self.interval
@@ -144,8 +141,8 @@ def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str)
         if leaf.name == following.name:
             raise ValueError(f"two tensors are named {leaf.name!r}")
     for leaf in leaves:
-        if leaf.dtype not in ITEM_BYTES:
-            known = ", ".join(ITEM_BYTES)
+        if leaf.dtype not in DTYPES:
+            known = ", ".join(DTYPES)
             raise ValueError(f"tensor {leaf.name!r} is {leaf.dtype}, not one of {known}")
         if any(n < 0 for n in leaf.shape):
             raise ValueError(f"tensor {leaf.name!r} has the impossible shape {leaf.shape}")
@@ -202,7 +199,3 @@ def _natural(parts: tuple[str, ...]) -> tuple[object, ...]:
 
 def _utf8(leaf: Leaf) -> bytes:
     return leaf.name.encode()
-
-
-def _aligned(nbytes: int) -> int:
-    return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco import merging
-from ddloco.fragments import ITEM_BYTES, Leaf, make_plan
+from ddloco.fragments import Leaf, make_plan
 from ddloco.merging import (
     Contribution,
     Segment,
@@ -20,8 +19,8 @@ from ddloco.merging import (
     merge_weight,
     nesterov,
 )
+from transport import DTYPES
 
-DTYPES = {name: getattr(np, name, ml_dtypes.bfloat16) for name in ITEM_BYTES}
 SIZES = (1000, 37, 2500)
 SIZE = sum(SIZES)
 
