@@ -14,13 +14,14 @@ from rich.progress import Progress
 
 from ddloco.baseline import run_baseline
 from ddloco.cluster import Cluster, Outcome
-from ddloco.config import ConfigError, Job, load_job
+from ddloco.config import Job, load_job
 from ddloco.display import Board, show
 from ddloco.effects import Finish
 from ddloco.folder import next_folder, open_folder
 from ddloco.launch import Processes
 from ddloco.process import WorkerDiedError
 from ddloco.rerun import Report, Rerun
+from ddloco.sections import ConfigError
 from ddloco.serve import serve_learner, serve_syncer
 from ddloco.signals import stop_on_signal
 from ddloco.tapes import show as show_tapes

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
+from ddloco.faults import Faults, Whole, impossible
 from ddloco.fragments import FragmentPlan, Leaf, make_plan
+from ddloco.sections import ConfigError, Section, convert, read_toml
 from transport import PROTOCOL_VERSION
 
-Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
@@ -23,14 +24,6 @@ LEARNERS_MAX = 4096
 """More learners than one syncer was ever tried with."""
 
 Method = Literal["decoupled-diloco", "data-parallel", "lone"]
-
-
-class ConfigError(ValueError):
-    """A job file that cannot be run; one line names the file and the field."""
-
-
-class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of the job file's tables."""
 
 
 class JobTable(Section, frozen=True):
@@ -130,6 +123,7 @@ class Job(Section, frozen=True):
     transport: Transport = Transport()
     tape: TapeTable = TapeTable()
     worker: Worker = Worker()
+    chaos: Faults = Faults()
     learner: dict[str, LearnerTable] = {}
 
     def learner_names(self) -> tuple[str, ...]:
@@ -177,11 +171,15 @@ class Job(Section, frozen=True):
 
     def as_plain(self) -> dict[str, Any]:
         """Plain data, without what is not set (TOML has no null)."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        for table in plain["learner"].values():
-            for key in [key for key, value in table.items() if value is None]:
-                del table[key]
-        return plain
+        return _without_none(msgspec.to_builtins(self))
+
+
+def _without_none(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _without_none(each) for key, each in plain.items() if each is not None}
+    if isinstance(plain, list | tuple):
+        return [_without_none(each) for each in plain]
+    return plain
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
@@ -191,12 +189,7 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
         ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
             bounds, or at odds with another.
     """
-    try:
-        plain = tomllib.loads(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from None
+    plain = read_toml(path)
     for override in overrides:
         _override(plain, override)
     return job_from(plain, str(path))
@@ -208,10 +201,7 @@ def job_from(plain: Any, source: str) -> Job:
     Raises:
         ConfigError: as for ``load_job``.
     """
-    try:
-        job = msgspec.convert(plain, Job)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_in_words(str(error))}") from None
+    job = convert(plain, Job, source)
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")
@@ -237,15 +227,6 @@ def _override(plain: dict[str, Any], override: str) -> None:
     table[name] = value
 
 
-def _in_words(error: str) -> str:
-    """``sync.quorum: Expected `int`, got `str``` from msgspec's sentence with a path at its end."""
-    problem, _, path = error.partition(" - at `$")
-    where = path.rstrip("`").lstrip(".")
-    problem = problem.replace("Object contains unknown field", "unknown key")
-    problem = problem.replace("Object missing required field", "missing key")
-    return f"{where}: {problem}" if where else problem
-
-
 def _contradiction(job: Job) -> str | None:
     """The first pair of fields that cannot both be so."""
     sync, names = job.sync, job.learner_names()
@@ -264,6 +245,9 @@ def _contradiction(job: Job) -> str | None:
             f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
             f"a fragment would be due again before it is back, so at most {sync.interval - 1}"
         )
+    problem = impossible(job.chaos, names)
+    if problem is not None:
+        return f"chaos.{problem}"
     for name, table in job.learner.items():
         if name not in names:
             return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"

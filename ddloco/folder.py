@@ -6,8 +6,9 @@ from pathlib import Path
 
 import tomli_w
 
-from ddloco.config import ConfigError, Job
+from ddloco.config import Job
 from ddloco.logs import LOG_FILE
+from ddloco.sections import ConfigError
 
 JOB_FILE = "job.toml"
 ADDRESS_FILE = "syncer.address"

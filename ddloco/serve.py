@@ -8,13 +8,14 @@ import trio
 from rich.console import Console
 
 from ddloco.cluster import dial_syncer, new_endpoint
-from ddloco.config import ConfigError, Job
+from ddloco.config import Job
 from ddloco.display import follow
 from ddloco.effects import Finish
 from ddloco.folder import ADDRESS_FILE
 from ddloco.host import TAPES, Hosted
 from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
+from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
 from transport import actor_of
 from transport.zeromq import open_context

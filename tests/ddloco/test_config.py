@@ -8,8 +8,9 @@ import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.config import ConfigError, Job, LearnerTable, Worker, job_from, load_job
+from ddloco.config import Job, LearnerTable, Worker, job_from, load_job
 from ddloco.fragments import Leaf
+from ddloco.sections import ConfigError
 
 MINIMAL = '[job]\ntask = "tiny:Task"\n'
 
@@ -57,6 +58,11 @@ on_error = "drop"
 [worker]
 threads = 2
 env = { XLA_FLAGS = "--x" }
+
+[chaos]
+seed = 5
+fault = [{what = "crash", who = "learner-1", at_s = 3.0}]
+storm = [{what = ["stall"], every_s = 5.0}]
 
 [learner.learner-1]
 factor = 2.0

@@ -2,8 +2,9 @@
 
 import pytest
 
-from ddloco.config import ConfigError, job_from, load_job
+from ddloco.config import job_from, load_job
 from ddloco.folder import next_folder, open_folder
+from ddloco.sections import ConfigError
 
 JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
 

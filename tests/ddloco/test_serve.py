@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddloco.config import ConfigError, job_from
+from ddloco.config import job_from
+from ddloco.sections import ConfigError
 from ddloco.serve import check_bind, next_incarnation
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
