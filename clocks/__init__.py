@@ -10,9 +10,12 @@ from clocks.order import Order as Order
 from clocks.order import causal_sort as causal_sort
 from clocks.order import inconsistencies as inconsistencies
 from clocks.order import is_consistent_cut as is_consistent_cut
+from clocks.running import RunningClock as RunningClock
 from clocks.source import ManualTime as ManualTime
 from clocks.source import MonotonicTime as MonotonicTime
 from clocks.source import TimeSource as TimeSource
 from clocks.vector import ClockError as ClockError
 from clocks.vector import VectorClock as VectorClock
+from clocks.vector import actor_of as actor_of
 from clocks.vector import check_entries as check_entries
+from clocks.vector import number_of as number_of

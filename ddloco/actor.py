@@ -5,10 +5,25 @@ the actor's own entry, and every message sent while handling it carries that clo
 an event first; what they pass on reaches the machine; what the machine says goes back through them.
 """
 
-from typing import Protocol
+from typing import Any, Protocol
 
-from clocks import VectorClock
-from transport import Drop, Effect, Event, Handles, Keep, Links, MessageArrived
+from clocks import RunningClock, actor_of, number_of
+from transport import (
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Handles,
+    Hangup,
+    Keep,
+    Links,
+    Listen,
+    MessageArrived,
+    Retire,
+    Send,
+)
+
+LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup})
 
 
 class Machine(Protocol):
@@ -17,7 +32,7 @@ class Machine(Protocol):
     No await, clock, randomness, thread, file, socket or log call inside; fixed order of iteration.
     """
 
-    def handle(self, at: float, event: Event) -> list[Effect]:
+    def handle(self, at: float, event: Event) -> list[Any]:
         """Take one event, at ``at`` seconds since the actor's start; what it asks for, in order."""
         ...
 
@@ -34,36 +49,41 @@ class Actor:
         self.incarnation = incarnation
         self.machine = machine
         self.handles = Handles()
-        self.links = Links(incarnation, self.handles)
-        self.clock = VectorClock()
-        self._witnessed: tuple[Event, VectorClock] | None = None
+        self.clock = RunningClock(incarnation)
+        self.links = Links(self.clock, self.handles)
+        self.learned: dict[str, int] = {}
+        """What the newest event added to the clock, the actor's own count left out."""
+        self._witnessed: Event | None = None
+        self.floors: dict[str, int] = {}
+        """Below these numbers no incarnation of an actor will be heard of again."""
 
     @property
     def number(self) -> int:
         """The number of the last event, 0 before the first."""
-        return self.clock[self.incarnation]
+        return self.clock.number
 
-    def witness(self, event: Event) -> VectorClock:
-        """The clock of ``event``, if it were handled now.
+    def witness(self, event: Event) -> dict[str, int]:
+        """Let the clock take in ``event``, which is to be handled next; what it learned.
 
-        Of its own events an actor hears nothing new: a message that says otherwise is false, and
-        its links refuse it.
+        The door asks before the event is handled, so that the tape can say it.
         """
-        if self._witnessed is not None and self._witnessed[0] is event:
-            return self._witnessed[1]  # The door asks before the event is handled.
-        known = self.clock
         if isinstance(event, MessageArrived):
-            known = known.merge({n: c for n, c in event.clock.items() if n != self.incarnation})
-        clock = known.tick(self.incarnation)
-        self._witnessed = (event, clock)
-        return clock
+            heard = event.clock
+            if self.floors:
+                heard = {name: count for name, count in heard.items() if not self._retired(name)}
+            self.learned = self.clock.tick(heard, event.sender)
+        else:
+            self.learned = self.clock.tick()
+        self._witnessed = event
+        return self.learned
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; the effects that are for the world to do, in order.
 
         An array that came with a message is freed at the end unless somebody holds it by then.
         """
-        self.clock = self.links.clock = self.witness(event)
+        if self._witnessed is not event:
+            self.witness(event)
         self._witnessed = None
         arrived = event.handle if isinstance(event, MessageArrived) else ""
         if arrived:
@@ -77,21 +97,29 @@ class Actor:
 
     def _tell(self, at: float, fact: Event, effects: list[Effect]) -> None:
         """Let the machine hear a fact, and its links what it says, and the machine their news."""
+        handles = self.handles
         for effect in self.machine.handle(at, fact):
-            match effect:
-                case Keep(handle):
-                    self.handles.hold(handle)
-                case Drop(handle):
-                    effects += self.handles.release(handle)
-                case _:
-                    self._perform(at, effect, effects)
+            # By exact type: this is where an actor's time goes.
+            kind = type(effect)
+            if kind in LINK_EFFECTS:
+                news, asked = self.links.perform(at, effect)
+                effects += asked
+                for more in news:
+                    self._tell(at, more, effects)
+            elif kind is Keep:
+                handles.hold(effect.handle)
+            elif kind is Drop:
+                effects += handles.release(effect.handle)
+            elif kind is Retire:
+                self._retire(effect.floors)
+            else:
+                effects.append(effect)
 
-    def _perform(self, at: float, effect: Effect, effects: list[Effect]) -> None:
-        done = self.links.perform(at, effect)
-        if done is None:
-            effects.append(effect)
-            return
-        news, asked = done
-        effects += asked
-        for more in news:
-            self._tell(at, more, effects)
+    def _retire(self, floors: dict[str, int]) -> None:
+        """Forget incarnations that will not be heard of again, also when old messages name them."""
+        for actor, floor in floors.items():
+            self.floors[actor] = max(self.floors.get(actor, 0), floor)
+        self.clock.forget(name for name in self.clock.others() if self._retired(name))
+
+    def _retired(self, name: str) -> bool:
+        return number_of(name) < self.floors.get(actor_of(name), 0)

@@ -1,10 +1,6 @@
-"""The baselines that a job is measured against: one learner alone, and data-parallel training.
+"""The baseline that needs no messages: one learner alone, on all of the data (``method = "lone"``).
 
-One worker process runs all of it: at every step each shard's batch gives a gradient, the gradients
-are averaged, and one update is taken. With the learners' shards that is data parallelism on the
-very batches that they would have seen (``method = "data-parallel"``). With one shard that holds all
-of the data it is a lone learner (``method = "lone"``), which a third of the data would cripple.
-Neither needs messages, so neither leaves a tape.
+On a third of the data, as a learner of three would see it, it would be crippled. It leaves no tape.
 """
 
 from contextlib import AsyncExitStack, closing
@@ -25,7 +21,7 @@ STEPS_ASKED = 10
 
 
 async def run_baseline(job: Job, folder: Path, console: Console) -> float | None:
-    """Train ``job.steps`` steps by the job's method; the held-out loss.
+    """Train ``job.steps`` steps alone; the held-out loss.
 
     Raises:
         ChoreError: the task cannot be used.
@@ -33,17 +29,16 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
     """
     time = MonotonicTime()
     log = ActorLog(folder / LOG_FILE, job.job.method)
-    shards = job.job.learners if job.job.method == "data-parallel" else 1
     async with AsyncExitStack() as stack:
         arena = stack.enter_context(closing(Arena()))
         process = await stack.enter_async_context(open_worker(job.job.method, arena, job.worker))
-        request = chores.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, shards)
+        request = chores.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1)
         await process.expect(request, chores.Prepared)
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task(job.job.method, total=job.job.steps)
             for done in range(0, job.job.steps, STEPS_ASKED):
                 steps = min(STEPS_ASKED, job.job.steps - done)
-                together = chores.TrainTogether(tuple(range(shards)), steps)
+                together = chores.TrainTogether((0,), steps)
                 trained = await process.expect(together, chores.Trained)
                 bar.update(task, completed=done + steps)
                 fields = {"step": done + steps, "loss": trained.loss, "tokens": trained.tokens}

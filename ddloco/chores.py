@@ -78,6 +78,20 @@ class Trained(Chore, frozen=True):
     batch: bytes
 
 
+class Differentiate(Chore, frozen=True):
+    """Take the parameters in ``source``, write the gradient of the next batch to ``out``."""
+
+    source: Span
+    out: Span
+
+
+class Update(Chore, frozen=True):
+    """One step of the inner optimizer with the gradient in ``source``; parameters to ``out``."""
+
+    source: Span
+    out: Span
+
+
 class TrainTogether(Chore, frozen=True):
     """Run ``steps`` updates, each with the mean of the gradients of these shards' next batches."""
 
@@ -104,7 +118,7 @@ class Failed(Chore, frozen=True):
     reason: str
 
 
-Request = Prepare | Lay | Fill | Train | TrainTogether | Score
+Request = Prepare | Lay | Fill | Train | Differentiate | Update | TrainTogether | Score
 Answer = Prepared | Ready | Trained | Scored | Failed
 
 encode = Encoder().encode

@@ -34,6 +34,26 @@ on several hosts (syncer first or last, in any order):
 exit codes: 0 it held, 1 it found a difference, a gap or a failure, 2 the input was bad"""
 
 
+RUN_MORE = """\
+Ctrl-C ends the job in good order: the model is saved and the tapes replay.
+A second Ctrl-C ends it at once; the tapes replay all the same.
+
+--chaos breaks things on purpose, at times in seconds from when all learners are ready:
+
+  [[fault]]             # crash, stall, slow, leave, join; cut, reset, delay, bandwidth of a link
+  what = "crash"
+  who = "learner-1"
+  at_s = 20
+  for_s = 5             # it is back as the next incarnation after this; for ever without it
+
+  [[storm]]             # or at random: the same seed draws the same faults
+  what = ["stall", "cut"]
+  every_s = 10
+  for_s = 2
+
+examples/chaos.toml teaches the rest."""
+
+
 def parser() -> argparse.ArgumentParser:
     """The commands and their options."""
     top = argparse.ArgumentParser(
@@ -48,6 +68,7 @@ def parser() -> argparse.ArgumentParser:
     _add_syncer(orders)
     _add_learner(orders)
     _add_replay(orders)
+    _add_simulate(orders)
     _add_tape(orders)
     return top
 
@@ -91,11 +112,22 @@ def _add_run(orders: Orders) -> None:
         orders,
         "run",
         "run a whole job on this machine",
-        "Ctrl-C ends the job in good order: the model is saved and the tapes replay.\n"
-        "A second Ctrl-C ends it at once; the tapes replay all the same.",
+        RUN_MORE,
     )
     _add_job(command, folder_needed=False)
     command.add_argument("--processes", action="store_true", help="one process per actor, over tcp")
+    command.add_argument(
+        "--chaos",
+        metavar="CHAOS.toml",
+        type=Path,
+        help="faults to apply on purpose, with --processes; see below",
+    )
+    command.add_argument(
+        "--schedule",
+        metavar="SIMULATED_RUN",
+        type=Path,
+        help="train along the tapes of a simulation: its learners, steps, merges and failures",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace the run in --dir")
     command.set_defaults(run="run")
 
@@ -150,6 +182,57 @@ def _add_tape(orders: Orders) -> None:
         command.add_argument("folder", metavar="RUN_OR_TAPE", type=Path, help="folder or file")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
+
+
+SIMULATIONS = """\
+the scenarios that come with ddloco:
+  ddloco simulate goodput            Table 1: 150k to 1.2M chips, data-parallel and decoupled
+  ddloco simulate heterogeneous      two speeds of hardware, with and without a grace window
+  ddloco simulate scavenging         a job that is lent more learners for a while
+  ddloco simulate bandwidth          Gbit/s that each method needs; see its options
+  ddloco simulate hostile --seeds 2000   small worlds where everything goes wrong, checked
+
+your own: copy one from ddloco/simulation/scenarios, and
+  ddloco simulate mine.toml --seeds 20 --set sync.quorum=2
+
+Exit code 1: an invariant did not hold. The seed and the command that shows it again are printed,
+and the tapes of that world are left behind, to be looked at with tape show and replay."""
+
+
+def _add_simulate(orders: Orders) -> None:
+    what = "let the same machines run in virtual time, with faults"
+    command = _command(orders, "simulate", what, SIMULATIONS)
+    add = command.add_argument
+    add("scenario", metavar="SCENARIO", help="a scenario file, or one of the names below")
+    add("--seed", type=int, metavar="S", help="the first seed (default: the scenario's)")
+    add("--seeds", type=int, default=1, metavar="N", help="how many, from the first one on")
+    add("--jobs", type=int, default=0, metavar="J", help="processes (default: one per core)")
+    add("--case", metavar="TEXT", default="", help="only the cases whose names contain it")
+    add(
+        "--set",
+        dest="overrides",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="override a key of the scenario, such as chips.total=300000; may be given again",
+    )
+    add("--dir", dest="folder", metavar="RUN", type=Path, help="leave tapes and a log there")
+    add("--json", action="store_true", help="print JSON")
+    add_bandwidth(command)
+    command.set_defaults(run="simulate")
+
+
+def add_bandwidth(command: argparse.ArgumentParser) -> None:
+    """The options of ``simulate bandwidth``; by default those of the paper's headline."""
+    add = command.add_argument_group("options of bandwidth").add_argument
+    add("--parameters", metavar="N", type=float, help="of the model, such as 12e9")
+    add("--layers", metavar="L", type=int, help="layers of the model")
+    add("--step-s", metavar="S", type=float, help="seconds of a step")
+    add("--sites", metavar="M", type=int, help="data centres, or learners")
+    add("--interval", metavar="H", type=int, help="steps between two syncs of a fragment")
+    add("--fragments", metavar="P", type=int, help="at most the interval")
+    add("--overlap", metavar="TAU", type=int, help="steps that hide a sync")
+    add("--svg", metavar="FILE", type=Path, help="draw utilisation against bandwidth")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

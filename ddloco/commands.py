@@ -4,6 +4,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ddloco.baseline import run_baseline
+from ddloco.chaos import live_schedule
 from ddloco.cluster import Cluster, Outcome
 from ddloco.config import Job, load_job
 from ddloco.display import Board, show
+from ddloco.drive import Drive
 from ddloco.effects import Finish
 from ddloco.folder import next_folder, open_folder
 from ddloco.launch import Processes
@@ -24,6 +27,8 @@ from ddloco.rerun import Report, Rerun
 from ddloco.sections import ConfigError
 from ddloco.serve import serve_learner, serve_syncer
 from ddloco.signals import stop_on_signal
+from ddloco.simulation.bandwidth_table import bandwidth
+from ddloco.simulation.table import hostile_worlds, scenario_table
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError
@@ -52,17 +57,53 @@ def _job(given: argparse.Namespace) -> Job:
 def run(given: argparse.Namespace) -> int:
     """``ddloco run``: a whole job here."""
     try:
-        job = _job(given)
+        job = load_job(given.job, given.overrides, given.chaos)
         folder = given.folder or next_folder(Path("runs"), job.job.name)
+        if given.schedule is not None:
+            return _drive(given, job, folder)
+        _check_chaos(job, given)
         open_folder(folder, job, overwrite=given.overwrite)
     except ConfigError as error:
         return complain(error)
-    if job.job.method != "decoupled-diloco":
+    if job.job.method == "lone":
         return _run_baseline(job, folder)
     if given.processes:
         return _run_job(Processes(job, folder))
 
     return _run_job(Cluster(job, folder))
+
+
+def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
+    """Train along the tapes of a simulation."""
+    console = Console()
+    try:
+        with Progress(console=console, transient=True) as bar:
+            task = bar.add_task("training along the schedule", total=None)
+            update = partial(bar.update, task)
+            driven = Drive(given.schedule, job, folder, lambda events: update(completed=events))
+            update(total=driven.total)
+            trio.run(driven.run)
+    except (TapeError, ChoreError) as error:
+        return complain(error)
+    except WorkerDiedError as error:
+        return complain_found(str(error))
+    return _conclude_with(folder, driven.result, console.print)
+
+
+def _check_chaos(job: Job, given: argparse.Namespace) -> None:
+    """Refuse faults that nobody would apply."""
+    if given.chaos is None and not (job.chaos.fault or job.chaos.storm):
+        return
+    if job.job.method != "decoupled-diloco" or not given.processes:
+        asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
+        raise ConfigError(
+            f"{asked}: happens to the processes of a decoupled-diloco job; add --processes"
+        )
+    try:
+        live_schedule(job)
+    except ConfigError as error:
+        where = f"{given.chaos}: " if given.chaos else f"{given.job}: chaos."
+        raise ConfigError(f"{where}{error}") from None
 
 
 def _run_job(cluster: Cluster | Processes) -> int:
@@ -92,7 +133,7 @@ def _run_job(cluster: Cluster | Processes) -> int:
             raise
         console.print("ended at once; the tapes hold everything up to here")
         return FOUND
-    return _conclude(cluster, outcome, boards[0].result, console.print)
+    return _conclude(cluster, outcome, boards[0].result, partial(console.print, soft_wrap=True))
 
 
 def _conclude(
@@ -104,15 +145,21 @@ def _conclude(
 
     if outcome.bad_input is not None:
         return complain(outcome.bad_input)
+    if isinstance(cluster, Processes) and cluster.chaos is not None:
+        say(cluster.chaos.summary())
     for name, reason in outcome.failures.items():
         say(f"{name} failed: {reason}")
+    return _conclude_with(cluster.folder, result, say)
+
+
+def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
     if result is None:
-        return complain_found(f"{cluster.folder}: the job ended without a result")
+        return complain_found(f"{folder}: the job ended without a result")
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     say(f"{scored} at global step {result['t']}, {result['merges']} merges")
-    say(f"model {cluster.folder / MODEL_FILE}")
-    say(f"replay it with: ddloco replay {cluster.folder}")
+    say(f"model {folder / MODEL_FILE}")
+    say(f"replay it with: ddloco replay {folder}")
     return HELD
 
 
@@ -207,6 +254,18 @@ def _print_report(report: Report) -> None:
         print(f"identical: {compared} executed again, every one equal to the bit")
     else:
         print(f"no difference in {compared}, but {report.unverified} results were not verified")
+
+
+def simulate(given: argparse.Namespace) -> int:
+    """``ddloco simulate``: machines in virtual time."""
+    try:
+        if given.scenario == "bandwidth":
+            return bandwidth(given)
+        if given.scenario == "hostile":
+            return hostile_worlds(given)
+        return scenario_table(given)
+    except ConfigError as error:
+        return complain(error)
 
 
 def tape_show(given: argparse.Namespace) -> int:

@@ -23,7 +23,8 @@ Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 LEARNERS_MAX = 4096
 """More learners than one syncer was ever tried with."""
 
-Method = Literal["decoupled-diloco", "data-parallel", "lone"]
+Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
+DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
 
 
 class JobTable(Section, frozen=True):
@@ -42,6 +43,7 @@ class Sync(Section, frozen=True):
     """``[sync]``: fragments P, interval H, overlap tau, quorum K, and the grace window.
 
     ``grace`` is the safety factor gamma of Eq. 3; ``grace_steps_max`` bounds the window in steps.
+    ``staleness`` is how many intervals behind the newest version a contribution may have started.
     """
 
     fragments: Positive = 24
@@ -50,7 +52,21 @@ class Sync(Section, frozen=True):
     quorum: Positive = 1
     grace: Share = 0.5
     grace_steps_max: Annotated[float, Meta(ge=0.0)] = 1.0
+    staleness: Positive = 1
     fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
+
+
+class Elastic(Section, frozen=True):
+    """``[elastic]``: of the data-parallel methods, how long the job stands still.
+
+    ``downscale_s`` to go on without a replica that was lost, ``upscale_s`` to take one in,
+    ``restart_s`` to go on when a job that is not elastic has all its replicas again; seconds, on
+    top of what the processes themselves need.
+    """
+
+    downscale_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    upscale_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    restart_s: Annotated[float, Meta(ge=0.0)] = 0.0
 
 
 class Inner(Section, frozen=True):
@@ -118,6 +134,7 @@ class Job(Section, frozen=True):
     job: JobTable
     task: dict[str, Any] = {}
     sync: Sync = Sync()
+    elastic: Elastic = Elastic()
     inner: Inner = Inner()
     outer: Outer = Outer()
     transport: Transport = Transport()
@@ -154,6 +171,9 @@ class Job(Section, frozen=True):
     def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
         """How this job cuts the task's parameters into fragments."""
         sync = self.sync
+        if self.job.method in DATA_PARALLEL:
+            # Gradients travel whole.
+            return make_plan(leaves, fragments=1, interval=1, strategy="balanced")
         return make_plan(
             leaves,
             fragments=sync.fragments,
@@ -182,16 +202,29 @@ def _without_none(plain: Any) -> Any:
     return plain
 
 
-def load_job(path: Path, overrides: Sequence[str] = ()) -> Job:
+def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = None) -> Job:
     """Read a job file and apply ``key=value`` overrides such as ``sync.quorum=2``.
+
+    Args:
+        path: the job file.
+        overrides: what is said on the command line.
+        chaos: a file of faults, which takes the place of the job's own ``[chaos]``.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
             bounds, or at odds with another.
     """
     plain = read_toml(path)
+    if chaos is not None:
+        plain["chaos"] = read_toml(chaos)
+        convert(plain["chaos"], Faults, str(chaos))
     for override in overrides:
-        _override(plain, override)
+        override_said(plain, override)
+    if chaos is not None:
+        job = convert(plain, Job, str(path))
+        problem = impossible(job.chaos, job.learner_names())
+        if problem is not None:
+            raise ConfigError(f"{chaos}: {problem}")
     return job_from(plain, str(path))
 
 
@@ -208,22 +241,36 @@ def job_from(plain: Any, source: str) -> Job:
     return job
 
 
-def _override(plain: dict[str, Any], override: str) -> None:
-    key, equals, text = override.partition("=")
-    *tables, name = key.strip().split(".")
-    if not equals or not name:
-        raise ConfigError(f"--set {override}: want section.key=value, such as sync.quorum=2")
+def override_said(plain: dict[str, Any], said: str) -> None:
+    """Set a key as people say it: ``sync.quorum=2``.
+
+    Raises:
+        ConfigError: it is not of that form, or leads through something that is no table.
+    """
+    key, equals, text = said.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text  # A bare word is a string; shells eat the quotes that TOML wants.
-    if not tables and not isinstance(value, dict):
-        raise ConfigError(f"--set {override}: want section.key=value, such as sync.quorum=2")
+    if not equals or ("." not in key and not isinstance(value, dict)):
+        raise ConfigError(f"--set {said}: want section.key=value, such as sync.quorum=2")
+    override(plain, key.strip(), value, source=f"--set {said}")
+
+
+def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:
+    """Set ``section.key`` in plain data; tables that are missing are made.
+
+    Raises:
+        ConfigError: the key is empty, or leads through something that is no table.
+    """
+    *tables, name = key.split(".")
+    if not name:
+        raise ConfigError(f"{source}: want section.key=value, such as sync.quorum=2")
     table: Any = plain
     for part in tables:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
-            raise ConfigError(f"--set {override}: {part} is no table")
+            raise ConfigError(f"{source}: {part} is no table")
     table[name] = value
 
 

@@ -34,17 +34,20 @@ class LearnerView:
     tokens: int = 0
     busy_s: float = 0.0
     alive_s: float = 0.0
+    lived_s: float = 0.0
+    """Of which in earlier incarnations."""
     losses: list[float] = field(default_factory=list[float])
     state: str = "starting"
 
     def take(self, line: dict[str, Any]) -> None:
-        """One finished step."""
-        if self.step == 0:
+        """One finished step; a new incarnation begins again at 1, with a clock of its own."""
+        if line["step"] <= self.step or self.step == 0:
+            self.lived_s = self.alive_s
             self.first_at = line["at"] - line["step_s"]
         self.step = line["step"]
         self.tokens += line["tokens"]
         self.busy_s += line["step_s"]
-        self.alive_s = line["at"] - self.first_at
+        self.alive_s = self.lived_s + line["at"] - self.first_at
         self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
         self.state = "training"
 
@@ -91,6 +94,9 @@ class Board:
             case "refused" | "sync repeated" | "message refused" | "not evaluated":
                 who = line.get("learner") or line.get("peer") or line["actor"]
                 self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
+            case "fault":
+                lasts = f" for {line['for_s']:.1f} s" if line["for_s"] is not None else ""
+                self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
             case _:
                 pass
 

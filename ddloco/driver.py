@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import trio
 
-from clocks import TimeSource
+from clocks import TimeSource, actor_of
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays
 from ddloco.effects import Finish, Observe, Work
 from ddloco.events import StopRequested, WorkResult
 from ddloco.logs import ActorLog
 from ddloco.messages import Said
-from replay import Recorder, TapeError, learned_entries
+from replay import Recorder, TapeError
 from transport import (
     LANES,
     PROTOCOL_VERSION,
@@ -48,7 +48,6 @@ from transport import (
     SetTimer,
     TimerFired,
     Transmit,
-    actor_of,
 )
 
 INBOX_MAX = 1024
@@ -240,9 +239,8 @@ class Driver:
     def _admit(self, event: Event, payload: Payload | None) -> None:
         """Stamp, tape, handle, tape, perform: in this order, always."""
         actor, at = self.actor, self._time.now()
-        clock = actor.witness(event)
-        number = clock[actor.incarnation]
-        learned = learned_entries(actor.clock, clock, actor.incarnation)
+        learned = actor.witness(event)
+        number = actor.number
         self._recorder.event(number, at, learned, event)
         if payload is not None and isinstance(event, MessageArrived):
             self._arrays.put(event.handle, payload)

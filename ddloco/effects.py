@@ -23,11 +23,13 @@ class Overwrite(Struct, frozen=True, array_like=True):
 
 
 class Share(Struct, frozen=True, array_like=True):
-    """One learner's part in a merge: its payload and its weight (tokens x tokens / steps)."""
+    """One learner's part in a merge: its payload, its weight (tokens x tokens / steps), and the
+    version that it was trained from."""
 
     name: str
     handle: str
     weight: float
+    base: int
 
 
 class Work(Effect, frozen=True):
@@ -36,8 +38,15 @@ class Work(Effect, frozen=True):
     work: int
 
 
+class Recover(Work, frozen=True):
+    """Look for what an earlier incarnation of this syncer had merged and kept."""
+
+
 class MakeParameters(Work, frozen=True):
-    """Initialise the task's parameters; fragment p under ``theta/p/0`` and ``wire/p/0``."""
+    """Initialise the task's parameters; those of ``fragments`` go under ``theta/p/0`` and
+    ``wire/p/0``."""
+
+    fragments: tuple[int, ...]
 
 
 class RunStep(Work, frozen=True):
@@ -57,9 +66,12 @@ class EncodeFragment(Work, frozen=True):
 
 
 class MergeFragment(Work, frozen=True):
-    """Merge contributions into a fragment and take the outer step; new handles for the result.
+    """Merge contributions into a fragment, take the outer step, keep the result where the next
+    incarnation finds it; only then is the merge done. New handles for the result.
 
-    An empty ``momentum`` stands for zeros.
+    An empty ``momentum`` stands for zeros. ``spent`` says per incarnation which base's tokens
+    earlier merges of this fragment have used up; it is kept with the result, since no token may be
+    merged twice, whoever has died in between.
     """
 
     t: int
@@ -67,7 +79,27 @@ class MergeFragment(Work, frozen=True):
     theta: str
     momentum: str
     shares: tuple[Share, ...]
+    spent: dict[str, int]
     out: tuple[str, str, str]
+
+
+class Differentiate(Work, frozen=True):
+    """The gradient of the next batch at the parameters under ``source``, as payload in wire dtype;
+    its result is that of a step."""
+
+    step: int
+    source: str
+    out: str
+
+
+class AverageGradients(Work, frozen=True):
+    """Average gradients by weight, take one step of the inner optimizer on the parameters under
+    ``theta``; ``out`` names the new parameters and their payload. Its result is that of a merge."""
+
+    t: int
+    theta: str
+    shares: tuple[Share, ...]
+    out: tuple[str, str]
 
 
 class Evaluate(Work, frozen=True):

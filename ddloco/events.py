@@ -2,6 +2,8 @@
 
 from typing import Literal
 
+from msgspec import Struct
+
 from ddloco.fragments import Leaf
 from ddloco.messages import Said
 from transport import Event, LaneBroken, MessageArrived, TimerFired
@@ -18,6 +20,22 @@ class WorkResult(Event, frozen=True):
     """Base of how work ends; the number is that of the effect that asked for it."""
 
     work: int
+
+
+class Kept(Struct, frozen=True, array_like=True):
+    """A fragment that was kept: its version, and whose tokens of which base it has used up. Its
+    arrays stand under ``theta/p/v``, ``momentum/p/v`` and ``wire/p/v``; ``digest`` is of all."""
+
+    fragment: int
+    version: int
+    spent: dict[str, int]
+    digest: bytes
+
+
+class Recovered(WorkResult, frozen=True):
+    """What was found, in order of fragments; nothing at the first start of a job."""
+
+    kept: tuple[Kept, ...]
 
 
 class ParametersMade(WorkResult, frozen=True):
@@ -84,6 +102,7 @@ Happened = (
     | LaneBroken
     | TimerFired
     | Started
+    | Recovered
     | ParametersMade
     | StepFinished
     | FragmentEncoded

@@ -27,6 +27,10 @@ cut: its link carries nothing for ``for_s``, one way or both; held back, and del
 reset: its connections break; what is on the way is lost, and both sides shake hands again.
 delay: everything on its link takes ``delay_s`` longer for ``for_s``.
 bandwidth: its link carries ``mbit`` megabits a second for ``for_s``.
+
+A reset and a join happen at once and have no duration. Faults of one kind that overlap add up:
+a stall or a cut lasts until the last one is over, factors multiply, delays add, and of several
+bandwidths the lowest counts.
 """
 
 LINK_KINDS: tuple[Kind, ...] = ("cut", "reset", "delay", "bandwidth")
@@ -34,7 +38,12 @@ SYNCER_KINDS: tuple[Kind, ...] = ("crash", "stall")
 Direction = Literal["both", "to-syncer", "from-syncer"]
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Seconds = Annotated[float, Meta(ge=0.0)]
+LARGE = 1e9
+"""Infinity is a legal float in TOML, and no duration, factor or rate; thirty years are."""
+
+Seconds = Annotated[float, Meta(ge=0.0, le=LARGE)]
+Factor = Annotated[float, Meta(ge=1.0, le=LARGE)]
+Above0 = Annotated[float, Meta(gt=0.0, le=LARGE)]
 FAULTS_MAX = 1_000_000
 """More faults than this in one schedule is a mistake in a storm's ``every_s``."""
 
@@ -57,9 +66,9 @@ class Fault(Section, frozen=True):
     who: str
     at_s: Seconds = 0.0
     for_s: Seconds | None = None
-    factor: Annotated[float, Meta(ge=1.0)] = 2.0
+    factor: Factor = 2.0
     delay_s: Seconds = 0.1
-    mbit: Annotated[float, Meta(gt=0.0)] = 10.0
+    mbit: Above0 = 10.0
     direction: Direction = "both"
 
 
@@ -77,14 +86,14 @@ class Storm(Section, frozen=True):
     """
 
     what: Annotated[tuple[Kind, ...], Meta(min_length=1)]
-    every_s: Annotated[float, Meta(gt=0.0)]
+    every_s: Above0
     who: Annotated[tuple[str, ...], Meta(min_length=1)] = ("learners",)
     for_s: Seconds = 5.0
     from_s: Seconds = 0.0
     until_s: Seconds | None = None
-    factor: Annotated[float, Meta(ge=1.0)] = 4.0
+    factor: Factor = 4.0
     delay_s: Seconds = 0.1
-    mbit: Annotated[float, Meta(gt=0.0)] = 10.0
+    mbit: Above0 = 10.0
     direction: Direction = "both"
 
 

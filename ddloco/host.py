@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import trio
 
-from clocks import MonotonicTime
+from clocks import MonotonicTime, actor_of
 from ddloco import chores
 from ddloco.actor import Actor, Machine
 from ddloco.arena import Arena
 from ddloco.arrays import Arrays
-from ddloco.config import Job
+from ddloco.averager import Averager
+from ddloco.config import DATA_PARALLEL, Job
 from ddloco.driver import Driver
 from ddloco.driver import Worker as Doer
 from ddloco.effects import Finish, RunStep, Work
@@ -34,11 +35,12 @@ from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.messages import Contribution, GlobalFragment
 from ddloco.process import WorkerDiedError, open_worker
 from ddloco.provenance import code_version
+from ddloco.replica import Replica
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import ChoreError, Workers, wire_layout
 from replay import Header, Recorder, TapeError, TapeWriter
-from transport import Endpoint, RemoteProtocolError, actor_of
+from transport import Endpoint, RemoteProtocolError
 
 TAPES = "tapes"
 
@@ -51,7 +53,10 @@ SEMANTICS: tuple[str, ...] = ("fresh-report", "launch-floor", "median-step")
 
 def machine_for(job: Job, incarnation: str) -> Machine:
     """The machine behind an actor's name, live as in a replay."""
-    return Syncer(job) if actor_of(incarnation) == SYNCER else Learner(job)
+    leads = actor_of(incarnation) == SYNCER
+    if job.job.method in DATA_PARALLEL:
+        return Averager(job) if leads else Replica(job)
+    return Syncer(job) if leads else Learner(job)
 
 
 @dataclass
@@ -115,7 +120,7 @@ class Hosted:
             endpoint=self.endpoint,
             worker=slowed(workers, self.job.learner_table(name).factor),
             arrays=arrays,
-            recorder=self._recorder(prepared),
+            recorder=recorder_for(self.job, self.incarnation, self.folder, prepared),
             time=MonotonicTime(),
             log=log,
             expected=expected_tensors(workers.plan),
@@ -124,26 +129,38 @@ class Hosted:
             allocate=arrays.allocate,
         )
 
-    def _recorder(self, prepared: chores.Prepared) -> Recorder:
-        job = self.job
-        if job.tape.level == "off":
-            return Recorder(None)
-        header = Header(
-            incarnation=self.incarnation,
-            job_id=job.id,
-            job=job.as_plain(),
-            code=code_version(),
-            fingerprint=prepared.fingerprint,
-            semantics=SEMANTICS,
-            facts={
-                "python": platform.python_version(),
-                "numpy": np.__version__,
-                "platform": platform.platform(),
-                TASK: task_digest(job.job.task),
-            },
-        )
-        writer = TapeWriter(self.folder / TAPES / f"{self.incarnation}.tape", header)
-        return Recorder(writer, job.tape.on_error)
+
+def recorder_for(
+    job: Job,
+    incarnation: str,
+    folder: Path,
+    prepared: chores.Prepared,
+    facts: dict[str, str] | None = None,
+) -> Recorder:
+    """The pen at the door of an actor with a worker, as the job wants it.
+
+    Raises:
+        TapeError: the tape exists already, or cannot be written.
+    """
+    if job.tape.level == "off":
+        return Recorder(None)
+    header = Header(
+        incarnation=incarnation,
+        job_id=job.id,
+        job=job.as_plain(),
+        code=code_version(),
+        fingerprint=prepared.fingerprint,
+        semantics=SEMANTICS,
+        facts={
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            TASK: task_digest(job.job.task),
+            **(facts or {}),
+        },
+    )
+    writer = TapeWriter(folder / TAPES / f"{incarnation}.tape", header)
+    return Recorder(writer, job.tape.on_error)
 
 
 def slowed(workers: Workers, factor: float) -> Doer:

@@ -1,21 +1,28 @@
 """``run --processes``: each actor a process of its own over tcp, started, watched and stopped here.
 
-The processes are the very commands that a user types on several hosts.
+The processes are the very commands that a user types on several hosts. With chaos in the job they
+are harmed on purpose, and those that it takes down come back.
 """
 
+import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import trio
 
+from ddloco.chaos import Chaos, joiners, live_schedule, relayed
 from ddloco.cluster import Outcome
 from ddloco.config import Job
+from ddloco.display import LogTail
 from ddloco.effects import Finish, Status
 from ddloco.folder import ADDRESS_FILE, JOB_FILE
 from ddloco.learner import SYNCER
+from ddloco.logs import LOG_FILE, ActorLog
+from ddloco.proxy import Proxy
 
 START_S_MAX = 120.0
 """How long a syncer may take to listen; importing JAX on a busy machine takes a while."""
@@ -23,7 +30,75 @@ START_S_MAX = 120.0
 STOP_S_MAX = 30.0
 """How long learners may take to leave after the syncer has, before they are ended by signal."""
 
+STRAY_S_MAX = 5.0
+"""The same after chaos: who was cut off or had just come back never heard that the job is over, and
+need not train on for long. The signal lets a step end, as the syncer's word does."""
+
+STDERR_BYTES_MAX = 65536
+"""What is kept of an actor's last words; the reason is in the last line."""
+
+LOOK_S = 0.02
+"""Between two looks at what another process has written."""
+
+ANY_PORT = "tcp://127.0.0.1:*"
+
 STATUS: dict[int, Status] = {0: "done", 2: "bad-input"}
+
+
+@dataclass(eq=False)
+class Child:
+    """One process of an actor, which leads a process group with its worker in it."""
+
+    process: trio.Process
+    ended: trio.Event = field(default_factory=trio.Event)
+    doomed: bool = False
+    """It was ended on purpose: by chaos, or because the job is over."""
+    asked: bool = False
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the actor and its worker."""
+        if not self.ended.is_set():
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def send_worker(self, number: signal.Signals) -> None:
+        """Signal all but the actor: it goes on at once, so it needs nobody's process table."""
+        self.send(number)
+        if number == signal.SIGSTOP and not self.ended.is_set():
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+
+    def ask_to_leave(self) -> None:
+        """Ask the actor to end in good order, once: a second time would end it at once."""
+        if not self.asked:
+            self.asked = True
+            with suppress(ProcessLookupError):
+                self.process.terminate()
+
+    async def wait(self) -> tuple[int, str]:
+        """Its exit status and its last words, once it and whoever it started are gone."""
+        said = bytearray()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, said)
+            try:
+                code = await self.process.wait()
+            finally:
+                # A worker that is stopped, or busy, would hold standard error open.
+                self.send(signal.SIGKILL)
+        self.ended.set()
+        return code, said.decode(errors="replace")
+
+    async def _hear(self, said: bytearray) -> None:
+        assert self.process.stderr is not None
+        async for piece in self.process.stderr:
+            said += piece
+            del said[:-STDERR_BYTES_MAX]
+
+
+def last_words(said: str) -> str:
+    """The last line with words in it; exceptions in groups are framed."""
+    lines = [line.strip(" |+-") for line in said.splitlines()]
+    return next((line for line in reversed(lines) if line), "")
 
 
 class Processes:
@@ -32,99 +107,162 @@ class Processes:
     Args:
         job: the resolved job.
         folder: its run folder, with the job file inside.
+
+    Raises:
+        ConfigError: the job's chaos cannot happen to processes.
     """
 
     def __init__(self, job: Job, folder: Path) -> None:
         self.job = job
         self.folder = folder
         self.outcome = Outcome()
-        self.pids: dict[str, int] = {}
-        """Process ids by actor, for whoever wants to watch or to harm them."""
-        self._children: dict[str, trio.Process] = {}
-        self._ended: dict[str, trio.Event] = {}
+        self.awaited: set[str] = set()
+        """Learners that are not there and will come, as chaos has planned it."""
+        self.chaos: Chaos | None = None
+        self._faults = live_schedule(job)
+        self._ending = False
+        self._children: dict[str, Child] = {}
+        self._addresses: dict[str, str] = {}
+
+    def newest(self, name: str) -> Child | None:
+        """An actor's newest process, ended or not."""
+        return self._children.get(name)
 
     def request_stop(self, reason: str) -> None:
         """Ask the job to end in good order."""
         del reason
-        self._signal(SYNCER)
+        self._calm()
+        if SYNCER in self._children:
+            self._dismiss_syncer()
 
     async def run(self) -> Outcome:
         """Start everybody, wait for everybody."""
-        bind = ["--bind", "tcp://127.0.0.1:*"]
-        async with trio.open_nursery() as nursery:
-            await self._start(nursery, SYNCER, ["syncer", *self._common(), *bind])
-            address = await self._address()
-            for name in self.job.learner_names() if address else ():
-                who = ["--connect", address, "--name", name]
-                await self._start(nursery, name, ["learner", *self._common(), *who])
+        async with trio.open_nursery() as relays:
+            async with trio.open_nursery() as self._nursery:
+                await self._start(SYNCER, ["syncer", *self._common(), "--bind", ANY_PORT])
+                address = await self._address()
+                if address:
+                    await self._populate(address, relays)
+            relays.cancel_scope.cancel()
         return self.outcome
+
+    async def bring(self, name: str) -> None:
+        """Start a learner, for the first time or again."""
+        if self._ending:
+            return
+        who = ["--connect", self._addresses[name], "--name", name]
+        await self._start(name, ["learner", *self._common(), *who])
+        self.awaited.discard(name)
+        if self._ending:
+            # Nobody told it that the job is over: that was decided while it was being started.
+            self._children[name].doomed = True
+            self._children[name].send(signal.SIGKILL)
+
+    async def _populate(self, address: str, relays: trio.Nursery) -> None:
+        """Start the learners, and chaos, if the job asks for it."""
+        proxies: dict[str, Proxy] = {}
+        for name in self.job.learner_names():
+            self._addresses[name] = address
+        for name in relayed(self._faults):
+            proxies[name] = Proxy(address)
+            self._addresses[name] = await proxies[name].listen()
+            relays.start_soon(proxies[name].run)
+        self.awaited |= joiners(self._faults)
+        for name in self.job.learner_names():
+            if name not in self.awaited:
+                await self.bring(name)
+        if self._faults and not self._ending:
+            self._nursery.start_soon(self._harm, proxies)
+
+    async def _harm(self, proxies: dict[str, Proxy]) -> None:
+        with closing(ActorLog(self.folder / LOG_FILE, "chaos.1")) as log:
+            self.chaos = Chaos(self._faults, self.job.chaos.seed, self, proxies, log)
+            await self.chaos.run(self._ready)
+
+    async def _ready(self) -> None:
+        """Wait until every learner that was started has said so, or has ended."""
+        tail, expected = LogTail(self.folder), set(self._children) - {SYNCER}
+        with trio.move_on_after(START_S_MAX):
+            while expected:
+                expected -= {line["actor"] for line in tail.new_lines()}
+                expected -= {name for name in expected if self._children[name].ended.is_set()}
+                await trio.sleep(LOOK_S)
+
+    def _calm(self) -> None:
+        """The job is about to end: nobody is harmed or brought back any more."""
+        self._ending = True
+        self.awaited.clear()
+        if self.chaos is not None:
+            self.chaos.calm()
 
     def _common(self) -> list[str]:
         return [str(self.folder / JOB_FILE), "--dir", str(self.folder), "--join", "--with-parent"]
 
-    async def _start(self, nursery: trio.Nursery, name: str, arguments: list[str]) -> None:
+    async def _start(self, name: str, arguments: list[str]) -> None:
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", "ddloco", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process to answer.
+            start_new_session=True,  # Ctrl-C is for this process to answer; and a group to signal.
         )
-        self._children[name] = process
-        self._ended[name] = trio.Event()
-        self.pids[name] = process.pid
-        nursery.start_soon(self._watch, nursery, name, process)
+        child = self._children[name] = Child(process)
+        self._nursery.start_soon(self._watch, name, child)
 
-    async def _watch(self, nursery: trio.Nursery, name: str, process: trio.Process) -> None:
-        try:
-            said = await self._stderr(process)
-            code = await process.wait()
-        except trio.Cancelled:
-            process.kill()
-            raise
+    async def _watch(self, name: str, child: Child) -> None:
+        code, said = await child.wait()
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        reason = said.strip().splitlines()[-1] if said.strip() and code > 0 else ended
+        reason = (last_words(said) or ended) if code > 0 else ended
         status = STATUS.get(code, "failed")
-        self.outcome.finishes[name] = Finish(status, reason if status != "done" else "done")
-        self._ended[name].set()
-        self._react(nursery, name, status)
+        if child.doomed and code < 0:
+            status, reason = "stopped", "ended on purpose"
+        if name not in self.outcome.failures:  # A later incarnation does not undo a failure.
+            self.outcome.finishes[name] = Finish(status, reason if status != "done" else "done")
+        self._react(name, status)
 
-    async def _stderr(self, process: trio.Process) -> str:
-        assert process.stderr is not None
-        said = b""
-        async for piece in process.stderr:
-            said = (said + piece)[-65536:]
-        return said.decode(errors="replace")
-
-    def _react(self, nursery: trio.Nursery, name: str, status: Status) -> None:
+    def _react(self, name: str, status: Status) -> None:
         """One end leads to another: bad input and the syncer's end are everybody's end."""
-        running = [each for each in self._children if each not in self.outcome.finishes]
+        running = [each for each, child in self._children.items() if not child.ended.is_set()]
         if status == "bad-input":
+            self._calm()
             for each in running:
-                self._signal(each)
+                self._children[each].ask_to_leave()
         elif name == SYNCER:
-            nursery.start_soon(self._end, running, 0.0 if status == "failed" else STOP_S_MAX)
-        elif running == [SYNCER]:
-            self._signal(SYNCER)
+            self._calm()
+            patience_s = STRAY_S_MAX if self._faults else STOP_S_MAX
+            self._nursery.start_soon(self._end, running, 0.0 if status == "failed" else patience_s)
+        elif running == [SYNCER] and not self.awaited:
+            self._calm()
+            self._dismiss_syncer()
+
+    def _dismiss_syncer(self) -> None:
+        """Ask it to end in good order. It may be through already, and deaf to being asked."""
+        self._children[SYNCER].doomed = True
+        self._children[SYNCER].ask_to_leave()
 
     async def _end(self, names: list[str], patience_s: float) -> None:
         """Let them go by themselves, then ask, then insist."""
-        for ask in (lambda _: None, self._signal, self._kill):
-            for name in names:
-                if name not in self.outcome.finishes:
-                    ask(name)
-            with trio.move_on_after(patience_s if ask is not self._signal else STOP_S_MAX):
-                for name in names:
-                    await self._ended[name].wait()
+        children = [self._children[name] for name in names]
+        for ask, wait_s in (
+            (None, patience_s),
+            (signal.SIGTERM, STOP_S_MAX),
+            (signal.SIGKILL, STOP_S_MAX),
+        ):
+            for child in children:
+                if ask is not None:
+                    self._dismiss(child, ask)
+            with trio.move_on_after(wait_s):
+                for child in children:
+                    await child.ended.wait()
                 return
 
-    def _signal(self, name: str) -> None:
-        with suppress(ProcessLookupError):
-            self._children[name].terminate()
-
-    def _kill(self, name: str) -> None:
-        with suppress(ProcessLookupError):
-            self._children[name].kill()
+    def _dismiss(self, child: Child, ask: signal.Signals) -> None:
+        """Ask or insist. After chaos it is no failure to have to be asked; to insist on it is."""
+        child.doomed = bool(self._faults) and ask == signal.SIGTERM
+        if ask == signal.SIGTERM:
+            child.ask_to_leave()
+        else:
+            child.send(ask)
 
     async def _address(self) -> str:
         """Where the syncer listens, as it wrote it down; empty if it ended first."""
@@ -133,6 +271,6 @@ class Processes:
             while SYNCER not in self.outcome.finishes:
                 if path.exists():
                     return path.read_text().strip()
-                await trio.sleep(0.02)
-        self._kill(SYNCER)
+                await trio.sleep(LOOK_S)
+        self._children[SYNCER].send(signal.SIGKILL)
         return ""

@@ -15,7 +15,7 @@ from ddloco.effects import EncodeFragment, Finish, Observe, Overwrite, RunStep, 
 from ddloco.estimates import Smoothed
 from ddloco.events import FragmentEncoded, Started, StepFinished, StopRequested, WorkFailed
 from ddloco.fragments import FragmentPlan
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
 from transport import (
     BULK,
     CONTROL,
@@ -29,6 +29,7 @@ from transport import (
     PeerJoined,
     PeerLost,
     PeerRefused,
+    Retire,
     Send,
     SetTimer,
     TimerFired,
@@ -44,15 +45,6 @@ WAITING = "waiting"
 WAITING_S = 5.0
 """A learner that waits for its first parameters has nothing else to say, and would not learn that
 the syncer has given up the link; so it repeats its progress this often."""
-
-
-@dataclass(slots=True)
-class Held:
-    """What a learner holds of one fragment: a version, and what it trained since."""
-
-    version: int = -1
-    steps: int = 0
-    tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +83,13 @@ class Learner:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._plan: FragmentPlan | None = None
-        self._held: list[Held] = []
+        self._versions: list[int] = []
+        """Per fragment the version that is held, -1 for none."""
+        self._step_at: list[int] = []
+        self._tokens_at: list[int] = []
+        """Per fragment the step and the tokens at which that version went in: what was trained
+        since is a difference, so that a step costs nothing per fragment."""
+        self._tokens = 0
         self._incoming: dict[int, Incoming] = {}
         self._answers: dict[int, Answer] = {}
         self._running: Running | None = None
@@ -133,7 +131,8 @@ class Learner:
 
     def _started(self, event: Started) -> list[Effect]:
         plan = self._plan = self._job.plan(event.leaves)
-        self._held = [Held() for _ in plan.fragments]
+        count = len(plan.fragments)
+        self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
         return [
             Dial(SYNCER, self._job.agreement(plan)),
             Observe(
@@ -143,10 +142,12 @@ class Learner:
 
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         match event.body:
-            case GlobalFragment(fragment, version):
-                return self._receive(at, fragment, version, event.handle)
+            case GlobalFragment():
+                return self._receive(at, event.body, event.handle)
             case Pull():
                 return self._answer(event.body)
+            case Roster(_, floors):
+                return [Retire(floors)]
             case Stop(_, reason):
                 return self._stop(reason)
             case _:
@@ -154,25 +155,27 @@ class Learner:
 
     # Global fragments: the newest waits for the next step boundary.
 
-    def _receive(self, at: float, fragment: int, version: int, handle: str) -> list[Effect]:
-        if fragment >= len(self._held) or not handle:
+    def _receive(self, at: float, said: GlobalFragment, handle: str) -> list[Effect]:
+        fragment, version = said.fragment, said.version
+        if fragment >= len(self._versions) or not handle:
             return [Observe("refused", {"what": f"global fragment {fragment}"})]
         waiting = self._incoming.get(fragment)
-        if version <= self._newest(fragment):
+        newest = self._newest(fragment)
+        if version < newest or (version == newest and (waiting or not said.instead)):
             return []
         effects: list[Effect] = []
         if waiting is not None:
             effects.append(Drop(waiting.handle))
         effects.append(Keep(handle))
         self._incoming[fragment] = Incoming(version, handle)
-        if self._step == 0 and self._running is None and len(self._incoming) == len(self._held):
+        if self._step == 0 and self._running is None and len(self._incoming) == len(self._versions):
             effects += self._run(at)
         return effects
 
     def _newest(self, fragment: int) -> int:
         """The newest version that is held, waits, or goes in with the step under way."""
         waiting = self._incoming.get(fragment)
-        known = [self._held[fragment].version, waiting.version if waiting else -1]
+        known = [self._versions[fragment], waiting.version if waiting else -1]
         if self._running is not None:
             known += [o.version for o in self._running.overwrites if o.fragment == fragment]
         return max(known)
@@ -209,11 +212,11 @@ class Learner:
         if event.step > 1:  # The first step compiles; its duration says nothing.
             self._step_s.add(at - running.since)
         for overwrite in running.overwrites:
-            self._held[overwrite.fragment] = Held(overwrite.version)
+            p = overwrite.fragment
+            self._versions[p] = overwrite.version
+            self._step_at[p], self._tokens_at[p] = event.step - 1, self._tokens
             effects.append(Drop(overwrite.handle))
-        for held in self._held:
-            held.steps += 1
-            held.tokens += event.tokens
+        self._tokens += event.tokens
         if previous:
             effects.append(Drop(previous))
         if event.step == 1 and not math.isfinite(event.loss):
@@ -231,29 +234,30 @@ class Learner:
         progress = Progress(
             step=self._step,
             step_s=self._step_s.value or 0.0,
-            versions=tuple(held.version for held in self._held),
-            steps=tuple(held.steps for held in self._held),
-            tokens=tuple(held.tokens for held in self._held),
+            versions=tuple(self._versions),
+            steps=tuple([self._step - each for each in self._step_at]),
+            tokens=tuple([self._tokens - each for each in self._tokens_at]),
         )
         return Send(SYNCER, CONTROL, progress, key="progress")
 
     # Pulls: answered from the host copy of the last finished step, also while the next one runs.
 
     def _answer(self, pull: Pull) -> list[Effect]:
-        if pull.fragment >= len(self._held) or len(self._answers) >= ANSWERS_MAX:
+        p = pull.fragment
+        if p >= len(self._versions) or len(self._answers) >= ANSWERS_MAX:
             return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
-        held = self._held[pull.fragment]
-        if not self._host or held.steps == 0:
+        steps = self._step - self._step_at[p]
+        if not self._host or steps == 0:
             return []  # Nothing trained yet: the syncer's deadline goes on without this learner.
         self._work += 1
         out = f"out/{self._work}"
         body = Contribution(
             t=pull.t,
             fragment=pull.fragment,
-            base=held.version,
+            base=self._versions[p],
             step=self._step,
-            steps=held.steps,
-            tokens=held.tokens,
+            steps=steps,
+            tokens=self._tokens - self._tokens_at[p],
         )
         self._answers[self._work] = Answer(body, self._host, out)
         encode = EncodeFragment(self._work, pull.fragment, self._host, out)

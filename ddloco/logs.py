@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from transport import actor_of
+from clocks import actor_of
 
 LOG_FILE = "log.jsonl"
 

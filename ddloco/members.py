@@ -1,66 +1,102 @@
-"""What the syncer knows of each learner, and who may be pulled for which fragment."""
-
-from dataclasses import dataclass
+"""What the syncer knows of one learner: what it holds, what it lacks, what may be merged of it."""
 
 from ddloco.messages import Contribution, Progress
 
+RESEND_S_MIN = 30.0
+RESEND_STEPS = 10
+"""A version that was sent and that a learner still does not show after ten of its steps, at least
+half a minute, has been lost with nothing after it that would leave a gap: it is sent again."""
 
-@dataclass(slots=True)
+
 class Member:
     """One linked learner.
 
+    Args:
+        peer: its link.
+        incarnation: its name with number.
+        fragments: how many there are.
+        merged: per fragment the base version of its last merged contribution, -1 for none; the
+            membership's own list, which outlives this link.
+        at: seconds; when it joined.
+
     Attributes:
-        peer: its link; ``incarnation`` its name with number.
         progress: its newest report, None before the first.
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
         sent: per fragment the newest version sent in this session, -1 for none.
-        merged: per fragment the base version of its last merged contribution, -1 for none.
+        heard_at: seconds; when it last said anything.
     """
 
-    peer: str
-    incarnation: str
-    sent: list[int]
-    merged: list[int]
-    progress: Progress | None = None
-    fresh: bool = False
+    __slots__ = (
+        "fresh", "heard_at", "incarnation", "merged", "peer", "progress", "sent", "sent_at",
+    )  # fmt: skip
 
-    def report(self, progress: Progress) -> str | None:
+    def __init__(
+        self, peer: str, incarnation: str, fragments: int, merged: list[int], at: float
+    ) -> None:
+        self.peer = peer
+        self.incarnation = incarnation
+        self.merged = merged
+        self.sent = [-1] * fragments
+        self.sent_at = [at] * fragments
+        self.heard_at = at
+        self.progress: Progress | None = None
+        self.fresh = False
+
+    @property
+    def step_s(self) -> float:
+        """Seconds that one of its steps takes; 0 while that is unknown."""
+        return self.progress.step_s if self.progress is not None else 0.0
+
+    def report(self, at: float, progress: Progress) -> str | None:
         """Take a report; returns what is wrong with one that cannot be true."""
-        lengths = {len(progress.versions), len(progress.steps), len(progress.tokens)}
-        if lengths != {len(self.sent)}:
-            return f"report of {sorted(lengths)} fragments, the plan has {len(self.sent)}"
+        fragments = len(self.sent)
+        if not len(progress.versions) == len(progress.steps) == len(progress.tokens) == fragments:
+            lengths = sorted({len(progress.versions), len(progress.steps), len(progress.tokens)})
+            return f"report of {lengths} fragments, the plan has {fragments}"
         before = self.progress.step if self.progress is not None else 0
         if progress.step < before:
             return f"report of step {progress.step} after step {before}"
         self.fresh = self.fresh or progress.step > before
         self.progress = progress
+        self.heard_at = at
         return None
 
-    def lacks(self, fragment: int, version: int) -> bool:
-        """Whether the newest ``version`` is neither held nor on its way."""
+    def lacks(self, at: float, fragment: int, version: int) -> bool:
+        """Whether the newest ``version`` is neither held nor, by all appearances, on its way."""
         held = self.progress.versions[fragment] if self.progress is not None else -1
-        return held < version and self.sent[fragment] < version
+        if held >= version:
+            return False
+        patience = max(RESEND_STEPS * self.step_s, RESEND_S_MIN)
+        return self.sent[fragment] < version or at - self.sent_at[fragment] > patience
 
-    def may_contribute(self, fragment: int) -> bool:
-        """Whether a pull would bring something new: fresh, trained, and not merged already.
+    def tell(self, at: float, fragment: int, version: int) -> None:
+        """Note that ``version`` is on its way."""
+        self.sent[fragment] = version
+        self.sent_at[fragment] = at
+
+    def may_contribute(self, fragment: int, oldest: int) -> bool:
+        """Whether a pull would bring something new: fresh, trained, not stale, not merged already.
 
         A learner that contributed a fragment and still shows the version it started from would
-        have the same tokens merged twice; it needs the newest version, not another pull.
+        have the same tokens merged twice; it needs the newest version, not another pull. So does
+        one whose version is older than ``oldest``: its difference to the newest would be mostly
+        what the others have learned since, taken back.
         """
         progress = self.progress
-        return (
-            self.fresh
-            and progress is not None
-            and progress.steps[fragment] > 0
-            and progress.versions[fragment] > self.merged[fragment]
+        if not self.fresh or progress is None or not progress.steps[fragment]:
+            return False
+        return progress.versions[fragment] > self.merged[fragment] and (
+            progress.versions[fragment] >= oldest
         )
 
-    def objection(self, said: Contribution, version: int) -> str | None:
+    def objection(self, said: Contribution, version: int, oldest: int) -> str | None:
         """Why a contribution cannot be merged into a fragment whose newest is ``version``."""
         if said.base <= self.merged[said.fragment]:
             return f"tokens since version {said.base} are merged already"
         if said.base > version:
             return f"trained from version {said.base}, which does not exist yet"
+        if said.base < oldest:
+            return f"trained from version {said.base}, the oldest that is taken is {oldest}"
         if said.steps == 0 or said.tokens == 0:
             return "nothing was trained"
         return None

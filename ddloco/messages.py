@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from transport import Body, Count, LinkBody, Reason
+from transport import Body, Count, LinkBody, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Versions = Annotated[
@@ -53,10 +53,22 @@ class Contribution(Body, frozen=True):
 
 
 class GlobalFragment(Body, frozen=True):
-    """The newest version of a fragment, as payload, in wire dtype."""
+    """The newest version of a fragment, as payload, in wire dtype.
+
+    With ``instead`` it replaces what was trained since the same version: that was refused.
+    """
 
     fragment: Count
     version: Count
+    instead: bool = False
+
+
+class Roster(Body, frozen=True):
+    """The syncer's word on who has gone for good: below ``floors[actor]`` no incarnation of an
+    actor will be heard of again. ``epoch`` counts the changes of the set of members."""
+
+    epoch: Count
+    floors: dict[Name, Count]
 
 
 class Stop(Body, frozen=True):
@@ -66,5 +78,5 @@ class Stop(Body, frozen=True):
     reason: Reason
 
 
-Said = LinkBody | Progress | Pull | Contribution | GlobalFragment | Stop
+Said = LinkBody | Progress | Pull | Contribution | GlobalFragment | Roster | Stop
 """Everything that may travel in a job; the codec is made for this union."""

@@ -59,14 +59,14 @@ class Pacing:
         floor = self.launched_at + steps * (self.step_s or 0.0) if self.launched_t else at
         return Waiting(t, fragment, max(floor, at))
 
-    def wait_until(self, at: float, waiting: Waiting, *, able: int, missing: int) -> float | None:
+    def wait_until(self, at: float, waiting: Waiting, *, able: int, missing: bool) -> float | None:
         """When to look again: now or earlier means launch, None means that the quorum must come.
 
         Args:
             at: now.
             waiting: the sync; its quorum and grace are noted on it.
             able: learners that may contribute now.
-            missing: live learners that have not reported yet.
+            missing: whether live learners have not reported yet.
         """
         if able < self.sync.quorum:
             waiting.quorum_at = None

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 import trio
 from rich.console import Console
 
+from clocks import actor_of
 from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import Job
 from ddloco.display import follow
@@ -17,7 +18,6 @@ from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
-from transport import actor_of
 from transport.zeromq import open_context
 
 

@@ -8,14 +8,14 @@ fragment. Whoever is slow or dead is simply not among them.
 
 from typing import Any
 
+from clocks import actor_of, number_of
 from ddloco.config import Job
 from ddloco.effects import (
-    Evaluate,
     Finish,
     MakeParameters,
     MergeFragment,
     Observe,
-    SaveModel,
+    Recover,
     Share,
     Status,
 )
@@ -24,16 +24,19 @@ from ddloco.events import (
     FragmentMerged,
     ModelSaved,
     ParametersMade,
+    Recovered,
     Started,
     StopRequested,
     WorkFailed,
 )
+from ddloco.farewell import FAREWELL, Farewell
 from ddloco.fragments import FragmentPlan
 from ddloco.members import Member
+from ddloco.membership import Membership
 from ddloco.merging import merge_weight
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull
 from ddloco.pacing import Pacing, Waiting
-from ddloco.syncs import Global, Part, Sync
+from ddloco.syncs import Global, Globals, Part, Sync, names
 from transport import (
     BULK,
     CONTROL,
@@ -52,14 +55,7 @@ from transport import (
     TimerFired,
 )
 
-FAREWELL_STEPS = 10
-FAREWELL_S_MIN = 3.0
-FAREWELL_S_MAX = 60.0
-"""How long the syncer waits at the end for learners to finish their step and say goodbye: ten
-steps of the median learner, within these bounds; whoever is later is left behind."""
-
 LAUNCH = "launch"
-FAREWELL = "farewell"
 
 
 class Syncer:
@@ -72,9 +68,8 @@ class Syncer:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._plan: FragmentPlan | None = None
-        self._globals: list[Global] = []
-        self._members: dict[str, Member] = {}
-        self._contributed: dict[str, list[int]] = {}
+        self._globals = Globals(0, 0)
+        self._membership = Membership(0)
         self._pacing = Pacing(job.sync)
         self._t = 0
         self._again: list[int] = []
@@ -84,12 +79,8 @@ class Syncer:
         self._work = 0
         self._merges = 0
         self._stopping: tuple[Status, str] | None = None
-        self._winding_up = False
+        self._farewell: Farewell | None = None
         self._ready = False
-        self._patient = True
-        self._evaluating = 0
-        self._evaluated = False
-        self._saved = False
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a syncer does."""
@@ -99,31 +90,30 @@ class Syncer:
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
             case Started():
-                self._plan = self._job.plan(event.leaves)
-                return [*self._keep_initial(), MakeParameters(self._next_work())]
+                return self._started(event)
+            case Recovered():
+                return self._recovered(event)
             case ParametersMade():
                 return self._parameters_made()
             case MessageArrived():
-                return self._message(event)
+                return self._message(at, event)
             case FragmentMerged():
                 return self._merged(at, event)
             case PeerJoined(peer, incarnation):
-                self._members[peer] = self._member(peer, incarnation)
-                stop = [self._stop(peer)] if self._winding_up else []
-                return [Observe("joined", {"learner": incarnation}), *stop]
+                return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
                 return self._lost(peer, reason)
             case TimerFired(timer):
                 return self._timer(timer)
-            case Evaluated(_, loss):
-                return self._result(loss)
-            case ModelSaved():
-                self._saved = True
+            case Evaluated(_, loss) if self._farewell is not None:
+                return self._farewell.result(loss)
+            case ModelSaved() if self._farewell is not None:
+                self._farewell.saved = True
                 return []
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):
-                if not self._winding_up:
+                if self._farewell is None:
                     self._stopping = self._stopping or ("stopped", reason)
                     self._waiting = None  # Its quorum may never come.
                 return []
@@ -132,11 +122,30 @@ class Syncer:
 
     # Beginning.
 
-    def _keep_initial(self) -> list[Effect]:
-        assert self._plan is not None
-        for p in range(len(self._plan.fragments)):
-            self._globals.append(Global(0, f"theta/{p}/0", "", f"wire/{p}/0"))
-        return [Keep(h) for each in self._globals for h in (each.theta, each.wire)]
+    def _started(self, event: Started) -> list[Effect]:
+        self._plan = self._job.plan(event.leaves)
+        count, sync = len(self._plan.fragments), self._job.sync
+        self._globals = Globals(count, sync.staleness * sync.interval)
+        self._membership = Membership(count)
+        self._membership.newest[actor_of(event.incarnation)] = number_of(event.incarnation)
+        return [Recover(self._next_work())]
+
+    def _recovered(self, event: Recovered) -> list[Effect]:
+        """Go on from what an earlier incarnation kept; the rest is made anew, as it was at first.
+
+        Whatever that incarnation had launched and not merged is lost with it: those fragments are
+        due again an interval later.
+        """
+        for each in event.kept:
+            self._globals.recover(each.fragment, each.version)
+            self._membership.recover(each.fragment, each.spent)
+        self._t = max(self._globals.versions)
+        effects = self._globals.keep()
+        if event.kept:
+            effects.append(Observe("recovered", {"t": self._t, "fragments": len(event.kept)}))
+        found = [each.fragment for each in event.kept]
+        made = tuple(p for p in range(len(self._globals)) if p not in found)
+        return [*effects, MakeParameters(self._next_work(), made)]
 
     def _parameters_made(self) -> list[Effect]:
         assert self._plan is not None
@@ -148,36 +157,54 @@ class Syncer:
 
     # What learners say.
 
-    def _message(self, event: MessageArrived[Any]) -> list[Effect]:
+    def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
+        member, effects = self._membership.join(at, peer, incarnation)
+        if member is None:
+            fields = {"learner": incarnation, "reason": "a newer incarnation has its place"}
+            return [Observe("refused", fields), *effects]
+        effects += self._close_settled()
+        if self._farewell is not None:
+            effects.append(self._farewell.stop(peer))
+        fields = {"learner": incarnation, "epoch": self._membership.epoch}
+        return [Observe("joined", fields), *effects]
+
+    @property
+    def _members(self) -> dict[str, Member]:
+        return self._membership.members
+
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         member = self._members.get(event.peer)
         if member is None:
             return []
         match event.body:
             case Progress():
-                return self._progress(member, event.body)
+                return self._progress(at, member, event.body)
             case Contribution():
                 return self._contribution(member, event.body, event.handle)
             case _:
                 return []
 
-    def _progress(self, member: Member, progress: Progress) -> list[Effect]:
-        problem = member.report(progress)
+    def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
+        problem = member.report(at, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
-        times = [m.progress.step_s for m in self._members.values() if m.progress is not None]
-        self._pacing.observe_steps(times)
-        effects: list[Effect] = []
-        if self._winding_up:
-            return effects
-        for p, each in enumerate(self._globals):
-            if member.lacks(p, each.version):
-                effects.append(self._tell(member, p))
-        return effects
+        if self._pacing.step_s is None:  # Otherwise once a launch; the first window needs it now.
+            self._pacing.observe_steps(self._membership.step_times())
+        if self._farewell is not None or progress.versions == self._globals.versions:
+            return []
+        behind = enumerate(zip(progress.versions, self._globals.versions, strict=True))
+        return [
+            self._tell(at, member, p)
+            for p, (held, newest) in behind
+            if held < newest and member.lacks(at, p, newest)
+        ]
 
-    def _tell(self, member: Member, p: int) -> Send[GlobalFragment]:
+    def _tell(
+        self, at: float, member: Member, p: int, *, instead: bool = False
+    ) -> Send[GlobalFragment]:
         each = self._globals[p]
-        member.sent[p] = each.version
-        said = GlobalFragment(p, each.version)
+        member.tell(at, p, each.version)
+        said = GlobalFragment(p, each.version, instead)
         return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
 
     def _contribution(self, member: Member, said: Contribution, handle: str) -> list[Effect]:
@@ -186,56 +213,56 @@ class Syncer:
             return self._refuse(member, said, "it came after its sync was closed")
         if said.fragment != sync.fragment or member.peer in sync.parts or not handle:
             return self._refuse(member, said, "it does not answer the pull")
-        problem = member.objection(said, self._globals[sync.fragment].version)
+        p = sync.fragment
+        problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
         if problem is not None:
             return self._refuse(member, said, problem)
         sync.parts[member.peer] = Part(said, handle, member.merged)
-        return [Keep(handle)]
+        return [Keep(handle), *self._close_if_settled(sync)]
 
     def _refuse(self, member: Member, said: Contribution, reason: str) -> list[Effect]:
         fields = {"learner": member.incarnation, "t": said.t, "fragment": said.fragment}
         return [Observe("refused", {**fields, "reason": reason})]
 
-    def _member(self, peer: str, incarnation: str) -> Member:
-        """A joining learner; what was merged of this incarnation is known across sessions."""
-        merged = self._contributed.setdefault(incarnation, [-1] * len(self._globals))
-        return Member(peer, incarnation, [-1] * len(self._globals), merged)
-
     def _lost(self, peer: str, reason: str) -> list[Effect]:
-        member = self._members.pop(peer)
-        return [Observe("lost", {"learner": member.incarnation, "reason": reason})]
+        member = self._membership.lose(peer)
+        if member is None:
+            return []  # Its place was taken by a newer incarnation.
+        seen = Observe("lost", {"learner": member.incarnation, "reason": reason})
+        return [seen, *self._close_settled()]
+
+    def _close_settled(self) -> list[Effect]:
+        """Somebody is gone: a sync may have waited for nobody else."""
+        return [
+            effect for sync in list(self._syncs.values()) for effect in self._close_if_settled(sync)
+        ]
 
     # Launching: the one place that decides what comes next.
 
     def _advance(self, at: float) -> list[Effect]:
-        if not self._ready or self._winding_up:
-            return self._leave_if_done()
+        if self._farewell is not None:
+            return self._farewell.leave(len(self._members))
+        if not self._ready:
+            return []
         effects: list[Effect] = []
-        for sync in list(self._syncs.values()):
-            if not sync.work and all(self._settled(sync, peer) for peer in sync.pulled):
-                effects += self._close(sync)
         while self._waiting is not None or self._choose(at):
             waiting = self._waiting
             assert waiting is not None
-            look = self._pacing.wait_until(
-                at,
-                waiting,
-                able=len(self._able(waiting.fragment)),
-                missing=sum(not member.fresh for member in self._members.values()),
-            )
+            able = self._membership.able(waiting.fragment, self._globals.oldest(waiting.fragment))
+            missing = len(able) >= self._job.sync.quorum and self._membership.missing(at)
+            look = self._pacing.wait_until(at, waiting, able=len(able), missing=missing)
             if look is None or look > at:
                 return effects + self._look_again(look)
-            effects += self._launch(at, waiting)
+            effects += self._launch(at, waiting, able)
         if not self._syncs and (self._stopping or self._next_t() is None):
             effects += self._wind_up(at)
         return effects
 
-    def _settled(self, sync: Sync, peer: str) -> bool:
-        return peer in sync.parts or peer not in self._members
-
-    def _able(self, fragment: int) -> list[Member]:
-        able = [m for m in self._members.values() if m.may_contribute(fragment)]
-        return sorted(able, key=lambda member: member.peer.encode())
+    def _close_if_settled(self, sync: Sync) -> list[Effect]:
+        """Merge at once when nobody who was pulled can still answer."""
+        parts, members = sync.parts, self._members
+        settled = all(peer in parts or peer not in members for peer in sync.pulled)
+        return self._close(sync) if settled and not sync.work else []
 
     def _next_t(self) -> int | None:
         """The global step of the next sync, None when the schedule is through."""
@@ -249,14 +276,17 @@ class Syncer:
 
     def _choose(self, at: float) -> bool:
         """Begin to wait for the next sync, unless enough are under way."""
+        if self._stopping or len(self._syncs) >= self._job.sync.overlap:
+            return False
         t = self._next_t()
-        if self._stopping or t is None or len(self._syncs) >= self._job.sync.overlap:
+        if t is None:
             return False
         assert self._plan is not None
         fragment = self._plan.fragment_due(t)
         assert fragment is not None
         if any(sync.fragment == fragment for sync in self._syncs.values()):
             return False
+        self._pacing.observe_steps(self._membership.step_times())
         self._waiting = self._pacing.await_sync(at, t, fragment)
         return True
 
@@ -266,9 +296,8 @@ class Syncer:
         self._look_at = look
         return [CancelTimer(LAUNCH) if look is None else SetTimer(LAUNCH, look)]
 
-    def _launch(self, at: float, waiting: Waiting) -> list[Effect]:
+    def _launch(self, at: float, waiting: Waiting, able: list[Member]) -> list[Effect]:
         t, fragment = waiting.t, waiting.fragment
-        able = self._able(fragment)
         deadline = self._pacing.launch(at, waiting)
         self._waiting = None
         self._again = [each for each in self._again if each != t]
@@ -288,8 +317,8 @@ class Syncer:
             return self._close(sync) if sync is not None and not sync.work else []
         if timer == LAUNCH:
             self._look_at = None
-        if timer == FAREWELL:
-            self._patient = False
+        if timer == FAREWELL and self._farewell is not None:
+            self._farewell.patient = False
         return []
 
     def _close(self, sync: Sync) -> list[Effect]:
@@ -299,13 +328,19 @@ class Syncer:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         sync.work = self._next_work()
         shares = tuple(
-            Share(peer, part.handle, merge_weight(part.said.tokens, part.said.steps))
+            Share(
+                peer,
+                part.handle,
+                merge_weight(part.said.tokens, part.said.steps),
+                part.said.base,
+            )
             for peer, part in sorted(sync.parts.items(), key=lambda item: item[0].encode())
         )
         p, t = sync.fragment, sync.t
-        out = (f"theta/{p}/{t}", f"momentum/{p}/{t}", f"wire/{p}/{t}")
+        out = names(p, t)
         theirs = self._globals[p]
-        merge = MergeFragment(sync.work, t, p, theirs.theta, theirs.momentum, shares, out)
+        spent = self._membership.spent(p)
+        merge = MergeFragment(sync.work, t, p, theirs.theta, theirs.momentum, shares, spent, out)
         return [*effects, *(Keep(handle) for handle in out), merge]
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
@@ -318,81 +353,45 @@ class Syncer:
     def _merged(self, at: float, event: FragmentMerged) -> list[Effect]:
         sync = next(each for each in self._syncs.values() if each.work == event.work)
         p = sync.fragment
-        out = (f"theta/{p}/{sync.t}", f"momentum/{p}/{sync.t}", f"wire/{p}/{sync.t}")
+        out = names(p, sync.t)
         effects: list[Effect] = [Drop(part.handle) for part in sync.parts.values()]
         for learner, reason in event.refused:
             fields = {"learner": learner, "t": sync.t, "fragment": p, "reason": reason}
             effects.append(Observe("refused", fields))
+            if learner in self._members:
+                # What it trained is no number any more, and would be refused for ever.
+                effects.append(self._tell(at, self._members[learner], p, instead=True))
         if not event.accepted:
             effects += [Drop(handle) for handle in out]
             return effects + self._retry(sync, "every contribution was refused")
         del self._syncs[sync.t]
         self._pacing.sync_s.add(at - sync.launched_at)
-        old = self._globals[p]
-        assert sync.t > old.version, "versions only grow"
-        self._globals[p] = Global(sync.t, *out)
-        effects += [Drop(h) for h in (old.theta, old.momentum, old.wire) if h]
+        effects += self._globals.replace(p, Global(sync.t, *out))
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
         self._merges += 1
-        effects += [self._tell(member, p) for member in self._members.values()]
-        return [*effects, self._merge_seen(sync, event)]
-
-    def _merge_seen(self, sync: Sync, event: FragmentMerged) -> Observe:
-        fields = {
-            "t": sync.t,
-            "fragment": sync.fragment,
-            "learners": list(event.accepted),
-            "weights": [round(weight, 6) for weight in event.weights],
-            "grace_s": round(sync.grace_s, 6),
-            "live": len(self._members),
-            "taking_part": len(sync.pulled),
-            "averaged": len(event.accepted),
-            "sync_s": round(self._pacing.sync_s.value or 0.0, 6),
-        }
-        return Observe("merge", fields)
+        effects += [self._tell(at, member, p) for member in self._members.values()]
+        seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)
+        return [*effects, Observe("merge", seen)]
 
     # The end.
 
     def _wind_up(self, at: float) -> list[Effect]:
-        """Nothing is under way any more: tell everybody, score the model, keep it."""
-        self._winding_up = True
-        self._waiting = None
-        stops = [self._stop(peer) for peer in sorted(self._members, key=str.encode)]
-        fragments = tuple(each.theta for each in self._globals)
-        evaluate = Evaluate(self._next_work(), fragments)
-        self._evaluating = evaluate.work
-        save = SaveModel(self._next_work(), fragments)
-        patience = min(FAREWELL_STEPS * (self._pacing.step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
-        timer = SetTimer(FAREWELL, at + max(patience, FAREWELL_S_MIN))
-        return [*self._look_again(None), *stops, evaluate, save, timer]
-
-    def _stop(self, peer: str) -> Send[Stop]:
-        reason = self._stopping[1] if self._stopping else f"global step {self._job.job.steps}"
-        return Send(peer, CONTROL, Stop(self._t, reason), key="stop")
-
-    def _result(self, loss: float | None) -> list[Effect]:
-        fields: dict[str, Any] = {
-            "held_out_loss": loss,
-            "t": self._t,
-            "merges": self._merges,
-        }
-        self._evaluated = True
-        return [Observe("result", fields)]
-
-    def _leave_if_done(self) -> list[Effect]:
-        if not (self._winding_up and self._saved and self._evaluated):
-            return []
-        if self._members and self._patient:
-            return []
         status, reason = self._stopping or ("done", f"global step {self._t}")
-        return [CancelTimer(FAREWELL), Finish(status, reason)]
+        self._waiting = None
+        evaluating, saving = self._next_work(), self._next_work()
+        self._farewell = Farewell(status, reason, self._t, self._merges, evaluating)
+        peers = list(self._members)
+        thetas = self._globals.thetas()
+        begun = self._farewell.begin(at, peers, thetas, saving, self._pacing.step_s)
+        return [*self._look_again(None), *begun]
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
-        if self._winding_up and event.work == self._evaluating:
-            return [Observe("not evaluated", {"reason": event.reason}), *self._result(None)]
+        farewell = self._farewell
+        if farewell is not None and event.work == farewell.evaluating:
+            return [Observe("not evaluated", {"reason": event.reason}), *farewell.result(None)]
         status: Status = "bad-input" if event.kind == "task" else "failed"
-        farewells = [Hangup(peer, event.reason) for peer in sorted(self._members, key=str.encode)]
+        farewells = [Hangup(peer, event.reason) for peer in list(self._members)]
         return [*farewells, Finish(status, event.reason)]
 
     def _next_work(self) -> int:

@@ -1,8 +1,11 @@
 """What the syncer holds of each fragment, and of each synchronisation under way."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from ddloco.events import FragmentMerged
 from ddloco.messages import Contribution
+from transport import Drop, Effect, Keep
 
 
 @dataclass(slots=True)
@@ -13,6 +16,10 @@ class Global:
     theta: str
     momentum: str
     wire: str
+
+    def handles(self) -> list[str]:
+        """All of them; before the first merge there is no momentum."""
+        return [each for each in (self.theta, self.momentum, self.wire) if each]
 
 
 @dataclass(slots=True)
@@ -35,3 +42,65 @@ class Sync:
     launched_at: float
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     work: int = 0
+
+    def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
+        """What people see of its merge: learners live, taking part, averaged, and the rest."""
+        return {
+            "t": self.t,
+            "fragment": self.fragment,
+            "learners": list(merged.accepted),
+            "weights": [round(weight, 6) for weight in merged.weights],
+            "grace_s": round(self.grace_s, 6),
+            "live": live,
+            "taking_part": len(self.pulled),
+            "averaged": len(merged.accepted),
+            "sync_s": round(sync_s, 6),
+        }
+
+
+class Globals:
+    """The global fragments, as the syncer owns them.
+
+    Args:
+        count: how many.
+        lag: global steps that a contribution may have started behind the newest version.
+    """
+
+    def __init__(self, count: int, lag: int) -> None:
+        self._lag = lag
+        self._all = [Global(0, f"theta/{p}/0", "", f"wire/{p}/0") for p in range(count)]
+        self.versions: tuple[int, ...] = (0,) * count
+
+    def __getitem__(self, fragment: int) -> Global:
+        return self._all[fragment]
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def recover(self, fragment: int, version: int) -> None:
+        """A version that an earlier incarnation kept."""
+        self.replace(fragment, Global(version, *names(fragment, version)))
+
+    def replace(self, fragment: int, newer: Global) -> list[Effect]:
+        """A newer version takes the place of an older one, whose arrays nobody needs any more."""
+        older, self._all[fragment] = self._all[fragment], newer
+        assert newer.version > older.version, "versions only grow"
+        self.versions = tuple(each.version for each in self._all)
+        return [Drop(handle) for handle in older.handles()]
+
+    def keep(self) -> list[Effect]:
+        """One holder for everything."""
+        return [Keep(handle) for each in self._all for handle in each.handles()]
+
+    def oldest(self, fragment: int) -> int:
+        """The oldest version from which a contribution to ``fragment`` is still taken."""
+        return self._all[fragment].version - self._lag
+
+    def thetas(self) -> tuple[str, ...]:
+        """The parameters, fragment by fragment."""
+        return tuple(each.theta for each in self._all)
+
+
+def names(fragment: int, t: int) -> tuple[str, str, str]:
+    """Handles of what the merge of global step ``t`` makes: parameters, momentum, payload."""
+    return f"theta/{fragment}/{t}", f"momentum/{fragment}/{t}", f"wire/{fragment}/{t}"

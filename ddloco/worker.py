@@ -40,6 +40,7 @@ class Trainer:
         self._plan: FragmentPlan | None = None
         self._params: Any = None
         self._opt_state: Any = None
+        self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
         """Do one chore."""
@@ -50,15 +51,19 @@ class Trainer:
                 self._plan = plan
                 return chores.Ready()
             case chores.Fill(out):
-                self._copy_out(self._arena.region(out.offset, out.nbytes))
+                self._copy_out(self._params, out)
                 return chores.Ready()
             case chores.Train():
                 return self._train(request)
+            case chores.Differentiate():
+                return self._differentiate(request)
+            case chores.Update():
+                return self._update_with(request)
             case chores.TrainTogether(shards, steps):
                 return self._train_together(shards, steps)
             case chores.Score(source):
                 if source is not None:
-                    self._read_in(self._arena.region(source.offset, source.nbytes))
+                    self._params = self._read_in(source)
                 return self._score()
 
     def _prepare(self, request: chores.Prepare) -> chores.Prepared:
@@ -85,8 +90,7 @@ class Trainer:
 
     def _step(self, params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, gradients = jax.value_and_grad(self._task.loss)(params, batch)
-        updates, opt_state = self._optimizer.update(gradients, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, loss
+        return *self._take_step(params, opt_state, gradients), loss
 
     def _train(self, request: chores.Train) -> chores.Trained:
         for fragment, span in request.overwrites:
@@ -100,8 +104,35 @@ class Trainer:
         self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
         if first:
             self._compare(loss)
-        self._copy_out(self._arena.region(request.out.offset, request.out.nbytes))
+        self._copy_out(self._params, request.out)
         return chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+
+    # One part of a data-parallel job: gradients here, the update at the averager's.
+
+    def _differentiate(self, request: chores.Differentiate) -> chores.Trained:
+        self._params = self._read_in(request.source)
+        batch = self._batches.next()
+        first = self._gradient is None
+        if first:
+            self._gradient = jax.jit(jax.value_and_grad(self._task.loss))
+        loss, gradient = self._gradient(self._params, batch)
+        if first:
+            self._same("gradient", gradient, self._gradient(self._params, batch)[1])
+        self._copy_out(gradient, request.out)
+        return chores.Trained(float(loss), int(self._task.tokens(batch)), batch_digest(batch))
+
+    def _update_with(self, request: chores.Update) -> chores.Ready:
+        if self._opt_state is None:
+            self._opt_state = self._optimizer.init(self._params)
+            self._apply = jax.jit(self._take_step, donate_argnums=(0, 1))
+        gradient = self._read_in(request.source)
+        self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient)
+        self._copy_out(self._params, request.out)
+        return chores.Ready()
+
+    def _take_step(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, opt_state = self._optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
 
     def _check_twice(self, batch: Any, digest: bytes) -> None:
         """Run the first step a first time, on copies; what differs can never be replayed."""
@@ -114,13 +145,17 @@ class Trainer:
     def _compare(self, loss: Any) -> None:
         params, _, rehearsed = self._rehearsal
         del self._rehearsal
-        pairs = zip(jax.tree.leaves(params), jax.tree.leaves(self._params), strict=True)
-        for name, (one, other) in zip(
-            ["loss", *self._names], [(rehearsed, loss), *pairs], strict=True
-        ):
+        self._same("loss", [rehearsed], [loss], ["loss"])
+        self._same("parameters", params, self._params)
+
+    def _same(self, what: str, before: Any, after: Any, names: list[str] | None = None) -> None:
+        """Refuse a task whose first step differs from itself; the first tensor is named."""
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        for name, (one, other) in zip(names or self._names, pairs, strict=True):
             if np.asarray(one).tobytes() != np.asarray(other).tobytes():
                 raise TaskError(
-                    f"task {self._name}: differs between two runs of the same step, in {name}; "
+                    f"task {self._name}: differs between two runs of the same step, in {name} "
+                    f"({what}); "
                     "such a run could never be replayed"
                 )
 
@@ -148,8 +183,7 @@ class Trainer:
     def _mean_step(self, params: Any, opt_state: Any, batches: Any) -> tuple[Any, Any, Any]:
         both = [jax.value_and_grad(self._task.loss)(params, batch) for batch in batches]
         mean = jax.tree.map(lambda *each: sum(each) / len(each), *both)
-        updates, opt_state = self._optimizer.update(mean[1], opt_state, params)
-        return optax.apply_updates(params, updates), opt_state, mean[0]
+        return *self._take_step(params, opt_state, mean[1]), mean[0]
 
     # Between the pytree and the flat layout of the plan.
 
@@ -170,18 +204,26 @@ class Trainer:
 
     def _overwrite(self, fragment: int, data: Bytes) -> None:
         leaves = jax.tree.leaves(self._params)
+        self._fill_in(leaves, fragment, data)
+        self._params = jax.tree.unflatten(self._tree, leaves)
+
+    def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes) -> None:
         for index, view in self._views(fragment, data):
             # The region is used again: the device must never alias it.
             leaves[index] = jnp.array(view, copy=True)
-        self._params = jax.tree.unflatten(self._tree, leaves)
 
-    def _read_in(self, source: Bytes) -> None:
+    def _read_in(self, span: chores.Span) -> Any:
+        """A whole tree of the parameters' shapes: parameters or a gradient."""
+        source = self._arena.region(span.offset, span.nbytes)
+        leaves: list[Any] = [None] * len(self._names)
         for fragment in range(len(self._laid.fragments)):
             start, stop = self._laid.fragment_slice(fragment)
-            self._overwrite(fragment, source[start:stop])
+            self._fill_in(leaves, fragment, source[start:stop])
+        return jax.tree.unflatten(self._tree, leaves)
 
-    def _copy_out(self, out: Bytes) -> None:
-        leaves = jax.tree.leaves(self._params)
+    def _copy_out(self, tree: Any, span: chores.Span) -> None:
+        out = self._arena.region(span.offset, span.nbytes)
+        leaves = jax.tree.leaves(tree)
         for fragment in range(len(self._laid.fragments)):
             start, stop = self._laid.fragment_slice(fragment)
             for index, view in self._views(fragment, out[start:stop]):

@@ -15,15 +15,19 @@ import numpy as np
 import trio
 import xxhash
 
+from clocks import actor_of
 from ddloco import chores
 from ddloco.arena import Region
 from ddloco.arrays import F32, Arrays, HostCopy
 from ddloco.config import Job
 from ddloco.effects import (
+    AverageGradients,
+    Differentiate,
     EncodeFragment,
     Evaluate,
     MakeParameters,
     MergeFragment,
+    Recover,
     RunStep,
     SaveModel,
     Work,
@@ -34,6 +38,7 @@ from ddloco.events import (
     FragmentMerged,
     ModelSaved,
     ParametersMade,
+    Recovered,
     StepFinished,
     WorkFailed,
     WorkResult,
@@ -42,7 +47,7 @@ from ddloco.fragments import FragmentPlan
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
 from snapshot import save_tensors
-from transport import DTYPES, Bytes, Payload, actor_of, describe
+from transport import DTYPES, Bytes, Payload, describe
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
@@ -106,6 +111,9 @@ class Workers:
         """Do one piece of work; a failure is a result, too. A step begins before this returns."""
         return self._caught(work, self._doers()[type(work)](work))
 
+    def settle(self, result: WorkResult) -> None:
+        """A result was taken in; live workers keep nothing for another incarnation yet."""
+
     async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
         try:
             return await result
@@ -118,8 +126,11 @@ class Workers:
 
     def _doers(self) -> dict[type[Any], Callable[[Any], Awaitable[WorkResult]]]:
         return {
+            Recover: self._recover,
             MakeParameters: self._make_parameters,
             RunStep: self._run_step,
+            Differentiate: self._differentiate,
+            AverageGradients: self._average_gradients,
             EncodeFragment: self._encode_fragment,
             MergeFragment: self._merge_fragment,
             Evaluate: self._evaluate,
@@ -128,11 +139,16 @@ class Workers:
 
     # JAX, in the worker process.
 
+    async def _recover(self, work: Recover) -> Recovered:
+        """Nothing is kept by live workers yet: a syncer that starts again starts from the seed."""
+        await trio.lowlevel.checkpoint()
+        return Recovered(work.work, ())
+
     async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
         region = self._arena.allocate(self.plan.total_bytes)
         await self._process.expect(chores.Fill(_span(region)), chores.Ready)
         digest = xxhash.xxh3_128()
-        for p in range(len(self.plan.fragments)):
+        for p in work.fragments:
             payload = await _in_thread(partial(self._encode, p, region.data))
             theta = self._flat(p, payload.data)
             self._arrays.put(f"theta/{p}/0", theta)
@@ -165,6 +181,46 @@ class Workers:
             return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
 
         return finish()
+
+    async def _differentiate(self, work: Differentiate) -> StepFinished:
+        source, out = self._lend(self._arrays.get(work.source).data), self._whole()
+        request = chores.Differentiate(_span(source), _span(out))
+        trained = fitting(await self._process.ask(request), chores.Trained)
+        self._arrays.put(work.out, await _in_thread(partial(self._encode, 0, out.data)))
+        self._arena.free(source)
+        self._arena.free(out)
+        return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
+
+    async def _average_gradients(self, work: AverageGradients) -> FragmentMerged:
+        mean = np.zeros_like(self._arrays.get(work.theta))
+        shares = {share.name: share for share in work.shares}
+        flats = {n: self._flat(0, self._arrays.get(s.handle).data) for n, s in shares.items()}
+        sound = tuple(name for name, flat in flats.items() if np.isfinite(flat).all())
+        refused = tuple((name, "NaN or Inf") for name in shares if name not in sound)
+        whole = sum(shares[name].weight for name in sound)
+        weights = tuple(shares[name].weight / whole for name in sound)
+        for name, weight in zip(sound, weights, strict=True):
+            mean += np.float32(weight) * flats[name]
+        source, out = self._lend(self._wire(0, mean)), self._whole()
+        if sound:
+            await self._process.expect(chores.Update(_span(source), _span(out)), chores.Ready)
+        payload = await _in_thread(partial(self._encode, 0, out.data))
+        theta = self._flat(0, payload.data)
+        self._arena.free(source)
+        self._arena.free(out)
+        for handle, array in zip(work.out, (theta, payload), strict=True):
+            self._arrays.put(handle, array)
+        digest = xxhash.xxh3_128_digest(theta.data)
+        return FragmentMerged(work.work, sound, weights, refused, digest, b"", payload.digest)
+
+    def _whole(self) -> Region:
+        return self._arena.allocate(self.plan.total_bytes)
+
+    def _lend(self, data: Bytes) -> Region:
+        """A copy that the worker process can see, to be freed when it has looked."""
+        region = self._arena.allocate(len(data))
+        region.data[:] = data
+        return region
 
     async def _evaluate(self, work: Evaluate) -> Evaluated:
         region = self._arena.allocate(self.plan.total_bytes)

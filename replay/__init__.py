@@ -7,7 +7,6 @@ Generic over events and machines. ``tape`` documents the format to the byte, ``r
 from replay.divergence import Divergence as Divergence
 from replay.player import Player as Player
 from replay.player import describe as describe
-from replay.player import learned_entries as learned_entries
 from replay.recorder import OnError as OnError
 from replay.recorder import Recorder as Recorder
 from replay.recorder import digest_effects as digest_effects

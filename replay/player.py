@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
-from clocks import VectorClock
+from clocks import RunningClock
 from replay import tape
 from replay.divergence import CONTEXT_EVENTS, Aspect, Divergence
 from replay.recorder import digest_effects
@@ -24,8 +24,13 @@ class Playable(Protocol):
     """A machine at its door, live as in replay."""
 
     @property
-    def clock(self) -> VectorClock:
-        """The clock of the event last handled."""
+    def clock(self) -> RunningClock:
+        """The clock, which stands at the event last handled."""
+        ...
+
+    @property
+    def learned(self) -> dict[str, int]:
+        """What that event added to the clock, the actor's own count left out."""
         ...
 
     def handle(self, at: float, event: Any) -> Sequence[Any]:
@@ -82,15 +87,14 @@ class Player(Generic[E]):
         Raises:
             Divergence: clock, effects or failure differ.
         """
-        before = self.actor.clock
         failure: Exception | None = None
         effects: Sequence[Any] = ()
         try:
             effects = self.actor.handle(record.at, event)
         except Exception as error:  # noqa: BLE001, whatever a machine raises is on the tape too
             failure = error
-        learned = learned_entries(before, self.actor.clock, self.tape.incarnation)
-        if learned != record.clock or self.actor.clock[self.tape.incarnation] != record.n:
+        learned = self.actor.learned
+        if learned != record.clock or self.actor.clock.number != record.n:
             raise self.differs(record, event, "clock", record.clock, learned)
         if isinstance(outcome, tape.Raised) or failure is not None:
             said = outcome.error if isinstance(outcome, tape.Raised) else "no exception"
@@ -121,11 +125,6 @@ class Player(Generic[E]):
             event=describe(event),
             context=tuple(f"{self.tape.incarnation}:{n} {describe(e)}" for n, e in self._context),
         )
-
-
-def learned_entries(before: VectorClock, after: VectorClock, me: str) -> dict[str, int]:
-    """What an event added to an actor's clock, its own count left out."""
-    return {name: count for name, count in after.changed_since(before).items() if name != me}
 
 
 def describe(event: Any) -> str:

@@ -48,9 +48,10 @@ class Recorder:
         if self._writer is not None:
             self._append(tape.Raised(n, f"{type(error).__name__}: {error}"[:1000]))
 
-    def close(self, n: int, reason: str) -> None:
-        """The orderly end after event ``n``."""
-        self._append(tape.Closed(n, reason))
+    def close(self, n: int, reason: str | None) -> None:
+        """The end after event ``n``; without a reason the tape simply ends, as after a kill."""
+        if reason is not None:
+            self._append(tape.Closed(n, reason))
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.close()

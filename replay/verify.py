@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from clocks import CausalityError, VectorClock, causal_sort
+from clocks import CausalityError, VectorClock, actor_of, causal_sort, number_of
 from replay import tape
 from replay.tape import Tape
 
@@ -92,6 +92,9 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
                 verdict.problems.append(f"event {record.n}: {problem}")
             heard[receipt.lane] = receipt
             learned = {n: c for n, c in receipt.clock.items() if n != me and c > clock[n]}
+            known = [*clock, *learned]
+            for name in [n for n in learned if n not in record.clock and _succeeded(n, known)]:
+                del learned[name]  # Retired: its actor has come back under a higher number.
         if dict(sorted(learned.items())) != dict(sorted(record.clock.items())):
             problem = f"the clock grew by {record.clock}, its message says {learned}"
             verdict.problems.append(f"event {record.n}: {problem}")
@@ -100,6 +103,12 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
     verdict.events = len(moments)
     verdict.ends = each.closed or f"not closed, after event {len(moments)}"
     return verdict, moments
+
+
+def _succeeded(name: str, known: list[str]) -> bool:
+    """Whether a newer incarnation of the same actor is known."""
+    actor, number = actor_of(name), number_of(name)
+    return any(actor_of(each) == actor and number_of(each) > number for each in known)
 
 
 def _improbable(

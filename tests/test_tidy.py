@@ -18,10 +18,11 @@ MADE = {"runs", "dist", "build", "__pycache__"}
 """Folders that git ignores: what running and building leave behind."""
 
 MACHINES = words("""
-clocks/vector clocks/order clocks/links transport/link transport/outbox transport/handles
-transport/message transport/events transport/effects ddloco/actor ddloco/learner
-ddloco/syncer ddloco/syncs ddloco/members ddloco/pacing ddloco/estimates ddloco/messages
-ddloco/events ddloco/effects ddloco/fragments ddloco/merging replay/player
+clocks/vector clocks/running clocks/order clocks/links transport/link transport/session
+transport/outbox transport/handles transport/message transport/events transport/effects
+ddloco/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddloco/membership
+ddloco/farewell ddloco/pacing ddloco/estimates ddloco/messages ddloco/events ddloco/effects
+ddloco/fragments ddloco/merging replay/player
 """)
 
 FILE_LINES_MAX = 400

@@ -17,6 +17,7 @@ from transport.effects import Free as Free
 from transport.effects import Hangup as Hangup
 from transport.effects import Keep as Keep
 from transport.effects import Listen as Listen
+from transport.effects import Retire as Retire
 from transport.effects import Send as Send
 from transport.effects import SetTimer as SetTimer
 from transport.effects import Transmit as Transmit
@@ -42,9 +43,9 @@ from transport.message import Count as Count
 from transport.message import Header as Header
 from transport.message import Lane as Lane
 from transport.message import LinkBody as LinkBody
+from transport.message import Name as Name
 from transport.message import Reason as Reason
 from transport.message import TensorMeta as TensorMeta
-from transport.message import actor_of as actor_of
 from transport.payload import DTYPES as DTYPES
 from transport.payload import Bytes as Bytes
 from transport.payload import Payload as Payload

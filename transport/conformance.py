@@ -161,7 +161,7 @@ async def check_order(make: Make) -> None:
 async def check_big_frames(make: Make) -> None:
     """Frames around the copying threshold and up to the largest arrive byte for byte."""
     sizes = (0, 1, COPY_BYTES_MAX - 1, COPY_BYTES_MAX, COPY_BYTES_MAX + 1, FRAME_BYTES_MAX)
-    source = random.Random(1)  # noqa: S311 - a pattern, not a secret
+    source = random.Random(1)
     sent = [(size.to_bytes(4, "big"), source.randbytes(size)) for size in (*sizes, *sizes)]
     async with _meeting(make) as (bench, at_listener, at_dialler):
         for frames in sent:
@@ -240,7 +240,7 @@ async def check_bad_names(make: Make) -> None:
 async def check_cancelled_receiving(make: Make) -> None:
     """A receiver cancelled again and again, mid-delivery too, loses, doubles, reorders nothing."""
     count = 1_000
-    source = random.Random(2)  # noqa: S311 - a pattern, not a secret
+    source = random.Random(2)
     inbox = Inbox()
 
     async def deliver(arrival: Arrival) -> None:

@@ -42,10 +42,18 @@ class Send(Effect, Generic[B], frozen=True):
 
 
 class Hangup(Effect, frozen=True):
-    """Say goodbye to ``peer`` and forget it."""
+    """Say goodbye to ``peer`` and forget it; ``final`` tells it never to dial again."""
 
     peer: str
     reason: str
+    final: bool = False
+
+
+class Retire(Effect, frozen=True):
+    """Nobody will hear again of an actor's incarnations below ``floors[actor]``: their entries
+    leave the clock. Performed by the actor; never reaches the world."""
+
+    floors: dict[str, int]
 
 
 class Transmit(Effect, Generic[B], frozen=True):

@@ -28,5 +28,9 @@ class Handles:
         del self._holders[handle]
         return [Free(handle)]
 
+    def names(self) -> set[str]:
+        """Every handle that somebody holds."""
+        return set(self._holders)
+
     def __len__(self) -> int:
         return len(self._holders)

@@ -17,10 +17,9 @@ with Reset. What the peers say is absolute, so they then simply say the newest o
                    <-   Reset                 dial again, a later session
 """
 
-from dataclasses import dataclass, field
 from typing import Any
 
-from clocks import LaneSequence, VectorClock, Verdict
+from clocks import RunningClock, Verdict
 from transport.effects import CancelTimer, Dial, Effect, Hangup, Listen, Send, SetTimer, Transmit
 from transport.events import (
     Event,
@@ -44,7 +43,8 @@ from transport.message import (
     Reset,
     Welcome,
 )
-from transport.outbox import WINDOW_MESSAGES, Outbox, OutboxFullError, Waiting
+from transport.outbox import WINDOW_MESSAGES, OutboxFullError, Waiting
+from transport.session import LaneState, Link, new_lanes
 
 REDIAL_S_MIN = 0.5
 REDIAL_S_MAX = 8.0
@@ -58,56 +58,23 @@ DOUBLINGS_MAX = 8
 REASON_CHARS_MAX = 1000
 """A peer's own words may be long; a reason that quotes them must still fit its field."""
 
+GREETINGS = frozenset({Hello, Welcome, Reset, Refused})
+"""Bodies of the handshake, which stand outside the numbers of a session."""
+
 Heard = tuple[list[Event], list[Effect]]
-
-
-@dataclass(slots=True)
-class LaneState:
-    """One lane of one session."""
-
-    outbox: Outbox
-    outgoing: LaneSequence = field(default_factory=LaneSequence)
-    incoming: LaneSequence = field(default_factory=LaneSequence)
-    told: VectorClock = field(default_factory=VectorClock)
-    taken: int = 0
-    credited: int = 0
-    open: bool = False
-
-
-def _lanes() -> dict[Lane, LaneState]:
-    return {lane: LaneState(Outbox(WINDOW_MESSAGES[lane])) for lane in LANES}
-
-
-@dataclass(slots=True)
-class Link:
-    """What is known of one peer."""
-
-    peer: str
-    dialled: dict[str, str] | None
-    session: int = 0
-    incarnation: str = ""
-    up: bool = False
-    attempts: int = 0
-    lanes: dict[Lane, LaneState] = field(default_factory=_lanes)
-
-    @property
-    def whole(self) -> bool:
-        """Whether both lanes are open for what comes in."""
-        return all(self.lanes[lane].open for lane in LANES)
 
 
 class Links:
     """All links of one actor.
 
     Args:
-        me: the incarnation that speaks.
+        clock: the actor's clock, which stands at the event being handled.
         handles: the actor's counts of array holders.
     """
 
-    def __init__(self, me: str, handles: Handles) -> None:
-        self.me = me
-        self.clock = VectorClock()
-        """The clock of the event being handled; set by the actor before each."""
+    def __init__(self, clock: RunningClock, handles: Handles) -> None:
+        self.me = clock.me
+        self.clock = clock
         self.counters: dict[str, int] = {}
         """What was refused or dropped, by reason."""
         self._handles = handles
@@ -118,36 +85,43 @@ class Links:
         """Whoever's link is up, in order of names as bytes."""
         return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
 
+    def waiting(self, peer: str, lane: Lane) -> tuple[int, bool]:
+        """How many messages wait in a lane, and whether there is credit for another."""
+        outbox = self._links[peer].lanes[lane].outbox
+        return len(outbox.waiting), outbox.sent - outbox.taken < outbox.window
+
     def knows(self, peer: str) -> bool:
         """Whether there is any link to ``peer``, open or not."""
         return peer in self._links
 
     # What the machine above asks for.
 
-    def perform(self, at: float, effect: Effect) -> Heard | None:
-        """Do what concerns links; None for an effect that does not."""
+    def perform(self, at: float, effect: Send[Any] | Dial | Listen | Hangup) -> Heard:
+        """Do what the machine above asks of its links."""
         match effect:
+            case Send():
+                return self._send(at, effect)
             case Dial(peer, agreement):
                 link = self._links[peer] = Link(peer, agreement)
                 return [], self._dial(at, link)
             case Listen(agreement):
                 self._agreement = agreement
                 return [], []
-            case Send():
-                return self._send(at, effect)
-            case Hangup(peer, reason):
-                return [], self._hangup(peer, reason)
-            case _:
-                return None
+            case Hangup():
+                return [], self._hangup(effect)
 
     def _send(self, at: float, send: Send[Any]) -> Heard:
         link = self._links.get(send.peer)
         if link is None or not link.up:
             self._count("said to a peer without a link")
             return [], []
+        lane = link.lanes[send.lane]
+        if lane.outbox.pass_through():
+            number = self._number(link, send.lane, lane, send.body, send.payload)
+            return [], [number]
         waiting = Waiting(send.body, send.payload, send.key, send.barrier)
         try:
-            replaced = link.lanes[send.lane].outbox.put(waiting)
+            replaced = lane.outbox.put(waiting)
         except OutboxFullError as error:
             self._count("outbox full")
             return self._lose(at, link, f"{send.lane} lane: {error}")
@@ -156,15 +130,17 @@ class Links:
         effects: list[Effect] = []
         if replaced is not None and replaced.payload:
             effects += self._handles.release(replaced.payload)
-        return [], effects + self._pump(link, send.lane)
+        return [], effects
 
-    def _hangup(self, peer: str, reason: str) -> list[Effect]:
+    def _hangup(self, hangup: Hangup) -> list[Effect]:
+        peer = hangup.peer
         link = self._links.get(peer)
         if link is None:
             return []
         effects: list[Effect] = []
         if link.up:
-            link.lanes[CONTROL].outbox.put_first(Waiting(Bye(reason), free_of_charge=True))
+            body = Refused(hangup.reason) if hangup.final else Bye(hangup.reason)
+            link.lanes[CONTROL].outbox.put_first(Waiting(body, free_of_charge=True))
             effects += self._pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:
@@ -178,7 +154,11 @@ class Links:
         """Take one event; returns what the machine above should be told, and effects."""
         match event:
             case MessageArrived():
-                return self._message(at, event)
+                link = self._links.get(event.peer)
+                if link is None or event.session != link.session or type(event.body) in GREETINGS:
+                    return self._greeted(at, link, event)
+                state = link.lanes[event.lane]
+                return self._numbered(at, link, state, event) if state.open else self._lost(event)
             case LaneBroken(peer, lane, reason):
                 link = self._links.get(peer)
                 if link is None:
@@ -194,8 +174,8 @@ class Links:
             case _:
                 return [event], []
 
-    def _message(self, at: float, event: MessageArrived[Any]) -> Heard:
-        link = self._links.get(event.peer)
+    def _greeted(self, at: float, link: Link | None, event: MessageArrived[Any]) -> Heard:
+        """A message of the handshake, or of a session that is not the current one."""
         match event.body:
             case Hello():
                 return self._hello(event, event.body)
@@ -208,33 +188,32 @@ class Links:
             case Refused(reason) if link is not None and link.dialled is not None:
                 del self._links[link.peer]
                 gone = self._forget_waiting(link)
-                return [PeerRefused(link.peer, reason)], [
-                    *gone,
-                    CancelTimer(_redial_timer(link.peer)),
-                ]
+                timer = CancelTimer(_redial_timer(link.peer))
+                return [PeerRefused(link.peer, reason)], [*gone, timer]
             case _:
-                pass
-        if link is None or event.session != link.session or not link.lanes[event.lane].open:
-            heard, effects = self._stale()
-            if link is None or link.dialled is None:
-                effects += self._out_of_band(event, Reset("this session is unknown here"))
-            return heard, effects
-        return self._numbered(at, link, event)
+                return self._lost(event)
 
-    def _numbered(self, at: float, link: Link, event: MessageArrived[Any]) -> Heard:
+    def _lost(self, event: MessageArrived[Any]) -> Heard:
+        """A message of a session that is unknown here: whoever dialled must begin anew."""
+        heard, effects = self._stale()
+        link = self._links.get(event.peer)
+        if link is None or link.dialled is None:
+            effects += self._out_of_band(event, Reset("this session is unknown here"))
+        return heard, effects
+
+    def _numbered(
+        self, at: float, link: Link, lane: LaneState, event: MessageArrived[Any]
+    ) -> Heard:
         """A message of an open lane: only the next one counts."""
-        lane = link.lanes[event.lane]
-        if event.clock.get(self.me, 0) >= self.clock[self.me]:
+        if event.clock.get(self.me, 0) >= self.clock.number:
             return self._break(at, link, event, "its clock knows events that have not happened")
-        match lane.incoming.check(event.seq):
-            case Verdict.DUPLICATE:
-                self._count("duplicate")
-                return [], []
-            case Verdict.GAP:
-                due = lane.incoming.expected
-                return self._break(at, link, event, f"message {event.seq} where {due} was due")
-            case Verdict.NEXT:
-                pass
+        verdict = lane.incoming.check(event.seq)
+        if verdict is Verdict.DUPLICATE:
+            self._count("duplicate")
+            return [], []
+        if verdict is Verdict.GAP:
+            due = lane.incoming.expected
+            return self._break(at, link, event, f"message {event.seq} where {due} was due")
         match event.body:
             case Credit(of_lane, taken):
                 link.lanes[of_lane].outbox.credited(taken)
@@ -244,6 +223,8 @@ class Links:
                 return self._lose(at, link, reason)
             case _:
                 lane.taken += 1
+                if lane.taken - lane.credited < WINDOW_MESSAGES[event.lane] // 2:
+                    return [event], []
                 return [event], self._give_credit(link, event.lane)
 
     # Handshake.
@@ -252,9 +233,9 @@ class Links:
         wait = min(REDIAL_S_MIN * 2 ** min(link.attempts, DOUBLINGS_MAX), REDIAL_S_MAX)
         link.session += 1
         link.attempts += 1
-        link.lanes = _lanes()
+        link.lanes = new_lanes()
         effects: list[Effect] = [
-            self._number(link, lane, Waiting(Hello(link.dialled or {}))) for lane in LANES
+            self._number(link, lane, link.lanes[lane], Hello(link.dialled or {})) for lane in LANES
         ]
         return [*effects, SetTimer(_redial_timer(link.peer), at + wait)]
 
@@ -281,7 +262,8 @@ class Links:
             return self._stale()
         lane.open = True
         if link.whole:
-            effects += [self._number(link, each, Waiting(Welcome())) for each in LANES]
+            lanes = link.lanes
+            effects += [self._number(link, each, lanes[each], Welcome()) for each in LANES]
             link.up = True
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects
@@ -326,7 +308,7 @@ class Links:
     def _down(self, link: Link, reason: str) -> Heard:
         was_up, link.up = link.up, False
         effects = self._forget_waiting(link)
-        link.lanes = _lanes()
+        link.lanes = new_lanes()
         return ([PeerLost(link.peer, reason)] if was_up else []), effects
 
     def _forget_waiting(self, link: Link) -> list[Effect]:
@@ -346,36 +328,32 @@ class Links:
 
     def _pump(self, link: Link, lane: Lane) -> list[Effect]:
         """Send what credit lets go; what a message held is released once it has left."""
+        state = link.lanes[lane]
+        if not state.outbox.waiting:
+            return []
         effects: list[Effect] = []
-        for message in link.lanes[lane].outbox.release():
-            effects.append(self._number(link, lane, message))
+        for message in state.outbox.release():
+            effects.append(self._number(link, lane, state, message.body, message.payload))
             if message.payload:
                 effects += self._handles.release(message.payload)
         return effects
 
     def _give_credit(self, link: Link, lane: Lane) -> list[Effect]:
         state = link.lanes[lane]
-        if state.taken - state.credited < WINDOW_MESSAGES[lane] // 2:
-            return []
         state.credited = state.taken
         credit = Waiting(Credit(lane, state.taken), free_of_charge=True)
         link.lanes[CONTROL].outbox.put_first(credit)
         return self._pump(link, CONTROL)
 
-    def _number(self, link: Link, lane: Lane, message: Waiting) -> Transmit[Any]:
+    def _number(
+        self, link: Link, lane: Lane, state: LaneState, body: Body, payload: str = ""
+    ) -> Transmit[Any]:
         """Sequence number and clock are stamped here, when a message really leaves."""
-        state = link.lanes[lane]
-        delta = {**self.clock.changed_since(state.told), self.me: self.clock[self.me]}
-        state.told = self.clock
-        return Transmit(
-            link.peer,
-            lane,
-            link.session,
-            state.outgoing.take(),
-            delta,
-            message.body,
-            message.payload,
-        )
+        # Before anything was told in a lane, everything is: this may be another incarnation.
+        delta = self.clock.since(state.told, link.incarnation if state.told else "")
+        state.told = self.clock.number
+        seq = state.outgoing.take()
+        return Transmit(link.peer, lane, link.session, seq, delta, body, payload)
 
     def _out_of_band(self, event: MessageArrived[Any], body: Body) -> list[Effect]:
         """An answer outside any sequence, to a session that is not (or no longer) ours."""

@@ -136,7 +136,7 @@ class MemoryFabric:
         queue_messages_max: int = SEND_QUEUE_MESSAGES_MAX,
     ) -> None:
         self.queue_messages_max = queue_messages_max
-        self._random = random.Random(seed)  # noqa: S311 - faults, not secrets
+        self._random = random.Random(seed)
         self._rules = [_Rule(faults, None, None, None)]
         self._cuts: dict[tuple[str, str], bool] = {}  # (source, target) -> hold
         self._listeners: dict[str, MemoryEndpoint] = {}

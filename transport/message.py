@@ -104,12 +104,6 @@ class Chunk(Struct, frozen=True, tag="chunk", forbid_unknown_fields=True):
     index: Count
 
 
-def actor_of(incarnation: str) -> str:
-    """``learner-3`` for ``learner-3.2``; a name without an incarnation is returned as it is."""
-    actor, dot, number = incarnation.rpartition(".")
-    return actor if dot and number.isdigit() else incarnation
-
-
 def encoder() -> msgspec.msgpack.Encoder:
     """The one way in which anything that is hashed or sent becomes bytes."""
     return msgspec.msgpack.Encoder(order="deterministic")

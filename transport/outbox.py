@@ -42,6 +42,13 @@ class Outbox:
     taken: int = 0
     waiting: list[Waiting] = field(default_factory=list[Waiting])
 
+    def pass_through(self) -> bool:
+        """Whether a message may leave at once; then it is counted as sent."""
+        if self.waiting or self.sent - self.taken >= self.window:
+            return False
+        self.sent += 1
+        return True
+
     def put(self, message: Waiting) -> Waiting | None:
         """Queue a message; returns the older one that it replaced, if any.
 

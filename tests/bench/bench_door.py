@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from tools import ROOT, say
 
+from clocks import actor_of
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays
 from ddloco.config import Job, load_job
@@ -34,6 +35,7 @@ from ddloco.effects import (
     Evaluate,
     MakeParameters,
     MergeFragment,
+    Recover,
     RunStep,
     SaveModel,
 )
@@ -43,6 +45,7 @@ from ddloco.events import (
     FragmentMerged,
     ModelSaved,
     ParametersMade,
+    Recovered,
     Started,
     StepFinished,
 )
@@ -52,7 +55,7 @@ from ddloco.logs import ActorLog
 from ddloco.messages import Said
 from ddloco.workers import wire_layout
 from replay import Header, Recorder, TapeWriter
-from transport import Arrival, Assembler, Codec, Payload, TimerFired, actor_of, describe
+from transport import Arrival, Assembler, Codec, Payload, TimerFired, describe
 
 LEARNERS = 8
 JOB = ROOT / "examples" / "quickstart.toml"
@@ -116,13 +119,16 @@ class FixedTime:
 
 
 class Nobody:
-    """An endpoint and a nursery that do nothing."""
+    """An endpoint and a nursery that do nothing, and a worker who hands its work back."""
 
     def send_nowait(self, route: str, frames: Any) -> None:
         pass
 
     def start_soon(self, function: Any, *arguments: Any) -> None:
         pass
+
+    def do(self, work: Any) -> Any:
+        return work
 
 
 def _compare(
@@ -176,7 +182,7 @@ def make_driver(
     job: Job, incarnation: str, endpoint: Any, arrays: Arrays, recorder: Recorder, time: Any
 ) -> Driver:
     """A driver as ``host`` makes it, but for its endpoint, its worker and its log."""
-    worker: Any = None
+    worker: Any = Nobody()
     return Driver(
         Actor(incarnation, machine_for(job, incarnation)),
         job_id=job.id,
@@ -293,9 +299,11 @@ class World:
         """The result of a piece of work, and the arrays that it leaves."""
         number = work.work
         match work:
+            case Recover():
+                return Recovered(number, ()), {}
             case MakeParameters():
                 arrays: dict[str, Any] = {}
-                for p in range(len(self.plan.fragments)):
+                for p in work.fragments:
                     arrays[f"theta/{p}/0"] = np.zeros(1, np.float32)
                     arrays[f"wire/{p}/0"] = self._payload(p)
                 return ParametersMade(number, bytes(16)), arrays

@@ -195,9 +195,9 @@ class Hub:
         number = self._work
         theta, momentum, wire = self._globals[p]
         out = (f"theta/{p}/{number}", f"momentum/{p}/{number}", f"wire/{p}/{number}")
-        shares = tuple(Share(route, parts[route], 1.0) for route in sorted(parts))
+        shares = tuple(Share(route, parts[route], 1.0, 0) for route in sorted(parts))
         done = await self._workers.do(
-            MergeFragment(number, number, p, theta, momentum, shares, out)
+            MergeFragment(number, number, p, theta, momentum, shares, {}, out)
         )
         assert len(done.accepted) == LEARNERS, done
         self._globals[p] = out

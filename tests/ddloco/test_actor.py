@@ -2,7 +2,6 @@
 
 import pytest
 
-from clocks import VectorClock
 from ddloco.actor import Actor
 from ddloco.events import StopRequested
 from ddloco.messages import Pull
@@ -17,6 +16,7 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    Retire,
     Send,
     SetTimer,
     TimerFired,
@@ -24,7 +24,7 @@ from transport import (
 )
 from transport.message import Hello, Reset
 
-ME, PEER = "hub.1", "spoke.1"
+ME, PEER, OTHER = "hub.1", "spoke.1", "other.1"
 
 
 class Script:
@@ -41,18 +41,19 @@ class Script:
         return list(self.effects.get(type(event), []))
 
 
-def arrived(seq, body, lane=CONTROL, *, clock=None, handle=""):
-    return MessageArrived(PEER, lane, PEER, 1, seq, clock or {PEER: seq + 1}, body, b"", handle)
+def arrived(seq, body, lane=CONTROL, *, clock=None, handle="", peer=PEER):
+    return MessageArrived(peer, lane, peer, 1, seq, clock or {peer: seq + 1}, body, b"", handle)
 
 
-def joined(effects=None):
-    """Give an actor whose only peer has joined."""
-    actor = Actor(ME, Script({TimerFired: [Listen({})], **(effects or {})}))
+def joined(effects=None, peers=(PEER,)):
+    """Give an actor whose peers have joined; mostly one."""
+    actor = Actor(ME, Script({TimerFired: [Listen({})]}))
     actor.handle(0.0, TimerFired("start"))
-    for lane in LANES:
-        actor.handle(0.0, arrived(0, Hello({}), lane))
+    for peer in peers:
+        for lane in LANES:
+            actor.handle(0.0, arrived(0, Hello({}), lane, peer=peer))
     actor.machine.heard.clear()
-    actor.machine.effects.pop(TimerFired)
+    actor.machine.effects = effects or {}
     return actor
 
 
@@ -62,22 +63,71 @@ def test_every_event_is_one_tick():
     start = actor.number
 
     for index, event in enumerate([TimerFired("x"), StopRequested("y"), arrived(9, Pull(1, 0))]):
-        assert actor.witness(event)[ME] == start + index + 1
         actor.handle(0.0, event)
-        assert actor.number == start + index + 1
+        assert actor.number == actor.clock[ME] == start + index + 1
 
 
-def test_witnessing_changes_nothing_and_foretells_the_clock():
-    """The door may write an event's clock before it is handled."""
+def test_what_is_witnessed_is_not_counted_again():
+    """The door lets the clock take in an event before it is handled, and writes what it learned."""
     actor = joined()
-    event, before = arrived(1, Pull(1, 0), clock={PEER: 7, "third.1": 3}), actor.clock
+    event, before = arrived(1, Pull(1, 0), clock={PEER: 7, "third.1": 3}), actor.clock.frozen()
 
-    foretold = actor.witness(event)
+    learned = actor.witness(event)
 
-    assert actor.clock is before
+    expected = before.merge({PEER: 7, "third.1": 3}).tick(ME)
+    assert learned == {PEER: 7, "third.1": 3}
+    assert actor.clock.frozen() == expected
     actor.handle(0.0, event)
-    assert actor.clock == foretold
-    assert foretold == before.merge({PEER: 7, "third.1": 3}).tick(ME)
+    assert actor.learned == learned
+    assert actor.clock.frozen() == expected
+
+
+def test_what_nobody_witnessed_is_counted_when_it_is_handled():
+    """In a replay nobody asks beforehand; also when the very same event comes twice."""
+    actor = joined()
+    event, before = arrived(1, Pull(1, 0), clock={PEER: 7}), actor.number
+
+    actor.handle(0.0, event)
+    assert (actor.number, actor.learned) == (before + 1, {PEER: 7})
+    actor.handle(0.0, event)
+    assert (actor.number, actor.learned) == (before + 2, {})
+
+
+def test_whoever_is_retired_leaves_the_clock():
+    """Incarnations below the floor are forgotten, older ones too; others and oneself stay."""
+    actor = joined()
+    known = {PEER: 2, "third.1": 3, "third.2": 4, "third.3": 1, "other.1": 5}
+    actor.handle(0.0, arrived(1, Pull(1, 0), clock=known))
+
+    actor.machine.effects = {StopRequested: [Retire({"third": 3, "hub": 9, "nobody": 2})]}
+    assert actor.handle(0.0, StopRequested("x")) == []
+
+    assert actor.clock.wire() == {ME: actor.number, "other.1": 5, PEER: 2, "third.3": 1}
+
+
+def test_an_old_message_does_not_bring_the_retired_back():
+    """What was sent before its sender knew names them still; it teaches nothing of them."""
+    actor = joined({StopRequested: [Retire({"third": 2})], TimerFired: [Retire({"third": 1})]})
+    actor.handle(0.0, arrived(1, Pull(1, 0), clock={PEER: 2, "third.1": 3}))
+    actor.handle(0.0, StopRequested("x"))
+    actor.handle(0.0, TimerFired("a lower floor later changes nothing"))
+
+    actor.handle(0.0, arrived(2, Pull(2, 0), clock={PEER: 3, "third.1": 9, "third.2": 1}))
+
+    assert actor.learned == {PEER: 3, "third.2": 1}
+    assert "third.1" not in actor.clock.wire()
+    assert [type(event) for event in actor.machine.heard[-1:]] == [MessageArrived]
+
+
+def test_nobody_is_told_of_the_retired():
+    """A clock that leaves after the retirement has no entry of them."""
+    said = [Send(PEER, CONTROL, Pull(2, 0))]
+    actor = joined({StopRequested: [Retire({"third": 2}), *said]})
+    actor.handle(0.0, arrived(1, Pull(1, 0), clock={PEER: 2, "third.1": 3, "other.1": 1}))
+
+    [sent] = actor.handle(0.0, StopRequested("x"))
+
+    assert set(sent.clock) <= {ME, PEER, "other.1"}
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 10**6, 2**63 - 2])
@@ -103,14 +153,15 @@ def test_a_true_clock_is_heard():
 
 
 def test_messages_carry_the_clock_of_the_event_that_they_answer():
-    """What is sent while an event is handled knows that event."""
-    actor = joined({MessageArrived: [Send(PEER, CONTROL, Pull(2, 0))]})
+    """What is sent while an event is handled knows that event; nobody is told its own words."""
+    both = [Send(PEER, CONTROL, Pull(2, 0)), Send(OTHER, CONTROL, Pull(2, 0))]
+    actor = joined({MessageArrived: both}, [PEER, OTHER])
 
-    [said] = actor.handle(0.0, arrived(1, Pull(1, 0)))
+    back, on = actor.handle(0.0, arrived(1, Pull(1, 0), clock={PEER: 2, "third.1": 3}))
 
-    assert isinstance(said, Transmit)
-    assert said.clock[ME] == actor.number
-    assert VectorClock(said.clock)[PEER] == 2
+    assert isinstance(back, Transmit)
+    assert back.clock == {ME: actor.number, OTHER: 1}
+    assert on.clock == {ME: actor.number, PEER: 2, "third.1": 3}
 
 
 def test_an_array_that_came_is_freed_at_the_end_unless_it_is_kept():

@@ -56,6 +56,26 @@ def test_board_says_who_is_gone_and_what_went_wrong():
     assert board.troubles == ["learner-0.1: refused, NaN"]
 
 
+def test_board_shows_faults():
+    """A fault is a trouble while the newest of them are shown, with its duration if it has one."""
+    board = Board(JOB)
+    for what, for_s in (("crash", None), ("cut", 2.25)):
+        fault = {"event": "fault", "actor": "chaos", "what": what, "who": "learner-1"}
+        board.take({**fault, "for_s": for_s})
+
+    assert board.troubles == ["learner-1: crash", "learner-1: cut for 2.2 s"]
+
+
+def test_a_learner_s_lives_add_up():
+    """A new incarnation's clock begins again; goodput stays a share of the time alive."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(0, 2, 2.0), step(0, 1, 0.5), step(0, 2, 1.5)):
+        board.take(line)
+
+    assert board.learners["learner-0"].alive_s == 3.0
+    assert board.goodput == 2.0 / 3.0
+
+
 def test_tail_reads_whole_lines_only(tmp_path):
     """A line that is still being written waits for the next look."""
     log = tmp_path / "log.jsonl"

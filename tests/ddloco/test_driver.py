@@ -16,7 +16,7 @@ import trio.testing
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays
 from ddloco.driver import REFUSALS_LOGGED_MAX, Driver, Timers
-from ddloco.effects import EncodeFragment, MakeParameters, MergeFragment, Observe, RunStep
+from ddloco.effects import EncodeFragment, MakeParameters, MergeFragment, Observe, Recover, RunStep
 from ddloco.events import (
     Evaluated,
     FragmentEncoded,
@@ -24,6 +24,7 @@ from ddloco.events import (
     Happened,
     ModelSaved,
     ParametersMade,
+    Recovered,
     Started,
     StepFinished,
     StopRequested,
@@ -68,8 +69,10 @@ class FakeWorker:
     async def do(self, work):
         """Do one piece of work."""
         match work:
+            case Recover():
+                return Recovered(work.work, ())
             case MakeParameters():
-                for p in range(len(self._plan.fragments)):
+                for p in work.fragments:
                     self._arrays.put(f"theta/{p}/0", np.zeros(1, np.float32))
                     self._arrays.put(f"wire/{p}/0", self.payload(p, 0.0))
                 return ParametersMade(work.work, b"digest")

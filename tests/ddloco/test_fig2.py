@@ -13,7 +13,7 @@ from ddloco.messages import Contribution
 from transport import Transmit
 
 FIRST, SECOND = "learner-0.1", "learner-1.1"
-STALL_AT_S, STALL_S = 6.2, 3.0
+STALL_AT_S, STALL_S, END_S_MAX = 6.2, 3.0, 99.0
 
 
 @pytest.fixture
@@ -21,29 +21,29 @@ def fig2(World, make_job):
     """The scenario, run to its end."""
     world = World(make_job(learners=2, fragments=3, interval=3, steps=18, overlap=2, quorum=1))
     world.run(STALL_AT_S)
-    world.stall(SECOND)
-    world.run(STALL_S)
-    world.resume(SECOND)
-    world.run()
+    world.stall("learner-1")
+    world.pass_time(STALL_S)
+    world.resume("learner-1")
+    world.run(END_S_MAX)
     return world
 
 
 def merges_between(world, begin_s, end_s):
     """The (t, learners) of the syncs launched in a stretch of time."""
-    merged = {t: learners for t, _, learners in world.watch.merges}
-    return [(t, merged[t]) for at, t, *_ in world.watch.launches if begin_s <= at < end_s]
+    merged = {t: learners for _, t, _, learners in world.merging.merges}
+    return [(t, merged[t]) for at, t, *_ in world.traced.launches if begin_s <= at < end_s]
 
 
 def steps_of(world, name):
     """When each step of a learner finished."""
-    return world.watch.steps[name]
+    return world.learning.steps[name]
 
 
 def resumed_step(world):
     """The first step that begins after the stall, and the fragments as they were then."""
     return next(
         effect
-        for at, name, _, effects in world.trace
+        for at, name, _, effects in world.traced.lines
         for effect in effects
         if name == SECOND and at >= STALL_AT_S + STALL_S and isinstance(effect, RunStep)
     )
@@ -57,6 +57,7 @@ def test_everybody_takes_part_before_and_after(fig2):
     assert len(before) >= 4
     assert len(after) >= 6
     assert {"done"} == {node.finish.status for node in fig2.nodes.values()}
+    assert fig2.over
 
 
 def test_during_the_stall_every_sync_has_only_the_first_learner(fig2):
@@ -68,7 +69,7 @@ def test_during_the_stall_every_sync_has_only_the_first_learner(fig2):
 def test_the_first_learner_never_pauses(fig2, World, make_job):
     """Its steps come at the very times at which they come when nobody stalls."""
     calm = World(make_job(learners=2, fragments=3, interval=3, steps=18, overlap=2, quorum=1))
-    calm.run()
+    calm.run(END_S_MAX)
     shared = min(len(steps_of(calm, FIRST)), len(steps_of(fig2, FIRST)))
     assert shared >= 18
     assert steps_of(calm, FIRST)[:shared] == steps_of(fig2, FIRST)[:shared]
@@ -76,8 +77,8 @@ def test_the_first_learner_never_pauses(fig2, World, make_job):
 
 def test_the_global_step_advances_every_step(fig2):
     """Every global step is merged once, in order, about a step after the one before."""
-    assert list(range(1, 19)) == [t for t, *_ in fig2.watch.merges]
-    times = [at for at, *_ in fig2.watch.launches][1:]
+    assert list(range(1, 19)) == [t for _, t, *_ in fig2.merging.merges]
+    times = [at for at, *_ in fig2.traced.launches][1:]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     # A window of at most a step is given once, when somebody begins to be missing.
     assert max(gaps) <= 2.0
@@ -89,7 +90,7 @@ def test_on_resume_the_newest_of_each_fragment_is_applied(fig2):
     at = STALL_AT_S + STALL_S
     known = {
         event.body.fragment: event.body.version
-        for when, name, event, _ in fig2.trace
+        for when, name, event, _ in fig2.traced.lines
         if name == SECOND and when <= at and hasattr(getattr(event, "body", None), "version")
     }
     step = resumed_step(fig2)
@@ -103,7 +104,7 @@ def test_on_resume_the_counters_restart(fig2):
     versions = [each.version for each in resumed_step(fig2).overwrites]
     effects = next(
         effects
-        for _, name, event, effects in fig2.trace
+        for _, name, event, effects in fig2.traced.lines
         if name == SECOND and isinstance(event, StepFinished) and event.step == step
     )
     said = next(e.body for e in effects if isinstance(e, Transmit))
@@ -118,7 +119,7 @@ def test_it_contributes_again_at_a_following_sync(fig2):
     back = {each.fragment: each.version for each in resumed_step(fig2).overwrites}
     said = [
         event.body
-        for when, _, event, _ in fig2.trace
+        for when, _, event, _ in fig2.traced.lines
         if when > at + 1.0
         and isinstance(getattr(event, "body", None), Contribution)
         and event.sender == SECOND

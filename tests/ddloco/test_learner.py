@@ -7,7 +7,7 @@ import pytest
 from ddloco.effects import EncodeFragment, Finish, Observe, RunStep
 from ddloco.events import FragmentEncoded, Started, StepFinished, StopRequested, WorkFailed
 from ddloco.learner import ANSWERS_MAX, Learner
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
 from transport import (
     BULK,
     CONTROL,
@@ -19,6 +19,7 @@ from transport import (
     PeerJoined,
     PeerLost,
     PeerRefused,
+    Retire,
     Send,
     SetTimer,
     TimerFired,
@@ -217,6 +218,39 @@ def test_older_and_equal_versions_are_ignored(training, version):
     """A version that is not newer than what waits is not kept."""
     training.say(GlobalFragment(1, 4))
     assert [] == training.say(GlobalFragment(1, version))
+
+
+def test_a_version_may_come_instead_of_what_was_made_of_it(training):
+    """What was refused is replaced by the same version, and its counters restart."""
+    training.say(GlobalFragment(1, 4))
+    training.finish_step()
+    training.finish_step()
+    (keep,) = training.say(GlobalFragment(1, 4, instead=True))
+    (run,) = of(RunStep, training.finish_step())
+    assert [(1, 4, keep.handle)] == [(e.fragment, e.version, e.handle) for e in run.overwrites]
+    (progress,) = said(Progress, training.finish_step())
+    assert (4, 1) == (progress.versions[1], progress.steps[1])
+
+
+@pytest.mark.parametrize(("version", "taken"), [(3, False), (4, False), (5, True)])
+def test_what_waits_is_not_replaced_by_its_like(training, version, taken):
+    """Nothing was trained from a version that waits; an older one is never taken."""
+    training.say(GlobalFragment(1, 4))
+    effects = training.say(GlobalFragment(1, version, instead=True))
+    assert taken is bool(of(Keep, effects))
+
+
+def test_an_older_version_does_not_come_instead(training):
+    """Where the learner has gone on to a newer version, the refusal is of the past."""
+    training.say(GlobalFragment(1, 4))
+    training.finish_step()
+    training.finish_step()
+    assert [] == training.say(GlobalFragment(1, 3, instead=True))
+
+
+def test_who_has_gone_for_good_is_retired(training):
+    """The syncer's roster is the actor's business; nothing else comes of it."""
+    assert [Retire({"learner-1": 3})] == training.say(Roster(9, {"learner-1": 3}))
 
 
 def test_a_version_going_in_is_not_taken_again(training):

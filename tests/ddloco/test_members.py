@@ -2,90 +2,141 @@
 
 import pytest
 
-from ddloco.members import Member
+from ddloco.members import RESEND_S_MIN, RESEND_STEPS, Member
 from ddloco.messages import Contribution, Progress
 
 
 @pytest.fixture
 def member():
     """A learner of two fragments that has just joined."""
-    return Member("learner-0.1", "learner-0.1", [-1, -1], [-1, -1])
+    return Member("learner-0.1", "learner-0.1", 2, [-1, -1], 5.0)
 
 
-def progress(step, versions=(0, 0), steps=(1, 1)):
+def progress(step, versions=(0, 0), steps=(1, 1), step_s=1.0):
     """A report."""
-    return Progress(step, 1.0, versions, steps, tuple(8 * n for n in steps))
+    return Progress(step, step_s, versions, steps, tuple(8 * n for n in steps))
 
 
-def contribution(base=0, steps=1, fragment=0):
+def contribution(base=0, steps=1, fragment=0, tokens=None):
     """An answer to a pull."""
-    return Contribution(5, fragment, base, 9, steps, 8 * steps)
+    return Contribution(5, fragment, base, 9, steps, 8 * steps if tokens is None else tokens)
 
 
 def test_only_a_finished_step_is_fresh(member):
     """A report before the first step, or of the same step again, is no new step."""
-    assert member.report(progress(0)) is None
+    assert member.report(6.0, progress(0)) is None
     assert not member.fresh
-    assert member.report(progress(1)) is None
+    assert member.report(7.0, progress(1)) is None
     assert member.fresh
     member.fresh = False
-    assert member.report(progress(1)) is None
+    assert member.report(8.0, progress(1)) is None
     assert not member.fresh
 
 
 def test_fresh_lasts_until_the_next_launch(member):
     """A second report of the same step does not take freshness away."""
-    member.report(progress(1))
-    member.report(progress(1))
+    member.report(6.0, progress(1))
+    member.report(7.0, progress(1))
     assert member.fresh
 
 
 @pytest.mark.parametrize("false", [progress(2), progress(4, (0,), (1,)), progress(4, (0, 0), (1,))])
 def test_a_report_that_cannot_be_true_changes_nothing(member, false):
     """An older step or another number of fragments is named, and not believed."""
-    member.report(progress(3))
-    assert member.report(false) is not None
-    assert progress(3) == member.progress
+    member.report(6.0, progress(3))
+    assert member.report(7.0, false) is not None
+    assert (progress(3), 6.0) == (member.progress, member.heard_at)
+
+
+def test_it_is_known_when_it_was_heard_and_how_long_its_steps_take(member):
+    """Joining is the first word; until a report nothing is known of its pace."""
+    assert (5.0, 0.0) == (member.heard_at, member.step_s)
+    member.report(6.5, progress(1, step_s=2.5))
+    assert (6.5, 2.5) == (member.heard_at, member.step_s)
 
 
 def test_it_lacks_what_it_neither_holds_nor_was_sent(member):
     """The newest version is lacking until it is held or on its way."""
-    assert member.lacks(0, 0)
-    member.report(progress(1, versions=(0, -1)))
-    assert (False, True) == (member.lacks(0, 0), member.lacks(1, 0))
-    member.sent[0] = 3
-    assert (False, True) == (member.lacks(0, 3), member.lacks(0, 4))
+    assert member.lacks(5.0, 0, 0)
+    member.report(6.0, progress(1, versions=(0, -1)))
+    assert (False, True) == (member.lacks(6.0, 0, 0), member.lacks(6.0, 1, 0))
+    member.tell(6.0, 0, 3)
+    assert (False, True) == (member.lacks(6.0, 0, 3), member.lacks(6.0, 0, 4))
 
 
 @pytest.mark.parametrize(
-    ("fresh", "steps", "merged", "may"),
-    [(True, 1, -1, True), (False, 1, -1, False), (True, 0, -1, False), (True, 1, 0, False)],
+    ("step_s", "patience"),
+    [(0.0, RESEND_S_MIN), (1.0, RESEND_S_MIN), (60.0, 60.0 * RESEND_STEPS)],
 )
-def test_who_may_contribute(member, fresh, steps, merged, may):
-    """Fresh, trained since its version, and that version not merged already."""
-    member.report(progress(1, steps=(steps, 1)))
+def test_what_was_sent_and_does_not_show_is_lacking_again(member, step_s, patience):
+    """After ten of its steps, half a minute at least; counted anew from the second sending."""
+    member.report(6.0, progress(1, step_s=step_s))
+    member.tell(7.0, 0, 3)
+    member.tell(99.0, 1, 3)
+    assert (False, True) == (
+        member.lacks(7.0 + patience, 0, 3),
+        member.lacks(7.001 + patience, 0, 3),
+    )
+    member.tell(8.0 + patience, 0, 3)
+    assert not member.lacks(8.0 + 2 * patience, 0, 3)
+
+
+def test_what_shows_is_never_sent_again(member):
+    """However long ago it was sent, a version that is held is not lacking; nor an older one."""
+    member.tell(6.0, 0, 3)
+    member.report(7.0, progress(1, versions=(3, 0)))
+    assert not member.lacks(1e6, 0, 3)
+    assert not member.lacks(1e6, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("fresh", "steps", "merged", "oldest", "may"),
+    [
+        (True, 1, -1, -9, True),
+        (False, 1, -1, -9, False),
+        (True, 0, -1, -9, False),
+        (True, 1, 2, -9, True),
+        (True, 1, 3, -9, False),
+        (True, 1, 7, -9, False),
+        (True, 1, -1, 3, True),
+        (True, 1, -1, 4, False),
+    ],
+)
+def test_who_may_contribute(member, fresh, steps, merged, oldest, may):
+    """Fresh, trained since its version 3, that version not merged already, and not too old."""
+    member.report(6.0, progress(1, versions=(3, 0), steps=(steps, 1)))
     member.fresh, member.merged[0] = fresh, merged
-    assert may is member.may_contribute(0)
+    assert may is (member.fresh and member.may_contribute(0, oldest))
 
 
 def test_nobody_contributes_before_a_report(member):
     """A learner that has said nothing is not pulled."""
     member.fresh = True
-    assert not member.may_contribute(0)
+    assert not member.may_contribute(0, -9)
 
 
 @pytest.mark.parametrize(
-    ("said", "merged", "objects"),
+    ("said", "objects"),
     [
-        (contribution(base=3), 2, None),
-        (contribution(base=2), 2, "merged already"),
-        (contribution(base=1), 2, "merged already"),
-        (contribution(base=5), 2, "does not exist yet"),
-        (contribution(base=3, steps=0), 2, "nothing was trained"),
+        (contribution(base=3), None),
+        (contribution(base=4), None),
+        (contribution(base=2), "merged already"),
+        (contribution(base=1), "merged already"),
+        (contribution(base=5), "does not exist yet"),
+        (contribution(base=3, steps=0), "nothing was trained"),
+        (contribution(base=3, tokens=0), "nothing was trained"),
     ],
 )
-def test_objections(member, said, merged, objects):
+def test_objections(member, said, objects):
     """Tokens merged already, versions not made yet and empty answers are objected to."""
-    member.merged[0] = merged
-    objection = member.objection(said, 4)
+    member.merged[0] = 2
+    objection = member.objection(said, 4, -9)
     assert objects is None if objection is None else objects in objection
+
+
+@pytest.mark.parametrize(("base", "stale"), [(6, True), (7, False), (8, False), (13, False)])
+def test_what_is_stale_is_objected_to(member, base, stale):
+    """A contribution from before the oldest version that is taken would take others' work back."""
+    objection = member.objection(contribution(base), 13, 7)
+    assert stale is (objection is not None)
+    assert not stale or "the oldest that is taken is 7" in objection

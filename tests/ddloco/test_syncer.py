@@ -2,17 +2,28 @@
 
 import pytest
 
-from ddloco.effects import Evaluate, Finish, MakeParameters, MergeFragment, Observe, SaveModel
+from ddloco.effects import (
+    Evaluate,
+    Finish,
+    MakeParameters,
+    MergeFragment,
+    Observe,
+    Recover,
+    SaveModel,
+)
 from ddloco.events import (
     Evaluated,
     FragmentMerged,
+    Kept,
     ModelSaved,
     ParametersMade,
+    Recovered,
     Started,
     StopRequested,
     WorkFailed,
 )
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Stop
+from ddloco.members import RESEND_S_MIN
+from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
 from ddloco.syncer import FAREWELL, LAUNCH, Syncer
 from transport import (
     BULK,
@@ -24,6 +35,7 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    Retire,
     Send,
     SetTimer,
     TimerFired,
@@ -31,18 +43,26 @@ from transport import (
 
 P = 3
 A, B, C = "learner-0.1", "learner-1.1", "learner-10.1"
+A2 = "learner-0.2"
 
 
 class Desk:
     """A syncer, and the events that can be put before it."""
 
-    def __init__(self, job, leaves):
+    def __init__(self, job, leaves, incarnation="syncer.1"):
         self.machine = Syncer(job)
         self.at = 0.0
         self.number = 0
         self.steps = {}
         self.holders = {}
-        self.tell(Started("syncer.1", leaves))
+        self.begun = self.tell(Started(incarnation, leaves))
+
+    def open(self, kept=()):
+        """What was kept is found, the rest is made; the effects of both."""
+        (recover,) = of(Recover, self.begun)
+        found = self.tell(Recovered(recover.work, tuple(kept)))
+        (make,) = of(MakeParameters, found)
+        return found, self.tell(ParametersMade(make.work, b"digest"))
 
     def tell(self, event, after_s=0.0):
         """An event happens; holders of arrays are counted as the actor would."""
@@ -114,7 +134,7 @@ def open_desk(make_job, leaves):
 
     def opened(*peers, learners=3, steps=12, interval=P, **sync):
         desk = Desk(make_job(learners, P, interval, steps, **sync), leaves)
-        desk.tell(ParametersMade(1, b"digest"))
+        desk.open()
         for peer in peers:
             desk.tell(PeerJoined(peer, peer))
             desk.report(peer, step=0, versions=(-1,) * P, steps=(0,) * P, step_s=0.0)
@@ -124,11 +144,12 @@ def open_desk(make_job, leaves):
 
 
 def test_it_listens_once_there_are_parameters(make_job, leaves):
-    """Nobody is welcomed before the initial parameters stand."""
-    machine = Syncer(make_job(fragments=P, interval=P))
-    effects = machine.handle(0.0, Started("syncer.1", leaves))
-    assert ([], 1) == (of(Listen, effects), len(of(MakeParameters, effects)))
-    assert 1 == len(of(Listen, machine.handle(1.0, ParametersMade(1, b"digest"))))
+    """Nobody is welcomed before what was kept was looked for, and the parameters stand."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves)
+    assert [Recover(1)] == desk.begun
+    found, made = desk.open()
+    assert [(0, 1, 2)] == [make.fragments for make in of(MakeParameters, found)]
+    assert ([], 1) == (of(Listen, found), len(of(Listen, made)))
 
 
 def test_a_joining_learner_gets_every_fragment_once(open_desk):
@@ -250,7 +271,7 @@ def test_as_many_syncs_as_the_overlap_allows(open_desk):
 def test_never_two_syncs_of_one_fragment(make_job, leaves):
     """With a single fragment the overlap has nothing to overlap."""
     desk = Desk(make_job(1, 1, 4, 40, overlap=3), leaves)
-    desk.tell(ParametersMade(1, b"digest"))
+    desk.open()
     desk.tell(PeerJoined(A, A))
     assert 1 == len(pulls(desk.report(A, versions=(0,), steps=(1,))))
     for _ in range(9):
@@ -371,16 +392,22 @@ def test_what_the_merge_refuses_is_attributed(open_desk):
         "refused", effects
     )
     assert [[A]] == [fields["learners"] for fields in observed("merge", effects)]
+    # B gets version 0 first, then 1; of the two it is the newer that would wait for credit.
+    told = [(peer, body.version, body.instead) for peer, body in said(GlobalFragment, effects)]
+    assert [(B, 0, True), (A, 1, False), (B, 1, False)] == told
     assert not [handle for handle in desk.holders if handle.startswith("in/")]
 
 
 def test_when_all_are_refused_the_version_stays(open_desk):
-    """Nothing is merged, the new arrays are dropped, and the sync is repeated."""
+    """Nothing is merged, the new arrays are dropped, and the sync is repeated.
+
+    Whoever was refused gets what there is, instead of what it has.
+    """
     desk = open_desk(A, overlap=1)
     desk.report(A)
     before = {h: n for h, n in desk.holders.items() if not h.startswith("in/")}
     effects = desk.merged(desk.contribute(A, 1, 1), refused=[(A, "not finite")])
-    assert [] == said(GlobalFragment, effects)
+    assert [(A, GlobalFragment(1, 0, instead=True))] == said(GlobalFragment, effects)
     assert [1] == [fields["t"] for fields in observed("sync repeated", effects)]
     assert before == desk.holders
     assert [(A, 1, 1)] == pulls(desk.report(A, after_s=1.0)), "its tokens were not merged"
@@ -409,6 +436,235 @@ def test_a_peer_may_go_by_another_name(open_desk):
     desk.report("learner-0")
     effects = desk.merged(desk.contribute("learner-0", 1, 1))
     assert [["learner-0"]] == [fields["learners"] for fields in observed("merge", effects)]
+
+
+# Staleness and repair.
+
+
+def behind(open_desk, staleness):
+    """A syncer whose fragment 1 is at version 4, merged from B; A still shows version 0."""
+    desk = open_desk(A, B, steps=40, overlap=1, grace=0.0, staleness=staleness)
+    for t in (1, 2, 3, 4):
+        fragment = t % P
+        base = {4: 1}.get(t, 0)
+        desk.report(B, after_s=2.0, versions=(0, base, 0), steps=(1,) * P)
+        desk.merged(desk.contribute(B, t, fragment, base=base))
+    for t in (5, 6):
+        desk.report(B, after_s=2.0, versions=(3, 4, 2))
+        desk.merged(desk.contribute(B, t, t % P, base={5: 2, 6: 3}[t]))
+    return desk
+
+
+@pytest.mark.parametrize(("staleness", "pulled"), [(1, []), (2, [(A, 7, 1)])])
+def test_who_is_too_far_behind_is_not_pulled(open_desk, staleness, pulled):
+    """Version 0 lags version 4 by more than one interval of three, and by less than two."""
+    desk = behind(open_desk, staleness)
+    assert pulled == pulls(desk.report(A, after_s=2.0))
+    assert 1 == len(pulls(desk.report(B, versions=(6, 4, 5)))) + len(pulled)
+
+
+def test_a_stale_contribution_is_refused(open_desk):
+    """Whoever was pulled with a newer base and answers with a stale one is not merged."""
+    desk = behind(open_desk, 1)
+    assert [(A, 7, 1)] == pulls(desk.report(A, after_s=2.0, versions=(6, 4, 5)))
+    (refusal,) = observed("refused", desk.contribute(A, 7, 1, base=0))
+    assert "the oldest that is taken is 1" in refusal["reason"]
+    (merge,) = of(MergeFragment, desk.contribute(A, 7, 1, base=1))
+    assert [(A, 1)] == [(share.name, share.base) for share in merge.shares]
+
+
+def test_what_does_not_arrive_is_sent_again(open_desk):
+    """A version that a learner does not show for half a minute is sent once more, and once."""
+    desk = open_desk(A, B, steps=40)
+    desk.report(A)
+    desk.merged(desk.contribute(A, 1, 1))
+    shown = {"versions": (0, 1, 0), "steps": (2, 1, 2)}
+    assert [] == said(GlobalFragment, desk.report(A, after_s=1.0, **shown))
+    assert [] == said(GlobalFragment, desk.report(B, after_s=RESEND_S_MIN - 2.0))
+    assert [(B, GlobalFragment(1, 1))] == said(GlobalFragment, desk.report(B, after_s=2.0))
+    assert [] == said(GlobalFragment, desk.report(B, after_s=1.0))
+    assert [] == said(GlobalFragment, desk.report(A, after_s=99.0, **shown))
+
+
+# Incarnations.
+
+
+def test_a_newer_incarnation_takes_the_place_of_the_older(open_desk):
+    """The older one is refused, its part in a sync is not waited for, and it changes nothing."""
+    desk = open_desk(A, B, quorum=2, overlap=1, steps=40)
+    desk.report(A)
+    assert 2 == len(pulls(desk.report(B)))
+    desk.contribute(B, 1, 1)
+    effects = desk.tell(PeerJoined(A2, A2))
+
+    assert [(A, True)] == [(each.peer, each.final) for each in of(Hangup, effects)]
+    assert [Retire({"learner-0": 2})] == of(Retire, effects)
+    floors = {"learner-0": 2}
+    assert [(A2, floors), (B, floors)] == [(p, b.floors) for p, b in said(Roster, effects)]
+    assert [[B]] == [[share.name for share in merge.shares] for merge in of(MergeFragment, effects)]
+    assert [A2] == [fields["learner"] for fields in observed("joined", effects)]
+    assert [] == desk.report(A)
+    assert [] == desk.contribute(A, 1, 1)
+    assert [] == desk.tell(PeerLost(A, "late"))
+
+
+def test_a_late_older_incarnation_is_refused(open_desk):
+    """It is told never to dial again, is observed, and has no part in anything."""
+    desk = open_desk(A2, B)
+    effects = desk.tell(PeerJoined(A, A))
+    assert [(A, True)] == [(each.peer, each.final) for each in of(Hangup, effects)]
+    assert [A] == [fields["learner"] for fields in observed("refused", effects)]
+    assert [] == of(Send, effects)
+    assert [] == desk.report(A)
+
+
+def test_what_came_before_the_newer_one_is_still_merged(open_desk):
+    """A contribution that had arrived was trained, whoever has its place now."""
+    desk = open_desk(A, B, quorum=2, overlap=1, steps=40)
+    desk.report(A)
+    desk.report(B)
+    desk.contribute(A, 1, 1)
+    desk.tell(PeerJoined(A2, A2))
+    (merge,) = of(MergeFragment, desk.contribute(B, 1, 1))
+    assert [A, B] == [share.name for share in merge.shares]
+
+
+def test_at_the_end_a_newer_incarnation_is_told_to_stop(open_desk):
+    """Also where its older one has been told."""
+    desk, _ = stopping(open_desk, A)
+    effects = desk.tell(PeerJoined(A2, A2))
+    assert [A2] == [peer for peer, _ in said(Stop, effects)]
+    assert [A] == [each.peer for each in of(Hangup, effects)]
+
+
+# Recovery.
+
+
+KEPT = (Kept(1, 4, {A: 1, C: 1}, b"digest"), Kept(2, 5, {A: 2}, b"digest"))
+"""What a syncer had merged of fragments 1 and 2 when it died."""
+
+
+@pytest.fixture
+def recovered(make_job, leaves):
+    """A second incarnation that has found what was kept."""
+
+    def made(kept=KEPT, **sync):
+        desk = Desk(
+            make_job(3, P, P, 40, **{"overlap": 1, "grace": 0.0, **sync}), leaves, "syncer.2"
+        )
+        desk.found, desk.made = desk.open(kept)
+        return desk
+
+    return made
+
+
+def test_only_what_was_not_kept_is_made(recovered):
+    """Fragment 0 is made anew; of the others the arrays that were found are held."""
+    desk = recovered()
+    assert [(0,)] == [make.fragments for make in of(MakeParameters, desk.found)]
+    assert [{"t": 5, "fragments": 2}] == observed("recovered", desk.found)
+    parts = {
+        f"{kind}/{p}/{v}" for p, v in ((1, 4), (2, 5)) for kind in ("theta", "momentum", "wire")
+    }
+    assert dict.fromkeys([*parts, "theta/0/0", "wire/0/0"], 1) == desk.holders
+    assert 1 == len(of(Listen, desk.made))
+
+
+def test_where_all_was_kept_nothing_is_made(recovered):
+    """The parameters are asked for all the same, of no fragment, and then it listens."""
+    desk = recovered([Kept(p, p + 3, {}, b"digest") for p in range(P)])
+    assert [()] == [make.fragments for make in of(MakeParameters, desk.found)]
+    assert of(Listen, desk.made)
+
+
+def test_at_the_first_start_nothing_was_kept(recovered):
+    """Nothing is said to be recovered."""
+    desk = recovered(())
+    assert [] == observed("recovered", desk.found)
+    assert {f"{kind}/{p}/0" for p in range(P) for kind in ("theta", "wire")} == set(desk.holders)
+
+
+def test_learners_get_the_versions_that_were_kept(recovered):
+    """Whoever joins is sent what it lacks of them."""
+    desk = recovered()
+    desk.tell(PeerJoined(B, B))
+    effects = desk.report(B, versions=(0, 4, 2), step=5)
+    assert [(B, GlobalFragment(2, 5))] == said(GlobalFragment, effects)
+
+
+def test_it_goes_on_after_the_newest_that_was_kept(recovered):
+    """Global step 6 comes after 5; what was launched and not merged is due an interval later."""
+    desk = recovered()
+    desk.tell(PeerJoined(B, B))
+    assert [(B, 6, 0)] == pulls(desk.report(B, versions=(0, 4, 5), step=5))
+    effects = desk.merged(desk.contribute(B, 6, 0))
+    (merge,) = observed("merge", effects)
+    assert (6, [B]) == (merge["t"], merge["learners"])
+    later = desk.report(B, versions=(6, 4, 5), after_s=3.0)
+    assert [(B, 7, 1)] == pulls(later)
+    (merge,) = of(MergeFragment, desk.contribute(B, 7, 1, base=4))
+    assert ("theta/1/4", "momentum/1/4") == (merge.theta, merge.momentum)
+
+
+def test_what_was_spent_is_not_merged_again(recovered):
+    """Bases that a former syncer merged: not pulled, refused if it comes, and kept on."""
+    desk = recovered(staleness=2)
+    for peer in (A, B):
+        desk.tell(PeerJoined(peer, peer))
+    desk.report(B, versions=(0, 4, 5), step=5)
+    desk.merged(desk.contribute(B, 6, 0))
+    assert [] == pulls(desk.report(A, versions=(6, 1, 5), step=5, after_s=3.0))
+    assert [(B, 7, 1)] == pulls(desk.report(B, versions=(6, 4, 5)))
+    assert "came after" in observed("refused", desk.contribute(A, 7, 1, base=1))[0]["reason"]
+    (merge,) = of(MergeFragment, desk.contribute(B, 7, 1, base=4))
+    assert ({A: 1, C: 1}, [(B, 4)]) == (merge.spent, [(s.name, s.base) for s in merge.shares])
+
+
+def test_who_insists_on_what_was_spent_is_refused(recovered):
+    """Pulled with a new base, answered from the spent one."""
+    desk = recovered(staleness=2)
+    desk.tell(PeerJoined(A, A))
+    desk.report(A, versions=(0, 4, 5), step=5)
+    desk.merged(desk.contribute(A, 6, 0))
+    assert [(A, 7, 1)] == pulls(desk.report(A, versions=(6, 4, 5), step=6, after_s=3.0))
+    (refusal,) = observed("refused", desk.contribute(A, 7, 1, base=1))
+    assert "merged already" in refusal["reason"]
+
+
+def test_what_this_syncer_merges_is_spent_too(recovered):
+    """The next merge of a fragment names the bases of all before it, per incarnation the last."""
+    desk = recovered(staleness=3)
+    for peer in (A, B):
+        desk.tell(PeerJoined(peer, peer))
+    for t in (6, 7, 8, 9):
+        bases = (0 if t < 7 else 6, 4, 5)
+        desk.report(A, versions=bases, after_s=3.0)
+        effects = desk.contribute(A, t, t % P, base=bases[t % P])
+        if t < 9:
+            desk.merged(effects)
+    (merge,) = of(MergeFragment, effects)
+    assert (0, {A: 0}) == (merge.fragment, merge.spent)
+
+
+def test_the_dead_syncer_is_retired(recovered):
+    """Learners are told that its former incarnation will not be heard of again."""
+    desk = recovered()
+    (roster,) = [body for _, body in said(Roster, desk.tell(PeerJoined(B, B)))]
+    assert 2 == roster.floors["syncer"]
+
+
+def test_who_was_retired_before_the_crash_stays_so(recovered):
+    """A newer incarnation that is known from a merge keeps its place."""
+    desk = recovered([Kept(1, 4, {A2: 1}, b"digest")])
+    assert [(A, True)] == [(e.peer, e.final) for e in of(Hangup, desk.tell(PeerJoined(A, A)))]
+
+
+def test_a_stop_before_the_parameters_is_not_lost(make_job, leaves):
+    """Asked to end while it looks for what was kept, it ends once it could begin."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves)
+    assert [] == desk.tell(StopRequested("enough"))
+    _, made = desk.open()
+    assert [1, 1] == [len(of(Evaluate, made)), len(of(SaveModel, made))]
 
 
 # The end.

@@ -77,6 +77,36 @@ def test_every_check_can_fail(tmp_path, events, said):
     assert said in found
 
 
+NEWER = message("b.2", 0, b_2=1, c_2=4)
+
+
+@pytest.mark.parametrize(
+    ("heard", "learned", "holds"),
+    [
+        ({"b.2": 2, "c.1": 9}, {"b.2": 2}, True),
+        ({"b.2": 2, "c.1": 9}, {"b.2": 2, "c.1": 9}, True),
+        ({"b.2": 2, "c.3": 1}, {"b.2": 2}, False),
+        ({"b.2": 2, "d.1": 9}, {"b.2": 2}, False),
+        ({"b.2": 2, "c.10": 9}, {"b.2": 2}, False),
+        ({"b.2": 2, "c.1": 9, "c.2": 5}, {"b.2": 2, "c.2": 5}, True),
+    ],
+)
+def test_only_the_retired_may_be_left_out(tmp_path, heard, learned, holds):
+    """Whose actor is known under a higher number is retired, and need not be learned."""
+    events = [dict(NEWER), message("b.2", 1) | {"clock": heard, "learned": learned}]
+    found = problems(write(tmp_path, "a.1", events))
+
+    assert holds is (found == [])
+    assert holds or "the clock grew by" in found[0]
+
+
+def test_a_message_may_bring_the_newer_and_name_the_older(tmp_path):
+    """The very message that says that somebody came back may still know the one before."""
+    event = message("b.1", 0, b_1=1, c_1=3, c_2=1) | {"learned": {"b.1": 1, "c.2": 1}}
+
+    assert problems(write(tmp_path, "a.1", [event])) == []
+
+
 def test_an_effect_before_its_cause_is_found_between_tapes(tmp_path):
     """A message of an event that its sender's tape does not have."""
     one = write(tmp_path, "a.1", [message("b.1", 0, b_1=9)])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from clocks import RunningClock
 from transport import (
     CONTROL,
     LANES,
@@ -31,7 +32,7 @@ class Side:
     def __init__(self, me, name):
         self.me, self.name = me, name
         self.handles = Handles()
-        self.links = Links(me, self.handles)
+        self.links = Links(RunningClock(me), self.handles)
         self.heard, self.freed, self.timers = [], [], {}
 
     def said(self):
@@ -57,10 +58,9 @@ class Pair:
     def other(self, side):
         return self.hub if side is self.spoke else self.spoke
 
-    def tick(self, side, clock=None):
+    def tick(self, side, clock=None, source="test"):
         """Let one event happen at a side: its clock grows, as its actor would see to."""
-        known = {k: v for k, v in (clock or {}).items() if k != side.me}
-        side.links.clock = side.links.clock.merge(known).tick(side.me)
+        side.links.clock.tick(clock or {}, source)
 
     def ask(self, side, effect):
         self.tick(side)
@@ -68,7 +68,10 @@ class Pair:
 
     def tell(self, side, event):
         arrived = isinstance(event, MessageArrived)
-        self.tick(side, event.clock if arrived else None)
+        if arrived:
+            self.tick(side, event.clock, event.sender)
+        else:
+            self.tick(side)
         handle = event.handle if arrived else ""
         if handle:
             side.handles.hold(handle)

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clocks import RunningClock
 from ddloco.messages import GlobalFragment, Pull
 from transport import (
     BULK,
@@ -23,7 +24,7 @@ from transport import (
     TimerFired,
 )
 from transport.link import REDIAL_S_MAX, REDIAL_S_MIN
-from transport.message import Bye, Credit
+from transport.message import Bye, Credit, Refused
 from transport.outbox import WAITING_MAX, WINDOW_MESSAGES
 
 AGREED = {"job": "job-1", "plan": "p1"}
@@ -136,7 +137,7 @@ def test_who_does_not_agree_is_refused_and_told_what_differs(new_pair, theirs, r
 def test_who_listens_late_is_reached_by_the_next_dial(new_pair):
     """Hello to a side that does not listen yet is repeated, and then works."""
     pair = new_pair()
-    pair.hub.links = Links("hub.1", pair.hub.handles)
+    pair.hub.links = Links(RunningClock("hub.1"), pair.hub.handles)
     pair.settle()
     assert pair.spoke.heard == []
 
@@ -208,12 +209,12 @@ def test_clocks_travel_as_deltas_that_teach_everything(pair):
     pair.settle()
     pair.send(pair.hub, Pull(2, 0))
     [second] = pair.queues[HUB, CONTROL]
-    knew = pair.hub.links.clock
+    knew = pair.hub.links.clock.frozen()
     pair.settle()
 
     assert first.clock["third.1"] == 5
     assert set(second.clock) == {"hub.1"}
-    assert knew < pair.spoke.links.clock
+    assert knew < pair.spoke.links.clock.frozen()
 
 
 @pytest.mark.parametrize("lane", LANES)
@@ -340,6 +341,55 @@ def test_goodbye_is_said_also_to_a_peer_that_gives_no_credit(pair):
     pair.settle()
     assert pair.spoke.heard[-1] == PeerLost(HUB, "done")
     assert len(pair.hub.handles) == len(pair.spoke.handles) == 0
+
+
+def test_a_final_goodbye_is_the_last(pair):
+    """Whoever dialled is refused, and never dials again; without a reason to, it would."""
+    pair.send(pair.spoke, Pull(1, 0), payload="p/1")
+    pair.ask(pair.hub, Hangup(SPOKE, "your place is taken", final=True))
+    pair.settle()
+
+    assert pair.spoke.heard[-1] == PeerRefused(HUB, "your place is taken")
+    assert (pair.hub.news(), pair.spoke.timers) == ([PeerJoined], {})
+    assert not pair.spoke.links.knows(HUB)
+    assert not pair.hub.links.knows(SPOKE)
+
+
+def test_a_final_goodbye_costs_no_credit_either(pair):
+    """A peer that takes nothing in is refused all the same, and what waits for it is given up."""
+    for number in range(WINDOW_MESSAGES[CONTROL] + 5):
+        pair.send(pair.hub, Pull(number, 0), payload=f"p/{number}")
+
+    pair.ask(pair.hub, Hangup(SPOKE, "your place is taken", final=True))
+
+    assert pair.queues[HUB, CONTROL][-1].body == Refused("your place is taken")
+    assert len(pair.hub.handles) == 0
+    pair.settle()
+    assert pair.spoke.heard[-1] == PeerRefused(HUB, "your place is taken")
+
+
+def test_a_refusal_of_an_old_session_is_stale(pair):
+    """A final goodbye that comes after new hands were shaken is not for the new link."""
+    pair.ask(pair.hub, Hangup(SPOKE, "your place is taken", final=True))
+    late = pair.lose(pair.hub, CONTROL)
+    pair.tell(pair.spoke, LaneBroken(HUB, BULK, "cut"))
+    pair.fire(pair.spoke)
+    pair.settle()
+    pair.tell(pair.spoke, late)
+
+    assert pair.spoke.news() == [PeerJoined, PeerLost, PeerJoined]
+    assert pair.spoke.links.peers() == [HUB]
+
+
+def test_what_waits_in_a_lane_can_be_asked(pair):
+    """So many messages wait, and whether there is credit for one more."""
+    assert pair.hub.links.waiting(SPOKE, BULK) == (0, True)
+    for number in range(WINDOW_MESSAGES[BULK] + 2):
+        pair.send(pair.hub, Pull(number, 0), BULK)
+    assert pair.hub.links.waiting(SPOKE, BULK) == (2, False)
+    assert pair.hub.links.waiting(SPOKE, CONTROL) == (0, True)
+    pair.settle()
+    assert pair.hub.links.waiting(SPOKE, BULK) == (0, True)
 
 
 def test_hanging_up_before_the_link_is_up_stops_dialling(new_pair):

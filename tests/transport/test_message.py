@@ -8,15 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clocks import actor_of
 from ddloco.messages import (
     Contribution,
     GlobalFragment,
     Progress,
     Pull,
+    Roster,
     Said,
     Stop,
 )
-from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta, actor_of
+from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta
 from transport.message import Bye, Chunk, Credit, Hello, Refused, Reset, Welcome
 
 counts_st = st.integers(0, 2**63 - 1)
@@ -36,7 +38,8 @@ BODIES = {
     Progress: st.builds(Progress, counts_st, floats_st, versions_st, tuples_st, tuples_st),
     Pull: st.builds(Pull, counts_st, counts_st),
     Contribution: st.builds(Contribution, *[counts_st] * 6),
-    GlobalFragment: st.builds(GlobalFragment, counts_st, counts_st),
+    GlobalFragment: st.builds(GlobalFragment, counts_st, counts_st, st.booleans()),
+    Roster: st.builds(Roster, counts_st, st.dictionaries(names_st, counts_st, max_size=3)),
     Stop: st.builds(Stop, counts_st, text_st),
 }
 metas_st = st.builds(

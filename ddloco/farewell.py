@@ -1,0 +1,64 @@
+"""The end of a job, as the syncer goes through it: tell everybody, score the model, keep it, wait
+for the learners' goodbyes, leave. A machine inside the syncer's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddloco.effects import Evaluate, Finish, Observe, SaveModel, Status
+from ddloco.messages import Stop
+from transport import CONTROL, CancelTimer, Effect, Send, SetTimer
+
+FAREWELL_STEPS = 10
+FAREWELL_S_MIN = 3.0
+FAREWELL_S_MAX = 60.0
+"""How long the syncer waits at the end for learners to finish their step and say goodbye: ten
+steps of the median learner, within these bounds; whoever is later is left behind."""
+
+FAREWELL = "farewell"
+
+
+@dataclass(slots=True)
+class Farewell:
+    """A job that ends at global step ``t`` for a reason, and how far its end has got."""
+
+    status: Status
+    reason: str
+    t: int
+    merges: int
+    evaluating: int
+    patient: bool = True
+    evaluated: bool = False
+    saved: bool = False
+
+    def begin(
+        self,
+        at: float,
+        peers: Sequence[str],
+        fragments: tuple[str, ...],
+        saving: int,
+        step_s: float | None,
+    ) -> list[Effect]:
+        """Nothing is under way any more: tell everybody, score the model, keep it."""
+        patience = min(FAREWELL_STEPS * (step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
+        return [
+            *(self.stop(peer) for peer in peers),
+            Evaluate(self.evaluating, fragments),
+            SaveModel(saving, fragments),
+            SetTimer(FAREWELL, at + max(patience, FAREWELL_S_MIN)),
+        ]
+
+    def stop(self, peer: str) -> Send[Stop]:
+        """Tell a learner that it is over."""
+        return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
+
+    def result(self, loss: float | None) -> list[Effect]:
+        """The model is scored, or cannot be."""
+        self.evaluated = True
+        fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges}
+        return [Observe("result", fields)]
+
+    def leave(self, members: int) -> list[Effect]:
+        """Leave if all is done and nobody is left to wait for."""
+        if not (self.saved and self.evaluated) or (members and self.patient):
+            return []
+        return [CancelTimer(FAREWELL), Finish(self.status, self.reason)]

@@ -1,0 +1,119 @@
+"""Membership: who takes part, as the syncer sees it. A machine inside the syncer's.
+
+Nobody is ever expelled for being silent: a learner that is stopped, cut off or slow simply is not
+waited for, and is heard again when it speaks. What ends a membership is a link that is lost, or a
+newer incarnation of the same learner; the older one is then refused for good, whatever it still
+says. Every change has a number, the *epoch*; whoever has gone for good loses its entries in
+everybody's clock, so that clocks do not grow with restarts.
+"""
+
+from dataclasses import dataclass, field
+
+from clocks import actor_of, number_of
+from ddloco.members import Member
+from ddloco.messages import Roster
+from transport import CONTROL, Effect, Hangup, Retire, Send
+
+SILENCE_STEPS = 10
+SILENCE_S_MIN = 5.0
+SILENCE_S_UNKNOWN = 120.0
+"""A learner is silent after ten of its own steps without a word, at least five seconds; before its
+first step, which compiles, after two minutes. A silent one is not waited for in a grace window."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """Members by peer, and what must be remembered of them.
+
+    Attributes:
+        fragments: how many a member may contribute to.
+        members: whoever is linked, by peer, in order of names as bytes.
+        epoch: how many times the set of members has changed.
+        merged: per incarnation and fragment the base version of its last merged contribution, -1
+            for none; it outlives a link and a syncer, since the tokens behind it are spent.
+        newest: the highest incarnation number that was heard of each actor.
+    """
+
+    fragments: int
+    members: dict[str, Member] = field(default_factory=dict[str, Member])
+    epoch: int = 0
+    merged: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
+    newest: dict[str, int] = field(default_factory=dict[str, int])
+
+    def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
+        """A link to ``peer`` is up: its member, or None where a newer incarnation has its place."""
+        actor, number = actor_of(incarnation), number_of(incarnation)
+        newest = self.newest.get(actor, 0)
+        if number < newest:
+            reason = f"a newer incarnation, {actor}.{newest}, has the place of {incarnation}"
+            return None, [Hangup(peer, reason, final=True)]
+        effects: list[Effect] = []
+        if number > newest:
+            self.newest[actor] = number
+            effects += self._retire(actor, number, newest)
+        member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
+        self.members[peer] = member
+        # Always in order of names as bytes, so that nobody sorts on the way.
+        self.members = dict(sorted(self.members.items(), key=lambda each: each[0].encode()))
+        self.epoch += 1
+        # Only who has ever come back has incarnations to forget.
+        floors = {name: number for name, number in self.newest.items() if number > 1}
+        if floors:
+            roster = Roster(self.epoch, floors)
+            others = list(self.members) if effects else [peer]
+            effects += [Send(each, CONTROL, roster, key="roster") for each in others]
+        return member, effects
+
+    def _retire(self, actor: str, number: int, before: int) -> list[Effect]:
+        """Forget the older incarnations of an actor that has come back."""
+        effects: list[Effect] = []
+        for member in list(self.members.values()):
+            if actor_of(member.incarnation) == actor:
+                reason = f"a newer incarnation, {actor}.{number}, has joined"
+                effects.append(Hangup(member.peer, reason, final=True))
+                del self.members[member.peer]
+        gone = [each for each in self.merged if actor_of(each) == actor]
+        for incarnation in gone:
+            del self.merged[incarnation]
+        return [*effects, Retire({actor: number})] if before else effects
+
+    def _merged(self, incarnation: str) -> list[int]:
+        return self.merged.setdefault(incarnation, [-1] * self.fragments)
+
+    def recover(self, fragment: int, merged: dict[str, int]) -> None:
+        """What a merge of ``fragment`` had used up before this syncer started."""
+        for incarnation, base in merged.items():
+            actor, number = actor_of(incarnation), number_of(incarnation)
+            self.newest[actor] = max(self.newest.get(actor, 0), number)
+            self._merged(incarnation)[fragment] = base
+
+    def lose(self, peer: str) -> Member | None:
+        """The link to ``peer`` is gone."""
+        member = self.members.pop(peer, None)
+        self.epoch += member is not None
+        return member
+
+    def spent(self, fragment: int) -> dict[str, int]:
+        """Per incarnation the base whose tokens a merge of ``fragment`` has used up."""
+        return {
+            name: bases[fragment] for name, bases in self.merged.items() if bases[fragment] >= 0
+        }
+
+    def able(self, fragment: int, oldest: int) -> list[Member]:
+        """Who may contribute to ``fragment`` from ``oldest`` on, in order of names as bytes."""
+        members = self.members.values()
+        return [each for each in members if each.fresh and each.may_contribute(fragment, oldest)]
+
+    def missing(self, at: float) -> bool:
+        """Whether anybody is worth waiting for: linked, heard of lately, and not fresh."""
+        return any(not each.fresh and not self.silent(at, each) for each in self.members.values())
+
+    def silent(self, at: float, member: Member) -> bool:
+        """Whether a member has said nothing for longer than its own pace explains."""
+        step_s = member.step_s
+        patience = max(SILENCE_STEPS * step_s, SILENCE_S_MIN) if step_s else SILENCE_S_UNKNOWN
+        return at - member.heard_at > patience
+
+    def step_times(self) -> list[float]:
+        """The members' smoothed step times; 0 for one that has not said any."""
+        return [each.step_s for each in self.members.values() if each.progress is not None]

@@ -1,0 +1,303 @@
+"""One tape's part in a replay: its machine, its worker, and what must have become true again."""
+
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from clocks import actor_of
+from ddloco import chores
+from ddloco.actor import Actor
+from ddloco.arena import Arena
+from ddloco.arrays import Arrays
+from ddloco.config import Job
+from ddloco.effects import (
+    AverageGradients,
+    Differentiate,
+    EncodeFragment,
+    Evaluate,
+    MakeParameters,
+    MergeFragment,
+    Recover,
+    RunStep,
+    SaveModel,
+    Work,
+)
+from ddloco.events import Happened, Started, WorkFailed, WorkResult
+from ddloco.host import TASK, machine_for
+from ddloco.mailbox import Key, Mailbox, Posted
+from ddloco.process import open_worker
+from ddloco.provenance import code_version
+from ddloco.simulation.labour import Vault
+from ddloco.simulation.workers import SimulatedWorkers, is_simulated
+from ddloco.task import task_digest
+from ddloco.workers import Workers
+from replay import Divergence, Player, Tape, describe, tape
+from transport import Effect, Free, MessageArrived, Payload, Transmit
+
+
+class Theatre(Protocol):
+    """Where parts play together."""
+
+    job: Job
+    vault: Vault
+    warn: Callable[[str], None]
+    payloads: int
+    unverified: int
+
+    @property
+    def mailbox(self) -> Mailbox:
+        """Where messages travel."""
+        ...
+
+    def note(self, what: str) -> None:
+        """Something that people should know afterwards."""
+        ...
+
+    def posted_by(self, sender: str) -> bool:
+        """Whether there is a tape to check a message of ``sender`` against."""
+        ...
+
+    def played(self, event: Any) -> None:
+        """One more event was found equal."""
+        ...
+
+
+class Part:
+    """One tape's part in a replay."""
+
+    def __init__(self, rerun: Theatre, tape: Tape, folder: Path) -> None:
+        self._rerun = rerun
+        self._tape = tape
+        self._folder = folder
+        self._name = tape.incarnation
+        self._actor = Actor(self._name, machine_for(rerun.job, self._name))
+        self._player: Player[Any] = Player(tape, Happened, self._actor)
+        self._results: dict[int, Result] = {}
+        self._outputs: dict[int, tuple[str, ...]] = {}
+        self._in_step = True
+
+    async def perform(self) -> None:
+        """Start a worker as the tape's fingerprint names it, execute the tape, end the worker.
+
+        Raises:
+            Divergence: at the first difference.
+            TapeError: the tape cannot be read.
+            ChoreError: the task cannot be used.
+        """
+        async with AsyncExitStack() as stack:
+            await self._prepare(stack)
+            for difference in self.differences():
+                self._rerun.warn(difference)
+            await self.play()
+
+    async def _prepare(self, stack: AsyncExitStack) -> None:
+        job = self._rerun.job
+        if self._simulated():
+            self._arrays = Arrays()
+            self._workers: Workers | SimulatedWorkers = SimulatedWorkers(
+                job, self._tape.header, self._arrays, self._rerun.vault
+            )
+        else:
+            arena = stack.enter_context(closing(Arena()))
+            self._arrays = Arrays(arena)
+            environment = job.worker_of(actor_of(self._name)), self._fingerprint()
+            process = await stack.enter_async_context(open_worker(self._name, arena, *environment))
+            self._workers = Workers(job, self._name, self._arrays, process, self._folder)
+        self._prepared: chores.Prepared = await self._workers.prepare()
+
+    def _simulated(self) -> bool:
+        return is_simulated(self._tape.header)
+
+    def _fingerprint(self) -> dict[str, str] | None:
+        """The environment that the worker must have."""
+        return self._tape.header.fingerprint
+
+    def differences(self) -> list[str]:
+        """What can change arithmetic and is not as it was recorded."""
+        header = self._tape.header
+        then = {**header.fingerprint, "code": header.code}
+        now = {**self._prepared.fingerprint, "code": code_version()}
+        if not is_simulated(header):
+            then[TASK] = header.facts.get(TASK, "")
+            now[TASK] = task_digest(self._rerun.job.job.task)
+        return [
+            f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
+            for key in sorted({*then, *now})
+            if then.get(key) != now.get(key)
+        ]
+
+    async def play(self) -> None:
+        """Execute the tape to its end or to the first difference.
+
+        Raises:
+            Divergence: at the first difference.
+            TapeError: the tape cannot be read.
+        """
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            for record, event, outcome in self._player.moments():
+                sure = await self._confirm(record, event)
+                effects = self._handle(record, sure, outcome)
+                for effect in effects:
+                    self._perform(record.n, effect)
+                self._rerun.played(sure)
+            nursery.cancel_scope.cancel()
+        self._rerun.mailbox.silence(self._name)
+        if self._tape.closed is None:
+            note = f"{self._name}: the tape ends after event {self._actor.number}, not closed"
+            self._rerun.note(f"{note} (its process was killed)")
+
+    def _handle(
+        self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
+    ) -> Sequence[Any]:
+        return self._player.play(record, event, outcome)
+
+    # What the event says must be so again.
+
+    async def _confirm(self, record: tape.Event, event: Any) -> Any:
+        """Wait until what the event says has become true again; the event that is so."""
+        match event:
+            case Started():
+                if event.leaves != self._prepared.leaves:
+                    raise self._differs(record, event, event.leaves, self._prepared.leaves)
+            case MessageArrived():
+                await self._confirm_message(record, event)
+            case WorkResult():
+                await self._confirm_result(record, event)
+            case _:
+                await trio.lowlevel.checkpoint()
+        return event
+
+    async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
+        payload: Payload | None = None
+        if self._rerun.posted_by(event.sender):
+            key = self._key_of(event)
+            posted = await self._rerun.mailbox.take(key)
+            if posted is None:
+                raise self._differs(record, event, describe(event), "never said", "message")
+            self._compare_message(record, event, posted)
+            payload = posted.payload
+            if event.handle:
+                self._rerun.mailbox.take_payload(key)
+        if event.handle:
+            self._arrays.put(event.handle, payload)
+
+    def _key_of(self, event: MessageArrived[Any]) -> Key:
+        """A listening side is addressed by its actor's name, a dialling one by incarnation."""
+        me = actor_of(self._name) if event.peer == event.sender else self._name
+        number = event.clock.get(event.sender, 0)
+        return (event.sender, number, me, event.lane, event.session, event.seq)
+
+    def _compare_message(
+        self, record: tape.Event, event: MessageArrived[Any], posted: Posted
+    ) -> None:
+        said = posted.said
+        if (event.body, event.clock) != (said.body, said.clock):
+            got = f"{describe(said.body)} with clock {said.clock}"
+            recorded = f"{describe(event.body)} with clock {event.clock}"
+            raise self._differs(record, event, recorded, got, "message")
+        if posted.payload is not None:
+            self._rerun.payloads += 1
+            if posted.payload.digest != event.payload:
+                got = f"payload {posted.payload.digest.hex()}"
+                recorded = f"payload {event.payload.hex()}"
+                raise self._differs(record, event, recorded, got, "message")
+
+    async def _confirm_result(self, record: tape.Event, event: Any) -> None:
+        result = self._results.pop(event.work, None)
+        outputs = self._outputs.pop(event.work, ())
+        if isinstance(event, WorkFailed) and event.kind == "worker":
+            # The world's doing, not the work's: a fact, like the time.
+            self._rerun.note(f"{self._name}:{record.n}: {event.reason}")
+            return
+        if result is None:
+            # Its inputs are missing: taken from the tape.
+            self._rerun.unverified += 1
+            for handle in outputs:
+                if not isinstance(event, WorkFailed):
+                    self._arrays.put(handle, None)
+            return
+        await result.done.wait()
+        if same_bits(event) != same_bits(result.value):
+            raise self._differs(record, event, describe(event), describe(result.value))
+        self._workers.settle(event)
+
+    def _differs(
+        self, record: tape.Event, event: Any, expected: Any, actual: Any, aspect: Any = "result"
+    ) -> Divergence:
+        return self._player.differs(record, event, aspect, expected, actual)
+
+    # What the machine asks for again.
+
+    def _perform(self, number: int, effect: Effect) -> None:
+        match effect:
+            case Transmit():
+                known = effect.payload and self._arrays.known(effect.payload)
+                payload = self._arrays.get(effect.payload) if known else None
+                self._rerun.mailbox.post(self._name, number, effect, payload)
+            case Free(handle):
+                self._arrays.free(handle)
+            case Work():
+                inputs, outputs = handles_of(effect)
+                self._outputs[effect.work] = outputs
+                if self._can_do(effect, inputs):
+                    result = self._results[effect.work] = Result()
+                    self._nursery.start_soon(self._work, self._workers.do(effect), result)
+            case _:
+                pass  # Timers and observations belong to the first run.
+
+    def _can_do(self, work: Work, inputs: tuple[str, ...]) -> bool:
+        """Whether all that the work reads is known: arrays, and the worker's own state.
+
+        A step that could not be executed leaves a worker whose parameters and moments are not
+        those of the run; no later step can be checked.
+        """
+        known = self._arrays.known(*inputs)
+        if isinstance(work, RunStep):
+            known = self._in_step = self._in_step and known
+        return known
+
+    async def _work(self, coming: Awaitable[WorkResult], result: "Result") -> None:
+        result.value = await coming
+        result.done.set()
+
+
+@dataclass
+class Result:
+    """Work under way in a replay."""
+
+    done: trio.Event = field(default_factory=trio.Event)
+    value: WorkResult | None = None
+
+
+def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a piece of work reads, and what it makes."""
+    match work:
+        case Recover() | MakeParameters():
+            return (), ()
+        case RunStep():
+            return tuple(each.handle for each in work.overwrites), (work.out,)
+        case EncodeFragment() | Differentiate():
+            return (work.source,), (work.out,)
+        case AverageGradients():
+            return (work.theta, *(share.handle for share in work.shares)), work.out
+        case MergeFragment():
+            read = (work.theta, work.momentum, *(share.handle for share in work.shares))
+            return read, work.out
+        case Evaluate() | SaveModel():
+            return work.fragments, ()
+        case _:
+            raise AssertionError(f"unknown work: {work}")
+
+
+def same_bits(event: Any) -> tuple[bytes, bytes]:
+    """What must be equal of a result: its encoding, and the bits of its loss (NaN has many)."""
+    loss = getattr(event, "loss", None)
+    bits = struct.pack("<d", loss) if isinstance(loss, float) else b""
+    return msgspec.msgpack.encode(event), bits

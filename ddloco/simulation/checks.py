@@ -1,0 +1,309 @@
+"""What must hold in every world, checked beside it: merging, clocks, bounds, durability, healing.
+
+Each check has the stable name of its invariant. A check looks at events, effects and contents, and
+keeps books of its own; where it reads a machine's state, it is to bound it, not to believe it.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+from msgspec.msgpack import Encoder
+
+from clocks import actor_of, number_of
+from ddloco.effects import Finish, MergeFragment, Observe, RunStep
+from ddloco.events import FragmentMerged, Recovered, StepFinished
+from ddloco.faults import SYNCER
+from ddloco.learner import Learner
+from ddloco.messages import Contribution, GlobalFragment, Pull
+from ddloco.simulation.labour import TOKENS
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+from ddloco.syncer import Syncer
+from transport import CONTROL, Effect, Event, Free, LaneBroken, MessageArrived, Transmit
+
+Effects = Sequence[Effect]
+
+ROUNDING_S = 1e-6
+
+
+class Violation(Exception):  # noqa: N818, it is the field's word
+    """An invariant does not hold; the text begins with its name."""
+
+    def __init__(self, invariant: str, said: str) -> None:
+        super().__init__(f"{invariant}: {said}")
+        self.invariant = invariant
+
+
+def hold(condition: object, invariant: str, said: str) -> None:
+    """Raise a violation unless ``condition`` holds."""
+    if not condition:
+        raise Violation(invariant, said)
+
+
+class Books:
+    """A check that does nothing when actors come and go."""
+
+    def started(self, world: World, node: Node) -> None:
+        """An actor is about to take its first event."""
+
+    def died(self, world: World, node: Node) -> None:
+        """An actor is gone."""
+
+    def observed(self, node: Node, what: Observe) -> None:
+        """An actor has observed something."""
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """An event was handled."""
+
+
+class Merging(Books):
+    """merge-once, token-conservation, outer-monotone, weights-valid, quorum-or-grace,
+    staleness-bound, no-zombie: what the syncer does with contributions."""
+
+    def __init__(self) -> None:
+        self.merges: list[tuple[float, int, int, tuple[str, ...]]] = []
+        """(seconds, t, fragment, learners) of every merge."""
+        self.tokens: Counter[str] = Counter()
+        """Tokens merged, by incarnation, every fragment counted."""
+        self.versions: Counter[int] = Counter()
+        self._spent: set[tuple[str, int, int]] = set()
+        self._arrived: dict[str, tuple[str, Contribution, int]] = {}
+        self._merging: dict[int, MergeFragment] = {}
+        self._newest: Counter[str] = Counter()
+
+    def started(self, world: World, node: Node) -> None:
+        """A new syncer has nothing under way, and must not need what only the old one knew."""
+        if node.actor_name == SYNCER:
+            self._arrived.clear()
+            self._merging.clear()
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Only the syncer merges."""
+        if not isinstance(node.actor.machine, Syncer):
+            return
+        if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
+            self._contribution(node, event, event.body)
+        elif isinstance(event, FragmentMerged):
+            self._merged(world, event)
+        elif isinstance(event, Recovered):
+            self._merging.clear()
+        pulls: dict[int, list[str]] = {}
+        for effect in effects:
+            if isinstance(effect, MergeFragment):
+                self._merge(world, effect)
+            elif isinstance(effect, Observe) and effect.event == "joined":
+                actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
+                self._newest[actor] = max(self._newest[actor], number_of(number))
+            elif isinstance(effect, Transmit) and isinstance(effect.body, Pull):
+                pulls.setdefault(effect.body.t, []).append(effect.peer)
+        for t, peers in pulls.items():
+            quorum = world.job.sync.quorum
+            hold(len(set(peers)) == len(peers), "quorum-or-grace", f"sync {t} pulls one twice")
+            hold(len(peers) >= quorum, "quorum-or-grace", f"sync {t} has {len(peers)} of {quorum}")
+        self._overdue(world, node)
+
+    def _contribution(self, node: Node, event: MessageArrived[Any], said: Contribution) -> None:
+        number = node.actor.number
+        what = node.contents[event.handle].what if event.handle else None
+        told = (said.fragment, said.base, said.steps, said.step)
+        said_by = f"contribution of {event.sender} at event {number}"
+        hold(what == told, "token-conservation", f"{said_by} says {told}, its array is {what}")
+        hold(said.tokens == said.steps * TOKENS, "token-conservation", f"{said_by}: {said.tokens}")
+        newest = self._newest[actor_of(event.sender)]
+        self._arrived[event.handle] = (event.sender, said, newest)
+
+    def _merge(self, world: World, merge: MergeFragment) -> None:
+        names = [share.name for share in merge.shares]
+        sync = world.job.sync
+        in_order = sorted(set(names), key=str.encode) == names
+        hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
+        for share in merge.shares:
+            sender, said, newest = self._arrived[share.handle]
+            alive = number_of(sender) >= newest
+            hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
+            told = (sender, said.t, said.fragment)
+            hold(told == (share.name, merge.t, merge.fragment), "merge-once", f"{told} in {merge}")
+            weight = said.tokens * (said.tokens / said.steps)
+            hold(share.weight == weight, "weights-valid", f"{share.weight} for {weight}")
+            lag = self.versions[merge.fragment] - said.base
+            late = lag > sync.staleness * sync.interval
+            hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
+        self._merging[merge.work] = merge
+
+    def _merged(self, world: World, event: FragmentMerged) -> None:
+        merge = self._merging.pop(event.work)
+        shares = {share.name: share for share in merge.shares}
+        for name in event.accepted:
+            _, said, _ = self._arrived.pop(shares[name].handle)
+            spent = (name, said.fragment, said.base)
+            hold(spent not in self._spent, "merge-once", f"tokens of {spent} at t {merge.t} again")
+            self._spent.add(spent)
+            self.tokens[name] += said.tokens
+        if not event.accepted:
+            return
+        ones = abs(sum(event.weights) - 1.0) < 1e-12 and min(event.weights) > 0.0
+        hold(ones, "weights-valid", f"weights {event.weights} of merge {merge.t}")
+        before = self.versions[merge.fragment]
+        hold(before < merge.t, "outer-monotone", f"version {merge.t} after {before}")
+        self.versions[merge.fragment] = merge.t
+        self.merges.append((world.now, merge.t, merge.fragment, event.accepted))
+
+    def _overdue(self, world: World, node: Node) -> None:
+        """A sync whose quorum has come is launched when its floor and grace window are over."""
+        machine: Any = node.actor.machine
+        waiting = machine._waiting
+        if waiting is None or waiting.quorum_at is None:
+            return
+        at = world.now - node.zero
+        due = max(waiting.floor_at, waiting.quorum_at + waiting.grace_s)
+        in_time = at <= due + ROUNDING_S
+        hold(in_time, "quorum-or-grace", f"sync {waiting.t} was due at {due}, it is {at}")
+
+
+class Learning(Books):
+    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, list[float]] = {}
+        """When each incarnation finished its steps."""
+        self._instead: set[tuple[str, int, int]] = set()
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Only learners learn."""
+        if node.actor_name == SYNCER or not isinstance(node.actor.machine, Learner):
+            return
+        name = node.incarnation
+        steps = self.steps.setdefault(name, [])
+        runs = [effect for effect in effects if isinstance(effect, RunStep)]
+        if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+            if event.body.instead:
+                self._instead.add((name, event.body.fragment, event.body.version))
+        elif isinstance(event, StepFinished):
+            steps.append(world.now)
+            goes_on = runs or any(isinstance(effect, Finish) for effect in effects)
+            hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
+        for run in runs:
+            hold(run.step == len(steps) + 1, "outer-monotone", f"{name}: step {run.step}")
+            if run.step == 1:
+                whole = len(run.overwrites) == len(world.plan.fragments)
+                hold(whole, "no-unhealed-donor", f"{name} begins with {len(run.overwrites)} parts")
+                first = isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment)
+                hold(first, "no-learner-waits-on-learner", f"{name} begins at {event}")
+            else:
+                own = isinstance(event, StepFinished)
+                hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
+            for each in run.overwrites:
+                held = node.labour.versions[each.fragment]
+                again = (name, each.fragment, each.version) in self._instead
+                hold(
+                    held < each.version + again,
+                    "outer-monotone",
+                    f"{name} overwrites {held} with {each.version}",
+                )
+
+
+class Clocks(Books):
+    """clock-causal, clock-vs-truth: vector clocks against the happened-before that really was."""
+
+    def __init__(self) -> None:
+        self.lossless = True
+        """Until something was lost; after that a clock may know less than the truth, never more."""
+        self._truth: dict[str, dict[str, int]] = {}
+        self._said: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
+
+    def started(self, world: World, node: Node) -> None:
+        """Whoever starts knows nothing."""
+        self._truth[node.incarnation] = {}
+
+    def died(self, world: World, node: Node) -> None:
+        """What was on its way to or from it may be lost."""
+        self.lossless = False
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Keep the truth, and compare."""
+        me, clock = node.incarnation, node.actor.clock
+        truth = self._truth[me]
+        self.lossless = self.lossless and not isinstance(event, LaneBroken)
+        number = truth.get(me, 0) + 1
+        hold(clock.number == number, "clock-causal", f"{me} counts {clock.number} for {number}")
+        truth[me] = number
+        if isinstance(event, MessageArrived):
+            _, theirs = self._said[id(event.clock)]
+            for name, count in theirs.items():
+                if count > truth.get(name, 0):
+                    truth[name] = count
+        floors = node.actor.floors
+        counts = clock.wire()
+        for name, count in counts.items():
+            known = truth.get(name, 0)
+            hold(count <= known, "clock-vs-truth", f"{me}:{number} has {name}:{count}, not {known}")
+        if self.lossless and not floors:
+            hold(counts == truth, "clock-vs-truth", f"{me}:{number} has {counts}, truth is {truth}")
+        frozen: dict[str, int] | None = None
+        for effect in effects:
+            if isinstance(effect, Transmit):
+                frozen = frozen or dict(truth)
+                self._said[id(effect.clock)] = (effect.clock, frozen)
+
+
+class Bounds(Books):
+    """bounded-memory, control-not-starved, and that every array has its holders."""
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Count what the actor holds."""
+        actor, sync = node.actor, world.job.sync
+        if node.finish is not None or any(isinstance(effect, Finish) for effect in effects):
+            return
+        me, learners = f"{node.incarnation}:{actor.number}", world.job.job.learners
+        freed = {effect.handle for effect in effects if isinstance(effect, Free)}
+        held, stored = actor.handles.names(), node.contents.keys() - freed
+        hold(stored <= held, "bounded-memory", f"{me}: nobody holds {sorted(stored - held)}")
+        parts = len(world.plan.fragments)
+        most = 3 * parts + 4 * sync.overlap + 4
+        if node.actor_name == SYNCER:
+            most = 3 * parts + sync.overlap * (learners + 3) + parts * learners
+        hold(len(held) <= most, "bounded-memory", f"{me} holds {len(held)} arrays, {most} at most")
+        entries = 2 * learners + 4
+        hold(len(actor.clock) <= entries, "bounded-memory", f"{me}: {len(actor.clock)} entries")
+        for peer in actor.links.peers():
+            for lane in ("control", "bulk"):
+                waiting, credit = actor.links.waiting(peer, lane)
+                hold(waiting <= parts + 8, "bounded-memory", f"{me}: {waiting} wait for {peer}")
+                starved = lane == CONTROL and waiting and credit
+                hold(not starved, "control-not-starved", f"{me}: {waiting} wait for {peer}")
+
+
+class Durable(Books):
+    """ack-after-durable: what any learner has received, a syncer that starts again still has."""
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Look when a syncer has found what was kept."""
+        if not isinstance(event, Recovered):
+            return
+        kept = {each.fragment: each.version for each in event.kept}
+        for other in world.nodes.values():
+            if other.actor_name == SYNCER:
+                continue
+            for p, version in enumerate(other.labour.versions):
+                found = kept.get(p, 0)
+                said = f"{other.incarnation} has version {version} of {p}, kept was {found}"
+                hold(version <= found, "ack-after-durable", said)
+
+
+class Trail(Books):
+    """One value for all that happened, to compare two runs of the same world."""
+
+    def __init__(self) -> None:
+        self._digest = xxhash.xxh3_128()
+        self._encode = Encoder(order="deterministic").encode
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Take in an event and what it led to."""
+        self._digest.update(f"{world.now!r} {node.incarnation} ".encode())
+        self._digest.update(self._encode((event, list(effects))))
+
+    def value(self) -> str:
+        """The value so far."""
+        return self._digest.hexdigest()

@@ -1,0 +1,159 @@
+"""A learner made of many chips: slices that fail and return, and what each change costs.
+
+Goodput simulation (paper section 7): failures of chips are a Poisson process, the time until a
+slice is back follows an exponentiated Weibull distribution. A learner that is elastic goes on with
+the slices that are left after ``downscale_s``, and takes slices in again after ``upscale_s``: at
+the next failure, which stops it anyway, or when they have waited ``patience_s``. One that is not
+elastic stops for ``restart_s`` at every failure. What happens during a stop is part of it.
+
+The paper does not publish these durations. The defaults are calibrated to its Table 1, and stated
+wherever they are shown; see ``scenarios/goodput.toml``.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from typing import Annotated
+
+from msgspec import Meta
+
+from ddloco.sections import Section
+from ddloco.simulation.node import Pace
+
+YEAR_S = 365.25 * 24 * 3600
+
+Seconds = Annotated[float, Meta(ge=0.0)]
+More = Annotated[float, Meta(gt=0.0)]
+
+
+class Chips(Section, frozen=True):
+    """``[chips]``: what learners are made of, and how that fails.
+
+    Attributes:
+        total: chips of the whole job, shared evenly by its learners.
+        slice: chips that fail and return together.
+        mtbi_s: mean time between interruptions of one chip.
+        elastic: whether a learner goes on without a slice that failed.
+        downscale_s: how long an elastic learner stops at a failure.
+        upscale_s: how long it stops to take slices in again.
+        patience_s: how long a slice that is back waits for a stop that is due anyway.
+        restart_s: how long a learner that is not elastic stops at a failure.
+        back_scale_s, back_shape, back_power: exponentiated Weibull distribution of the time until a
+            slice is back: P(T < x) = (1 - exp(-(x / scale) ** shape)) ** power.
+        back_max_s: a slice that takes longer is replaced.
+    """
+
+    total: Annotated[int, Meta(ge=1)]
+    slice: Annotated[int, Meta(ge=1)] = 256
+    mtbi_s: More = YEAR_S
+    elastic: bool = True
+    downscale_s: Seconds = 19.0
+    upscale_s: Seconds = 12.0
+    patience_s: Seconds = 50.0
+    restart_s: Seconds = 77.0
+    back_scale_s: More = 500.0
+    back_shape: More = 0.9
+    back_power: More = 1.2
+    back_max_s: Seconds = 4 * 3600.0
+
+    def back_s(self, rng: random.Random) -> float:
+        """Draw the time until a slice is back."""
+        inner = 1.0 - rng.random() ** (1.0 / self.back_power)
+        if inner <= 0.0:
+            return self.back_max_s
+        waited = self.back_scale_s * (-math.log(inner)) ** (1.0 / self.back_shape)
+        return min(waited, self.back_max_s)
+
+
+class ChipPace(Pace):
+    """The pace of a learner of many chips.
+
+    A step is a fixed amount of work: with fewer slices it takes longer. A stop interrupts the step
+    that runs; it goes on afterwards.
+
+    Args:
+        chips: how they fail.
+        count: how many this learner has.
+        step_s: seconds of a step with all of them.
+        variance: standard deviation of a step's duration, as a share of it.
+        rng: the learner's own stream.
+    """
+
+    def __init__(
+        self, chips: Chips, count: int, step_s: float, variance: float, rng: random.Random
+    ) -> None:
+        super().__init__(step_s, variance, rng)
+        self.stops = 0
+        self.stopped: list[tuple[float, float]] = []
+        """When it stood still, from and to, since somebody last took this list."""
+        self._chips = chips
+        self._slices = max(count // chips.slice, 1)
+        self._rate = count / chips.mtbi_s
+        self._failed = 0
+        self._returns: list[float] = []
+        self._ready = 0
+        self._ready_since = math.inf
+        self._failure = rng.expovariate(self._rate)
+
+    def step(self, now: float, slow: float) -> float:
+        """A step begins; how long it takes, stops included."""
+        work = super().step(now, slow)
+        self._running_s = self.step_s
+        at = now
+        while True:
+            rate = 1.0 - self._failed / self._slices
+            end = at + work / rate if rate > 0 else math.inf
+            due, change = self._next()
+            if due >= end:
+                return end - now
+            work -= max(due - at, 0.0) * rate
+            at = change(max(due, at))
+
+    def _next(self) -> tuple[float, Callable[[float], float]]:
+        """What changes next, and when."""
+        back = self._returns[0] if self._returns else math.inf
+        upscale = self._ready_since + self._chips.patience_s
+        due = min(self._failure, back, upscale)
+        if due == self._failure:
+            return due, self._fail
+        return due, (self._come_back if due == back else self._upscale)
+
+    def _fail(self, at: float) -> float:
+        chips = self._chips
+        self._failure = at + self._rng.expovariate(self._rate)
+        if not chips.elastic:
+            return self._stop(at, chips.restart_s)
+        self._lose_slice(at)
+        self._take_in()
+        return self._stop(at, chips.downscale_s)
+
+    def _lose_slice(self, at: float) -> None:
+        if self._failed < self._slices:
+            self._failed += 1
+            heapq.heappush(self._returns, at + self._chips.back_s(self._rng))
+
+    def _come_back(self, at: float) -> float:
+        heapq.heappop(self._returns)
+        self._ready += 1
+        self._ready_since = min(self._ready_since, at)
+        return at
+
+    def _upscale(self, at: float) -> float:
+        self._take_in()
+        return self._stop(at, self._chips.upscale_s)
+
+    def _take_in(self) -> None:
+        self._failed -= self._ready
+        self._ready, self._ready_since = 0, math.inf
+
+    def _stop(self, at: float, seconds: float) -> float:
+        """Stand still; what fails meanwhile is dealt with in the same stop."""
+        end = at + seconds
+        self.stops += 1
+        self.stopped.append((at, end))
+        while self._failure < end:
+            if self._chips.elastic:
+                self._lose_slice(self._failure)
+            self._failure += self._rng.expovariate(self._rate)
+        return end

@@ -1,0 +1,120 @@
+"""How a world's time was spent: goodput, uptime, participation (paper: section 7.1).
+
+Goodput is the share of the learners' allocated time that went into steps that were finished, at
+full capacity; uptime the share of the time in which at least one learner was training.
+"""
+
+from collections.abc import Sequence
+
+from ddloco.effects import Observe
+from ddloco.faults import SYNCER
+from ddloco.simulation.checks import Books
+from ddloco.simulation.chips import ChipPace
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+
+FOLD_S = 3600.0
+"""How often what is known of standstills is added up and forgotten, so that memory stays flat."""
+
+Span = tuple[float, float]
+
+
+class Ledger(Books):
+    """Keeps a world's times, for as long as it lasts, in constant memory."""
+
+    def __init__(self) -> None:
+        self.merges = 0
+        self.averaged = 0
+        self.all_down_s = 0.0
+        self._down: dict[str, list[Span]] = {}
+        self._away: dict[str, float] = {}
+        self._folded = 0.0
+
+    def watch(self, world: World) -> None:
+        """Begin: every learner of the job counts from the start, also one that joins later."""
+        for name in world.job.learner_names():
+            self._down[name] = []
+            self._away[name] = 0.0
+        world.call(FOLD_S, self._fold_again, world)
+
+    def started(self, world: World, node: Node) -> None:
+        """A learner is there."""
+        if node.actor_name != SYNCER and node.actor_name in self._away:
+            since = self._away.pop(node.actor_name)
+            if world.now > since:
+                self._down[node.actor_name].append((since, world.now))
+
+    def died(self, world: World, node: Node) -> None:
+        """A learner is gone."""
+        if node.actor_name != SYNCER:
+            self._away[node.actor_name] = world.now
+
+    def observed(self, node: Node, what: Observe) -> None:
+        """Count merges, and how many took part."""
+        if what.event == "merge":
+            self.merges += 1
+            self.averaged += what.fields["averaged"]
+
+    def fold(self, world: World) -> None:
+        """Add up to now how long everybody stood still at once."""
+        now, spans = world.now, self._down
+        for name, down in spans.items():
+            pace = world.pace_of(name)
+            if isinstance(pace, ChipPace):
+                down.extend(pace.stopped)
+                pace.stopped = []
+            if name in self._away:
+                down.append((self._away[name], now))
+                self._away[name] = now
+        known = [[(max(a, self._folded), min(b, now)) for a, b in down] for down in spans.values()]
+        self.all_down_s += together([[s for s in each if s[0] < s[1]] for each in known])
+        for name, down in spans.items():
+            spans[name] = [span for span in down if span[1] > now]
+        self._folded = now
+
+    def _fold_again(self, world: World) -> None:
+        self.fold(world)
+        world.call(world.now + FOLD_S, self._fold_again, world)
+
+    def results(self, world: World) -> dict[str, float]:
+        """Percent and counts, by column."""
+        self.fold(world)
+        learners = world.job.learner_names()
+        paces = [world.pace_of(name) for name in learners]
+        allocated = world.now * len(learners)
+        useful = sum(pace.useful_s for pace in paces if pace is not None)
+        return {
+            "goodput": 100 * useful / allocated if allocated else 0.0,
+            "uptime": 100 * (1 - self.all_down_s / world.now) if world.now else 0.0,
+            "taking part": 100 * self.averaged / (self.merges * len(learners) or 1),
+            "steps": float(sum(pace.steps for pace in paces if pace is not None)),
+            "merges": float(self.merges),
+            "hours": world.now / 3600,
+        }
+
+
+def together(spans: Sequence[Sequence[Span]]) -> float:
+    """Seconds that lie in a span of every list; those of one list may overlap."""
+    edges: list[tuple[float, int]] = []
+    for each in spans:
+        for begin, end in union(each):
+            edges += [(begin, 1), (end, -1)]
+    edges.sort()
+    count, since, total = 0, 0.0, 0.0
+    for at, change in edges:
+        if count == len(spans):
+            total += at - since
+        count += change
+        since = at
+    return total
+
+
+def union(spans: Sequence[Span]) -> list[Span]:
+    """The same time without overlaps, in order."""
+    merged: list[Span] = []
+    for begin, end in sorted(spans):
+        if merged and begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((begin, end))
+    return merged

@@ -1,0 +1,242 @@
+"""Small hostile worlds: everything about them drawn from one seed, as far apart as they can be.
+
+Swarm testing: each seed draws its own sizes, speeds, links and kinds of faults, so that some worlds
+have only crashes and others all at once. Two phases: until ``heal_at`` everything may go wrong;
+after that nothing does, and the job must come to its end with everybody taking part.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from ddloco.config import Job, job_from
+from ddloco.effects import Finish
+from ddloco.faults import SYNCER, Fault, Faults, Kind, schedule
+from ddloco.sections import convert
+from ddloco.simulation.checks import (
+    Books,
+    Bounds,
+    Clocks,
+    Durable,
+    Learning,
+    Merging,
+    Trail,
+    Violation,
+    hold,
+)
+from ddloco.simulation.labour import leaves_of
+from ddloco.simulation.network import Wire
+from ddloco.simulation.node import Costs, Node, Pace
+from ddloco.simulation.oracle import Oracle
+from ddloco.simulation.physics import Physics
+from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.workers import TENSORS
+from ddloco.simulation.world import EndlessError, World
+from transport import Effect, Event
+
+EVENTS_MAX = 60_000
+"""A small world that needs more never ends: the largest drawn ones take a third of it."""
+
+LEARNER_KINDS: tuple[Kind, ...] = (
+    "crash", "stall", "slow", "leave", "cut", "reset", "delay", "bandwidth",
+)  # fmt: skip
+LATEST_S = 600.0
+"""After the last fault a job must be over within so many seconds of the slowest learner's steps."""
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """One world, as drawn."""
+
+    seed: int
+    job: Job
+    physics: Physics
+    faults: tuple[Fault, ...]
+    poisoned: tuple[tuple[str, float, float], ...]
+    heal_at: float
+    end_at: float
+
+
+def draw(seed: int, tapes: Path | None = None) -> Hostile:
+    """The hostile world of a seed; its actors leave tapes in ``tapes``, if it is given."""
+    rng = random.Random(f"hostile {seed}")
+    learners = rng.randint(1, 5)
+    interval = rng.randint(2, 8)
+    parts = rng.randint(1, interval)
+    steps = interval * rng.randint(4, 8)
+    plain = {
+        "task": {TENSORS: max(parts, rng.randint(2, 8))},
+        "job": {"task": "simulated:tensors", "steps": steps, "learners": learners, "seed": seed},
+        "sync": {
+            "fragments": parts,
+            "interval": interval,
+            "overlap": rng.randint(1, min(3, interval - 1)),
+            "quorum": rng.randint(1, learners),
+            "grace": rng.choice([0.0, 0.5, 0.9]),
+            "grace_steps_max": rng.choice([0.5, 1.0]),
+            "staleness": rng.randint(1, 3),
+            "fragmentation": rng.choice(["balanced", "tensor"]),
+        },
+        "outer": {"lr": rng.choice([0.4, 0.7, 1.0]), "momentum": rng.choice([0.0, 0.6, 0.9])},
+    }
+    job = job_from(plain, f"hostile world {seed}")
+    speeds = {name: rng.choice([0.5, 1.0, 1.0, 1.2, 3.0]) for name in job.learner_names()}
+    variance = rng.choice([0.0, 0.1, 0.3])
+    heal_at = steps * rng.uniform(0.4, 1.0)
+    chaos = _chaos(rng, job, heal_at)
+    job = replace(job, chaos=chaos)
+    physics = Physics(
+        leaves=leaves_of(job.task[TENSORS]),
+        seed=seed,
+        wire=Wire(
+            delay_s=rng.choice([0.001, 0.02, 0.3]),
+            jitter_s=rng.choice([0.0, 0.05, 0.5]),
+            bytes_per_s=rng.choice([float("inf"), 1e5, 3e3]),
+        ),
+        costs=Costs(encode_s=rng.choice([0.0, 0.01, 0.2]), merge_s=rng.choice([0.0, 0.05, 0.5])),
+        arithmetic=True,
+        pace=lambda name, stream: Pace(speeds.get(name, 1.0), variance, stream),
+        recorder=pen(job, tapes, arithmetic=True),
+        log=logbook(tapes),
+    )
+    poisoned = ()
+    if rng.random() < 0.2:
+        begin = rng.uniform(0, heal_at)
+        poisoned = ((rng.choice(job.learner_names()), begin, rng.uniform(begin, heal_at)),)
+    slowest = max(speeds.values())
+    end_at = heal_at + (steps + 3 * interval) * slowest * 2 + LATEST_S
+    faults = tuple(_healed(each, heal_at) for each in schedule(
+        chaos, job.learner_names(), until_s=heal_at
+    ))  # fmt: skip
+    return Hostile(seed, job, physics, faults, poisoned, heal_at, end_at)
+
+
+def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
+    kinds = [kind for kind in LEARNER_KINDS if rng.random() < 0.35]
+    storms: list[dict[str, Any]] = []
+    common = {"for_s": rng.choice([1.0, 5.0, 20.0]), "until_s": heal_at}
+    details = {
+        "factor": rng.choice([2.0, 20.0]),
+        "delay_s": rng.choice([0.05, 2.0]),
+        "mbit": rng.choice([0.001, 0.1]),
+        "direction": rng.choice(["both", "to-syncer", "from-syncer"]),
+    }
+    if kinds:
+        every_s = rng.choice([2.0, 6.0, 20.0])
+        storms.append({"what": kinds, "every_s": every_s, **common, **details})
+    if rng.random() < 0.3:
+        what = rng.choice([["crash"], ["stall"], ["crash", "stall"]])
+        every_s = rng.choice([8.0, 25.0])
+        storms.append({"what": what, "who": [SYNCER], "every_s": every_s, **common})
+    late = [
+        {"what": "join", "who": name, "at_s": rng.uniform(0, heal_at)}
+        for name in job.learner_names()[1:]
+        if rng.random() < 0.15
+    ]
+    plain = {"seed": rng.randrange(2**32), "fault": late, "storm": storms}
+    return convert(plain, Faults, "drawn faults")
+
+
+def _healed(fault: Fault, heal_at: float) -> Fault:
+    """A fault that is over when the quiet phase begins."""
+    if fault.for_s is None:
+        return fault
+    return replace(fault, for_s=min(fault.for_s, heal_at - fault.at_s))
+
+
+class Healing(Books):
+    """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
+
+    def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:
+        self._merging = merging
+        self._learning = learning
+        self._heal_at = heal_at
+
+    def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
+        """Look when the syncer ends the job."""
+        done = [each for each in effects if isinstance(each, Finish)]
+        if node.actor_name != SYNCER or not done:
+            return
+        hold(done[0].status == "done", "heal-progress", f"the job ended: {done[0].reason}")
+        quiet = [merge for merge in self._merging.merges if merge[0] > self._heal_at]
+        averaged = {name for merge in quiet for name in merge[3]}
+        if len(quiet) < 2 * world.job.sync.fragments + 6:
+            return  # It ended too early to tell.
+        for actor, other in world.nodes.items():
+            if actor == SYNCER:
+                continue
+            steps = [at for at in self._learning.steps[other.incarnation] if at > self._heal_at]
+            sync = world.job.sync
+            if other.pace.step_s * 2 >= sync.staleness * sync.interval:
+                continue  # So slow that whatever it does is stale when it is done.
+            if len(steps) >= 2 * sync.interval:
+                took = other.incarnation in averaged
+                said = f"{other.incarnation} is in none of the {len(quiet)} merges after the faults"
+                hold(took, "heal-progress", said)
+
+
+@dataclass
+class Outcome:
+    """What one seed led to."""
+
+    seed: int
+    events: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    merges: int = 0
+    faults: int = 0
+    trail: str = ""
+    violation: str | None = None
+    invariant: str = ""
+
+
+@dataclass
+class Watch:
+    """The checks of one world."""
+
+    heal_at: float
+    merging: Merging = field(default_factory=Merging)
+    learning: Learning = field(default_factory=Learning)
+    trail: Trail = field(default_factory=Trail)
+
+    def checks(self) -> list[Books]:
+        """All of them, in order."""
+        healing = Healing(self.merging, self.learning, self.heal_at)
+        others = [Clocks(), Bounds(), Durable(), Oracle(), healing]
+        return [self.merging, self.learning, *others, self.trail]
+
+
+def run(seed: int, tapes: Path | None = None) -> Outcome:
+    """Let the hostile world of a seed happen, checks beside it; what came of it."""
+    drawn = draw(seed, tapes)
+    watch = Watch(drawn.heal_at)
+    world = World(drawn.job, drawn.physics, watch.checks())
+    outcome = Outcome(seed, faults=len(drawn.faults))
+    try:
+        world.begin(drawn.faults)
+        for name, begin, end in drawn.poisoned:
+            world.call(begin, _poison, world, name, True)
+            world.call(end, _poison, world, name, False)
+        world.run(drawn.end_at, events_max=EVENTS_MAX)
+        hold(world.nodes[SYNCER].finish is not None, "heal-progress", f"{world.now:.0f} s, no end")
+    except Violation as violation:
+        outcome.violation, outcome.invariant = str(violation), violation.invariant
+    except EndlessError as error:
+        outcome.violation, outcome.invariant = f"heal-progress: {error}", "heal-progress"
+    except Exception as error:  # noqa: BLE001, a machine that raises is a finding like any other
+        outcome.violation = f"raised: {type(error).__name__}: {error}"
+        outcome.invariant = "raised"
+    outcome.events, outcome.seconds = world.events, world.now
+    outcome.merges = len(watch.merging.merges)
+    outcome.steps = sum(len(steps) for steps in watch.learning.steps.values())
+    outcome.trail = watch.trail.value()
+    return outcome
+
+
+def _poison(world: World, name: str, poisoned: bool) -> None:
+    if name in world.nodes:
+        world.nodes[name].labour.poisoned = poisoned

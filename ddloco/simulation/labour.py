@@ -1,0 +1,311 @@
+"""The work of simulated actors: what handles point to, and what comes out of it.
+
+Deterministic, without JAX: the same work on the same contents gives the same result, in a
+simulation as in the replay of its tape. Every content says what a real array would hold (``what``),
+so that a wrong, forgotten or freed one is noticed. With ``arithmetic`` there are numbers behind it
+too: small tensors that drift towards a target of their own, merged by the very kernel that merges
+in real jobs.
+"""
+
+import math
+import struct
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ddloco.config import Job
+from ddloco.effects import (
+    AverageGradients,
+    Differentiate,
+    EncodeFragment,
+    Evaluate,
+    MakeParameters,
+    MergeFragment,
+    Recover,
+    RunStep,
+    SaveModel,
+    Work,
+)
+from ddloco.events import (
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    Kept,
+    ModelSaved,
+    ParametersMade,
+    Recovered,
+    StepFinished,
+    WorkResult,
+)
+from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
+
+F32 = NDArray[np.float32]
+
+ELEMENTS = 16
+"""Elements of a simulated tensor: one cache line, so that layouts need no padding."""
+
+TOKENS = 8
+"""Tokens in a simulated batch."""
+
+_DIGEST = struct.Struct("<iiii")
+
+
+def leaves_of(tensors: int) -> tuple[Leaf, ...]:
+    """The tensors of a simulated model; the first one is an embedding."""
+    names = ["embed/w", *(f"layer/{index}/w" for index in range(1, tensors))]
+    return tuple(Leaf(name, (ELEMENTS,), "float32") for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a handle points to: a description, and the numbers where there are any.
+
+    ``what`` is (fragment, version, steps since, step): of a global fragment the last two are 0, of
+    a host copy there is one such tuple per fragment.
+    """
+
+    what: tuple[Any, ...]
+    array: F32 | None = None
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that differ where contents differ."""
+        if self.array is None:
+            return _DIGEST.pack(*self.what) if len(self.what) == 4 else b"0" * 16
+        return xxhash.xxh3_128_digest(self.array.data)
+
+
+Contents = MutableMapping[str, Content]
+
+
+@dataclass
+class Vault:
+    """What survives a syncer: per fragment the newest merge, with what it had used up."""
+
+    kept: dict[int, tuple[Kept, Content, Content]] = field(
+        default_factory=dict[int, tuple[Kept, Content, Content]]
+    )
+
+
+class Labour:
+    """Does the work of one simulated actor.
+
+    Args:
+        job: what is trained; its seed and names make the numbers.
+        incarnation: whose work this is.
+        plan: how the parameters are cut.
+        arithmetic: whether there are numbers.
+        vault: where a syncer keeps its merges.
+    """
+
+    def __init__(
+        self, job: Job, incarnation: str, plan: FragmentPlan, vault: Vault, *, arithmetic: bool
+    ) -> None:
+        self.poisoned = False
+        """Whether the parameters hold something that is no number, as after a broken chip."""
+        self._job = job
+        self._name = incarnation
+        self._plan = plan
+        self._vault = vault
+        self._arithmetic = arithmetic
+        self._unsettled: dict[int, tuple[Kept, Content, Content]] = {}
+        self._device: list[tuple[int, int]] = [(-1, 0)] * len(plan.fragments)
+        elements = plan.total_bytes // 4 if arithmetic else 0
+        self._params = np.zeros(elements, np.float32)
+        self._doers: dict[type[Any], Callable[[Any, Contents], WorkResult]] = {
+            RunStep: self._run_step,
+            EncodeFragment: self._encode,
+            MergeFragment: self._merge,
+            Differentiate: self._differentiate,
+            AverageGradients: self._average,
+            MakeParameters: self._make,
+            Recover: self._recover,
+            Evaluate: self._evaluate,
+            SaveModel: self._save,
+        }
+
+    def settle(self, result: WorkResult) -> None:
+        """A result is about to be told: a merge is kept, for the next incarnation of this actor."""
+        if isinstance(result, FragmentMerged) and result.work in self._unsettled:
+            merge = self._unsettled.pop(result.work)
+            self._vault.kept[merge[0].fragment] = merge
+
+    @property
+    def versions(self) -> list[int]:
+        """Per fragment the version that a learner's parameters started from, -1 for none."""
+        return [version for version, _ in self._device]
+
+    def do(self, work: Work, contents: Contents) -> WorkResult:
+        """Do one piece of work, now; what it makes is put among the contents."""
+        return self._doers[type(work)](work, contents)
+
+    # A learner's.
+
+    def _run_step(self, work: RunStep, contents: Contents) -> StepFinished:
+        device = self._device
+        for each in work.overwrites:
+            theirs = contents[each.handle]
+            assert theirs.what == (each.fragment, each.version, 0, 0), "another array was meant"
+            device[each.fragment] = (each.version, 0)
+            if theirs.array is not None:
+                self._params[self._part(each.fragment)] = theirs.array
+        self._device = [(version, steps + 1) for version, steps in device]
+        loss = 1.0 / work.step
+        copy = None
+        if self._arithmetic:
+            loss = self._descend(work.step)
+            copy = self._params.copy()
+        contents[work.out] = Content((*self._device, work.step), copy)
+        return StepFinished(work.work, work.step, loss, TOKENS, work.step.to_bytes(16, "little"))
+
+    def _descend(self, step: int) -> float:
+        """One step towards this learner's target, with a pull of the batch's own."""
+        gap = self._params - target(self._name, len(self._params))
+        self._params -= np.float32(0.1) * gap + np.float32(0.01 * math.sin(step))
+        if self.poisoned:
+            self._params[0] = np.nan
+        return float(np.mean(gap * gap))
+
+    def _differentiate(self, work: Differentiate, contents: Contents) -> StepFinished:
+        """The gradient of a quadratic loss around this replica's target."""
+        source = contents[work.source]
+        loss, gradient = 1.0 / work.step, None
+        if source.array is not None:
+            gradient = source.array - target(self._name, len(source.array))
+            loss = float(np.mean(gradient * gradient))
+        contents[work.out] = Content((0, source.what[1], 1, work.step), gradient)
+        return StepFinished(work.work, work.step, loss, TOKENS, work.step.to_bytes(16, "little"))
+
+    def _average(self, work: AverageGradients, contents: Contents) -> FragmentMerged:
+        theta, what = contents[work.theta], (0, work.t, 0, 0)
+        whole = sum(share.weight for share in work.shares)
+        weights = tuple(share.weight / whole for share in work.shares)
+        made = None
+        if theta.array is not None:
+            made = theta.array.copy()
+            for share, weight in zip(work.shares, weights, strict=True):
+                gradient = contents[share.handle].array
+                assert gradient is not None, "numbers are averaged with numbers"
+                made -= np.float32(0.1 * weight) * gradient
+        content = Content(what, made)
+        for handle in work.out:
+            contents[handle] = content
+        names = tuple(share.name for share in work.shares)
+        digest = content.digest
+        return FragmentMerged(work.work, names, weights, (), digest, b"", digest)
+
+    def _encode(self, work: EncodeFragment, contents: Contents) -> FragmentEncoded:
+        host = contents[work.source]
+        version, steps = host.what[work.fragment]
+        part = None if host.array is None else host.array[self._part(work.fragment)].copy()
+        made = contents[work.out] = Content((work.fragment, version, steps, host.what[-1]), part)
+        return FragmentEncoded(work.work, made.digest)
+
+    def _part(self, fragment: int) -> slice:
+        start, stop = self._plan.fragment_slice(fragment)
+        return slice(start // 4, stop // 4)
+
+    # A syncer's.
+
+    def _make(self, work: MakeParameters, contents: Contents) -> ParametersMade:
+        digest = xxhash.xxh3_128()
+        for p in work.fragments:
+            made = None
+            if self._arithmetic:
+                part = self._part(p)
+                made = target(f"start of {self._job.job.seed}", part.stop)[part]
+            contents[f"theta/{p}/0"] = contents[f"wire/{p}/0"] = Content((p, 0, 0, 0), made)
+            digest.update(contents[f"wire/{p}/0"].digest)
+        return ParametersMade(work.work, digest.digest())
+
+    def _merge(self, work: MergeFragment, contents: Contents) -> FragmentMerged:
+        theta = contents[work.theta]
+        assert not work.momentum or contents[work.momentum].what == theta.what, (
+            "outer momentum of another version than its parameters"
+        )
+        theirs = {share.name: contents[share.handle] for share in work.shares}
+        what = (work.fragment, work.t, 0, 0)
+        if theta.array is None:
+            whole = sum(share.weight for share in work.shares)
+            weights = tuple(share.weight / whole for share in work.shares)
+            made = (Content(what), Content(what), Content(what))
+            digest = made[0].digest
+            event = FragmentMerged(work.work, tuple(theirs), weights, (), digest, digest, digest)
+        else:
+            event, made = self._merge_numbers(work, contents, what)
+        for handle, content in zip(work.out, made, strict=True):
+            contents[handle] = content
+        if event.accepted:
+            bases = {share.name: share.base for share in work.shares}
+            spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
+            kept = Kept(work.fragment, work.t, spent, event.theta + event.momentum)
+            self._unsettled[work.work] = (kept, made[0], made[1])
+        return event
+
+    def _merge_numbers(
+        self, work: MergeFragment, contents: Contents, what: tuple[int, ...]
+    ) -> tuple[FragmentMerged, tuple[Content, Content, Content]]:
+        theta = contents[work.theta].array
+        assert theta is not None, "numbers are merged into numbers"
+        momentum = contents[work.momentum].array if work.momentum else np.zeros_like(theta)
+        assert momentum is not None, "where there are parameters there is momentum"
+        contributions: list[Contribution] = []
+        for share in work.shares:
+            array = contents[share.handle].array
+            assert array is not None, "numbers are merged with numbers"
+            contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
+        result = merge_fragment(
+            theta,
+            momentum,
+            contributions,
+            self._segments(work.fragment),
+            lr=self._job.outer.lr,
+            momentum_factor=self._job.outer.momentum,
+        )
+        made = (Content(what, result.theta), Content(what, result.momentum))
+        digests = (made[0].digest, made[1].digest, made[0].digest)
+        accepted, weights, refused = result.accepted, result.weights, result.refused
+        event = FragmentMerged(work.work, accepted, weights, refused, *digests)
+        return event, (*made, made[0])
+
+    def _segments(self, fragment: int) -> tuple[Segment, ...]:
+        return _segments(self._plan, fragment)
+
+    def _recover(self, work: Recover, contents: Contents) -> Recovered:
+        found = [self._vault.kept[p] for p in sorted(self._vault.kept)]
+        for kept, theta, momentum in found:
+            p, v = kept.fragment, kept.version
+            contents[f"theta/{p}/{v}"] = contents[f"wire/{p}/{v}"] = theta
+            contents[f"momentum/{p}/{v}"] = momentum
+        return Recovered(work.work, tuple(kept for kept, _, _ in found))
+
+    def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:
+        arrays = [contents[handle].array for handle in work.fragments]
+        numbers = [array for array in arrays if array is not None]
+        loss = float(sum(np.mean(array * array) for array in numbers)) if numbers else None
+        return Evaluated(work.work, loss)
+
+    def _save(self, work: SaveModel, contents: Contents) -> ModelSaved:
+        digest = xxhash.xxh3_128()
+        for handle in work.fragments:
+            digest.update(contents[handle].digest)
+        return ModelSaved(work.work, digest.digest())
+
+
+@cache
+def target(name: str, elements: int) -> F32:
+    """Numbers that depend on a name: where a learner's data pulls its parameters."""
+    seed = int.from_bytes(xxhash.xxh3_64_digest(name.encode())[:4], "little")
+    phase = np.arange(elements, dtype=np.float64) * 0.7 + seed
+    return np.sin(phase).astype(np.float32)
+
+
+@cache
+def _segments(plan: FragmentPlan, fragment: int) -> tuple[Segment, ...]:
+    return fragment_segments(plan, fragment, lambda name: "embed" in name)

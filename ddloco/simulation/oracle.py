@@ -1,0 +1,98 @@
+"""model-oracle, finite: every merge against a reference that shares nothing with the kernel.
+
+Forty lines of plain numpy in float64, without blocks, threads or buffers; and what is installed is
+always finite.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddloco.effects import MergeFragment
+from ddloco.events import FragmentMerged
+from ddloco.simulation.checks import Books, hold
+from ddloco.simulation.labour import ELEMENTS, Content
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+from ddloco.syncer import Syncer
+from transport import Effect, Event
+
+F64 = NDArray[np.float64]
+TOLERANCE = 1e-4
+"""Relative; the kernel sums in float32 where the reference sums in float64."""
+
+
+class Oracle(Books):
+    """Computes every merge again, from what its shares held when it was asked for."""
+
+    def __init__(self) -> None:
+        self._expected: dict[tuple[str, int], tuple[tuple[str, ...], F64, F64]] = {}
+        self._asked: dict[tuple[str, int], MergeFragment] = {}
+
+    def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
+        """Compute when a merge is asked for; compare when it is done."""
+        if not isinstance(node.actor.machine, Syncer):
+            return
+        if isinstance(event, FragmentMerged):
+            self._compare(node, event)
+        for effect in effects:
+            if isinstance(effect, MergeFragment):
+                key = (node.incarnation, effect.work)
+                self._asked[key] = effect
+                self._expected[key] = self._merge(world, node, effect)
+
+    def _merge(
+        self, world: World, node: Node, merge: MergeFragment
+    ) -> tuple[tuple[str, ...], F64, F64]:
+        theta = numbers(node.contents[merge.theta])
+        momentum = numbers(node.contents[merge.momentum]) if merge.momentum else 0.0 * theta
+        shares = [(s.name, s.weight, numbers(node.contents[s.handle])) for s in merge.shares]
+        sound = [each for each in shares if np.isfinite(each[2]).all()]
+        names = [leaf.name for leaf in world.plan.fragments[merge.fragment]]
+        delta = np.zeros_like(theta)
+        for index, name in enumerate(names if sound else []):
+            part = slice(index * ELEMENTS, (index + 1) * ELEMENTS)
+            moves = np.array([theta[part] - params[part] for _, _, params in sound])
+            weights = np.array([weight for _, weight, _ in sound])
+            delta[part] = average(moves, weights) if "embed" in name else radial(moves, weights)
+        outer = world.job.outer
+        momentum = outer.momentum * momentum + delta
+        theta = theta - outer.lr * (delta + outer.momentum * momentum)
+        return tuple(name for name, _, _ in sound), theta, momentum
+
+    def _compare(self, node: Node, event: FragmentMerged) -> None:
+        key = (node.incarnation, event.work)
+        merge, (names, theta, momentum) = self._asked.pop(key), self._expected.pop(key)
+        what = f"merge {merge.t} of fragment {merge.fragment}"
+        hold(event.accepted == names, "model-oracle", f"{what} took {event.accepted}, not {names}")
+        if not names:
+            return
+        for handle, expected in zip(merge.out[:2], (theta, momentum), strict=True):
+            got = numbers(node.contents[handle])
+            hold(np.isfinite(got).all(), "finite", f"{what}: {handle} is not finite")
+            near = np.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
+            hold(near, "model-oracle", f"{what}: {handle} is off by {np.abs(got - expected).max()}")
+
+
+def numbers(content: Content) -> F64:
+    """The numbers of a content, in float64."""
+    assert content.array is not None, "only worlds with arithmetic have an oracle"
+    return content.array.astype(np.float64)
+
+
+def average(moves: F64, weights: F64) -> F64:
+    """The weighted mean of outer gradients, (M, n) to (n,)."""
+    return (weights[:, None] * moves).sum(0) / weights.sum()
+
+
+def radial(moves: F64, weights: F64) -> F64:
+    """Radial-directional averaging (paper: App. D.2): mean norm times mean direction."""
+    norms: Any = np.sqrt((moves * moves).sum(1))
+    units = np.divide(moves, norms[:, None], out=np.zeros_like(moves), where=norms[:, None] > 0)
+    direction = average(units, weights)
+    length = float(np.sqrt((direction * direction).sum()))
+    if length < 1e-6:
+        return average(moves, weights)
+    return float((weights * norms).sum() / weights.sum()) * direction / length

@@ -1,0 +1,205 @@
+"""Scenario files: a job, what it runs on, what goes wrong, and cases that vary it.
+
+The job's own tables ([job], [sync], [outer], [chaos], [learner.NAME]) are those of a job file. A
+case overrides keys with ``set``, as ``--set`` does, and may carry the paper's numbers beside.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
+from msgspec.structs import replace
+
+from ddloco.config import Job, job_from, override, override_said
+from ddloco.faults import Fault, Whole, schedule
+from ddloco.sections import ConfigError, Section, convert, read_toml
+from ddloco.simulation.chips import ChipPace, Chips, More, Seconds
+from ddloco.simulation.labour import leaves_of
+from ddloco.simulation.network import Wire
+from ddloco.simulation.node import Costs, Pace
+from ddloco.simulation.physics import Physics
+from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.workers import TENSORS
+
+BUILT_IN = Path(__file__).parent / "scenarios"
+"""Where the scenarios lie that come with the package; each is known by its name."""
+
+JOB_TABLES = ("job", "sync", "outer", "chaos", "learner", "elastic")
+
+
+class About(Section, frozen=True):
+    """``[scenario]``: its name, what it shows, and for how long it runs.
+
+    ``hours`` of virtual time at most, until ``inner_steps`` are done by all learners together, or
+    else to the end of its job. ``checks`` lets every invariant be checked beside it. ``note`` is
+    printed under the table.
+    """
+
+    name: str
+    about: str = ""
+    note: str = ""
+    seed: Whole = 0
+    hours: More | None = None
+    inner_steps: Annotated[int, Meta(ge=1)] | None = None
+    checks: bool = True
+
+
+class Work(Section, frozen=True):
+    """``[work]``: what work costs, in seconds; steps vary by ``variance`` (a share of them)."""
+
+    step_s: More = 1.0
+    variance: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
+    encode_s: Seconds = 0.01
+    merge_s: Seconds = 0.05
+    tensors: Annotated[int, Meta(ge=1, le=1024)] = 24
+    fragment_mb: Seconds = 0.0
+    arithmetic: bool = False
+
+
+class Network(Section, frozen=True):
+    """``[network]``: what every link is like; ``mbit`` per second and direction."""
+
+    delay_s: Seconds = 0.01
+    jitter_s: Seconds = 0.0
+    mbit: More | None = None
+
+
+class Lending(Section, frozen=True):
+    """``[lending]``: learners beyond the first ``base`` are there for ``with_s``, then gone for
+    ``without_s``, again and again, beginning without them ("scavenging", paper: section 9.3)."""
+
+    base: Annotated[int, Meta(ge=1)]
+    with_s: More
+    without_s: More
+
+    def faults(self, learners: Sequence[str], until_s: float) -> list[Fault]:
+        """How they come and go, in the language of faults."""
+        faults: list[Fault] = []
+        for name in learners[self.base :]:
+            at_s = self.without_s
+            faults.append(Fault("join", name, at_s))
+            while at_s < until_s:
+                at_s += self.with_s
+                faults.append(Fault("leave", name, at_s, self.without_s))
+                at_s += self.without_s
+        return faults
+
+
+class Case(Section, frozen=True):
+    """``[[case]]``: a row of the table. ``paper`` holds what the paper says of it, by column."""
+
+    name: str
+    set: dict[str, Any] = {}
+    paper: dict[str, float] = {}
+
+
+class Scenario(Section, frozen=True):
+    """A scenario file."""
+
+    scenario: About
+    job: dict[str, Any] = {}
+    sync: dict[str, Any] = {}
+    outer: dict[str, Any] = {}
+    elastic: dict[str, Any] = {}
+    chaos: dict[str, Any] = {}
+    learner: dict[str, Any] = {}
+    work: Work = Work()
+    network: Network = Network()
+    chips: Chips | None = None
+    lending: Lending | None = None
+    case: tuple[Case, ...] = ()
+
+    def resolved(self, source: str) -> Job:
+        """The job that the machines run.
+
+        Raises:
+            ConfigError: as for a job file.
+        """
+        plain = {table: deepcopy(getattr(self, table)) for table in JOB_TABLES}
+        plain["job"] = {
+            "task": "simulated:tensors",
+            "name": "simulated",
+            **plain["job"],
+        }
+        plain["task"] = {TENSORS: self.work.tensors}
+        return job_from({table: keys for table, keys in plain.items() if keys}, source)
+
+    def physics(self, job: Job, seed: int, folder: Path | None = None) -> Physics:
+        """What this scenario's worlds are made of."""
+        work, network = self.work, self.network
+        bytes_per_s = network.mbit * 1e6 / 8 if network.mbit else float("inf")
+        return Physics(
+            leaves=leaves_of(work.tensors),
+            seed=seed,
+            wire=Wire(network.delay_s, network.jitter_s, bytes_per_s),
+            costs=Costs(encode_s=work.encode_s, merge_s=work.merge_s),
+            fragment_bytes=work.fragment_mb * 1e6,
+            arithmetic=work.arithmetic,
+            pace=self.pace(job),
+            recorder=pen(job, folder, arithmetic=work.arithmetic),
+            log=logbook(folder),
+        )
+
+    def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:
+        """Everything that goes wrong, or comes and goes, in order of time."""
+        names = job.learner_names()
+        drawn = schedule(replace(job.chaos, seed=job.chaos.seed + seed), names, until_s=until_s)
+        if self.lending is None:
+            return drawn
+        lent = self.lending.faults(names, until_s)
+        return tuple(sorted((*drawn, *lent), key=lambda each: each.at_s))
+
+    def pace(self, job: Job) -> Callable[[str, random.Random], Pace]:
+        """Makes the pace of each learner."""
+        return partial(_pace, job, self.work, self.chips)
+
+
+def _pace(job: Job, work: Work, chips: Chips | None, name: str, rng: random.Random) -> Pace:
+    step_s = work.step_s * job.learner_table(name).factor
+    if chips is None or name not in job.learner_names():
+        return Pace(step_s, work.variance, rng)
+    count = max(chips.total // job.job.learners, 1)
+    return ChipPace(chips, count, step_s, work.variance, rng)
+
+
+def find(name: str) -> Path:
+    """The file of a scenario: a path, or the name of one that comes with the package.
+
+    Raises:
+        ConfigError: there is neither.
+    """
+    path = Path(name)
+    if path.suffix == ".toml" or path.exists():
+        return path
+    known = sorted(each.stem for each in BUILT_IN.glob("*.toml"))
+    if name not in known:
+        raise ConfigError(f"{name}: neither a file nor one of {', '.join(known)}, bandwidth")
+    return BUILT_IN / f"{name}.toml"
+
+
+def cases_of(path: Path, overrides: Sequence[str] = ()) -> list[tuple[Case, Scenario]]:
+    """Every case of a scenario file with its scenario, keys overridden; one if there are none.
+
+    ``overrides`` are of the form ``chips.total=300000``, and outweigh a case's own.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field of it or of a case is wrong.
+    """
+    plain = read_toml(path)
+    whole = convert(plain, Scenario, str(path))
+    cases = whole.case or (Case(whole.scenario.name),)
+    found: list[tuple[Case, Scenario]] = []
+    for case in cases:
+        varied = deepcopy(plain)
+        for key, value in case.set.items():
+            override(varied, key, value, source=f"{path}: case {case.name}")
+        for said in overrides:
+            override_said(varied, said)
+        scenario = convert(varied, Scenario, f"{path}: case {case.name}")
+        scenario.resolved(f"{path}: case {case.name}")
+        found.append((case, scenario))
+    return found

@@ -1,0 +1,45 @@
+"""Tapes of simulated actors: like any other, except for what their fingerprint names."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from ddloco.config import Job
+from ddloco.host import SEMANTICS, TAPES
+from ddloco.logs import LOG_FILE, ActorLog
+from ddloco.provenance import code_version
+from replay import Header, Recorder, TapeWriter
+
+DEVICE = "device"
+SIMULATED = "simulated"
+ARITHMETIC = "arithmetic"
+
+
+def pen(job: Job, folder: Path | None, *, arithmetic: bool) -> Callable[[str], Recorder | None]:
+    """Makes recorders for incarnations, in a run folder; without one, nothing is recorded."""
+    if folder is None:
+        return lambda _: None
+    code = code_version()
+
+    def recorder(incarnation: str) -> Recorder:
+        header = Header(
+            incarnation=incarnation,
+            job_id=job.id,
+            job=job.as_plain(),
+            code=code,
+            fingerprint={
+                DEVICE: SIMULATED,
+                ARITHMETIC: str(arithmetic),
+                "numpy": np.__version__,
+            },
+            semantics=SEMANTICS,
+        )
+        return Recorder(TapeWriter(folder / TAPES / f"{incarnation}.tape", header))
+
+    return recorder
+
+
+def logbook(folder: Path | None) -> Callable[[str], ActorLog | None]:
+    """Makes the logs of incarnations, in a run folder; without one, nothing is logged."""
+    return lambda incarnation: ActorLog(folder / LOG_FILE, incarnation) if folder else None

@@ -1,0 +1,72 @@
+"""Simulated work in a replay: the workers of a tape that a simulation left."""
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ddloco import chores
+from ddloco.arrays import Arrays
+from ddloco.config import Job
+from ddloco.effects import Work
+from ddloco.events import WorkResult
+from ddloco.simulation.labour import Labour, Vault, leaves_of
+from ddloco.simulation.tapes import ARITHMETIC, DEVICE, SIMULATED
+from replay import Header
+
+TENSORS = "tensors"
+"""The option of a simulated task: how many tensors its model has."""
+
+
+def is_simulated(header: Header) -> bool:
+    """Whether a tape was left by a simulation."""
+    return header.fingerprint.get(DEVICE) == SIMULATED
+
+
+@dataclass
+class _Contents(MutableMapping[str, Any]):
+    """A replay's arrays, as labour sees contents."""
+
+    arrays: Arrays
+
+    def __getitem__(self, handle: str) -> Any:
+        return self.arrays.get(handle)
+
+    def __setitem__(self, handle: str, content: Any) -> None:
+        self.arrays.put(handle, content)
+
+    def __delitem__(self, handle: str) -> None:
+        self.arrays.free(handle)
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotImplementedError("labour asks for handles by name")
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+class SimulatedWorkers:
+    """Does the work of one actor as the simulation did it."""
+
+    def __init__(self, job: Job, header: Header, arrays: Arrays, vault: Vault) -> None:
+        self._leaves = leaves_of(int(job.task[TENSORS]))
+        self._fingerprint = header.fingerprint
+        arithmetic = header.fingerprint[ARITHMETIC] == str(True)
+        plan = job.plan(self._leaves)
+        self._labour = Labour(job, header.incarnation, plan, vault, arithmetic=arithmetic)
+        self._contents = _Contents(arrays)
+
+    async def prepare(self) -> chores.Prepared:
+        """The model's tensors, and the fingerprint of this replay."""
+        await trio.lowlevel.checkpoint()
+        return chores.Prepared(self._leaves, self._fingerprint)
+
+    async def do(self, work: Work) -> WorkResult:
+        """Do one piece of work."""
+        await trio.lowlevel.checkpoint()
+        return self._labour.do(work, self._contents)
+
+    def settle(self, result: WorkResult) -> None:
+        """A result was found equal: what it keeps is kept."""
+        self._labour.settle(result)

@@ -1,0 +1,383 @@
+"""The heap world: the real machines in virtual time, with links, simulated work and faults.
+
+A plain loop over a heap, no event loop. One seed fixes everything: what is drawn comes from streams
+of its own for every learner and link, so that a fault on one changes nothing for another. The same
+door as live: an event is stamped, written to the tape (where there is one), handled, and what it
+asks for is done. After every event the checks look at it.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ddloco.actor import Actor
+from ddloco.config import Job
+from ddloco.effects import Differentiate, Finish, Observe, RunStep, Work
+from ddloco.events import Started, StepFinished, StopRequested, WorkResult
+from ddloco.faults import LINK_KINDS, SYNCER, Fault
+from ddloco.fragments import FragmentPlan
+from ddloco.host import machine_for
+from ddloco.simulation.labour import Labour, Vault
+from ddloco.simulation.network import CONTROL_BYTES, Line, Way
+from ddloco.simulation.node import Node, Pace
+from ddloco.simulation.physics import Check, Clerk, Physics
+from transport import (
+    BULK,
+    CancelTimer,
+    Event,
+    Free,
+    LaneBroken,
+    MessageArrived,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+
+DEALER_MESSAGES_MAX = 1000
+"""Messages of one learner that wait while there is no syncer; ZeroMQ's queue drops later ones."""
+
+LEAVING_S = 0.5
+"""How often it is looked whether an actor that leaves has gone, so that it may return."""
+
+
+class EndlessError(Exception):
+    """A world that is not over when it must be."""
+
+
+class World:
+    """A job in virtual time. ``now`` is in seconds since its start."""
+
+    def __init__(
+        self,
+        job: Job,
+        physics: Physics,
+        checks: Sequence[Check] = (),
+        clerks: Sequence[Clerk] = (),
+    ) -> None:
+        self.job = job
+        self.physics = physics
+        self.checks = list(checks)
+        self._clerks: list[Clerk] = [*checks, *clerks]
+        self.now = 0.0
+        self.over = False
+        """Whether the job has ended: the syncer has finished, and no learner is left."""
+        self.events = 0
+        self.plan: FragmentPlan = job.plan(physics.leaves)
+        self.vault = Vault()
+        self.nodes: dict[str, Node] = {}
+        """The newest incarnation of each actor, dead or alive, by actor."""
+        self.lines: dict[str, Line] = {}
+        self._linked: dict[str, Node] = {}
+        self._parked: list[tuple[str, Any]] = []
+        self._paces: dict[str, Pace] = {}
+        self._heap: list[tuple[Any, ...]] = []
+        self._order = 0
+        self._doers: dict[type[Any], Callable[[Node, Any], None]] = {
+            Transmit: self._transmit,
+            SetTimer: self._set_timer,
+            CancelTimer: self._cancel_timer,
+            Free: self._free,
+            Finish: self._finish,
+            Observe: self._observe,
+        }
+        size = self.plan.total_bytes / len(self.plan.fragments)
+        self._bulk_bytes = int(physics.fragment_bytes or size)
+
+    # Actors come and go.
+
+    def begin(self, faults: Sequence[Fault] = ()) -> None:
+        """Start the syncer and the learners, and let the faults happen when they are due."""
+        late = {fault.who for fault in faults if fault.what == "join"}
+        self.start(SYNCER)
+        for name in self.job.learner_names():
+            if name not in late:
+                self.start(name)
+        for fault in faults:
+            self.call(fault.at_s, self._befall, fault)
+
+    def paces(self) -> list[Pace]:
+        """How the time of everybody has been spent, who was ever there."""
+        return list(self._paces.values())
+
+    def pace_of(self, actor: str) -> Pace | None:
+        """How an actor's time has been spent, None before it was ever there."""
+        return self._paces.get(actor)
+
+    def start(self, actor: str) -> Node:
+        """The next incarnation of an actor takes its first event."""
+        before = self.nodes.get(actor)
+        incarnation = f"{actor}.{before.number + 1 if before else 1}"
+        physics = self.physics
+        if actor not in self._paces:
+            self._paces[actor] = physics.pace(actor, random.Random(f"{physics.seed}/{actor}"))
+        node = Node(
+            incarnation=incarnation,
+            actor_name=actor,
+            actor=Actor(incarnation, machine_for(self.job, incarnation)),
+            labour=Labour(
+                self.job, incarnation, self.plan, self.vault, arithmetic=physics.arithmetic
+            ),
+            pace=self._paces[actor],
+            recorder=physics.recorder(incarnation),
+            log=physics.log(incarnation),
+            zero=self.now,
+        )
+        self.nodes[actor] = node
+        if actor != SYNCER:
+            stream = random.Random(f"{physics.seed}/link of {incarnation}")
+            self.lines[incarnation] = Line(physics.wire, stream)
+            self._linked[incarnation] = node
+        for clerk in self._clerks:
+            clerk.started(self, node)
+        self._admit(node, Started(incarnation, physics.leaves))
+        if actor == SYNCER:
+            self._unpark()
+        return node
+
+    def kill(self, actor: str) -> None:
+        """It is gone at once, and whatever is said to it breaks the lane at the sender."""
+        node = self.nodes[actor]
+        if not node.present:
+            return
+        if actor == SYNCER:
+            for line in self.lines.values():
+                line.generation += 1
+        self._gone(node)
+
+    def _gone(self, node: Node) -> None:
+        node.present = False
+        node.pace.away(self.now)
+        syncer = self.nodes.get(SYNCER)
+        left = any(each.present for each in self.nodes.values())
+        self.over = syncer is not None and syncer.finish is not None and not left
+        for clerk in self._clerks:
+            clerk.died(self, node)
+        if node.actor_name != SYNCER:
+            del self.lines[node.incarnation], self._linked[node.incarnation]
+        if node.recorder is not None:
+            node.recorder.close(node.actor.number, node.finish.reason if node.finish else None)
+        if node.log is not None:
+            node.log.close()
+
+    def freeze(self, actor: str) -> None:
+        """Nothing happens to it any more, as after a SIGSTOP."""
+        self.nodes[actor].frozen = True
+
+    def thaw(self, node: Node) -> None:
+        """It goes on: timers that have come due first, then whatever waited, in order."""
+        if not node.frozen:
+            return
+        node.frozen = False
+        held, node.held = node.held, []
+        for happen, item in sorted(held, key=lambda each: each[0] != self._timer):
+            self._push(self.now, node, happen, item)
+
+    def stop(self, actor: str, reason: str = "enough") -> None:
+        """Somebody outside asks an actor to end in good order."""
+        node = self.nodes[actor]
+        if node.present:
+            self._push(self.now, node, self._admit, StopRequested(reason))
+
+    def _befall(self, fault: Fault) -> None:
+        """A fault happens to whoever is there; to nobody if it is not."""
+        node = self.nodes.get(fault.who)
+        back = None if fault.for_s is None else self.now + fault.for_s
+        if fault.what == "join":
+            if node is None:
+                self.start(fault.who)
+        elif node is None or not node.present:
+            return
+        elif fault.what in LINK_KINDS:
+            self._strain(node, fault, back)
+        elif fault.what in {"crash", "leave"}:
+            self.kill(fault.who) if fault.what == "crash" else self.stop(fault.who, "leaves")
+            if back is not None:
+                self.call(back, self._return, node)
+        elif fault.what == "stall":
+            self.freeze(fault.who)
+            if back is not None:
+                self.call(back, self.thaw, node)
+        else:
+            node.slow = fault.factor
+            if back is not None:
+                self.call(back, setattr, node, "slow", 1.0)
+
+    def _return(self, node: Node) -> None:
+        """The actor comes back, once its former self has finished its last step."""
+        if node.present:
+            self.call(self.now + LEAVING_S, self._return, node)
+        elif self.nodes[node.actor_name] is node:
+            self.start(node.actor_name)
+
+    def _strain(self, node: Node, fault: Fault, back: float | None) -> None:
+        line = self.lines[node.incarnation]
+        line.begin(fault)
+        if fault.what == "reset":
+            self._push(self.now, node, self._admit, LaneBroken(SYNCER, BULK, "reset"))
+            return
+        if back is not None:
+            self.call(back, self._relieve, line, fault)
+
+    def _relieve(self, line: Line, fault: Fault) -> None:
+        for node, item in line.end(fault):
+            self._push(self.now, node, self._arrive, item)
+
+    # The loop.
+
+    def call(self, at: float, function: Callable[..., Any], *arguments: Any) -> None:
+        """Let something happen to the world itself at ``at``."""
+        self._order += 1
+        heapq.heappush(self._heap, (at, self._order, None, function, arguments))
+
+    def _push(self, at: float, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (at, self._order, node, happen, item))
+
+    def run(
+        self,
+        until_s: float = math.inf,
+        *,
+        events_max: float = math.inf,
+        until: Callable[[], bool] | None = None,
+    ) -> None:
+        """Let time pass until everybody has finished, ``until_s`` is there, or ``until`` holds.
+
+        Raises:
+            EndlessError: more events than ``events_max``.
+        """
+        heap, pop = self._heap, heapq.heappop
+        limit = self.events + events_max
+        while heap and heap[0][0] <= until_s:
+            at, _, node, happen, item = pop(heap)
+            self.now = at
+            if node is None:
+                happen(*item)
+            elif node.frozen:
+                node.held.append((happen, item))
+            elif node.present:
+                happen(node, item)
+            if self.events > limit:
+                raise EndlessError(f"more than {events_max} events in {self.now:.1f} s")
+            if self.over or (until is not None and until()):
+                return
+        if until_s < math.inf:
+            self.now = until_s
+
+    def _admit(self, node: Node, event: Event) -> None:
+        """Stamp, tape, handle, tape, perform: as the driver does."""
+        actor, recorder = node.actor, node.recorder
+        # Never backwards: a difference of two times rounds now one way, now the other.
+        at = node.at = max(self.now - node.zero, node.at)
+        if recorder is not None:
+            learned = actor.witness(event)
+            recorder.event(actor.number, at, learned, event)
+        effects = actor.handle(at, event)
+        if recorder is not None:
+            recorder.effects(actor.number, effects)
+        self.events += 1
+        for check in self.checks:
+            check.see(self, node, event, effects)
+        doers = self._doers
+        for effect in effects:
+            do = doers.get(type(effect))
+            if do is not None:
+                do(node, effect)
+            elif isinstance(effect, Work):
+                self._begin_work(node, effect)
+        if node.finish is not None:
+            self._gone(node)
+
+    # Effects.
+
+    def _set_timer(self, node: Node, effect: SetTimer) -> None:
+        at = effect.at + node.zero
+        node.timers[effect.timer] = at
+        self._push(max(self.now, at), node, self._timer, (effect, at))
+
+    def _timer(self, node: Node, item: tuple[SetTimer, float]) -> None:
+        effect, at = item
+        if node.timers.get(effect.timer) == at:  # Neither cancelled nor moved.
+            del node.timers[effect.timer]
+            node.at = max(node.at, effect.at)
+            self._admit(node, TimerFired(effect.timer))
+
+    def _cancel_timer(self, node: Node, effect: CancelTimer) -> None:
+        node.timers.pop(effect.timer, None)
+
+    def _free(self, node: Node, effect: Free) -> None:
+        del node.contents[effect.handle]
+
+    def _finish(self, node: Node, effect: Finish) -> None:
+        node.finish = effect
+
+    def _observe(self, node: Node, effect: Observe) -> None:
+        for clerk in self._clerks:
+            clerk.observed(node, effect)
+        if node.log is not None:
+            node.log.observe(effect.event, node.at, node.actor.number, effect.fields)
+
+    def _begin_work(self, node: Node, work: Work) -> None:
+        if isinstance(work, RunStep | Differentiate):
+            seconds = node.pace.step(self.now, node.slow)
+        else:
+            seconds = self.physics.costs.of(work)
+        self._push(self.now + seconds, node, self._end_work, work)
+
+    def _end_work(self, node: Node, work: Work) -> None:
+        result: WorkResult = node.labour.do(work, node.contents)
+        node.labour.settle(result)
+        if isinstance(result, StepFinished):
+            node.pace.done(self.now)
+        self._admit(node, result)
+
+    # Messages.
+
+    def _transmit(self, node: Node, said: Transmit[Any]) -> None:
+        content = node.contents[said.payload] if said.payload else None
+        item = (said, node.incarnation, content)
+        if node.actor_name != SYNCER:
+            target = self.nodes.get(SYNCER)
+            if target is not None and target.present:
+                self._send(self.lines[node.incarnation], "to-syncer", target, item)
+            elif len(self._parked) < DEALER_MESSAGES_MAX:
+                self._parked.append((node.incarnation, item))
+            return
+        target = self._linked.get(said.peer)
+        if target is None:
+            broken = LaneBroken(said.peer, said.lane, "nobody is there")
+            self._push(self.now, node, self._admit, broken)
+        else:
+            self._send(self.lines[said.peer], "from-syncer", target, item)
+
+    def _send(self, line: Line, way: Way, target: Node, item: Any) -> None:
+        nbytes = CONTROL_BYTES if item[2] is None else self._bulk_bytes
+        at = line.arrival(way, item[0].lane, self.now, nbytes)
+        self._push(at, target, self._arrive, (*item, line, way, line.generation))
+
+    def _unpark(self) -> None:
+        """A syncer is there again: what the learners' queues held comes in."""
+        parked, self._parked = self._parked, []
+        target = self.nodes[SYNCER]
+        for incarnation, item in parked:
+            line = self.lines.get(incarnation)
+            if line is not None:
+                self._send(line, "to-syncer", target, item)
+
+    def _arrive(self, node: Node, item: Any) -> None:
+        said, sender, content, line, way, generation = item
+        if generation != line.generation:
+            return  # Lost with its connection.
+        direct = line.ways[way]
+        if direct.held:
+            direct.waiting.append((node, item))
+            return
+        handle, digest = "", b""
+        if content is not None:
+            handle = f"in/{node.actor.number + 1}"
+            node.contents[handle] = content
+            digest = content.digest
+        peer = SYNCER if way == "from-syncer" else sender
+        came = said.lane, sender, said.session, said.seq, said.clock, said.body, digest, handle
+        self._admit(node, MessageArrived(peer, *came))

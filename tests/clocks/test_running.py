@@ -1,0 +1,130 @@
+"""The running clock against the vector clock, of which it is the same thing in place."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clocks import RunningClock, VectorClock
+
+ME = "me.1"
+NAMES = ["a.1", "a.2", "b.1", "c.1"]
+heard_st = st.dictionaries(st.sampled_from([ME, *NAMES]), st.integers(0, 5), max_size=4)
+ticks_st = st.tuples(st.just("tick"), heard_st, st.sampled_from(["x", "y", ""]))
+forgets_st = st.tuples(st.just("forget"), st.sets(st.sampled_from([*NAMES, "nobody.1"])))
+stories_st = st.lists(st.one_of(ticks_st, ticks_st, ticks_st, forgets_st), max_size=12)
+
+
+class Model:
+    """What the clock was after every event, as values, and who raised each entry last."""
+
+    def __init__(self):
+        self.history = [VectorClock()]
+        self.sources = {}
+
+    @property
+    def now(self):
+        return self.history[-1]
+
+    def tick(self, heard, source):
+        theirs = {name: count for name, count in heard.items() if name != ME}
+        before, after = self.now, self.now.merge(theirs).tick(ME)
+        learned = {name: n for name, n in after.changed_since(before).items() if name != ME}
+        self.sources |= dict.fromkeys(learned, source)
+        self.history.append(after)
+        return learned
+
+    def forget(self, names):
+        self.history = [
+            VectorClock({name: each[name] for name in each if name not in names})
+            for each in self.history
+        ]
+
+    def since(self, number, reader=None):
+        changed = self.now.changed_since(self.history[number])
+        told = {n: c for n, c in changed.items() if n == ME or self.sources[n] != reader}
+        return {**told, ME: self.now[ME]}
+
+
+@given(stories_st)
+def test_it_is_the_vector_clock_in_place(story):
+    """Entries, number, length and what is learned are those of a vector clock, event for event."""
+    clock, model = RunningClock(ME), Model()
+    for verb, *arguments in story:
+        expected = getattr(model, verb)(*arguments)
+        assert getattr(clock, verb)(*arguments) == expected
+        assert clock.frozen() == model.now
+        assert (clock.wire(), len(clock)) == (model.now.wire(), len(model.now))
+        assert clock.number == clock[ME] == model.now[ME]
+        assert [clock[name] for name in NAMES] == [model.now[name] for name in NAMES]
+        assert sorted(clock.others()) == sorted(set(model.now) - {ME})
+
+
+@given(stories_st)
+def test_a_delta_is_what_changed_since(story):
+    """From any event on: what a vector clock says has changed, and always one's own entry."""
+    clock, model = RunningClock(ME), Model()
+    for verb, *arguments in story:
+        getattr(clock, verb)(*arguments)
+        getattr(model, verb)(*arguments)
+        for number in range(clock.number + 1):
+            assert clock.since(number) == model.since(number)
+            for reader in ("x", "y", "z"):
+                assert clock.since(number, reader) == model.since(number, reader)
+
+
+@given(stories_st)
+def test_deltas_teach_everything(story):
+    """Whoever hears every delta, and itself said what is left out of them, knows everything."""
+    clock, told = RunningClock(ME), 0
+    heard, mine = VectorClock(), VectorClock()
+    for verb, *arguments in story:
+        if verb != "tick":
+            continue
+        clock.tick(*arguments)
+        if arguments[1] == "x":
+            mine = mine.merge({n: c for n, c in arguments[0].items() if n != ME})
+        heard = heard.merge(mine).merge(clock.since(told, "x"))
+        told = clock.number
+        assert heard == clock.frozen().merge(mine)
+
+
+def test_ones_own_entry_is_the_number_of_events():
+    """A false message about oneself moves nothing, and teaches nothing."""
+    clock = RunningClock(ME)
+    assert clock.tick({ME: 99}) == {}
+    assert (clock.number, clock.wire()) == (1, {ME: 1})
+
+
+def test_before_the_first_event_there_is_nothing():
+    """A new clock has no entries; the delta of nothing is nothing but one's own count."""
+    clock = RunningClock(ME)
+    assert (len(clock), clock["a.1"], clock.others()) == (0, 0, [])
+    assert clock.since(0) == {ME: 0}
+
+
+def test_what_is_forgotten_is_not_told():
+    """It is in no delta any more, and learned anew if somebody names it again."""
+    clock = RunningClock(ME)
+    clock.tick({"a.1": 3, "b.1": 1}, "x")
+    clock.forget(["a.1", "nobody.1"])
+    assert clock.since(0) == {ME: 1, "b.1": 1}
+    assert clock.tick({"a.1": 2}, "x") == {"a.1": 2}
+    assert clock.since(1) == {ME: 2, "a.1": 2}
+
+
+@pytest.mark.parametrize("entries", [10, 1000])
+def test_a_delta_looks_only_at_what_changed(entries):
+    """However many entries there are, a short delta touches a short end of them."""
+    clock = RunningClock(ME)
+    clock.tick({f"n{index}.1": 1 for index in range(entries)}, "x")
+    clock.tick({"n3.1": 2}, "x")
+    looked = []
+
+    class Looked(dict):
+        def __getitem__(self, name):
+            looked.append(name)
+            return super().__getitem__(name)
+
+    clock._changed = Looked(clock._changed)
+    assert clock.since(1) == {ME: 2, "n3.1": 2}
+    assert len(looked) == 2

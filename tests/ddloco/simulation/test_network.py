@@ -1,0 +1,166 @@
+"""Simulated links: order, bandwidth, what is held back and what is lost."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddloco.effects import Finish
+from ddloco.faults import Fault
+from ddloco.simulation.network import WAYS, Line, Wire
+
+LANES = ("control", "bulk")
+UP, DOWN = WAYS
+
+
+def fault(what, **more):
+    """A fault of some learner's link."""
+    return Fault(what=what, who="learner-0", **more)
+
+
+def line(seed=0, **wire):
+    """A link, as it is when nothing is wrong."""
+    return Line(Wire(**wire), random.Random(seed))
+
+
+wires_st = st.fixed_dictionaries({
+    "delay_s": st.sampled_from([0.0, 0.01, 1.0]),
+    "jitter_s": st.sampled_from([0.0, 0.5, 5.0]),
+    "bytes_per_s": st.sampled_from([float("inf"), 1e3, 10.0]),
+})  # fmt: skip
+sends_st = st.lists(
+    st.tuples(
+        st.floats(0.0, 3.0),
+        st.sampled_from(WAYS),
+        st.sampled_from(LANES),
+        st.integers(0, 5000),
+        st.sampled_from([None, None, "delay", "bandwidth"]),
+    ),
+    max_size=30,
+)
+
+
+@given(wires_st, sends_st, st.integers(0, 9))
+def test_nothing_overtakes_in_its_lane(wire, sends, seed):
+    """Jitter, delay that ends and bandwidth that grows never put a later message first."""
+    link, now, last, strained = line(seed, **wire), 0.0, {}, None
+    for gap, way, lane, nbytes, change in sends:
+        now += gap
+        if strained is not None:
+            link.end(strained)
+            strained = None
+        if change is not None:
+            strained = fault(change, delay_s=2.0, mbit=0.001)
+            link.begin(strained)
+        at = link.arrival(way, lane, now, nbytes)
+        assert at >= max(now + wire["delay_s"], last.get((way, lane), 0.0))
+        last[way, lane] = at
+
+
+def test_a_delay_is_what_it_says():
+    """Without jitter or a limit a message takes the delay, however large it is."""
+    link = line(delay_s=0.25)
+    assert [3.25, 4.25] == [link.arrival(UP, "bulk", at, 10**9) for at in (3.0, 4.0)]
+
+
+def test_bandwidth_is_shared_by_the_messages_of_a_lane():
+    """One after the other, each as long as its bytes take; an idle link saves nothing up."""
+    link = line(delay_s=1.0, bytes_per_s=100.0)
+    assert [3.0, 5.0, 6.0] == [link.arrival(UP, "bulk", 0.0, n) for n in (200, 200, 100)]
+    assert 52.0 == link.arrival(UP, "bulk", 50.0, 100)
+
+
+def test_lanes_and_directions_do_not_wait_for_each_other():
+    """A large message in one of them changes nothing for the other three."""
+    link = line(bytes_per_s=100.0, delay_s=0.0)
+    link.arrival(UP, "bulk", 0.0, 100_000)
+    others = [(UP, "control"), (DOWN, "control"), (DOWN, "bulk")]
+    assert [1.0] * 3 == [link.arrival(way, lane, 0.0, 100) for way, lane in others]
+
+
+def test_jitter_is_drawn_within_its_bounds_and_from_its_own_stream():
+    """Up to the jitter, spread over it, and the same for the same seed whatever else draws."""
+    one, other = line(7, jitter_s=0.5, delay_s=1.0), line(7, jitter_s=0.5, delay_s=1.0)
+    extras = [one.arrival(UP, "control", at, 1) - at - 1.0 for at in range(400)]
+    random.random()
+    again = [other.arrival(UP, "control", at, 1) - at - 1.0 for at in range(400)]
+    assert extras == again
+    assert 0.0 <= min(extras) < 0.05
+    assert 0.45 < max(extras) <= 0.5 + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("direction", "strained"), [("both", WAYS), ("to-syncer", (UP,)), ("from-syncer", (DOWN,))]
+)
+def test_faults_have_a_direction(direction, strained):
+    """What is cut, delayed or narrowed one way is as before the other way, and after."""
+    link = line(delay_s=1.0)
+    faults = [
+        fault("delay", delay_s=2.0, direction=direction),
+        fault("bandwidth", mbit=8e-6, direction=direction),
+        fault("cut", direction=direction),
+    ]
+    for each in faults:
+        link.begin(each)
+    assert [way in strained for way in WAYS] == [link.ways[way].held for way in WAYS]
+    assert [8.0 if way in strained else 1.0 for way in WAYS] == [
+        link.arrival(way, "bulk", 0.0, 5) for way in WAYS
+    ]
+    for each in faults:
+        link.end(each)
+    assert [False, False] == [link.ways[way].held for way in WAYS]
+    assert [101.0] * 2 == [link.arrival(way, "bulk", 100.0, 5) for way in WAYS]
+
+
+def test_what_a_cut_held_back_is_freed_in_order():
+    """Each direction in its own order, once."""
+    link, cut = line(), fault("cut")
+    link.begin(cut)
+    for number in range(5):
+        link.ways[WAYS[number % 2]].waiting.append((number,))
+    freed = [number for (number,) in link.end(cut)]
+    assert ([0, 2, 4], [1, 3]) == ([n for n in freed if n % 2 == 0], [n for n in freed if n % 2])
+    assert [] == link.end(cut)
+
+
+def test_a_reset_begins_a_new_generation():
+    """So that what was sent under an older one is known; nothing else does."""
+    link = line()
+    for what in ("cut", "delay", "bandwidth"):
+        link.begin(fault(what))
+        link.end(fault(what))
+    assert 0 == link.generation
+    link.begin(fault("reset"))
+    assert link.generation > 0
+
+
+# In a world.
+
+
+def befallen(World, make_job, *faults):
+    """A world to which something happens at its sixth second."""
+    world = World(make_job(learners=2, fragments=3, interval=3, steps=18, overlap=2))
+    for each in faults:
+        world.call(6.2, world._befall, each)
+    world.run(99.0)
+    assert world.over
+    assert {"done"} == {node.finish.status for node in world.nodes.values()}
+    return world
+
+
+@pytest.mark.parametrize("direction", ["both", "to-syncer", "from-syncer"])
+def test_a_cut_loses_nothing(World, make_job, direction):
+    """No link is lost: everything comes later, in order; the other learner does not wait."""
+    world = befallen(World, make_job, fault("cut", for_s=4.0, direction=direction))
+    assert ["global step 18"] * 2 == [fields["reason"] for _, fields in world.observed("lost")]
+    assert 2 == len(world.observed("joined"))
+    assert 18 == len(world.merging.merges)
+
+
+def test_a_reset_loses_what_is_on_the_way(World, make_job):
+    """Both sides notice, and shake hands again; the job goes on."""
+    world = befallen(World, make_job, fault("reset"))
+    assert ["learner-0.1"] == [fields["learner"] for _, fields in world.observed("lost")][:1]
+    assert 3 == len(world.observed("joined"))
+    assert isinstance(world.nodes["syncer"].finish, Finish)

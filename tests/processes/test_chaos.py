@@ -1,0 +1,134 @@
+"""Chaos in a real job: processes are killed, stopped, slowed and cut off, and the run replays."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+FAULTS = """
+seed = 11
+fault = [
+    {what = "crash", who = "learner-1", at_s = 0.8, for_s = 0.1},
+    {what = "delay", who = "learner-0", at_s = 1.0, for_s = 2.0, delay_s = 0.02},
+    {what = "stall", who = "learner-2", at_s = 1.2, for_s = 0.5},
+    {what = "slow", who = "learner-0", at_s = 1.5, for_s = 1.0, factor = 3.0},
+    {what = "cut", who = "learner-2", at_s = 2.0, for_s = 0.5},
+    {what = "stall", who = "syncer", at_s = 2.8, for_s = 0.2},
+]
+"""
+
+
+def processes_of(folder):
+    """The processes that have a run folder on their command line."""
+    command = ["pgrep", "-f", str(folder)]
+    found = subprocess.run(command, text=True, capture_output=True, check=False)
+    return found.stdout.split()
+
+
+def wait_until(condition, seconds=90.0):
+    """Look now and then until it is so."""
+    for _ in range(int(seconds / 0.05)):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"not so within {seconds} s")
+
+
+def test_a_job_survives_and_replays(job, tools):
+    """Crashed and returned, stalled, slowed, cut, delayed: exit 0, all told, all replayed."""
+    chaos = job.file.with_name("chaos.toml")
+    chaos.write_text(FAULTS)
+
+    def healed():
+        """Every fault is over, and the learner that came back takes part."""
+        log = job.log()
+        back = (line["learners"] for line in log if line["event"] == "merge")
+        over = sum(line["event"] == "fault ended" for line in log) == FAULTS.count("what")
+        return over and any("learner-1.2" in learners for learners in back)
+
+    slower = ("--set=job.steps=100000", "--set=task.step_s=0.05")  # Fewer steps to replay.
+    running = job.start("--processes", f"--chaos={chaos}", *slower)
+    wait_until(healed)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=90)
+    replayed = tools.replay(job.run_folder)
+
+    assert running.returncode == 0, said
+    assert "chaos: 1 crash, 1 cut, 1 delay, 1 slow, 2 stall" in said
+    assert "failed" not in said
+    assert "held-out loss" in said
+    applied = [(line["what"], line["who"]) for line in job.log() if line["event"] == "fault"]
+    assert applied == [
+        ("crash", "learner-1"),
+        ("delay", "learner-0"),
+        ("stall", "learner-2"),
+        ("slow", "learner-0"),
+        ("cut", "learner-2"),
+        ("stall", "syncer"),
+    ]
+    assert processes_of(job.run_folder) == []
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "identical" in replayed.stdout
+    assert "learner-1.1: the tape ends after event" in replayed.stdout
+
+
+def test_the_last_learner_of_all_ends_the_job(job):
+    """With everybody crashed for good the syncer ends in good order, and nothing failed."""
+    chaos = job.file.with_name("chaos.toml")
+    chaos.write_text(
+        "".join(f"[[fault]]\nwhat = 'crash'\nwho = 'learner-{i}'\nat_s = {i}\n" for i in range(2))
+    )
+    many = ("--set=job.steps=100000", "--set=job.learners=2")
+    ran = job.run("--processes", f"--chaos={chaos}", *many)
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "chaos: 2 crash" in ran.stdout
+    assert "failed" not in ran.stdout
+    assert processes_of(job.run_folder) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "said"),
+    [
+        ("", (), "--chaos {chaos}: happens to the processes of a decoupled-diloco job"),
+        ("seed = 1.5", ("--processes",), "{chaos}: seed: Expected `int`, got `float`"),
+        ("[[fault]]\nwhat = 'crash'", ("--processes",), "{chaos}: fault[0]: missing key `who`"),
+        (
+            "[[fault]]\nwhat = 'crash'\nwho = 'syncer'",
+            ("--processes",),
+            "{chaos}: fault[0]: crash of syncer: a restarted syncer cannot yet go on",
+        ),
+        (
+            "[[storm]]\nwhat = ['cut']\nwho = ['learner-3']\nevery_s = 1",
+            ("--processes",),
+            "{chaos}: storm[0]: cut of learner-3: no such actor",
+        ),
+        (
+            "[[fault]]\nwhat = 'cut'\nwho = 'learner-0'",
+            ("--processes", "--set=job.method=lone"),
+            "--chaos {chaos}: happens to the processes of a decoupled-diloco job",
+        ),
+    ],
+)
+def test_what_is_refused(job, text, more, said):
+    """Chaos that cannot happen is refused in one line, before anything is written."""
+    chaos = job.file.with_name("chaos.toml")
+    chaos.write_text(text)
+    ended = job.run(f"--chaos={chaos}", *more)
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"ddloco: {said.format(chaos=chaos)}")
+    assert len(ended.stderr.splitlines()) == 1
+    assert not job.run_folder.exists()
+
+
+def test_a_job_file_with_chaos_wants_processes(job):
+    """A job file that carries its own faults is refused like the option, by its name."""
+    job.file.write_text(
+        job.file.read_text() + "[[chaos.fault]]\nwhat = 'stall'\nwho = 'learner-0'\n"
+    )
+    ended = job.run()
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: happens to the processes")
