@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test slow check fix bench sweep build lock
+.PHONY: help setup demo test slow check fix bench simulate failures sweep build lock
 
 help:  ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -40,6 +40,12 @@ fix: $(STAMP)  ## repair what the linter and formatter can
 
 bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (about 15 minutes)
 	$(BIN)/python tests/bench/run.py
+
+simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)
+	$(BIN)/ddloco simulate hostile --seeds 2000
+
+failures: $(STAMP)  ## train a real model along simulated failures, and compare (about five minutes)
+	$(BIN)/python examples/under_failures.py
 
 sweep: $(STAMP)  ## search the demo's outer learning rate and momentum again
 	$(BIN)/python examples/sweep.py

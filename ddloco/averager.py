@@ -29,9 +29,10 @@ from ddloco.events import (
 from ddloco.farewell import FAREWELL, Farewell
 from ddloco.fragments import FragmentPlan
 from ddloco.membership import Membership
-from ddloco.messages import Contribution, GlobalFragment
+from ddloco.messages import Contribution, GlobalFragment, Roster
 from transport import (
     BULK,
+    CONTROL,
     Drop,
     Effect,
     Event,
@@ -47,6 +48,10 @@ from transport import (
 )
 
 RECONFIGURE = "reconfigure"
+PROBE = "probe"
+PROBE_S = 2.0
+"""How often an averager makes sure that those whom it waits for are there: dead ones are found in
+that time, which is short beside what going on without one costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +104,8 @@ class Averager:
             case ParametersMade():
                 assert self._plan is not None
                 listening = Observe("listening", {"fragments": 1, "steps": self._job.job.steps})
-                return [Listen(self._job.agreement(self._plan)), listening]
+                listen = Listen(self._job.agreement(self._plan))
+                return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
             case MessageArrived():
                 return self._message(at, event)
             case FragmentMerged():
@@ -111,6 +117,8 @@ class Averager:
             case TimerFired(timer) if timer == RECONFIGURE:
                 self._pause_until = None
                 return []
+            case TimerFired(timer) if timer == PROBE and self._farewell is None:
+                return self._probe(at)
             case TimerFired(timer) if timer == FAREWELL and self._farewell is not None:
                 self._farewell.patient = False
                 return []
@@ -136,6 +144,9 @@ class Averager:
             return [Observe("refused", fields), *effects]
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
+        # One that comes back was gone, whether that was noticed or not.
+        for former in [each for each in self._group if each not in self._membership.members]:
+            effects += self._without(at, former)
         fields = {"learner": incarnation, "epoch": self._membership.epoch}
         return [Observe("joined", fields), *effects]
 
@@ -144,13 +155,25 @@ class Averager:
         if member is None:
             return []
         effects: list[Effect] = [Observe("lost", {"learner": member.incarnation, "reason": reason})]
-        if peer not in self._group or self._farewell is not None:
+        if self._farewell is not None:
             return effects
-        del self._group[peer]
+        return [*effects, *self._without(at, peer)]
+
+    def _without(self, at: float, peer: str) -> list[Effect]:
+        """Go on without a replica, or stop because of it."""
+        if self._group.pop(peer, None) is None:
+            return []
         if not self._elastic or not self._group:
             self._standing = True  # The gradients of the others stay good.
-            return effects
-        return [*effects, *self._pause(at, self._job.elastic.downscale_s, f"{peer} was lost")]
+            return []
+        return self._pause(at, self._job.elastic.downscale_s, f"{peer} was lost")
+
+    def _probe(self, at: float) -> list[Effect]:
+        """Say something to whoever is waited for: a link shows only then that nobody is there."""
+        roster = Roster(self._membership.epoch, {})
+        missing = [peer for peer in self._group if peer not in self._parts]
+        sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
+        return [SetTimer(PROBE, at + PROBE_S), *sends]
 
     def _pause(self, at: float, seconds: float, reason: str) -> list[Effect]:
         if seconds <= 0:

@@ -192,6 +192,9 @@ the scenarios that come with ddloco:
   ddloco simulate bandwidth          Gbit/s that each method needs; see its options
   ddloco simulate hostile --seeds 2000   small worlds where everything goes wrong, checked
 
+a run, with its own speeds and delays, under another schedule:
+  ddloco simulate runs/first --set sync.quorum=2
+
 your own: copy one from ddloco/simulation/scenarios, and
   ddloco simulate mine.toml --seeds 20 --set sync.quorum=2
 
@@ -203,7 +206,11 @@ def _add_simulate(orders: Orders) -> None:
     what = "let the same machines run in virtual time, with faults"
     command = _command(orders, "simulate", what, SIMULATIONS)
     add = command.add_argument
-    add("scenario", metavar="SCENARIO", help="a scenario file, or one of the names below")
+    add(
+        "scenario",
+        metavar="SCENARIO",
+        help="a scenario file, a run folder, or one of the names below",
+    )
     add("--seed", type=int, metavar="S", help="the first seed (default: the scenario's)")
     add("--seeds", type=int, default=1, metavar="N", help="how many, from the first one on")
     add("--jobs", type=int, default=0, metavar="J", help="processes (default: one per core)")

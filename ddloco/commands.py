@@ -75,6 +75,8 @@ def run(given: argparse.Namespace) -> int:
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
+    if given.chaos is not None:
+        raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are the simulation's")
     console = Console()
     try:
         with Progress(console=console, transient=True) as bar:
@@ -94,11 +96,11 @@ def _check_chaos(job: Job, given: argparse.Namespace) -> None:
     """Refuse faults that nobody would apply."""
     if given.chaos is None and not (job.chaos.fault or job.chaos.storm):
         return
-    if job.job.method != "decoupled-diloco" or not given.processes:
-        asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
-        raise ConfigError(
-            f"{asked}: happens to the processes of a decoupled-diloco job; add --processes"
-        )
+    asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
+    if job.job.method == "lone":
+        raise ConfigError(f"{asked}: happens to processes, and a lone learner runs without any")
+    if not given.processes:
+        raise ConfigError(f"{asked}: happens to processes; add --processes")
     try:
         live_schedule(job)
     except ConfigError as error:

@@ -50,22 +50,23 @@ class Membership:
         effects: list[Effect] = []
         if number > newest:
             self.newest[actor] = number
-            effects += self._retire(actor, number, newest)
+            effects += self._retire(actor, number)
         member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
         self.members[peer] = member
         # Always in order of names as bytes, so that nobody sorts on the way.
         self.members = dict(sorted(self.members.items(), key=lambda each: each[0].encode()))
         self.epoch += 1
-        # Only who has ever come back has incarnations to forget.
-        floors = {name: number for name, number in self.newest.items() if number > 1}
+        floors = self._floors()
         if floors:
             roster = Roster(self.epoch, floors)
             others = list(self.members) if effects else [peer]
             effects += [Send(each, CONTROL, roster, key="roster") for each in others]
         return member, effects
 
-    def _retire(self, actor: str, number: int, before: int) -> list[Effect]:
-        """Forget the older incarnations of an actor that has come back."""
+    def _retire(self, actor: str, number: int) -> list[Effect]:
+        """Forget the older incarnations of an actor that has come back; one that is new here may
+        have been known to a syncer before this one, and to those who tell of it.
+        """
         effects: list[Effect] = []
         for member in list(self.members.values()):
             if actor_of(member.incarnation) == actor:
@@ -75,7 +76,11 @@ class Membership:
         gone = [each for each in self.merged if actor_of(each) == actor]
         for incarnation in gone:
             del self.merged[incarnation]
-        return [*effects, Retire({actor: number})] if before else effects
+        return [*effects, Retire({actor: number})] if number > 1 else effects
+
+    def _floors(self) -> dict[str, int]:
+        """Only who has ever come back has incarnations to forget."""
+        return {name: number for name, number in self.newest.items() if number > 1}
 
     def _merged(self, incarnation: str) -> list[int]:
         return self.merged.setdefault(incarnation, [-1] * self.fragments)
@@ -86,6 +91,14 @@ class Membership:
             actor, number = actor_of(incarnation), number_of(incarnation)
             self.newest[actor] = max(self.newest.get(actor, 0), number)
             self._merged(incarnation)[fragment] = base
+
+    def recovered(self) -> list[Effect]:
+        """All is recovered: incarnations that a newer one has replaced are forgotten here, too."""
+        for incarnation in list(self.merged):
+            if number_of(incarnation) < self.newest[actor_of(incarnation)]:
+                del self.merged[incarnation]
+        floors = self._floors()
+        return [Retire(floors)] if floors else []
 
     def lose(self, peer: str) -> Member | None:
         """The link to ``peer`` is gone."""

@@ -124,9 +124,7 @@ class Syncer:
 
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
-        count, sync = len(self._plan.fragments), self._job.sync
-        self._globals = Globals(count, sync.staleness * sync.interval)
-        self._membership = Membership(count)
+        self._membership = Membership(len(self._plan.fragments))
         self._membership.newest[actor_of(event.incarnation)] = number_of(event.incarnation)
         return [Recover(self._next_work())]
 
@@ -136,11 +134,14 @@ class Syncer:
         Whatever that incarnation had launched and not merged is lost with it: those fragments are
         due again an interval later.
         """
+        assert self._plan is not None
+        sync = self._job.sync
+        self._globals = Globals(len(self._plan.fragments), sync.staleness * sync.interval)
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
             self._membership.recover(each.fragment, each.spent)
         self._t = max(self._globals.versions)
-        effects = self._globals.keep()
+        effects = [*self._membership.recovered(), *self._globals.keep()]
         if event.kept:
             effects.append(Observe("recovered", {"t": self._t, "fragments": len(event.kept)}))
         found = [each.fragment for each in event.kept]

@@ -32,5 +32,9 @@ class Handles:
         """Every handle that somebody holds."""
         return set(self._holders)
 
+    def held(self) -> dict[str, int]:
+        """How many hold each handle."""
+        return dict(self._holders)
+
     def __len__(self) -> int:
         return len(self._holders)

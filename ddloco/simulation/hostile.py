@@ -6,6 +6,7 @@ after that nothing does, and the job must come to its end with everybody taking 
 """
 
 import random
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,21 +15,23 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddloco.config import Job, job_from
-from ddloco.effects import Finish
+from ddloco.effects import Finish, Observe
 from ddloco.faults import SYNCER, Fault, Faults, Kind, schedule
 from ddloco.sections import convert
+from ddloco.simulation.bounds import Bounds, Holders
 from ddloco.simulation.checks import (
     Books,
-    Bounds,
     Clocks,
     Durable,
     Learning,
     Merging,
+    Optimizer,
     Trail,
     Violation,
     hold,
 )
 from ddloco.simulation.labour import leaves_of
+from ddloco.simulation.launches import Launches
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.oracle import Oracle
@@ -44,21 +47,24 @@ EVENTS_MAX = 60_000
 LEARNER_KINDS: tuple[Kind, ...] = (
     "crash", "stall", "slow", "leave", "cut", "reset", "delay", "bandwidth",
 )  # fmt: skip
+SLOW_MAX = 40.0
+"""Two minutes for a step of the slowest learner."""
+
 LATEST_S = 600.0
 """After the last fault a job must be over within so many seconds of the slowest learner's steps."""
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """One world, as drawn."""
+    """One world, as drawn. Of those ``poisoned``, chips make no numbers between two times."""
 
     seed: int
     job: Job
     physics: Physics
-    faults: tuple[Fault, ...]
-    poisoned: tuple[tuple[str, float, float], ...]
-    heal_at: float
-    end_at: float
+    faults: tuple[Fault, ...] = ()
+    poisoned: tuple[tuple[str, float, float], ...] = ()
+    heal_at: float = 0.0
+    end_at: float = LATEST_S
 
 
 def draw(seed: int, tapes: Path | None = None) -> Hostile:
@@ -109,10 +115,10 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
         poisoned = ((rng.choice(job.learner_names()), begin, rng.uniform(begin, heal_at)),)
     slowest = max(speeds.values())
     end_at = heal_at + (steps + 3 * interval) * slowest * 2 + LATEST_S
-    faults = tuple(_healed(each, heal_at) for each in schedule(
+    faults = [_healed(each, heal_at) for each in schedule(
         chaos, job.learner_names(), until_s=heal_at
-    ))  # fmt: skip
-    return Hostile(seed, job, physics, faults, poisoned, heal_at, end_at)
+    )]  # fmt: skip
+    return Hostile(seed, job, physics, _bearable(faults), poisoned, heal_at, end_at)
 
 
 def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
@@ -148,6 +154,21 @@ def _healed(fault: Fault, heal_at: float) -> Fault:
     return replace(fault, for_s=min(fault.for_s, heal_at - fault.at_s))
 
 
+def _bearable(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Without what would make a learner so slow that a step outlasts the world: factors multiply,
+    and a step keeps the pace with which it began."""
+    kept: list[Fault] = []
+    for fault in faults:
+        factor = fault.factor
+        for each in kept:
+            over_at = each.at_s + (each.for_s or 0.0)
+            if each.what == "slow" and each.who == fault.who and over_at > fault.at_s:
+                factor *= each.factor
+        if fault.what != "slow" or factor <= SLOW_MAX:
+            kept.append(fault)
+    return tuple(kept)
+
+
 class Healing(Books):
     """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
 
@@ -155,13 +176,32 @@ class Healing(Books):
         self._merging = merging
         self._learning = learning
         self._heal_at = heal_at
+        self._repeated: set[int] = set()
+
+    def started(self, world: World, node: Node) -> None:
+        """What a syncer had to repeat is lost with it."""
+        if node.actor_name == SYNCER:
+            self._repeated.clear()
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
         """Look when the syncer ends the job."""
-        done = [each for each in effects if isinstance(each, Finish)]
-        if node.actor_name != SYNCER or not done:
+        if node.actor_name != SYNCER:
             return
-        hold(done[0].status == "done", "heal-progress", f"the job ended: {done[0].reason}")
+        for effect in effects:
+            match effect:
+                case Observe("sync repeated", fields):
+                    self._repeated.add(fields["t"])
+                case Observe("merge", fields):
+                    self._repeated.discard(fields["t"])
+                case Finish():
+                    self._ended(world, effect)
+                case _:
+                    pass
+
+    def _ended(self, world: World, finish: Finish) -> None:
+        hold(finish.status == "done", "heal-progress", f"the job ended: {finish.reason}")
+        left = sorted(self._repeated)
+        hold(not left, "heal-progress", f"the job ended, syncs {left} were to be repeated")
         quiet = [merge for merge in self._merging.merges if merge[0] > self._heal_at]
         averaged = {name for merge in quiet for name in merge[3]}
         if len(quiet) < 2 * world.job.sync.fragments + 6:
@@ -176,7 +216,7 @@ class Healing(Books):
             if len(steps) >= 2 * sync.interval:
                 took = other.incarnation in averaged
                 said = f"{other.incarnation} is in none of the {len(quiet)} merges after the faults"
-                hold(took, "heal-progress", said)
+                hold(took, "participation", said)
 
 
 @dataclass
@@ -206,16 +246,20 @@ class Watch:
     def checks(self) -> list[Books]:
         """All of them, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
-        others = [Clocks(), Bounds(), Durable(), Oracle(), healing]
-        return [self.merging, self.learning, *others, self.trail]
+        others = [Clocks(), Bounds(), Holders(), Durable(), Optimizer(), Oracle(), healing]
+        return [self.merging, Launches(), self.learning, *others, self.trail]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
     """Let the hostile world of a seed happen, checks beside it; what came of it."""
-    drawn = draw(seed, tapes)
+    return happen(draw(seed, tapes))
+
+
+def happen(drawn: Hostile) -> Outcome:
+    """Let a world happen, checks beside it; what came of it."""
     watch = Watch(drawn.heal_at)
     world = World(drawn.job, drawn.physics, watch.checks())
-    outcome = Outcome(seed, faults=len(drawn.faults))
+    outcome = Outcome(drawn.seed, faults=len(drawn.faults))
     try:
         world.begin(drawn.faults)
         for name, begin, end in drawn.poisoned:
@@ -230,11 +274,34 @@ def run(seed: int, tapes: Path | None = None) -> Outcome:
     except Exception as error:  # noqa: BLE001, a machine that raises is a finding like any other
         outcome.violation = f"raised: {type(error).__name__}: {error}"
         outcome.invariant = "raised"
+    finally:
+        world.close()
     outcome.events, outcome.seconds = world.events, world.now
     outcome.merges = len(watch.merging.merges)
     outcome.steps = sum(len(steps) for steps in watch.learning.steps.values())
     outcome.trail = watch.trail.value()
     return outcome
+
+
+TWICE_EVERY = 20
+"""One seed in so many is run again plainly, and with tapes (determinism-check, record-is-inert)."""
+
+
+def run_checked(seed: int) -> Outcome:
+    """As ``run``; one seed in twenty runs again, and once more with tapes, and must be the same."""
+    outcome = run(seed)
+    if seed % TWICE_EVERY == 0 and outcome.violation is None:
+        with tempfile.TemporaryDirectory(prefix="ddloco-hostile-") as folder:
+            _compare(outcome, run(seed), "determinism-check")
+            _compare(outcome, run(seed, Path(folder)), "record-is-inert")
+    return outcome
+
+
+def _compare(outcome: Outcome, again: Outcome, invariant: str) -> None:
+    if again.trail != outcome.trail and outcome.violation is None:
+        more = f" ({again.violation})" if again.violation else ""
+        outcome.violation = f"{invariant}: {outcome.trail} and then {again.trail}{more}"
+        outcome.invariant = invariant
 
 
 def _poison(world: World, name: str, poisoned: bool) -> None:

@@ -30,6 +30,7 @@ class Direct:
     bytes_per_s: float
     held: bool = False
     waiting: list[Item] = field(default_factory=list[Item])
+    faults: list[Fault] = field(default_factory=list[Fault])
     due: dict[str, float] = field(default_factory=lambda: {"control": 0.0, "bulk": 0.0})
     free: dict[str, float] = field(default_factory=lambda: {"control": 0.0, "bulk": 0.0})
 
@@ -76,34 +77,36 @@ class Line:
         return at
 
     def begin(self, fault: Fault) -> None:
-        """A fault of the link sets in."""
+        """A fault of the link sets in, on top of those that have not ended."""
+        if fault.what == "reset":
+            self.generation += 1
+            return
         for direct in self._of(fault.direction):
-            match fault.what:
-                case "cut":
-                    direct.held = True
-                case "delay":
-                    direct.delay_s = self._wire.delay_s + fault.delay_s
-                case "bandwidth":
-                    direct.bytes_per_s = fault.mbit * 1e6 / 8
-                case _:
-                    self.generation += 1
+            direct.faults.append(fault)
+            self._feel(direct, fault)
 
     def end(self, fault: Fault) -> list[Item]:
-        """A fault of the link is over; whatever it held back, in order."""
+        """A fault of the link is over; whatever nothing holds back any more, in order."""
         freed: list[Item] = []
         for direct in self._of(fault.direction):
-            match fault.what:
-                case "cut":
-                    direct.held = False
-                    freed += direct.waiting
-                    direct.waiting = []
-                case "delay":
-                    direct.delay_s = self._wire.delay_s
-                case "bandwidth":
-                    direct.bytes_per_s = self._wire.bytes_per_s
-                case _:
-                    pass
+            direct.faults.remove(fault)
+            self._feel(direct, fault)
+            if not direct.held:
+                freed += direct.waiting
+                direct.waiting = []
         return freed
+
+    def _feel(self, direct: Direct, changed: Fault) -> None:
+        """What a direction is like follows from its faults of the kind that has changed."""
+        active = [each for each in direct.faults if each.what == changed.what]
+        match changed.what:
+            case "cut":
+                direct.held = bool(active)
+            case "delay":
+                direct.delay_s = self._wire.delay_s + sum(each.delay_s for each in active)
+            case _:
+                rates = [each.mbit * 1e6 / 8 for each in active]
+                direct.bytes_per_s = min(rates, default=self._wire.bytes_per_s)
 
     def _of(self, direction: Direction) -> list[Direct]:
         return [self.ways[way] for way in WAYS if direction in {"both", way}]

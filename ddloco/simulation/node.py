@@ -15,6 +15,7 @@ from ddloco.effects import (
     MergeFragment,
     Work,
 )
+from ddloco.faults import Fault
 from ddloco.logs import ActorLog
 from ddloco.simulation.labour import Content, Labour
 from replay import Recorder
@@ -103,6 +104,7 @@ class Node:
     frozen: bool = False
     slow: float = 1.0
     finish: Finish | None = None
+    faults: list[Fault] = field(default_factory=list[Fault])
     held: list[tuple[Callable[[Any, Any], None], Any]] = field(default_factory=list[Any])
     contents: dict[str, Content] = field(default_factory=dict[str, Content])
     timers: dict[str, float] = field(default_factory=dict[str, float])
@@ -111,3 +113,10 @@ class Node:
     def number(self) -> int:
         """2 for ``learner-3.2``."""
         return number_of(self.incarnation)
+
+    def close(self) -> None:
+        """Nothing more is written of it: its tape and its log are whole up to here."""
+        if self.recorder is not None:
+            self.recorder.close(self.actor.number, self.finish.reason if self.finish else None)
+        if self.log is not None:
+            self.log.close()

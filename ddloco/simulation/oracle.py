@@ -66,12 +66,13 @@ class Oracle(Books):
         key = (node.incarnation, event.work)
         merge, (names, theta, momentum) = self._asked.pop(key), self._expected.pop(key)
         what = f"merge {merge.t} of fragment {merge.fragment}"
+        found = [numbers(node.contents[handle]) for handle in merge.out[:2]]
+        for handle, got in zip(merge.out, found, strict=False):
+            hold(np.isfinite(got).all(), "finite", f"{what}: {handle} is not finite")
         hold(event.accepted == names, "model-oracle", f"{what} took {event.accepted}, not {names}")
         if not names:
             return
-        for handle, expected in zip(merge.out[:2], (theta, momentum), strict=True):
-            got = numbers(node.contents[handle])
-            hold(np.isfinite(got).all(), "finite", f"{what}: {handle} is not finite")
+        for handle, got, expected in zip(merge.out, found, (theta, momentum), strict=False):
             near = np.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE)
             hold(near, "model-oracle", f"{what}: {handle} is off by {np.abs(got - expected).max()}")
 

@@ -7,18 +7,21 @@ from pathlib import Path
 
 from ddloco.faults import SYNCER
 from ddloco.folder import open_folder
+from ddloco.simulation.bounds import Bounds
 from ddloco.simulation.checks import (
     Books,
-    Bounds,
     Clocks,
     Durable,
     Learning,
     Merging,
+    Optimizer,
     Trail,
     Violation,
 )
 from ddloco.simulation.goodput import Ledger
+from ddloco.simulation.launches import Launches
 from ddloco.simulation.oracle import Oracle
+from ddloco.simulation.recorded import Recording
 from ddloco.simulation.scenario import Case, Scenario
 from ddloco.simulation.world import World
 
@@ -48,15 +51,18 @@ ENDING_S_MAX = 1000.0
 """A job that is asked to end has ended by then."""
 
 
-def checks_of(scenario: Scenario) -> list[Books]:
+def checks_of(scenario: Scenario | Recording) -> list[Books]:
     """Every check that a scenario's worlds can be held against."""
     if not scenario.scenario.checks:
         return []
-    checks: list[Books] = [Merging(), Learning(), Clocks(), Bounds(), Durable(), Trail()]
+    checks: list[Books] = [Merging(), Launches(), Learning(), Clocks(), Bounds(), Durable()]
+    checks += [Optimizer(), Trail()]
     return [*checks, Oracle()] if scenario.work.arithmetic else checks
 
 
-def run_case(case: Case, scenario: Scenario, seed: int, folder: Path | None = None) -> Row:
+def run_case(
+    case: Case, scenario: Scenario | Recording, seed: int, folder: Path | None = None
+) -> Row:
     """Let one case happen once; its actors leave tapes and a log in ``folder``, if it is given.
 
     Raises:
@@ -86,6 +92,7 @@ def run_case(case: Case, scenario: Scenario, seed: int, folder: Path | None = No
         # Whoever follows these tapes wants a job that has come to its end.
         world.stop(SYNCER, "enough")
         world.run(world.now + ENDING_S_MAX)
+    world.close()
     row.trail = next((each.value() for each in checks if isinstance(each, Trail)), "")
     return row
 

@@ -17,11 +17,14 @@ from rich.table import Table
 from ddloco.folder import next_folder, open_folder
 from ddloco.sections import ConfigError
 from ddloco.simulation import hostile
-from ddloco.simulation.scenario import cases_of, find
+from ddloco.simulation.recorded import Recording
+from ddloco.simulation.scenario import Case, Scenario, cases_of, find
 from ddloco.simulation.study import Row, run_case
 from ddloco.simulation.sweep import sweep
 
 T = TypeVar("T")
+World = Scenario | Recording
+"""What a case happens in: described by a file, or taken from a run."""
 
 HELD, FOUND = 0, 1
 COLUMNS = ("goodput", "uptime", "taking part", "time")
@@ -30,9 +33,6 @@ case."""
 
 COLUMNS_MIN = 110
 """Width of a table that is written to a file."""
-
-TWICE_EVERY = 20
-"""One seed in so many is run twice and compared event by event (determinism-check)."""
 
 SHOWN_MAX = 10
 """Failed seeds that are listed."""
@@ -45,7 +45,7 @@ def scenario_table(given: argparse.Namespace) -> int:
         ConfigError: the scenario or an option cannot be used.
     """
     path = find(given.scenario)
-    cases = [each for each in cases_of(path, given.overrides) if given.case in each[0].name]
+    cases = chosen(path, tuple(given.overrides), given.case)
     if not cases:
         raise ConfigError(f"{path}: no case has {given.case!r} in its name")
     about = cases[0][1].scenario
@@ -75,15 +75,27 @@ def scenario_table(given: argparse.Namespace) -> int:
 def _one(  # noqa: PLR0917, a partial that another process calls with the last one
     path: Path,
     overrides: tuple[str, ...],
-    chosen: str,
+    among: str,
     first: int,
     seeds: int,
     folder: Path | None,
     work: int,
 ) -> Row:
-    cases = [each for each in cases_of(path, overrides) if chosen in each[0].name]
-    case, scenario = cases[work // seeds]
+    case, scenario = chosen(path, overrides, among)[work // seeds]
     return run_case(case, scenario, first + work % seeds, folder)
+
+
+def chosen(path: Path, overrides: tuple[str, ...], among: str) -> list[tuple[Case, World]]:
+    """The case that is called ``among``, or those whose names contain it; a run folder has one.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if path.is_dir():
+        return [(Case(path.name), Recording(path, overrides))]
+    cases: list[tuple[Case, World]] = [*cases_of(path, overrides)]
+    exact = [each for each in cases if each[0].name == among]
+    return exact or [each for each in cases if among in each[0].name]
 
 
 def _with_bar(
@@ -191,8 +203,7 @@ def _report_broken(console: Console, path: Path, given: argparse.Namespace, row:
     folder = given.folder
     if folder is None:
         folder = next_folder(Path("runs"), f"simulated-{row.seed}")
-        cases = [each for each in cases_of(path, given.overrides) if each[0].name == row.case]
-        case, scenario = cases[0]
+        case, scenario = chosen(path, tuple(given.overrides), row.case)[0]
         run_case(case, scenario, row.seed, folder)
     options = "".join(f" --set {each}" for each in given.overrides)
     again = f"ddloco simulate {given.scenario} --case '{row.case}' --seed {row.seed}{options}"
@@ -215,7 +226,7 @@ def hostile_worlds(given: argparse.Namespace) -> int:
         open_folder(given.folder, hostile.draw(first).job)
         outcomes = [hostile.run(first, given.folder)]
     else:
-        outcomes = _with_bar(console, "hostile", _checked_twice, list(seeds), given.jobs)
+        outcomes = _with_bar(console, "hostile", hostile.run_checked, list(seeds), given.jobs)
     broken = [each for each in outcomes if each.violation]
     for each in broken[:SHOWN_MAX]:
         folder = given.folder or _tapes_of(each.seed)
@@ -237,16 +248,6 @@ def hostile_worlds(given: argparse.Namespace) -> int:
         said = "  ".join(f"{value:,.0f} {what}" for what, value in totals.items())
         print(f"{said}\n{'failed' if broken else 'held: every invariant in every world'}")
     return FOUND if broken else HELD
-
-
-def _checked_twice(seed: int) -> hostile.Outcome:
-    outcome = hostile.run(seed)
-    if seed % TWICE_EVERY == 0 and outcome.violation is None:
-        again = hostile.run(seed)
-        if again.trail != outcome.trail:
-            outcome.violation = f"determinism-check: {outcome.trail} and then {again.trail}"
-            outcome.invariant = "determinism-check"
-    return outcome
 
 
 def _tapes_of(seed: int) -> Path:

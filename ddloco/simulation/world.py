@@ -156,10 +156,12 @@ class World:
             clerk.died(self, node)
         if node.actor_name != SYNCER:
             del self.lines[node.incarnation], self._linked[node.incarnation]
-        if node.recorder is not None:
-            node.recorder.close(node.actor.number, node.finish.reason if node.finish else None)
-        if node.log is not None:
-            node.log.close()
+        node.close()
+
+    def close(self) -> None:
+        """The world is left as it is; so are the tapes of those who are there."""
+        for node in [each for each in self.nodes.values() if each.present]:
+            node.close()
 
     def freeze(self, actor: str) -> None:
         """Nothing happens to it any more, as after a SIGSTOP."""
@@ -172,7 +174,7 @@ class World:
         node.frozen = False
         held, node.held = node.held, []
         for happen, item in sorted(held, key=lambda each: each[0] != self._timer):
-            self._push(self.now, node, happen, item)
+            self._happen(node, happen, item)
 
     def stop(self, actor: str, reason: str = "enough") -> None:
         """Somebody outside asks an actor to end in good order."""
@@ -195,14 +197,22 @@ class World:
             self.kill(fault.who) if fault.what == "crash" else self.stop(fault.who, "leaves")
             if back is not None:
                 self.call(back, self._return, node)
-        elif fault.what == "stall":
-            self.freeze(fault.who)
-            if back is not None:
-                self.call(back, self.thaw, node)
         else:
-            node.slow = fault.factor
+            node.faults.append(fault)
+            self._feel(node)
             if back is not None:
-                self.call(back, setattr, node, "slow", 1.0)
+                self.call(back, self._recover, node, fault)
+
+    def _recover(self, node: Node, fault: Fault) -> None:
+        node.faults.remove(fault)
+        self._feel(node)
+        if fault.what == "stall" and not any(each.what == "stall" for each in node.faults):
+            self.thaw(node)
+
+    def _feel(self, node: Node) -> None:
+        """Stalled while any stall lasts; as slow as all that makes it slow."""
+        node.slow = math.prod(each.factor for each in node.faults if each.what == "slow")
+        node.frozen = node.frozen or any(each.what == "stall" for each in node.faults)
 
     def _return(self, node: Node) -> None:
         """The actor comes back, once its former self has finished its last step."""
@@ -222,7 +232,14 @@ class World:
 
     def _relieve(self, line: Line, fault: Fault) -> None:
         for node, item in line.end(fault):
-            self._push(self.now, node, self._arrive, item)
+            self._happen(node, self._arrive, item)
+
+    def _happen(self, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
+        """What was held back happens now: before what is due now and may follow it in its lane."""
+        if node.frozen:
+            node.held.append((happen, item))
+        elif node.present:
+            happen(node, item)
 
     # The loop.
 

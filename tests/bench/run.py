@@ -20,7 +20,7 @@ from typing import Any
 
 from tools import ROOT, say
 
-NAMES = ("merge", "door", "roundtrip", "round", "step", "quality")
+NAMES = ("merge", "door", "simulator", "roundtrip", "round", "step", "quality")
 """From the short ones to the long ones."""
 
 

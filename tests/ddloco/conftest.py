@@ -1,32 +1,26 @@
-"""The package's own heap world, with what tests do to it by hand and with what they look at.
-
-Its checks are those of the simulator; beside them stand the ones that know machines from inside.
-"""
-
-from collections import defaultdict
+"""The package's own heap world, with what tests do to it by hand and with what they look at."""
 
 import pytest
 
 from ddloco.config import job_from
-from ddloco.effects import (
-    EncodeFragment,
-    MakeParameters,
-    MergeFragment,
-    Observe,
-    Recover,
-    RunStep,
-    Work,
-)
-from ddloco.events import Started, WorkResult
-from ddloco.faults import SYNCER
+from ddloco.effects import Observe, RunStep
 from ddloco.messages import Pull
 from ddloco.simulation import world as worlds
-from ddloco.simulation.checks import Books, Bounds, Clocks, Durable, Learning, Merging, Trail
+from ddloco.simulation.bounds import Bounds, Holders
+from ddloco.simulation.checks import (
+    Books,
+    Clocks,
+    Durable,
+    Learning,
+    Merging,
+    Optimizer,
+    Trail,
+)
 from ddloco.simulation.labour import leaves_of
+from ddloco.simulation.launches import Launches
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.oracle import Oracle
-from ddloco.syncer import Syncer
 from transport import LaneBroken, Transmit
 
 LEAVES = leaves_of(6)
@@ -58,74 +52,6 @@ class Trace(Books):
             self.launches.append((world.now, t, fragment, tuple(peers)))
 
 
-class Overlap(Books):
-    """At most so many syncs at once, and never two of one fragment."""
-
-    def __init__(self):
-        self.under_way = {}
-
-    def see(self, world, node, event, effects):
-        """Count launches, merges and repetitions."""
-        if node.actor_name != SYNCER:
-            return
-        if isinstance(event, Started):
-            self.under_way.clear()  # They died with the syncer before this one.
-        for effect in effects:
-            match effect:
-                case Observe("sync repeated" | "merge", fields):
-                    del self.under_way[fields["t"]]
-                case Transmit(body=Pull(t, fragment)) if self.under_way.get(t) != fragment:
-                    assert fragment not in self.under_way.values(), "two syncs of one fragment"
-                    self.under_way[t] = fragment
-                    assert len(self.under_way) <= world.job.sync.overlap
-
-
-class Holders(Books):
-    """Every holder of an array is accounted for by some state, and every handle is an array."""
-
-    def __init__(self):
-        self._pending = defaultdict(dict)
-
-    def see(self, world, node, event, effects):
-        """Compare the actor's counts with what its machine and its links hold."""
-        pending = self._pending[node.incarnation]
-        if isinstance(event, WorkResult):
-            del pending[event.work]
-        pending.update({work.work: outputs(work) for work in effects if isinstance(work, Work)})
-        if not node.present:
-            return
-        held = node.actor.handles._holders
-        made = {handle for outs in pending.values() for handle in outs}
-        assert held.keys() - node.contents.keys() <= made, "a handle to nothing"
-        assert sum(held.values()) == holders(node.actor), "holders are counted exactly"
-
-
-def outputs(work):
-    """The handles that a piece of work will fill."""
-    match work:
-        case MakeParameters(fragments=parts):
-            return [handle for p in parts for handle in (f"theta/{p}/0", f"wire/{p}/0")]
-        case MergeFragment():
-            return work.out
-        case RunStep() | EncodeFragment():
-            return [work.out]
-        case Recover() | _:
-            return []
-
-
-def holders(actor):
-    """How many holders of arrays an actor's state accounts for."""
-    machine, links = actor.machine, actor.links._links.values()
-    waiting = [w for link in links for lane in link.lanes.values() for w in lane.outbox.waiting]
-    total = sum(bool(w.payload) for w in waiting)
-    if isinstance(machine, Syncer):
-        total += sum(bool(h) for g in machine._globals for h in (g.theta, g.momentum, g.wire))
-        return total + sum(len(s.parts) + 3 * bool(s.work) for s in machine._syncs.values())
-    running = machine._running
-    total += bool(machine._host) + 2 * len(machine._answers) + len(machine._incoming)
-    return total + (1 + len(running.overwrites) if running is not None else 0)
-
-
 class World(worlds.World):
     """The heap world with a person in it, who breaks things by name.
 
@@ -151,8 +77,9 @@ class World(worlds.World):
             arithmetic=arithmetic,
             pace=lambda name, stream: Pace(paces.get(name, 1.0), 0.0, stream),
         )
-        checks = [self.traced, self.merging, self.learning, Overlap(), Holders(), Clocks()]
-        checks += [Bounds(), Durable(), *([Oracle()] if arithmetic else []), self.trail]
+        checks = [self.traced, self.merging, Launches(), self.learning, Clocks(), Bounds()]
+        checks += [Holders(), Durable(), Optimizer(), *([Oracle()] if arithmetic else [])]
+        checks.append(self.trail)
         super().__init__(job, physics, checks)
         self.begin()
 

@@ -81,11 +81,16 @@ def test_who_comes_later_is_told_as_well(three):
     assert [Send(B1, CONTROL, Roster(5, {"learner-0": 2}), key="roster")] == join(three, B1)
 
 
-def test_a_learner_first_heard_of_late_retires_nobody(membership):
-    """Where nothing older was heard of there is nothing to forget; but nothing older may come."""
+def test_a_learner_first_heard_of_late_retires_its_former_selves(membership):
+    """Not heard of here, but perhaps by a syncer before this one, and so by those who tell."""
+    join(membership, B1)
     effects = join(membership, A3)
-    assert [] == of(Retire, effects)
-    assert [Roster(1, {"learner-0": 3})] == [send.body for send in effects]
+    assert [Retire({"learner-0": 3})] == of(Retire, effects)
+    sends = of(Send, effects)
+    assert ([A3, B1], 2 * [Roster(2, {"learner-0": 3})]) == (
+        [send.peer for send in sends],
+        [send.body for send in sends],
+    )
     member, _ = membership.join(1.0, A2, A2)
     assert member is None
 
@@ -158,6 +163,21 @@ def test_who_was_retired_before_is_refused_after(membership):
     assert [-1, 5] == membership.join(0.0, A2, A2)[0].merged
     membership.recover(0, {A1: 3})
     assert {"learner-0": 2} == membership.newest
+
+
+def test_what_is_recovered_of_former_selves_is_forgotten(membership):
+    """Of each actor the newest incarnation is remembered; the older ones leave the clock here."""
+    membership.recover(0, {A1: 3, B1: 1})
+    membership.recover(1, {A2: 5})
+    assert [Retire({"learner-0": 2})] == membership.recovered()
+    assert {A2: [-1, 5], B1: [1, -1]} == membership.merged
+
+
+def test_nothing_is_retired_where_nobody_came_back(membership):
+    """A first syncer's start, and a later one's over learners that never died."""
+    assert [] == membership.recovered()
+    membership.recover(0, {A1: 3, B1: 1})
+    assert [] == membership.recovered()
 
 
 def test_who_is_able_is_in_order(three):

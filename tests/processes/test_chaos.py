@@ -91,7 +91,8 @@ def test_the_last_learner_of_all_ends_the_job(job):
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
-        ("", (), "--chaos {chaos}: happens to the processes of a decoupled-diloco job"),
+        ("", (), "--chaos {chaos}: happens to processes; add --processes"),
+        ("", ("--schedule=x",), "--chaos {chaos}: with --schedule faults are the simulation's"),
         ("seed = 1.5", ("--processes",), "{chaos}: seed: Expected `int`, got `float`"),
         ("[[fault]]\nwhat = 'crash'", ("--processes",), "{chaos}: fault[0]: missing key `who`"),
         (
@@ -107,7 +108,7 @@ def test_the_last_learner_of_all_ends_the_job(job):
         (
             "[[fault]]\nwhat = 'cut'\nwho = 'learner-0'",
             ("--processes", "--set=job.method=lone"),
-            "--chaos {chaos}: happens to the processes of a decoupled-diloco job",
+            "--chaos {chaos}: happens to processes, and a lone learner runs without any",
         ),
     ],
 )
@@ -131,4 +132,4 @@ def test_a_job_file_with_chaos_wants_processes(job):
     ended = job.run()
 
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: happens to the processes")
+    assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: happens to processes")

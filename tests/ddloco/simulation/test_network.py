@@ -5,6 +5,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddloco.effects import Finish
 from ddloco.faults import Fault
@@ -121,7 +122,51 @@ def test_what_a_cut_held_back_is_freed_in_order():
         link.ways[WAYS[number % 2]].waiting.append((number,))
     freed = [number for (number,) in link.end(cut)]
     assert ([0, 2, 4], [1, 3]) == ([n for n in freed if n % 2 == 0], [n for n in freed if n % 2])
+    link.begin(cut)
     assert [] == link.end(cut)
+
+
+OVERLAPPING = st.lists(
+    st.builds(
+        fault,
+        st.sampled_from(["cut", "delay", "bandwidth"]),
+        delay_s=st.sampled_from([0.5, 2.0]),
+        mbit=st.sampled_from([8e-6, 8e-3]),
+        direction=st.sampled_from(["both", *WAYS]),
+    ),
+    max_size=6,
+)
+
+
+@given(OVERLAPPING, st.randoms(use_true_random=False))
+def test_faults_that_overlap_add_up(faults, rng):
+    """In whatever order they end: held while any cut lasts, delays added, the lowest bandwidth."""
+    link, active = line(delay_s=1.0, bytes_per_s=500.0), list(faults)
+    for each in faults:
+        link.begin(each)
+    while True:
+        for way in WAYS:
+            mine = [each for each in active if each.direction in {"both", way}]
+            direct = link.ways[way]
+            assert direct.held == any(each.what == "cut" for each in mine)
+            assert direct.delay_s == 1.0 + sum(e.delay_s for e in mine if e.what == "delay")
+            rates = [each.mbit * 1e6 / 8 for each in mine if each.what == "bandwidth"]
+            assert direct.bytes_per_s == min(rates, default=500.0)
+        if not active:
+            break
+        link.end(active.pop(rng.randrange(len(active))))
+
+
+def test_the_first_of_two_cuts_frees_nothing():
+    """What one holds back the other still holds back."""
+    link = line()
+    one, other = fault("cut", direction=UP), fault("cut")
+    link.begin(one)
+    link.begin(other)
+    for way in WAYS:
+        link.ways[way].waiting.append((way,))
+    assert [] == link.end(one)
+    assert [(UP,), (DOWN,)] == link.end(other)
 
 
 def test_a_reset_begins_a_new_generation():
@@ -147,6 +192,52 @@ def befallen(World, make_job, *faults):
     assert world.over
     assert {"done"} == {node.finish.status for node in world.nodes.values()}
     return world
+
+
+def test_what_was_held_back_is_not_overtaken(World, make_job):
+    """A cut that ends at the very time at which the lane's next message is due: order holds."""
+    world = World(make_job(learners=1, steps=18, overlap=2))
+    world.run(4.0)
+    ends = world.learning.steps["learner-0.1"][-1]
+    cut, held = fault("cut", direction="to-syncer"), world.lines["learner-0.1"]
+    world.call(ends + 0.5, held.begin, cut)
+    world.run(ends + 1.2)
+    assert held.ways["to-syncer"].waiting
+    world.call(ends + 2.0 + world.physics.wire.delay_s, world._relieve, held, cut)
+    world.run(99.0)
+    assert ["global step 18"] == [fields["reason"] for _, fields in world.observed("lost")]
+
+
+@pytest.mark.parametrize("frozen", ["learner-1", "syncer"])
+def test_what_waited_for_a_thaw_is_not_overtaken(World, make_job, frozen):
+    """Nor by what is due at the very time of a thaw."""
+    world = World(make_job(steps=18, overlap=2))
+    world.run(4.0)
+    ends = world.learning.steps["learner-0.1"][-1]
+    world.call(ends + 0.5, world.freeze, frozen)
+    world.run(ends + 0.6)
+    for at in (0.0, world.physics.wire.delay_s, 2 * world.physics.wire.delay_s):
+        world.call(ends + 2.0 + at, world.thaw, world.nodes[frozen])
+        world.call(ends + 2.0 + at, world.freeze, frozen)
+    world.call(ends + 2.5, world.thaw, world.nodes[frozen])
+    world.run(99.0)
+    assert {"global step 18"} == {fields["reason"] for _, fields in world.observed("lost")}
+
+
+def test_stalls_and_slowness_that_overlap_add_up(World, make_job):
+    """Stalled until the last stall is over; factors multiply, and each ends with its fault."""
+    world = World(make_job(steps=60))
+    node = world.nodes["learner-1"]
+    storms = [("stall", 3, 5, 1), ("stall", 4, 10, 1), ("slow", 5, 4, 3), ("slow", 6, 12, 2)]
+    for what, at_s, for_s, factor in storms:
+        hit = fault(what, at_s=at_s, for_s=for_s, factor=factor)
+        world.call(at_s, world._befall, replace(hit, who="learner-1"))
+    seen = []
+    for at in (3.5, 4.5, 6.5, 8.5, 9.5, 13.5, 14.5, 18.5):
+        world.run(at)
+        seen.append((node.frozen, node.slow))
+    stalled = [(True, 1), (True, 1), (True, 6), (True, 6), (True, 2), (True, 2)]
+    assert [*stalled, (False, 2), (False, 1)] == seen
 
 
 @pytest.mark.parametrize("direction", ["both", "to-syncer", "from-syncer"])

@@ -1,0 +1,832 @@
+"""Bugs to be planted, each with the invariant that must object to it.
+
+Every one changes a machine, a link, the clock, the merging kernel or simulated work as a slip of
+the pen would. ``seeds`` are hostile worlds in which it is known to be noticed; where machines have
+changed since, others are tried.
+"""
+
+import itertools
+from collections.abc import Callable
+from copy import copy
+from dataclasses import replace as changed
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from clocks import RunningClock, actor_of
+from ddloco import merging, pacing, syncer
+from ddloco.actor import Actor
+from ddloco.config import job_from
+from ddloco.effects import RunStep
+from ddloco.events import FragmentMerged, StepFinished, TimerFired
+from ddloco.faults import SYNCER, Fault
+from ddloco.learner import Learner
+from ddloco.members import Member
+from ddloco.membership import Membership
+from ddloco.messages import GlobalFragment, Pull
+from ddloco.pacing import Pacing
+from ddloco.simulation import labour
+from ddloco.simulation.hostile import Hostile
+from ddloco.simulation.labour import Labour, leaves_of
+from ddloco.simulation.node import Pace
+from ddloco.simulation.physics import Physics
+from ddloco.simulation.world import World
+from ddloco.syncer import Syncer
+from ddloco.syncs import Globals
+from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send
+from transport import link as links
+from transport.handles import Handles
+from transport.link import Links
+from transport.outbox import Outbox
+
+
+class Mutation(NamedTuple):
+    """A bug: what must object, the worlds where it is noticed, and how it is planted."""
+
+    name: str
+    invariant: str
+    worlds: tuple[int | Hostile, ...]
+    plant: Callable[..., None]
+
+
+MUTATIONS: list[Mutation] = []
+
+
+def bug(invariant, *worlds):
+    """Note a function that plants a bug with pytest's ``monkeypatch``."""
+
+    def note(plant):
+        MUTATIONS.append(Mutation(plant.__name__.replace("_", " "), invariant, worlds, plant))
+        return plant
+
+    return note
+
+
+def made(*faults, learners=2, fragment_bytes=0.0, poisoned=(), heal_at=40.0, **sync):
+    """A world made by hand, for what seeds seldom bring together."""
+    table = {"fragments": 1, "interval": 2, "overlap": 1, "staleness": 30, **sync}
+    job = {"task": "simulated:tensors", "steps": 120, "learners": learners}
+    plain = {"task": {"tensors": 4}, "job": job, "sync": table}
+    physics = Physics(leaves_of(4), fragment_bytes=fragment_bytes, arithmetic=True)
+    return Hostile(-1, job_from(plain, "by hand"), physics, faults, poisoned, heal_at)
+
+
+def slow(direction, at_s, mbit):
+    """What learner-0 sends, or is sent, takes a while, if it is large."""
+    return Fault("bandwidth", "learner-0", at_s, 8.0, mbit=mbit, direction=direction)
+
+
+LARGE = 4e5
+RESTARTED = made(
+    slow("from-syncer", 1.3, 0.4), Fault("crash", SYNCER, 7.3, 1.0), fragment_bytes=LARGE
+)
+"""What is new reaches a learner after 8 s; meanwhile the syncer dies, and comes back."""
+
+REBORN = made(
+    slow("to-syncer", 0.5, 0.8), Fault("crash", "learner-0", 3.5, 0.2), fragment_bytes=LARGE
+)
+"""What a learner said arrives when it has died, and come back."""
+
+COLD = made(Fault("crash", SYNCER, 0.528, 1.0))
+"""The syncer dies between a learner's handshake and its first parameters."""
+
+SPOILED = made(learners=1, poisoned=(("learner-0", 5.2, 8.2),))
+RESET = made(Fault("reset", "learner-0", 5.2))
+
+
+def wrap(patch, owner, name, around):
+    """Replace a function by one that is given the old one first."""
+    before = getattr(owner, name)
+
+    def wrapped(*arguments, **more):
+        return around(before, *arguments, **more)
+
+    patch.setattr(owner, name, wrapped)
+
+
+def after(patch, owner, name, change):
+    """Let ``change`` make something else of what a method returns; it is given the object too."""
+    wrap(patch, owner, name, lambda old, self, *more: change(self, old(self, *more)))
+
+
+def always(patch, owner, name, value):
+    """A function that always says the same."""
+    patch.setattr(owner, name, lambda *_, **__: copy(value))
+
+
+# Merging.
+
+
+@bug("merge-once", 1)
+def tokens_are_pulled_and_taken_again(patch):
+    patch.setattr(Member, "may_contribute", lambda self, fragment, oldest: bool(
+        self.fresh and self.progress.steps[fragment] and self.progress.versions[fragment] >= oldest
+    ))  # fmt: skip
+    always(patch, Member, "objection", None)
+
+
+@bug("merge-once", 36)
+def a_new_link_forgets_what_was_merged(patch):
+    patch.setattr(Membership, "_merged", lambda self, name: [-1] * self.fragments)
+
+
+@bug("merge-once", RESTARTED)
+def a_new_syncer_forgets_what_was_spent(patch):
+    always(patch, Membership, "recover", None)
+
+
+@bug("merge-once", RESTARTED)
+def a_merge_keeps_only_what_it_spent_itself(patch):
+    always(patch, Membership, "spent", {})
+
+
+@bug("merge-once", RESTARTED)
+def a_merge_keeps_nothing_of_what_was_spent(patch):
+    def settle(old, self, result):
+        old(self, result)
+        for p, (kept, *arrays) in self._vault.kept.items():
+            self._vault.kept[p] = (replace(kept, spent={}), *arrays)
+
+    wrap(patch, Labour, "settle", settle)
+
+
+def counters(patch, **changes):
+    """Contributions say something else; each change is told learner and body."""
+
+    def answer(self, effects):
+        if self._work in self._answers:
+            answered = self._answers[self._work]
+            for field, change in changes.items():
+                answered.body = replace(answered.body, **{field: change(self, answered.body)})
+        return effects
+
+    after(patch, Learner, "_answer", answer)
+
+
+@bug("token-conservation", 0)
+def tokens_are_counted_from_the_start(patch):
+    counters(patch, tokens=lambda self, _: self._tokens)
+
+
+@bug("token-conservation", 0)
+def the_step_that_runs_is_counted_too(patch):
+    counters(patch, steps=lambda _, body: body.steps + 1, tokens=lambda _, body: body.tokens + 8)
+
+
+@bug("token-conservation", 2)
+def a_contribution_names_the_version_that_waits(patch):
+    counters(patch, base=lambda self, body: self._newest(body.fragment))
+
+
+@bug("token-conservation", 0)
+def a_contribution_names_the_step_that_runs(patch):
+    counters(patch, step=lambda _, body: body.step + 1)
+
+
+@bug("token-conservation", 0)
+def counters_do_not_start_again(patch):
+    def finished(old, self, at, event):
+        before = list(self._step_at), list(self._tokens_at)
+        effects = old(self, at, event)
+        if event.step > 1:
+            self._step_at, self._tokens_at = before
+        return effects
+
+    wrap(patch, Learner, "_step_finished", finished)
+
+
+@bug("token-conservation", 0)
+def a_contribution_is_of_the_step_before(patch):
+    def encode(old, self, work, contents):
+        event = old(self, work, contents)
+        p, version, steps, step = contents[work.out].what
+        contents[work.out] = changed(contents[work.out], what=(p, version, steps - 1, step - 1))
+        return event
+
+    wrap(patch, Labour, "_encode", encode)
+
+
+@bug("outer-monotone", 13)
+def a_learner_goes_back_to_an_older_version(patch):
+    patch.setattr(Learner, "_newest", lambda self, p: -2 if self._step else self._versions[p])
+
+
+def replace_unasked(self, fragment, newer):
+    """As it is, without its assertion."""
+    older, self._all[fragment] = self._all[fragment], newer
+    self.versions = tuple(each.version for each in self._all)
+    return [Drop(handle) for handle in older.handles() if handle not in newer.handles()]
+
+
+@bug("outer-monotone", 23)
+def a_new_syncer_begins_its_schedule_again(patch):
+    def recovered(self, effects):
+        self._t = 0
+        return effects
+
+    after(patch, Syncer, "_recovered", recovered)
+    patch.setattr(Globals, "replace", replace_unasked)
+
+
+@bug("outer-monotone", 0)
+def a_step_is_numbered_twice(patch):
+    def finished(self, effects):
+        return [replace(e, step=e.step - 1) if isinstance(e, RunStep) and e.step == 4 else e
+                for e in effects]  # fmt: skip
+
+    after(patch, Learner, "_step_finished", finished)
+
+
+@bug("weights-valid", 0)
+def weights_are_tokens_only(patch):
+    patch.setattr(syncer, "merge_weight", lambda tokens, steps: float(tokens))
+
+
+@bug("weights-valid", 0)
+def weights_are_all_the_same(patch):
+    patch.setattr(syncer, "merge_weight", lambda tokens, steps: 1.0)
+
+
+@bug("weights-valid", 0)
+def weights_are_not_normalised(patch):
+    def merge(old, *arguments, **more):
+        result = old(*arguments, **more)
+        return result._replace(weights=tuple(2 * each for each in result.weights))
+
+    wrap(patch, labour, "merge_fragment", merge)
+
+
+@bug("staleness-bound", 12)
+def whatever_is_stale_is_taken(patch):
+    always(patch, Globals, "oldest", -1)
+
+
+@bug("staleness-bound", 12)
+def the_lag_is_twice_what_was_asked(patch):
+    def init(old, self, count, lag):
+        old(self, count, 2 * lag)
+
+    wrap(patch, Globals, "__init__", init)
+
+
+@bug("merge-order-canonical", 0)
+def contributions_are_summed_as_they_came(patch):
+    patch.setattr(syncer, "sorted", lambda items, key=None: list(items), raising=False)
+
+
+@bug("merge-order-canonical", 0)
+def learners_are_sorted_by_weight(patch):
+    def close(old, self, sync):
+        return [
+            replace(e, shares=tuple(sorted(e.shares, key=lambda s: (-s.weight, s.name[::-1]))))
+            if hasattr(e, "shares") else e
+            for e in old(self, sync)
+        ]  # fmt: skip
+
+    wrap(patch, Syncer, "_close", close)
+
+
+@bug("no-zombie", REBORN)
+def an_older_self_stays_a_member(patch):
+    def join(old, self, at, peer, incarnation):
+        members = dict(self.members)
+        member, effects = old(self, at, peer, incarnation)
+        self.members = {**members, **self.members}
+        olds = [each for each in members if actor_of(each) == actor_of(peer) and each != peer]
+        told = [e for e in effects if isinstance(e, Send | Hangup) and e.peer in olds]
+        return member, [effect for effect in effects if effect not in told]
+
+    wrap(patch, Membership, "join", join)
+
+
+# Launching.
+
+
+@bug("quorum-or-grace", 0)
+def one_learner_is_quorum_enough(patch):
+    def wait(old, self, at, waiting, *, able, missing):
+        return old(self, at, waiting, able=99 if able else 0, missing=missing)
+
+    wrap(patch, Pacing, "wait_until", wait)
+
+
+@bug("quorum-or-grace", 14)
+def the_grace_timer_is_not_set(patch):
+    always(patch, Syncer, "_look_again", [])
+
+
+@bug("quorum-or-grace", 1)
+def the_grace_window_is_ten_times_as_long(patch):
+    wrap(patch, pacing, "grace_window", lambda old, **more: 10 * old(**more))
+
+
+@bug("quorum-or-grace", 1)
+def the_grace_window_has_no_end_of_steps(patch):
+    def window(old, **more):
+        return old(**{**more, "steps_max": 1e9, "overlap": 9})
+
+    wrap(patch, pacing, "grace_window", window)
+
+
+@bug("quorum-or-grace", 22)
+def nobody_is_waited_for(patch):
+    always(patch, Membership, "missing", False)
+
+
+@bug("quorum-or-grace", 0)
+def the_launch_floor_is_ignored(patch):
+    def wait(old, self, at, t, fragment):
+        waiting = old(self, at, t, fragment)
+        waiting.floor_at = at
+        return waiting
+
+    wrap(patch, Pacing, "await_sync", wait)
+
+
+@bug("quorum-or-grace", 2)
+def fresh_is_not_reset_by_a_launch(patch):
+    def launch(old, self, at, waiting, able):
+        fresh = [member for member in self._members.values() if member.fresh]
+        effects = old(self, at, waiting, able)
+        for member in fresh:
+            member.fresh = True
+        return effects
+
+    wrap(patch, Syncer, "_launch", launch)
+
+
+@bug("quorum-or-grace", 0)
+def one_is_pulled_twice(patch):
+    after(patch, Membership, "able", lambda self, able: [*able, *able[:1]])
+
+
+@bug("quorum-or-grace", 4)
+def a_sync_is_not_closed_by_its_deadline(patch):
+    def timer(old, self, timer):
+        return [] if timer.startswith("pull/") else old(self, timer)
+
+    wrap(patch, Syncer, "_timer", timer)
+
+
+@bug("overlap", 14)
+def more_syncs_are_under_way_than_may_be(patch):
+    def choose(old, self, at):
+        job = self._job
+        self._job = replace(job, sync=replace(job.sync, overlap=job.sync.overlap + 1))
+        try:
+            return old(self, at)
+        finally:
+            self._job = job
+
+    wrap(patch, Syncer, "_choose", choose)
+
+
+@bug("overlap", 8)
+def a_fragment_may_be_under_way_twice(patch):
+    def choose(old, self, at):
+        if self._stopping or len(self._syncs) >= self._job.sync.overlap:
+            return False
+        syncs, self._syncs = self._syncs, {}
+        try:
+            return old(self, at)
+        finally:
+            self._syncs = syncs
+
+    wrap(patch, Syncer, "_choose", choose)
+
+
+# Learners.
+
+
+@bug("no-learner-waits-on-learner", 0)
+def a_learner_begins_with_its_timer(patch):
+    def receive(old, self, at, said, handle):
+        self._run = lambda at: []
+        effects = old(self, at, said, handle)
+        del self._run
+        return effects
+
+    def handle(old, self, at, event):
+        effects = old(self, at, event)
+        whole = len(self._incoming) == len(self._versions)
+        if isinstance(event, TimerFired) and not self._step and self._running is None and whole:
+            effects = [*effects, *self._run(at)]
+        return effects
+
+    wrap(patch, Learner, "_receive", receive)
+    wrap(patch, Learner, "handle", handle)
+
+
+@bug("no-learner-waits-on-learner", 0)
+def a_learner_takes_a_step_when_it_is_pulled(patch):
+    def answer(old, self, pull):
+        effects = old(self, pull)
+        return [*effects, *(self._run(0.0) if self._step == 3 and self._host else [])]
+
+    wrap(patch, Learner, "_answer", answer)
+
+
+@bug("inner-steps-never-block", 0)
+def a_learner_waits_to_be_pulled(patch):
+    def handle(old, self, at, event):
+        ended = isinstance(event, StepFinished) and event.step % 3 == 0
+        if ended:
+            self._run = lambda at: []
+        effects = old(self, at, event)
+        if ended:
+            del self._run
+        if isinstance(event, MessageArrived) and isinstance(event.body, Pull):
+            effects = [*effects, *([] if self._running else self._run(at))]
+        return effects
+
+    wrap(patch, Learner, "handle", handle)
+
+
+@bug("inner-steps-never-block", 6)
+def a_learner_waits_for_its_link(patch):
+    def handle(old, self, at, event):
+        alone = isinstance(event, StepFinished) and not self._linked and not self._stopping
+        if alone:
+            self._run = lambda at: []
+        effects = old(self, at, event)
+        if alone:
+            del self._run
+        if isinstance(event, PeerJoined) and self._step and self._running is None:
+            effects = [*effects, *self._run(at)]
+        return effects
+
+    wrap(patch, Learner, "handle", handle)
+
+
+@bug("no-unhealed-donor", 2)
+def a_learner_begins_with_the_first_fragment(patch):
+    def receive(old, self, at, said, handle):
+        effects = old(self, at, said, handle)
+        waits = self._step == 0 and self._running is None and self._incoming
+        return [*effects, *(self._run(at) if waits else [])]
+
+    wrap(patch, Learner, "_receive", receive)
+
+
+# Clocks.
+
+
+@bug("clock-causal", 0)
+def timers_are_no_events(patch):
+    def witness(old, self, event):
+        learned = old(self, event)
+        if isinstance(event, TimerFired):
+            self.clock.number -= 1
+        return learned
+
+    wrap(patch, Actor, "witness", witness)
+
+
+@bug("clock-causal", 0)
+def a_message_moves_ones_own_entry(patch):
+    def tick(old, self, heard=None, source=""):
+        learned = old(self, heard or {}, source)
+        self.number += bool(heard)
+        return learned
+
+    wrap(patch, RunningClock, "tick", tick)
+
+
+@bug("clock-vs-truth", 1)
+def the_maximum_is_not_taken(patch):
+    def tick(old, self, heard=None, source=""):
+        learned = old(self, heard or {}, source)
+        for name in set(heard or ()) & set(self._counts):
+            self._counts[name] = heard[name]
+        return learned
+
+    def since(self, number, reader=None):
+        return {**self._counts, self.me: self.number - 1 if self.number % 5 == 0 else self.number}
+
+    wrap(patch, RunningClock, "tick", tick)
+    patch.setattr(RunningClock, "since", since)
+
+
+@bug("clock-vs-truth", 1)
+def nothing_is_learned_of_a_third(patch):
+    def tick(old, self, heard=None, source=""):
+        return old(self, {n: c for n, c in (heard or {}).items() if n == source}, source)
+
+    wrap(patch, RunningClock, "tick", tick)
+
+
+@bug("clock-vs-truth", 1)
+def only_ones_own_entry_is_told(patch):
+    patch.setattr(RunningClock, "since", lambda self, number, reader=None: {self.me: self.number})
+
+
+@bug("clock-vs-truth", 0)
+def a_clock_says_one_more_than_it_knows(patch):
+    def since(old, self, number, reader=None):
+        return {n: c + (n != self.me) for n, c in old(self, number, reader).items()}
+
+    wrap(patch, RunningClock, "since", since)
+
+
+@bug("clock-vs-truth", 1)
+def what_changed_last_is_not_told(patch):
+    def number(old, self, link, lane, state, body, payload=""):
+        said = old(self, link, lane, state, body, payload)
+        state.told += 3
+        return said
+
+    wrap(patch, Links, "_number", number)
+
+
+# Bounds.
+
+
+@bug("bounded-memory", 0)
+def an_array_is_never_freed(patch):
+    after(patch, Handles, "release", lambda self, effects: [])
+
+
+@bug("bounded-memory", 0)
+def a_host_copy_is_kept(patch):
+    def finished(old, self, at, event):
+        self._host = ""
+        return old(self, at, event)
+
+    wrap(patch, Learner, "_step_finished", finished)
+
+
+@bug("bounded-memory", 3)
+def a_payload_that_waited_is_kept(patch):
+    patch.setitem(links.WINDOW_MESSAGES, BULK, 1)
+    always(patch, Links, "_forget_waiting", [])
+
+
+@bug("bounded-memory", 0)
+def a_merged_contribution_is_kept(patch):
+    def merged(old, self, at, event):
+        effects = old(self, at, event)
+        return effects[1:] if event.accepted else effects
+
+    wrap(patch, Syncer, "_merged", merged)
+
+
+@bug("bounded-memory", 0)
+def reports_wait_one_behind_the_other(patch):
+    def put(old, self, message):
+        return old(self, changed(message, key=""))
+
+    def credit(old, self, link, lane):
+        return old(self, link, lane) if lane == BULK else []
+
+    wrap(patch, Outbox, "put", put)
+    wrap(patch, Links, "_give_credit", credit)
+    patch.setitem(links.WINDOW_MESSAGES, CONTROL, 8)
+
+
+@bug("bounded-memory", 0)
+def clocks_keep_who_has_gone(patch):
+    always(patch, Actor, "_retire", None)
+
+
+@bug("bounded-memory", 3)
+def old_messages_bring_the_retired_back(patch):
+    after(patch, Actor, "_retire", lambda self, _: self.floors.clear())
+
+
+@bug("bounded-memory", 3)
+def a_new_syncer_keeps_who_has_gone(patch):
+    always(patch, Membership, "recovered", [])
+
+
+@bug("control-not-starved", 0)
+def whatever_is_said_waits(patch):
+    always(patch, Outbox, "pass_through", False)
+
+
+@bug("control-not-starved", 8)
+def credit_lets_nothing_go(patch):
+    patch.setitem(links.WINDOW_MESSAGES, CONTROL, 6)
+
+    def pump(old, self, link, lane):
+        first = link.lanes[lane].outbox.waiting
+        return old(self, link, lane) if first and first[0].free_of_charge else []
+
+    wrap(patch, Links, "_pump", pump)
+
+
+# Durability.
+
+
+@bug("ack-after-durable", 23)
+def a_merge_is_told_before_it_is_kept(patch):
+    def settle(old, self, result):
+        late, self._late = getattr(self, "_late", None), result
+        if isinstance(late, FragmentMerged):
+            old(self, late)
+
+    wrap(patch, Labour, "settle", settle)
+
+
+@bug("ack-after-durable", 23)
+def nothing_is_kept(patch):
+    always(patch, Labour, "settle", None)
+
+
+@bug("ack-after-durable", 23)
+def the_first_merge_is_kept_and_not_the_newest(patch):
+    def settle(old, self, result):
+        before = dict(self._vault.kept)
+        old(self, result)
+        self._vault.kept.update(before)
+
+    wrap(patch, Labour, "settle", settle)
+
+
+@bug("optimizer-with-params", 0)
+def momentum_is_forgotten(patch):
+    def close(old, self, sync):
+        return [replace(e, momentum="") if hasattr(e, "momentum") else e for e in old(self, sync)]
+
+    wrap(patch, Syncer, "_close", close)
+
+
+@bug("optimizer-with-params", 23)
+def an_older_momentum_is_kept(patch):
+    def settle(old, self, result):
+        before = dict(self._vault.kept)
+        old(self, result)
+        for p, (kept, theta, momentum) in self._vault.kept.items():
+            older = before[p][2] if p in before else momentum
+            self._vault.kept[p] = (kept, theta, older)
+
+    wrap(patch, Labour, "settle", settle)
+
+
+# The kernel.
+
+
+@bug("model-oracle", 0)
+def embeddings_are_averaged_by_direction(patch):
+    plainly(patch, lambda name: False)
+
+
+@bug("model-oracle", 0)
+def everything_is_averaged_plainly(patch):
+    plainly(patch, lambda name: True)
+
+
+def plainly(patch, which):
+    """Other tensors than embeddings get a plain average."""
+    patch.setattr(labour, "_segments", lambda plan, p: merging.fragment_segments(plan, p, which))
+
+
+def kernel_step(patch, step):
+    """Another outer step: (theta, momentum, delta, lr, mu) to (theta, momentum)."""
+
+    def write(theta, momentum, delta, rates, out):
+        out[0][:], out[1][:] = step(theta, momentum, delta.copy(), *rates)
+
+    patch.setattr(merging, "_step", write)
+
+
+@bug("model-oracle", 0)
+def the_outer_step_has_no_momentum(patch):
+    kernel_step(patch, lambda theta, b, d, lr, mu: (theta - lr * d, mu * b + d))
+
+
+@bug("model-oracle", 0)
+def the_outer_step_does_not_look_ahead(patch):
+    kernel_step(patch, lambda theta, b, d, lr, mu: (theta - lr * (mu * b + d), mu * b + d))
+
+
+@bug("model-oracle", 0)
+def the_outer_step_climbs(patch):
+    kernel_step(
+        patch, lambda theta, b, d, lr, mu: (theta + lr * (d + mu * (mu * b + d)), mu * b + d)
+    )
+
+
+@bug("model-oracle", 0)
+def the_last_contribution_is_left_out(patch):
+    def merge(old, theta, momentum, contributions, *arguments, **more):
+        some = contributions[: max(len(contributions) - 1, 1)]
+        return old(theta, momentum, some, *arguments, **more)
+
+    wrap(patch, labour, "merge_fragment", merge)
+
+
+@bug("model-oracle", 6)
+def a_contribution_with_a_nan_is_refused_with_its_neighbour(patch):
+    def merge(old, theta, momentum, contributions, *arguments, **more):
+        bad = any(not np.isfinite(c.buffer.view(np.float32)).all() for c in contributions)
+        return old(theta, momentum, contributions[:1] if bad else contributions, *arguments, **more)
+
+    wrap(patch, labour, "merge_fragment", merge)
+
+
+@bug("finite", 6)
+def what_is_no_number_is_merged(patch):
+    always(patch, merging, "_measure_extreme", (0.0, ""))
+
+
+# The end.
+
+
+@bug("heal-progress", 0)
+def nobody_is_told_what_it_lacks(patch):
+    always(patch, Member, "lacks", False)
+
+
+@bug("heal-progress", 1)
+def a_link_is_dialled_once(patch):
+    def handle(old, self, at, event):
+        if isinstance(event, TimerFired) and event.timer.startswith("redial/"):
+            return [], []
+        return old(self, at, event)
+
+    wrap(patch, Links, "handle", handle)
+
+
+@bug("heal-progress", COLD)
+def who_waits_for_parameters_says_so_once(patch):
+    always(patch, Learner, "_ask_again", [])
+
+
+@bug("heal-progress", 1)
+def bulk_gets_no_credit(patch):
+    def credit(old, self, link, lane):
+        return old(self, link, lane) if lane == CONTROL else []
+
+    wrap(patch, Links, "_give_credit", credit)
+
+
+@bug("heal-progress", 4)
+def a_sync_without_answers_is_dropped(patch):
+    def retry(old, self, sync, reason):
+        effects = old(self, sync, reason)
+        self._again.remove(sync.t)
+        return effects
+
+    wrap(patch, Syncer, "_retry", retry)
+
+
+@bug("heal-progress", SPOILED)
+def who_was_refused_is_not_healed(patch):
+    def merged(self, effects):
+        told = [e for e in effects if isinstance(e, Send) and isinstance(e.body, GlobalFragment)]
+        instead = [each for each in told if each.body.instead]
+        return [each for each in effects if each not in instead]
+
+    after(patch, Syncer, "_merged", merged)
+
+
+@bug("participation", RESET)
+def who_was_lost_once_is_never_pulled(patch):
+    def lose(old, self, peer):
+        member = old(self, peer)
+        if member is not None:
+            self.newest[f"lost {peer}"] = 1
+        return member
+
+    def able(old, self, fragment, oldest):
+        return [
+            member for member in old(self, fragment, oldest)
+            if f"lost {member.peer}" not in self.newest
+        ]  # fmt: skip
+
+    wrap(patch, Membership, "lose", lose)
+    wrap(patch, Membership, "able", able)
+
+
+@bug("participation", REBORN)
+def whoever_has_come_back_is_not_fresh(patch):
+    def report(old, self, at, progress):
+        problem = old(self, at, progress)
+        self.fresh = self.fresh and self.incarnation.endswith(".1")
+        return problem
+
+    wrap(patch, Member, "report", report)
+
+
+# Running again.
+
+
+@bug("determinism-check", 0)
+def a_pace_depends_on_what_ran_before(patch):
+    count = itertools.count()
+
+    def step(old, self, now, slow):
+        return old(self, now, slow) * (1.0 + next(count) / 1e6)
+
+    wrap(patch, Pace, "step", step)
+
+
+@bug("record-is-inert", 0)
+def who_is_recorded_thinks_longer(patch):
+    def begin(old, self, node, work):
+        if node.recorder is not None:
+            node.slow = 1.001
+        return old(self, node, work)
+
+    wrap(patch, World, "_begin_work", begin)

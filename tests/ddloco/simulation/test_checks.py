@@ -1,0 +1,79 @@
+"""Every check can fail: bugs are planted, and the invariant that must object does."""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ddloco.simulation import bounds, checks, hostile, launches, oracle
+from tests.ddloco.simulation.mutations import MUTATIONS
+
+SEEDS_MAX = 60
+"""Seeds that are tried after those in which a bug is known to be noticed."""
+
+MUTATIONS_MIN = 40
+AGAIN = {"determinism-check", "record-is-inert"}
+"""Invariants of one world that runs twice."""
+
+
+def invariants():
+    """Every name that some check can raise, from the source."""
+    return sorted({name for module in (checks, launches, bounds, oracle, hostile)
+                   for name in names_in(Path(module.__file__).read_text())})  # fmt: skip
+
+
+def names_in(source):
+    """The second argument of every ``hold``, the third of every ``_compare``."""
+    tree = ast.parse(source)
+    constants = {
+        node.targets[0].id: node.value.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        at = {"hold": 1, "_compare": 2}.get(getattr(getattr(node, "func", None), "id", ""))
+        if at is not None:
+            name = node.args[at]
+            yield constants[name.id] if isinstance(name, ast.Name) else name.value
+
+
+def outcomes(mutation):
+    """What comes of the worlds of a mutation, and then of others."""
+    run = hostile.run_checked if mutation.invariant in AGAIN else hostile.run
+    for world in (*mutation.worlds, *range(SEEDS_MAX)):
+        yield run(world) if isinstance(world, int) else hostile.happen(world)
+
+
+def test_every_invariant_has_a_bug_that_it_catches():
+    """A check without a planted bug is not known to be able to fail."""
+    planted = Counter(mutation.invariant for mutation in MUTATIONS)
+    assert sorted(planted) == invariants()
+    assert MUTATIONS_MIN <= len(MUTATIONS)
+
+
+def test_names_are_found_in_the_source():
+    """Also those that stand in a constant, and those of worlds that run twice."""
+    source = 'A = "a-b"\nhold(x, A, "")\nhold(y, "c", f"{z}")\n_compare(o, p, "d-e")\nother(1, "f")'
+    assert ["a-b", "c", "d-e"] == list(names_in(source))
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[each.name for each in MUTATIONS])
+def test_planted_bugs_are_caught(mutation, monkeypatch):
+    """By the very invariant that is broken."""
+    mutation.plant(monkeypatch)
+    said = Counter()
+    for outcome in outcomes(mutation):
+        said[outcome.invariant] += 1
+        if outcome.invariant == mutation.invariant:
+            return
+    pytest.fail(f"not noticed by {mutation.invariant}; what was said instead: {dict(said)}")
+
+
+@pytest.mark.parametrize(
+    "world",
+    {id(each): each for m in MUTATIONS for each in m.worlds if not isinstance(each, int)}.values(),
+)
+def test_worlds_made_by_hand_hold_without_a_bug(world):
+    """What is caught in them is the bug."""
+    assert hostile.happen(world).violation is None

@@ -1,0 +1,33 @@
+"""Tapes of simulated actors: who says so, and what is left where no folder is given."""
+
+from ddloco.host import SEMANTICS
+from ddloco.simulation import hostile
+from ddloco.simulation.tapes import ARITHMETIC, DEVICE, SIMULATED, logbook, pen
+from ddloco.simulation.workers import is_simulated
+from replay import open_tapes
+
+
+def test_without_a_folder_nothing_is_left(make_job):
+    """No recorder, no log."""
+    assert pen(make_job(), None, arithmetic=True)("learner-0.1") is None
+    assert logbook(None)("learner-0.1") is None
+
+
+def test_a_tape_says_that_it_is_simulated(tmp_path):
+    """In its fingerprint, with whether there were numbers; job and behaviours as in a live run."""
+    drawn = hostile.draw(3, tmp_path)
+    hostile.happen(drawn)
+    for tape in open_tapes(tmp_path):
+        header = tape.header
+        assert is_simulated(header)
+        assert (SIMULATED, "True") == (header.fingerprint[DEVICE], header.fingerprint[ARITHMETIC])
+        assert (drawn.job.id, SEMANTICS) == (header.job_id, header.semantics)
+        assert drawn.job.as_plain() == header.job
+        assert tape.closed is not None or "crash" in {fault.what for fault in drawn.faults}
+
+
+def test_a_log_stands_beside_the_tapes(tmp_path):
+    """With what actors observed."""
+    hostile.run(3, tmp_path)
+    [log] = tmp_path.glob("*.jsonl")
+    assert '"merge"' in log.read_text()

@@ -1,0 +1,90 @@
+"""A simulated schedule drives real training: crashes and returns included, replayed to the bit."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DDLOCO = [sys.executable, "-m", "ddloco"]
+
+SCENARIO = """
+[scenario]
+name = "small"
+
+[job]
+steps = 18
+learners = 2
+
+[sync]
+fragments = 3
+interval = 6
+
+[work]
+variance = 0.1
+tensors = 3
+
+[elastic]
+downscale_s = 2.0
+upscale_s = 1.0
+
+[chaos]
+fault = [{ what = "crash", who = "learner-1", at_s = 5.5, for_s = 4.0 }]
+"""
+
+JOB = """
+[job]
+task = "tests.tasks:regression"
+"""
+
+
+def call(*command):
+    """Run a command of ddloco to its end."""
+    command = [*DDLOCO, *map(str, command)]
+    return subprocess.run(
+        command, cwd=ROOT, text=True, capture_output=True, timeout=180, check=False
+    )
+
+
+def log(folder):
+    """What a run's log says."""
+    return [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+
+
+def schedule_of(lines):
+    """Who contributed to which merge, and how many steps everybody did."""
+    merged = [(each["t"], each["learners"]) for each in lines if each["event"] == "merge"]
+    steps = [each["ref"].partition(":")[0] for each in lines if each["event"] == "step"]
+    return merged, {name: steps.count(name) for name in sorted(set(steps))}
+
+
+@pytest.mark.parametrize("method", ["decoupled-diloco", "elastic-data-parallel"])
+def test_real_learners_follow_a_simulated_schedule(tmp_path, method):
+    """Same merges, members, steps and incarnations; a real loss; and its own tapes replay."""
+    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    (tmp_path / "job.toml").write_text(JOB)
+    simulated, real = tmp_path / "simulated", tmp_path / "real"
+    method = f"--set=job.method={method}"
+    ran = call("simulate", tmp_path / "scenario.toml", "--dir", simulated, method)
+    assert ran.returncode == 0, ran.stderr
+
+    driven = call("run", tmp_path / "job.toml", "--schedule", simulated, "--dir", real)
+
+    assert driven.returncode == 0, driven.stderr
+    assert schedule_of(log(simulated)) == schedule_of(log(real))
+    assert "learner-1.2" in schedule_of(log(real))[1]
+    assert 0 < next(each["held_out_loss"] for each in log(real) if each["event"] == "result") < 2
+    replayed = call("replay", real)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+
+
+def test_only_a_simulation_is_a_schedule(tmp_path):
+    """Tapes that are missing, and a scenario that is none, are one line and exit code 2."""
+    (tmp_path / "job.toml").write_text(JOB)
+    driven = call("run", tmp_path / "job.toml", "--schedule", tmp_path, "--dir", tmp_path / "run")
+
+    assert driven.returncode == 2
+    assert 1 == len(driven.stderr.splitlines())
+    assert str(tmp_path) in driven.stderr
