@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.simulation import goodput
@@ -18,6 +18,7 @@ def ticks(spans):
     return {second for begin, end in spans for second in range(begin, end)}
 
 
+@settings(deadline=None)
 @given(SPANS)
 def test_a_union_is_the_same_time(spans):
     """In order, without overlaps or gaps of nothing, and no second more or less."""
@@ -26,6 +27,7 @@ def test_a_union_is_the_same_time(spans):
     assert all(one[1] < other[0] for one, other in itertools.pairwise(merged))
 
 
+@settings(deadline=None)
 @given(st.lists(SPANS, min_size=1, max_size=4))
 def test_time_together_is_in_all_of_them(lists):
     """As many seconds as lie in a span of every list."""

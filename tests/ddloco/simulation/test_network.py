@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -138,6 +138,7 @@ OVERLAPPING = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(OVERLAPPING, st.randoms(use_true_random=False))
 def test_faults_that_overlap_add_up(faults, rng):
     """In whatever order they end: held while any cut lasts, delays added, the lowest bandwidth."""
