@@ -60,7 +60,10 @@ def schedule_of(lines):
     return merged, {name: steps.count(name) for name in sorted(set(steps))}
 
 
-@pytest.mark.parametrize("method", ["decoupled-diloco", "elastic-data-parallel"])
+@pytest.mark.parametrize(
+    "method",
+    ["decoupled-diloco", pytest.param("elastic-data-parallel", marks=pytest.mark.slow)],
+)
 def test_real_learners_follow_a_simulated_schedule(tmp_path, method):
     """Same merges, members, steps and incarnations; a real loss; and its own tapes replay."""
     (tmp_path / "scenario.toml").write_text(SCENARIO)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ddloco.simulation.bandwidth import (
@@ -125,6 +125,7 @@ def test_model_a_promises_more_than_the_link_carries():
         assert a < b
 
 
+@settings(deadline=None)
 @given(settings_(), st.integers(2, 5), st.sampled_from((1, 2, 3, 5)))
 def test_a_longer_interval_needs_less(setting, times, which):
     """The same fragments every so many more steps: in both models at most the same bandwidth.
