@@ -16,6 +16,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 from ddloco.config import job_from
+from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import cases_of, find
@@ -100,7 +101,9 @@ def _world(*overrides: str) -> World:
     cases = cases_of(find("goodput"), overrides)
     case, scenario = next(each for each in cases if each[0].name == CASE)
     job = scenario.resolved(case.name)
-    world = World(job, scenario.physics(job, 0))
+    ledger = Ledger()  # As `ddloco simulate` has it: it also takes in what chips leave behind.
+    world = World(job, scenario.physics(job, 0), (), [ledger])
+    ledger.watch(world)
     world.begin()
     return world
 
