@@ -107,7 +107,7 @@ class Averager:
                 listen = Listen(self._job.agreement(self._plan))
                 return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
             case MessageArrived():
-                return self._message(at, event)
+                return self._message(event)
             case FragmentMerged():
                 return self._averaged(event)
             case PeerJoined(peer, incarnation):
@@ -226,11 +226,10 @@ class Averager:
                 effects.append(Send(peer, BULK, said, wire, key="global/0"))
         return effects
 
-    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+    def _message(self, event: MessageArrived[Any]) -> list[Effect]:
         member, said = self._membership.members.get(event.peer), event.body
         if member is None:
             return []
-        member.heard_at = at
         if not isinstance(said, Contribution) or not event.handle:
             return []
         fits = said.base == self._version and said.fragment == 0 and not self._averaging

@@ -36,7 +36,7 @@ from transport import (
 )
 
 DEALER_MESSAGES_MAX = 1000
-"""Messages of one learner that wait while there is no syncer; ZeroMQ's queue drops later ones."""
+"""Messages of all learners that wait while there is no syncer; later ones are lost."""
 
 LEAVING_S = 0.5
 """How often it is looked whether an actor that leaves has gone, so that it may return."""
