@@ -279,8 +279,10 @@ class Result:
 def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """What a piece of work reads, and what it makes."""
     match work:
-        case Recover() | MakeParameters():
+        case Recover():
             return (), ()
+        case MakeParameters(fragments=parts):
+            return (), tuple(name for p in parts for name in (f"theta/{p}/0", f"wire/{p}/0"))
         case RunStep():
             return tuple(each.handle for each in work.overwrites), (work.out,)
         case EncodeFragment() | Differentiate():

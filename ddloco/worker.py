@@ -51,6 +51,7 @@ class Trainer:
                 self._plan = plan
                 return chores.Ready()
             case chores.Fill(out):
+                self._initialise()
                 self._copy_out(self._params, out)
                 return chores.Ready()
             case chores.Train():
@@ -69,12 +70,13 @@ class Trainer:
     def _prepare(self, request: chores.Prepare) -> chores.Prepared:
         self._name = request.task
         task = self._task = load_task(request.task, request.options)
-        self._params = task.init(jax.random.key(request.seed))
+        self._seed = request.seed
+        self._params = self._shapes()
         paths, self._tree = jax.tree_util.tree_flatten_with_path(self._params)
         self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
         self._index = {name: index for index, name in enumerate(self._names)}
         leaves = tuple(
-            Leaf(name, tuple(np.shape(leaf)), np.dtype(jnp.result_type(leaf)).name)
+            Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for name, (_, leaf) in zip(self._names, paths, strict=True)
         )
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
@@ -87,6 +89,20 @@ class Trainer:
         )
         self._update = jax.jit(self._step, donate_argnums=(0, 1))
         return chores.Prepared(leaves, fingerprint())
+
+    def _shapes(self) -> Any:
+        """The parameters' shapes in place of the parameters: a learner is sent the syncer's, and
+        to make its own, for nothing, takes longer than all else that it does before it trains."""
+        init, key = self._task.init, jax.random.key(self._seed)
+        try:
+            return jax.eval_shape(init, key)
+        except Exception:  # noqa: BLE001, what cannot be traced may still be made, or say why not
+            leaves, tree = jax.tree.flatten(init(key))
+            described = [jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in leaves]
+            return jax.tree.unflatten(tree, described)
+
+    def _initialise(self) -> None:
+        self._params = self._task.init(jax.random.key(self._seed))
 
     def _step(self, params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
         loss, gradients = jax.value_and_grad(self._task.loss)(params, batch)
@@ -162,6 +178,7 @@ class Trainer:
     def _train_together(self, shards: tuple[int, ...], steps: int) -> chores.Trained:
         """Data-parallel training in one process: the baseline, on the learners' own batches."""
         if self._opt_state is None:
+            self._initialise()
             self._opt_state = self._optimizer.init(self._params)
             self._streams = [self._stream(shard=shard) for shard in shards]
             self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1))

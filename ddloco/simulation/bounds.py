@@ -6,17 +6,14 @@ from typing import Any
 from clocks import actor_of, number_of
 from ddloco.actor import Actor
 from ddloco.effects import (
-    EncodeFragment,
     Finish,
-    MakeParameters,
-    MergeFragment,
     Observe,
-    RunStep,
     Work,
 )
 from ddloco.events import Recovered, WorkResult
 from ddloco.faults import SYNCER
 from ddloco.learner import Learner
+from ddloco.part import handles_of
 from ddloco.simulation.checks import Books, hold
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -110,7 +107,7 @@ class Holders(Books):
         ended = False
         for effect in effects:
             if isinstance(effect, Work):
-                pending[effect.work] = outputs(effect)
+                pending[effect.work] = handles_of(effect)[1]
             ended = ended or isinstance(effect, Finish)
         if ended:
             return
@@ -123,19 +120,6 @@ class Holders(Books):
         hold(
             counted == found, MEMORY, f"{me} counts {counted} holders of arrays, there are {found}"
         )
-
-
-def outputs(work: Work) -> tuple[str, ...]:
-    """The handles that a piece of work will fill."""
-    match work:
-        case MakeParameters(fragments=parts):
-            return tuple(handle for p in parts for handle in (f"theta/{p}/0", f"wire/{p}/0"))
-        case MergeFragment():
-            return work.out
-        case RunStep() | EncodeFragment():
-            return (work.out,)
-        case _:
-            return ()
 
 
 def holders(actor: Actor) -> int:
