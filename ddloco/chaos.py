@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import trio
 
 from clocks import MonotonicTime
-from ddloco.config import Job
+from ddloco.config import DATA_PARALLEL, Job
 from ddloco.faults import LINK_KINDS, SYNCER, Fault, Kind, schedule
 from ddloco.logs import ActorLog
 from ddloco.sections import ConfigError
@@ -101,10 +101,10 @@ def live_schedule(job: Job) -> tuple[Fault, ...]:
     named = [(f"fault[{i}]", (each.what,), (each.who,)) for i, each in enumerate(job.chaos.fault)]
     named += [(f"storm[{i}]", each.what, each.who) for i, each in enumerate(job.chaos.storm)]
     for where, what, who in named:
-        if "crash" in what and SYNCER in who:
+        if "crash" in what and SYNCER in who and job.job.method in DATA_PARALLEL:
             raise ConfigError(
-                f"{where}: crash of {SYNCER}: a restarted syncer cannot yet go on from where it "
-                "was, so a live run can stall it, not crash it"
+                f"{where}: crash of {SYNCER}: data-parallel training keeps nothing that another "
+                "could go on from; it can be stalled"
             )
     return faults
 

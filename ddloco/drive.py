@@ -20,7 +20,6 @@ from ddloco.effects import Observe
 from ddloco.events import Recovered, Started, WorkFailed, WorkResult
 from ddloco.folder import open_folder
 from ddloco.host import recorder_for
-from ddloco.learner import SYNCER
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.part import Part
 from ddloco.process import ChoreError
@@ -28,6 +27,7 @@ from ddloco.rerun import Rerun
 from ddloco.sections import ConfigError
 from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.workers import TENSORS, is_simulated
+from ddloco.workers import Workers
 from replay import Tape, TapeError, tape
 from transport import MessageArrived
 
@@ -66,10 +66,6 @@ class Drive(Rerun):
         for each in self.tapes:
             if not is_simulated(each.header):
                 raise ConfigError(f"{each.path}: of a real run; want the tapes of a simulation")
-            if each.incarnation.startswith(f"{SYNCER}.") and each.incarnation != f"{SYNCER}.1":
-                raise ConfigError(
-                    f"{each.path}: the syncer restarts; real syncers keep nothing to go on from yet"
-                )
         self.schedule = self.job
         self.job = job_under(job, self.schedule)
         self.folder = open_folder(folder, self.job)
@@ -146,7 +142,8 @@ class DrivenPart(Part):
             case MessageArrived():
                 return await self._message(record, event)
             case Recovered():
-                return event
+                await trio.lowlevel.checkpoint()
+                return self._found(event)
             case WorkResult():
                 result = self._results.pop(event.work)
                 await result.done.wait()
@@ -157,6 +154,14 @@ class DrivenPart(Part):
             case _:
                 await trio.lowlevel.checkpoint()
                 return event
+
+    def _found(self, scheduled: Recovered) -> Recovered:
+        """What was found then, by version, as it was really merged here."""
+        found = [self._history.at(each.fragment, each.version) for each in scheduled.kept]
+        assert isinstance(self._workers, Workers), "work is real here"
+        for each in found:
+            self._workers.take_back(each)
+        return Recovered(scheduled.work, tuple(each.kept for each in found))
 
     async def _message(self, record: tape.Event, event: MessageArrived[Any]) -> Any:
         """The same message, saying what its sender really said."""

@@ -7,12 +7,13 @@ from pathlib import Path
 import tomli_w
 
 from ddloco.config import Job
+from ddloco.keeping import KEPT
 from ddloco.logs import LOG_FILE
 from ddloco.sections import ConfigError
 
 JOB_FILE = "job.toml"
 ADDRESS_FILE = "syncer.address"
-CONTENTS = (JOB_FILE, LOG_FILE, ADDRESS_FILE, "tapes", "model")
+CONTENTS = (JOB_FILE, LOG_FILE, ADDRESS_FILE, "tapes", "model", KEPT)
 """All that a run writes, and so all that overwriting one may delete."""
 
 

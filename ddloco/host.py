@@ -30,6 +30,7 @@ from ddloco.effects import Finish, RunStep, Work
 from ddloco.errors import first_of
 from ddloco.events import Started, WorkResult
 from ddloco.fragments import FragmentPlan
+from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import SYNCER, Learner
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.messages import Contribution, GlobalFragment
@@ -100,7 +101,10 @@ class Hosted:
         with closing(Arena()) as arena, closing(self._open_log()) as log:
             async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
-                workers = Workers(self.job, self.incarnation, arrays, process, self.folder)
+                keep = KeptFolder(self.folder / KEPT / name, self.job.id)
+                workers = Workers(
+                    self.job, self.incarnation, arrays, process, folder=self.folder, keep=keep
+                )
                 prepared = await workers.prepare()
                 self.driver = self._open_driver(workers, arrays, prepared, log)
                 if self.stop_reason is not None:

@@ -117,7 +117,7 @@ class Processes:
         self.folder = folder
         self.outcome = Outcome()
         self.awaited: set[str] = set()
-        """Learners that are not there and will come, as chaos has planned it."""
+        """Actors that are not there and will come, as chaos has planned it."""
         self.chaos: Chaos | None = None
         self._faults = live_schedule(job)
         self._ending = False
@@ -139,7 +139,7 @@ class Processes:
         """Start everybody, wait for everybody."""
         async with trio.open_nursery() as relays:
             async with trio.open_nursery() as self._nursery:
-                await self._start(SYNCER, ["syncer", *self._common(), "--bind", ANY_PORT])
+                await self.bring(SYNCER)
                 address = await self._address()
                 if address:
                     await self._populate(address, relays)
@@ -147,21 +147,25 @@ class Processes:
         return self.outcome
 
     async def bring(self, name: str) -> None:
-        """Start a learner, for the first time or again."""
+        """Start an actor, for the first time or again: a syncer where it was before."""
         if self._ending:
             return
-        who = ["--connect", self._addresses[name], "--name", name]
-        await self._start(name, ["learner", *self._common(), *who])
+        await self._start(name, [*self._role(name), *self._common()])
         self.awaited.discard(name)
         if self._ending:
             # Nobody told it that the job is over: that was decided while it was being started.
             self._children[name].doomed = True
             self._children[name].send(signal.SIGKILL)
 
+    def _role(self, name: str) -> list[str]:
+        if name == SYNCER:
+            return ["syncer", "--bind", self._addresses.get(SYNCER, ANY_PORT)]
+        return ["learner", "--connect", self._addresses[name], "--name", name]
+
     async def _populate(self, address: str, relays: trio.Nursery) -> None:
         """Start the learners, and chaos, if the job asks for it."""
         proxies: dict[str, Proxy] = {}
-        for name in self.job.learner_names():
+        for name in (SYNCER, *self.job.learner_names()):
             self._addresses[name] = address
         for name in relayed(self._faults):
             proxies[name] = Proxy(address)
@@ -227,6 +231,8 @@ class Processes:
             self._calm()
             for each in running:
                 self._children[each].ask_to_leave()
+        elif name in self.awaited:
+            return
         elif name == SYNCER:
             self._calm()
             patience_s = STRAY_S_MAX if self._faults else STOP_S_MAX

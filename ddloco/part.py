@@ -28,13 +28,15 @@ from ddloco.effects import (
     SaveModel,
     Work,
 )
-from ddloco.events import Happened, Started, WorkFailed, WorkResult
+from ddloco.events import Happened, Recovered, Started, WorkFailed, WorkResult
 from ddloco.host import TASK, machine_for
+from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Key, Mailbox, Posted
 from ddloco.process import open_worker
 from ddloco.provenance import code_version
 from ddloco.simulation.labour import Vault
 from ddloco.simulation.workers import SimulatedWorkers, is_simulated
+from ddloco.syncs import names
 from ddloco.task import task_digest
 from ddloco.workers import Workers
 from replay import Divergence, Player, Tape, describe, tape
@@ -46,6 +48,7 @@ class Theatre(Protocol):
 
     job: Job
     vault: Vault
+    histories: dict[str, KeptHistory]
     warn: Callable[[str], None]
     payloads: int
     unverified: int
@@ -81,6 +84,8 @@ class Part:
         self._results: dict[int, Result] = {}
         self._outputs: dict[int, tuple[str, ...]] = {}
         self._in_step = True
+        self._history = rerun.histories.setdefault(actor_of(self._name), KeptHistory())
+        self._merges: list[Result] = []
 
     async def perform(self) -> None:
         """Start a worker as the tape's fingerprint names it, execute the tape, end the worker.
@@ -108,7 +113,14 @@ class Part:
             self._arrays = Arrays(arena)
             environment = job.worker_of(actor_of(self._name)), self._fingerprint()
             process = await stack.enter_async_context(open_worker(self._name, arena, *environment))
-            self._workers = Workers(job, self._name, self._arrays, process, self._folder)
+            self._workers = Workers(
+                job,
+                self._name,
+                self._arrays,
+                process,
+                folder=self._folder,
+                keep=self._history,
+            )
         self._prepared: chores.Prepared = await self._workers.prepare()
 
     def _simulated(self) -> bool:
@@ -147,6 +159,9 @@ class Part:
                 for effect in effects:
                     self._perform(record.n, effect)
                 self._rerun.played(sure)
+            for merge in self._merges:
+                # One that nobody heard of may have been kept, for the next incarnation to find.
+                await merge.done.wait()
             nursery.cancel_scope.cancel()
         self._rerun.mailbox.silence(self._name)
         if self._tape.closed is None:
@@ -216,6 +231,9 @@ class Part:
             # The world's doing, not the work's: a fact, like the time.
             self._rerun.note(f"{self._name}:{record.n}: {event.reason}")
             return
+        if isinstance(event, Recovered) and isinstance(self._workers, Workers):
+            self._recover(event, self._workers)
+            return
         if result is None:
             # Its inputs are missing: taken from the tape.
             self._rerun.unverified += 1
@@ -226,7 +244,20 @@ class Part:
         await result.done.wait()
         if same_bits(event) != same_bits(result.value):
             raise self._differs(record, event, describe(event), describe(result.value))
-        self._workers.settle(event)
+        if isinstance(self._workers, SimulatedWorkers):
+            self._workers.settle(event)
+
+    def _recover(self, event: Recovered, workers: Workers) -> None:
+        """What the disk held is a fact; that it is what was merged is checked."""
+        for kept, found in zip(event.kept, self._history.match(event.kept), strict=True):
+            if found is not None:
+                workers.take_back(found)
+                continue
+            self._rerun.unverified += 1
+            said = f"nobody merged version {kept.version} of fragment {kept.fragment}"
+            self._rerun.note(f"{self._name}: {said}")
+            for handle in names(kept.fragment, kept.version):
+                self._arrays.put(handle, None)
 
     def _differs(
         self, record: tape.Event, event: Any, expected: Any, actual: Any, aspect: Any = "result"
@@ -248,6 +279,9 @@ class Part:
                 self._outputs[effect.work] = outputs
                 if self._can_do(effect, inputs):
                     result = self._results[effect.work] = Result()
+                    if isinstance(effect, MergeFragment):
+                        self._merges = [each for each in self._merges if not each.done.is_set()]
+                        self._merges.append(result)
                     self._nursery.start_soon(self._work, self._workers.do(effect), result)
             case _:
                 pass  # Timers and observations belong to the first run.
@@ -258,6 +292,8 @@ class Part:
         A step that could not be executed leaves a worker whose parameters and moments are not
         those of the run; no later step can be checked.
         """
+        if isinstance(work, Recover) and not self._simulated():
+            return False  # Not done again: see _recover.
         known = self._arrays.known(*inputs)
         if isinstance(work, RunStep):
             known = self._in_step = self._in_step and known

@@ -22,6 +22,7 @@ from clocks import actor_of, number_of
 from ddloco.config import job_from
 from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, StepFinished
+from ddloco.keeping import KeptHistory
 from ddloco.learner import SYNCER
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
@@ -86,6 +87,7 @@ class Rerun:
         self.report = Report()
         self.job = job_from(self.tapes[0].header.job, f"{self.tapes[0].path} (header)")
         self.vault = Vault()
+        self.histories: dict[str, KeptHistory] = {}
         self.payloads = 0
         self.unverified = 0
         self.warn = warn

@@ -36,6 +36,7 @@ from ddloco.events import (
     Evaluated,
     FragmentEncoded,
     FragmentMerged,
+    Kept,
     ModelSaved,
     ParametersMade,
     Recovered,
@@ -44,8 +45,10 @@ from ddloco.events import (
     WorkResult,
 )
 from ddloco.fragments import FragmentPlan
+from ddloco.keeping import Found, Keep, KeptError
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
+from ddloco.syncs import names
 from snapshot import save_tensors
 from transport import DTYPES, Bytes, Payload, describe
 
@@ -63,16 +66,25 @@ class Workers:
         arrays: its arrays; they need an arena.
         process: its JAX worker process.
         folder: the run folder.
+        keep: where a syncer keeps its merges.
     """
 
     def __init__(
-        self, job: Job, incarnation: str, arrays: Arrays, process: WorkerProcess, folder: Path
+        self,
+        job: Job,
+        incarnation: str,
+        arrays: Arrays,
+        process: WorkerProcess,
+        *,
+        folder: Path,
+        keep: Keep,
     ) -> None:
         self._job = job
         self._name = actor_of(incarnation)
         self._arrays = arrays
         self._process = process
         self._folder = folder
+        self._keep = keep
         self._plan: FragmentPlan | None = None
         self._segments: dict[int, tuple[Segment, ...]] = {}
 
@@ -111,9 +123,6 @@ class Workers:
         """Do one piece of work; a failure is a result, too. A step begins before this returns."""
         return self._caught(work, self._doers()[type(work)](work))
 
-    def settle(self, result: WorkResult) -> None:
-        """A result was taken in; live workers keep nothing for another incarnation yet."""
-
     async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
         try:
             return await result
@@ -121,6 +130,8 @@ class Workers:
             return WorkFailed(work.work, error.failed.kind, str(error))
         except WorkerDiedError as error:
             return WorkFailed(work.work, "worker", str(error))
+        except KeptError as error:
+            return WorkFailed(work.work, "task", str(error))
         except OSError as error:
             return WorkFailed(work.work, "worker", f"{error.filename}: {error.strerror}")
 
@@ -140,9 +151,18 @@ class Workers:
     # JAX, in the worker process.
 
     async def _recover(self, work: Recover) -> Recovered:
-        """Nothing is kept by live workers yet: a syncer that starts again starts from the seed."""
-        await trio.lowlevel.checkpoint()
-        return Recovered(work.work, ())
+        found = await _in_thread(self._keep.find)
+        for each in found:
+            self.take_back(each)
+        return Recovered(work.work, tuple(each.kept for each in found))
+
+    def take_back(self, found: Found) -> None:
+        """Put a fragment that was kept under the handles that it had."""
+        p, version = found.kept.fragment, found.kept.version
+        data = self._wire(p, found.theta)
+        arrays = (found.theta, found.momentum, self._payload(p, data))
+        for handle, array in zip(names(p, version), arrays, strict=True):
+            self._arrays.put(handle, array)
 
     async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
         region = self._arena.allocate(self.plan.total_bytes)
@@ -257,8 +277,7 @@ class Workers:
                 lr=outer.lr,
                 momentum_factor=outer.momentum,
             )
-            data = self._wire(work.fragment, result.theta)
-            payload = Payload(describe(data, wire_layout(self.plan, work.fragment)), data)
+            payload = self._payload(work.fragment, self._wire(work.fragment, result.theta))
             merged = FragmentMerged(
                 work=work.work,
                 accepted=result.accepted,
@@ -268,6 +287,11 @@ class Workers:
                 momentum=xxhash.xxh3_128_digest(result.momentum.data),
                 wire=payload.digest,
             )
+            if result.accepted:
+                bases = {share.name: share.base for share in work.shares}
+                spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
+                kept = Kept(work.fragment, work.t, spent, merged.theta + merged.momentum)
+                self._keep.put(Found(kept, result.theta, result.momentum))
             return merged, result.theta, result.momentum, payload
 
         merged, *stored = await _in_thread(merge)
@@ -311,7 +335,9 @@ class Workers:
     def _encode(self, fragment: int, whole: Bytes) -> Payload:
         """A fragment of a whole copy as a payload of its own, which nobody changes any more."""
         start, stop = self.plan.fragment_slice(fragment)
-        data = whole[start:stop].copy()
+        return self._payload(fragment, whole[start:stop].copy())
+
+    def _payload(self, fragment: int, data: Bytes) -> Payload:
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
     def _flat(self, fragment: int, data: Bytes) -> F32:

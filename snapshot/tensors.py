@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 from numpy.typing import NDArray
 from safetensors import SafetensorError
@@ -48,6 +49,20 @@ def load_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         return safetensors.numpy.load_file(path)
+    except SafetensorError as error:
+        raise ValueError(f"{path}: not a safetensors file: {error}") from None
+
+
+def load_metadata(path: Path) -> dict[str, str]:
+    """The metadata that ``save_tensors`` wrote beside the tensors.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no safetensors file; the text names it.
+    """
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            return dict(file.metadata() or {})
     except SafetensorError as error:
         raise ValueError(f"{path}: not a safetensors file: {error}") from None
 

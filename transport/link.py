@@ -32,6 +32,7 @@ from transport.events import (
 )
 from transport.handles import Handles
 from transport.message import (
+    BULK,
     CONTROL,
     LANES,
     Body,
@@ -44,7 +45,14 @@ from transport.message import (
     Welcome,
 )
 from transport.outbox import WINDOW_MESSAGES, OutboxFullError, Waiting
-from transport.session import LaneState, Link, new_lanes
+from transport.session import (
+    LaneState,
+    Link,
+    disagreement,
+    new_lanes,
+    redial_timer,
+    stall_timer,
+)
 
 REDIAL_S_MIN = 0.5
 REDIAL_S_MAX = 8.0
@@ -55,8 +63,10 @@ links from shaking hands in a tight loop."""
 DOUBLINGS_MAX = 8
 """More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
 
-REASON_CHARS_MAX = 1000
-"""A peer's own words may be long; a reason that quotes them must still fit its field."""
+STALL_S = 30.0
+"""A lane whose messages wait for credit this long, with none coming, may have lost all that it had
+on its way: nothing that follows could show the hole. The link is given up, which costs a handshake
+where the other side was merely stopped."""
 
 GREETINGS = frozenset({Hello, Welcome, Reset, Refused})
 """Bodies of the handshake, which stand outside the numbers of a session."""
@@ -127,7 +137,7 @@ class Links:
             return self._lose(at, link, f"{send.lane} lane: {error}")
         if send.payload:
             self._handles.hold(send.payload)
-        effects: list[Effect] = []
+        effects = self._watch(at, link, send.lane)
         if replaced is not None and replaced.payload:
             effects += self._handles.release(replaced.payload)
         return [], effects
@@ -144,7 +154,7 @@ class Links:
             effects += self._pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:
-            effects.append(CancelTimer(_redial_timer(peer)))
+            effects.append(CancelTimer(redial_timer(peer)))
         del self._links[peer]
         return effects
 
@@ -165,6 +175,10 @@ class Links:
                     return [], []
                 self._count("lane broken")
                 return self._lose(at, link, f"{lane} lane: {reason}")
+            case TimerFired(timer) if timer.startswith("stall/"):
+                link = self._links.get(timer.split("/", 2)[2])
+                lane = BULK if timer.startswith(f"stall/{BULK}") else CONTROL
+                return self._stalled(at, link, lane) if link is not None else ([], [])
             case TimerFired(timer) if timer.startswith("redial/"):
                 link = self._links.get(timer.removeprefix("redial/"))
                 if link is None or link.whole:
@@ -188,7 +202,7 @@ class Links:
             case Refused(reason) if link is not None and link.dialled is not None:
                 del self._links[link.peer]
                 gone = self._forget_waiting(link)
-                timer = CancelTimer(_redial_timer(link.peer))
+                timer = CancelTimer(redial_timer(link.peer))
                 return [PeerRefused(link.peer, reason)], [*gone, timer]
             case _:
                 return self._lost(event)
@@ -237,7 +251,7 @@ class Links:
         effects: list[Effect] = [
             self._number(link, lane, link.lanes[lane], Hello(link.dialled or {})) for lane in LANES
         ]
-        return [*effects, SetTimer(_redial_timer(link.peer), at + wait)]
+        return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
 
     def _hello(self, event: MessageArrived[Any], hello: Hello) -> Heard:
         """The listening side's part; a lower session than the current one is old news."""
@@ -283,7 +297,7 @@ class Links:
         if not link.whole:
             return heard, []
         link.attempts = 0
-        return heard, [CancelTimer(_redial_timer(link.peer))]
+        return heard, [CancelTimer(redial_timer(link.peer))]
 
     # When things break.
 
@@ -302,8 +316,26 @@ class Links:
             # What still arrives of the lost session is stale, its Welcome above all: our numbers
             # start anew, and under an old session the other side would take them for duplicates.
             link.session += 1
-            effects.append(SetTimer(_redial_timer(link.peer), at + REDIAL_S_MIN))
+            effects.append(SetTimer(redial_timer(link.peer), at + REDIAL_S_MIN))
         return heard, effects
+
+    def _watch(self, at: float, link: Link, lane: Lane) -> list[Effect]:
+        """A message waits: look again later whether any credit has come."""
+        state = link.lanes[lane]
+        if state.watched is not None:
+            return []
+        state.watched = state.outbox.taken
+        return [SetTimer(stall_timer(link.peer, lane), at + STALL_S)]
+
+    def _stalled(self, at: float, link: Link, lane: Lane) -> Heard:
+        state = link.lanes[lane]
+        before, state.watched = state.watched, None
+        if before is None or not state.outbox.waiting:
+            return [], []
+        if state.outbox.taken > before:
+            return [], self._watch(at, link, lane)
+        self._count("stalled")
+        return self._lose(at, link, f"{lane} lane: no credit for {STALL_S:g} s")
 
     def _down(self, link: Link, reason: str) -> Heard:
         was_up, link.up = link.up, False
@@ -314,6 +346,9 @@ class Links:
     def _forget_waiting(self, link: Link) -> list[Effect]:
         effects: list[Effect] = []
         for lane in LANES:
+            if link.lanes[lane].watched is not None:
+                link.lanes[lane].watched = None
+                effects.append(CancelTimer(stall_timer(link.peer, lane)))
             for waiting in link.lanes[lane].outbox.waiting:
                 if waiting.payload:
                     effects += self._handles.release(waiting.payload)
@@ -362,16 +397,3 @@ class Links:
 
     def _count(self, what: str) -> None:
         self.counters[what] = self.counters.get(what, 0) + 1
-
-
-def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
-    """The first thing that both sides must share and do not, in words."""
-    for key in sorted({*ours, *theirs}):
-        if ours.get(key) != theirs.get(key):
-            said = f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"
-            return said[:REASON_CHARS_MAX]
-    return None
-
-
-def _redial_timer(peer: str) -> str:
-    return f"redial/{peer}"

@@ -40,6 +40,7 @@ from ddloco.arrays import Arrays, HostCopy
 from ddloco.config import job_from
 from ddloco.effects import EncodeFragment, MergeFragment, Share
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.keeping import KeptHistory
 from ddloco.memory import keep_freed_memory
 from ddloco.messages import Contribution, GlobalFragment, Said
 from ddloco.workers import Workers
@@ -114,7 +115,7 @@ def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Worker
     """The product's own, without a JAX process, which these kinds of work don't need."""
     job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
     process: Any = None
-    workers = Workers(job, incarnation, arrays, process, Path())
+    workers = Workers(job, incarnation, arrays, process, folder=Path(), keep=KeptHistory())
     workers._plan = plan
     return workers
 

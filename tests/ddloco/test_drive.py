@@ -50,14 +50,6 @@ def test_what_is_trained_and_who_trains_it(simulated, tmp_path):
     assert (tmp_path / "real" / "job.toml").exists()
 
 
-def test_a_syncer_that_restarts_cannot_be_followed(simulated, tmp_path):
-    """Real syncers keep nothing yet; said before anything is made."""
-    schedule, _ = simulated(38)
-    with pytest.raises(ConfigError, match=r"syncer\.2\.tape: the syncer restarts"):
-        drive(schedule, tmp_path / "real")
-    assert not (tmp_path / "real").exists()
-
-
 def test_tapes_of_a_real_run_are_no_schedule(simulated, tmp_path, monkeypatch):
     """Their times are those of one machine's day."""
     schedule, _ = simulated(16)

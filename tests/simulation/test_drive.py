@@ -31,8 +31,11 @@ downscale_s = 2.0
 upscale_s = 1.0
 
 [chaos]
-fault = [{ what = "crash", who = "learner-1", at_s = 5.5, for_s = 4.0 }]
+fault = [FAULTS]
 """
+
+LEARNER = '{ what = "crash", who = "learner-1", at_s = 5.5, for_s = 4.0 }'
+SYNCER = '{ what = "crash", who = "syncer", at_s = 12.2, for_s = 1.0 }'
 
 JOB = """
 [job]
@@ -61,12 +64,15 @@ def schedule_of(lines):
 
 
 @pytest.mark.parametrize(
-    "method",
-    ["decoupled-diloco", pytest.param("elastic-data-parallel", marks=pytest.mark.slow)],
+    ("method", "faults"),
+    [
+        ("decoupled-diloco", f"{LEARNER}, {SYNCER}"),
+        pytest.param("elastic-data-parallel", LEARNER, marks=pytest.mark.slow),
+    ],
 )
-def test_real_learners_follow_a_simulated_schedule(tmp_path, method):
+def test_real_learners_follow_a_simulated_schedule(tmp_path, method, faults):
     """Same merges, members, steps and incarnations; a real loss; and its own tapes replay."""
-    (tmp_path / "scenario.toml").write_text(SCENARIO)
+    (tmp_path / "scenario.toml").write_text(SCENARIO.replace("FAULTS", faults))
     (tmp_path / "job.toml").write_text(JOB)
     simulated, real = tmp_path / "simulated", tmp_path / "real"
     method = f"--set=job.method={method}"

@@ -21,6 +21,7 @@ from transport import (
 )
 from transport.link import REDIAL_S_MIN
 from transport.message import Hello, Refused, Reset, Welcome
+from transport.outbox import WINDOW_MESSAGES
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"
@@ -289,3 +290,26 @@ def test_every_array_that_is_held_is_freed_exactly_once(new_pair, steps):
         assert sorted(own) == sorted(named[side.name])
         assert len(side.freed) == len(set(side.freed))
         assert len(side.handles) == 0
+
+
+def test_a_lane_that_lost_all_its_credit_is_given_up(pair):
+    """Everything on its way is lost with nothing after it; what waits does not wait for ever.
+
+    Found by the stateful test: no hole is ever seen, since nothing more may leave.
+    """
+    window = WINDOW_MESSAGES[BULK]
+    for t in range(window):
+        pair.send(pair.spoke, Pull(t, 0), BULK)
+    pair.queues[SPOKE, BULK].clear()
+    pair.send(pair.spoke, Pull(window, 0), BULK)
+    pair.settle()
+    assert pair.hub.said() == []
+
+    pair.fire(pair.spoke, f"stall/{BULK}/{HUB}")
+    assert pair.spoke.news()[-1] is PeerLost
+    assert pair.spoke.links.counters["stalled"] == 1
+    pair.fire(pair.spoke)
+    pair.settle()
+    pair.send(pair.spoke, Pull(99, 0), BULK)
+    pair.settle()
+    assert numbers(pair.hub.said()) == [99]

@@ -1,0 +1,147 @@
+"""What a syncer keeps of its fragments: for the next incarnation, and for a replay of it.
+
+A merge is done only when it is kept; its broadcast leaves after that. So whatever a learner has
+received, a syncer that starts again still has (paper: 3.1, the shard persists).
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import xxhash
+
+from ddloco.arrays import F32
+from ddloco.events import Kept
+from snapshot import load_metadata, load_tensors, save_tensors
+
+KEPT = "kept"
+"""The folder of a run folder in which syncers keep their fragments, by actor."""
+
+VERSIONS = 2
+"""Merges of a fragment that a replay remembers: the one that its machine has heard of, and the one
+that was kept when the process died before it heard."""
+
+
+class KeptError(Exception):
+    """What was kept cannot be used; the text names the file and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A fragment as it was kept; flat float32 arrays of the same length."""
+
+    kept: Kept
+    theta: F32
+    momentum: F32
+
+
+class Keep(Protocol):
+    """Where merges are kept."""
+
+    def put(self, found: Found) -> None:
+        """Keep a merge in place of the one before it.
+
+        Raises:
+            OSError: it cannot be written; what was kept before stands.
+        """
+        ...
+
+    def find(self) -> Sequence[Found]:
+        """What an earlier incarnation kept, in order of fragments.
+
+        Raises:
+            KeptError: something there is damaged, or of another job.
+        """
+        ...
+
+
+class KeptFolder:
+    """Merges in files, one for each fragment, each there whole or not at all.
+
+    Args:
+        folder: ``RUN/kept/ACTOR``.
+        job_id: whose fragments they are.
+    """
+
+    def __init__(self, folder: Path, job_id: str) -> None:
+        self._folder = folder
+        self._job_id = job_id
+
+    def put(self, found: Found) -> None:
+        """Write the fragment's file; the bytes are on the disk when this returns."""
+        kept = found.kept
+        said = {
+            "job": self._job_id,
+            "fragment": str(kept.fragment),
+            "version": str(kept.version),
+            "spent": json.dumps(kept.spent, sort_keys=True),
+            "digest": kept.digest.hex(),
+        }
+        said["sum"] = _sum(said)
+        path = self._folder / f"fragment-{kept.fragment:04d}.safetensors"
+        save_tensors(path, {"theta": found.theta, "momentum": found.momentum}, said)
+
+    def find(self) -> Sequence[Found]:
+        """Read what is there, and check every byte of it."""
+        return [self._read(path) for path in sorted(self._folder.glob("fragment-*.safetensors"))]
+
+    def _read(self, path: Path) -> Found:
+        try:
+            tensors, said = load_tensors(path), load_metadata(path)
+            kept = Kept(
+                fragment=int(said["fragment"]),
+                version=int(said["version"]),
+                spent=json.loads(said["spent"]),
+                digest=bytes.fromhex(said["digest"]),
+            )
+            found = Found(kept, tensors["theta"], tensors["momentum"])
+            whole, job_id = said.pop("sum") == _sum(said), said["job"]
+        except (ValueError, KeyError, OSError) as error:
+            raise KeptError(f"{path}: cannot be read: {error}") from None
+        if not whole or digest_of(found.theta, found.momentum) != kept.digest:
+            raise KeptError(f"{path}: damaged, what it says does not fit its bytes")
+        if job_id != self._job_id:
+            raise KeptError(f"{path}: of job {job_id}, this is {self._job_id}")
+        return found
+
+
+@dataclass
+class KeptHistory:
+    """What one actor's incarnations keep in a replay: the newest merges of every fragment."""
+
+    merges: dict[int, list[Found]] = field(default_factory=dict[int, list[Found]])
+
+    def put(self, found: Found) -> None:
+        """Remember it."""
+        newest = self.merges.setdefault(found.kept.fragment, [])
+        newest.append(found)
+        del newest[:-VERSIONS]
+
+    def find(self) -> Sequence[Found]:
+        """Which one the disk held is a fact of the recording: see ``match``."""
+        raise AssertionError("a replay asks for what was recorded")
+
+    def at(self, fragment: int, version: int) -> Found:
+        """The merge that made this version."""
+        return next(e for e in self.merges[fragment] if e.kept.version == version)
+
+    def match(self, recorded: Sequence[Kept]) -> list[Found | None]:
+        """For each fragment that was found then, the same merge as it was made here."""
+        return [
+            next((each for each in self.merges.get(kept.fragment, []) if each.kept == kept), None)
+            for kept in recorded
+        ]
+
+
+def digest_of(theta: F32, momentum: F32) -> bytes:
+    """xxh3-128 of the parameters, then of the momentum; 32 bytes."""
+    both = (np.ascontiguousarray(theta), np.ascontiguousarray(momentum))
+    return b"".join(xxhash.xxh3_128_digest(each.data) for each in both)
+
+
+def _sum(said: dict[str, str]) -> str:
+    """A checksum of what is said of the arrays."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())
