@@ -8,6 +8,7 @@ from typing import get_args
 
 import pytest
 import trio
+from msgspec.structs import replace
 
 from ddloco.chaos import Chaos, joiners, live_schedule, relayed
 from ddloco.config import job_from, load_job
@@ -366,13 +367,16 @@ def job_with(**chaos):
     return type(job)(job=job.job, chaos=Faults(**chaos))
 
 
-def test_live_runs_cannot_crash_their_syncer():
-    """A crash of the syncer is refused by the place in the file, in a fault and in a storm."""
-    with pytest.raises(ConfigError, match=r"^fault\[1\]: crash of syncer: a restarted"):
-        live_schedule(job_with(fault=(Fault("stall", "syncer"), Fault("crash", "syncer"))))
-    with pytest.raises(ConfigError, match=r"^storm\[0\]: crash of syncer: a restarted"):
-        live_schedule(job_with(storm=(Storm(("stall", "crash"), 9.0, who=("syncer",)),)))
-    live_schedule(job_with(storm=(Storm(("stall",), 9.0, who=("syncer", "learners")),)))
+def test_only_an_averager_cannot_crash():
+    """It keeps nothing: refused by the place in the file, in a fault and in a storm."""
+    single = (Fault("stall", "syncer"), Fault("crash", "syncer"))
+    storm = (Storm(("stall", "crash"), 9.0, who=("syncer",)),)
+    for chaos, where in (({"fault": single}, r"fault\[1\]"), ({"storm": storm}, r"storm\[0\]")):
+        job = job_with(**chaos)
+        assert live_schedule(job)
+        parallel = replace(job, job=replace(job.job, method="data-parallel"))
+        with pytest.raises(ConfigError, match=rf"^{where}: crash of syncer: data-parallel"):
+            live_schedule(parallel)
 
 
 def test_the_example_shows_everything():
