@@ -101,6 +101,11 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
         """Return the fragment p with t mod H == t_p, or None if no fragment is due at step t."""
         return self._layout.due[t % self.interval]
 
+    def next_due(self, after: int, last: int) -> int | None:
+        """Return the first step in (after, last] at which a fragment is due, or None."""
+        steps = range(after + 1, min(after + self.interval, last) + 1)
+        return next((t for t in steps if self.fragment_due(t) is not None), None)
+
 
 def make_plan(
     leaves: Iterable[Leaf], *, fragments: int, interval: int, strategy: str

@@ -24,10 +24,13 @@ class Member:
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
         sent: per fragment the newest version sent in this session, -1 for none.
         heard_at: seconds; when it last said anything.
+        joined_at: seconds; when this link came up.
+        stepped: steps that it has reported since then.
     """
 
     __slots__ = (
-        "fresh", "heard_at", "incarnation", "merged", "peer", "progress", "sent", "sent_at",
+        "_first_step", "fresh", "heard_at", "incarnation", "joined_at", "merged", "peer",
+        "progress", "sent", "sent_at",
     )  # fmt: skip
 
     def __init__(
@@ -38,7 +41,8 @@ class Member:
         self.merged = merged
         self.sent = [-1] * fragments
         self.sent_at = [at] * fragments
-        self.heard_at = at
+        self.heard_at = self.joined_at = at
+        self._first_step = 0
         self.progress: Progress | None = None
         self.fresh = False
 
@@ -47,12 +51,19 @@ class Member:
         """Seconds that one of its steps takes; 0 while that is unknown."""
         return self.progress.step_s if self.progress is not None else 0.0
 
+    @property
+    def stepped(self) -> int:
+        """Steps reported over this link, but for those of the first report."""
+        return self.progress.step - self._first_step if self.progress is not None else 0
+
     def report(self, at: float, progress: Progress) -> str | None:
         """Take a report; returns what is wrong with one that cannot be true."""
         fragments = len(self.sent)
         if not len(progress.versions) == len(progress.steps) == len(progress.tokens) == fragments:
             lengths = sorted({len(progress.versions), len(progress.steps), len(progress.tokens)})
             return f"report of {lengths} fragments, the plan has {fragments}"
+        if self.progress is None:
+            self._first_step = progress.step
         before = self.progress.step if self.progress is not None else 0
         if progress.step < before:
             return f"report of step {progress.step} after step {before}"

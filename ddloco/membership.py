@@ -10,6 +10,7 @@ everybody's clock, so that clocks do not grow with restarts.
 from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
+from ddloco.effects import Observe
 from ddloco.members import Member
 from ddloco.messages import Roster
 from transport import CONTROL, Effect, Hangup, Retire, Send
@@ -32,6 +33,7 @@ class Membership:
         merged: per incarnation and fragment the base version of its last merged contribution, -1
             for none; it outlives a link and a syncer, since the tokens behind it are spent.
         newest: the highest incarnation number that was heard of each actor.
+        refused: how many contributions of each incarnation were refused.
     """
 
     fragments: int
@@ -39,6 +41,7 @@ class Membership:
     epoch: int = 0
     merged: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     newest: dict[str, int] = field(default_factory=dict[str, int])
+    refused: dict[str, int] = field(default_factory=dict[str, int])
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
         """A link to ``peer`` is up: its member, or None where a newer incarnation has its place."""
@@ -76,6 +79,7 @@ class Membership:
         gone = [each for each in self.merged if actor_of(each) == actor]
         for incarnation in gone:
             del self.merged[incarnation]
+            self.refused.pop(incarnation, None)
         return [*effects, Retire({actor: number})] if number > 1 else effects
 
     def _floors(self) -> dict[str, int]:
@@ -105,6 +109,12 @@ class Membership:
         member = self.members.pop(peer, None)
         self.epoch += member is not None
         return member
+
+    def refuse(self, incarnation: str, t: int, fragment: int, reason: str) -> list[Effect]:
+        """A contribution is refused whole: attributed, counted, told."""
+        self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
+        fields = {"learner": incarnation, "t": t, "fragment": fragment, "reason": reason}
+        return [Observe("refused", fields)]
 
     def spent(self, fragment: int) -> dict[str, int]:
         """Per incarnation the base whose tokens a merge of ``fragment`` has used up."""

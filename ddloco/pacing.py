@@ -33,6 +33,7 @@ class Waiting:
     t: int
     fragment: int
     floor_at: float
+    since: float
     quorum_at: float | None = None
     grace_s: float = 0.0
 
@@ -57,7 +58,7 @@ class Pacing:
         """Begin to wait for sync ``t``; a repeated one has no floor of its own."""
         steps = max(t - self.launched_t, 0)
         floor = self.launched_at + steps * (self.step_s or 0.0) if self.launched_t else at
-        return Waiting(t, fragment, max(floor, at))
+        return Waiting(t, fragment, max(floor, at), since=at)
 
     def wait_until(self, at: float, waiting: Waiting, *, able: int, missing: bool) -> float | None:
         """When to look again: now or earlier means launch, None means that the quorum must come.

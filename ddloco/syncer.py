@@ -9,6 +9,7 @@ fragment. Whoever is slow or dead is simply not among them.
 from typing import Any
 
 from clocks import actor_of, number_of
+from ddloco import standing
 from ddloco.config import Job
 from ddloco.effects import (
     Finish,
@@ -36,7 +37,7 @@ from ddloco.membership import Membership
 from ddloco.merging import merge_weight
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull
 from ddloco.pacing import Pacing, Waiting
-from ddloco.syncs import Global, Globals, Part, Sync, names
+from ddloco.syncs import LATE, Global, Globals, Part, Sync, names
 from transport import (
     BULK,
     CONTROL,
@@ -81,11 +82,18 @@ class Syncer:
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
         self._ready = False
+        self._seen: dict[str, Any] = {}
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a syncer does."""
         effects = self._take(at, event)
         return effects + self._advance(at)
+
+    def status(self, at: float) -> dict[str, Any]:
+        """How things stand at ``at``, as plain data for people; see ``standing``."""
+        told = standing.tell(at, self._membership, self._globals, self._syncs, self._waiting)
+        last = {key: self._seen.get(key, 0) for key in ("taking_part", "averaged")}
+        return {"t": self._t, "merges": self._merges, **last, **told}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -209,21 +217,17 @@ class Syncer:
         return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
 
     def _contribution(self, member: Member, said: Contribution, handle: str) -> list[Effect]:
+        who = (member.incarnation, said.t, said.fragment)
         sync = self._syncs.get(said.t)
-        if sync is None or sync.work or member.peer not in sync.pulled:
-            return self._refuse(member, said, "it came after its sync was closed")
-        if said.fragment != sync.fragment or member.peer in sync.parts or not handle:
-            return self._refuse(member, said, "it does not answer the pull")
+        problem = LATE if sync is None else sync.objection(member.peer, said, handle)
+        if sync is None or problem is not None:
+            return self._membership.refuse(*who, problem or LATE)
         p = sync.fragment
         problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
         if problem is not None:
-            return self._refuse(member, said, problem)
+            return self._membership.refuse(*who, problem)
         sync.parts[member.peer] = Part(said, handle, member.merged)
         return [Keep(handle), *self._close_if_settled(sync)]
-
-    def _refuse(self, member: Member, said: Contribution, reason: str) -> list[Effect]:
-        fields = {"learner": member.incarnation, "t": said.t, "fragment": said.fragment}
-        return [Observe("refused", {**fields, "reason": reason})]
 
     def _lost(self, peer: str, reason: str) -> list[Effect]:
         member = self._membership.lose(peer)
@@ -270,10 +274,7 @@ class Syncer:
         assert self._plan is not None
         if self._again:
             return self._again[0]
-        for t in range(self._t + 1, min(self._t + self._plan.interval, self._job.job.steps) + 1):
-            if self._plan.fragment_due(t) is not None:
-                return t
-        return None
+        return self._plan.next_due(self._t, self._job.job.steps)
 
     def _choose(self, at: float) -> bool:
         """Begin to wait for the next sync, unless enough are under way."""
@@ -304,7 +305,7 @@ class Syncer:
         self._again = [each for each in self._again if each != t]
         self._t = max(self._t, t)
         pulled = tuple(member.peer for member in able)
-        self._syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at)
+        self._syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline)
         for member in self._members.values():
             member.fresh = False
         pulls = [Send(peer, CONTROL, Pull(t, fragment)) for peer in pulled]
@@ -357,8 +358,7 @@ class Syncer:
         out = names(p, sync.t)
         effects: list[Effect] = [Drop(part.handle) for part in sync.parts.values()]
         for learner, reason in event.refused:
-            fields = {"learner": learner, "t": sync.t, "fragment": p, "reason": reason}
-            effects.append(Observe("refused", fields))
+            effects += self._membership.refuse(learner, sync.t, p, reason)
             if learner in self._members:
                 # What it trained is no number any more, and would be refused for ever.
                 effects.append(self._tell(at, self._members[learner], p, instead=True))
@@ -372,8 +372,8 @@ class Syncer:
             part.merged[p] = part.said.base
         self._merges += 1
         effects += [self._tell(at, member, p) for member in self._members.values()]
-        seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)
-        return [*effects, Observe("merge", seen)]
+        self._seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)
+        return [*effects, Observe("merge", self._seen)]
 
     # The end.
 

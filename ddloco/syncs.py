@@ -7,6 +7,8 @@ from ddloco.events import FragmentMerged
 from ddloco.messages import Contribution
 from transport import Drop, Effect, Keep
 
+LATE = "it came after its sync was closed"
+
 
 @dataclass(slots=True)
 class Global:
@@ -40,8 +42,17 @@ class Sync:
     pulled: tuple[str, ...]
     grace_s: float
     launched_at: float
+    deadline: float
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     work: int = 0
+
+    def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
+        """Why a contribution of ``peer`` is no answer that is still waited for."""
+        if self.work or peer not in self.pulled:
+            return LATE
+        if said.fragment != self.fragment or peer in self.parts or not handle:
+            return "it does not answer the pull"
+        return None
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
         """What people see of its merge: learners live, taking part, averaged, and the rest."""
