@@ -31,6 +31,10 @@ on several hosts (syncer first or last, in any order):
   ddloco syncer  job.toml --bind tcp://127.0.0.1:5555 --dir runs/host-a
   ddloco learner job.toml --connect tcp://127.0.0.1:5555 --name learner-0 --dir runs/host-b
 
+a look at a job that runs:
+  ddloco status  tcp://127.0.0.1:5555
+  ddloco observe tcp://127.0.0.1:5555 --prometheus 9000 --evaluate runs/host-a/job.toml
+
 exit codes: 0 it held, 1 it found a difference, a gap or a failure, 2 the input was bad"""
 
 
@@ -67,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
     _add_run(orders)
     _add_syncer(orders)
     _add_learner(orders)
+    _add_keys(orders)
+    _add_status(orders)
+    _add_observe(orders)
     _add_replay(orders)
     _add_simulate(orders)
     _add_tape(orders)
@@ -154,8 +161,74 @@ def _add_learner(orders: Orders) -> None:
 
 
 def _add_actor(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--keys",
+        metavar="DIR",
+        type=Path,
+        help="this host's keys, in place of transport.keys; see ddloco keys",
+    )
     command.add_argument("--join", action="store_true", help="share --dir with other actors")
     command.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_keys(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "keys",
+        "make the keys with which a job's actors know each other",
+        "Copy public.toml to every host, and each NAME.key to the host of that actor alone, where\n"
+        "nobody else may read it (chmod 600). Given again, it adds what is missing.",
+    )
+    add = command.add_argument
+    add("folder", metavar="DIR", type=Path, help="where to; a new folder, or one made by keys")
+    count = command.add_mutually_exclusive_group().add_argument
+    count("--learners", metavar="N", type=int, default=3, help="how many (default: 3)")
+    count("--job", metavar="JOB.toml", type=Path, help="as many learners as this job has")
+    add("--names", metavar="a,b", default="", help="more keys, by name")
+    command.set_defaults(run="keys")
+
+
+def _add_status(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "status",
+        "ask running syncers how they are, and who waits for whom",
+        "Exit code 0: all have answered. 1: somebody did not, and is named.",
+    )
+    add = command.add_argument
+    add("addresses", metavar="ADDRESS", nargs="+", help="a syncer: tcp://127.0.0.1:5555")
+    add("--watch", action="store_true", help="again every second until Ctrl-C")
+    _add_asking(command)
+    command.set_defaults(run="status")
+
+
+def _add_observe(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "observe",
+        "follow a running job until it ends, without being part of it",
+        "Without --prometheus and --tensorboard all news are printed, one a line.\n"
+        "An observer that is slow misses news; it never holds anything up.",
+    )
+    add = command.add_argument
+    add("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
+    add("--prometheus", metavar="PORT", type=int, help="serve metrics on 127.0.0.1:PORT")
+    add("--tensorboard", metavar="DIR", type=Path, help="write metrics for TensorBoard")
+    add(
+        "--evaluate",
+        metavar="JOB.toml",
+        type=Path,
+        help="score new global models with this job's task; give the job.toml of the run folder",
+    )
+    _add_asking(command)
+    command.set_defaults(run="observe")
+
+
+def _add_asking(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--keys", metavar="DIR", type=Path, help="the job's folder of keys, if it has any")
+    add("--timeout", metavar="S", type=float, default=5.0, help="seconds to wait for an answer")
+    add("--json", action="store_true", help="print JSON objects, one a line")
 
 
 def _add_replay(orders: Orders) -> None:

@@ -11,9 +11,11 @@ import trio
 from ddloco.config import Job
 from ddloco.effects import Finish
 from ddloco.host import Hosted
+from ddloco.keys import curve_of
 from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
 from transport import LANES, Endpoint
+from transport.curve import Curve
 from transport.zeromq import ZmqEndpoint, open_context
 
 QUEUE_MESSAGES_MAX = 65536
@@ -42,12 +44,21 @@ class Outcome:
 
 
 class Cluster:
-    """The actors of a job, started together, ended together."""
+    """The actors of a job, started together, ended together.
+
+    Args:
+        job: the resolved job.
+        folder: its run folder.
+
+    Raises:
+        ConfigError: the job's keys cannot be used.
+    """
 
     def __init__(self, job: Job, folder: Path) -> None:
         self.job = job
         self.folder = folder
         self.outcome = Outcome()
+        self._keys = keys_of(job, job.transport.kind)
         self._hosted: dict[str, Hosted] = {}
 
     def request_stop(self, reason: str) -> None:
@@ -60,12 +71,12 @@ class Cluster:
         keep_freed_memory()
         with _address(self.job) as wanted:
             async with open_context() as context:
-                syncer = new_endpoint(context)
+                syncer = new_endpoint(context, self._keys.get(SYNCER))
                 address = await syncer.listen(wanted)
                 endpoints: dict[str, Endpoint] = {f"{SYNCER}.1": syncer}
                 for name in self.job.learner_names():
                     endpoints[f"{name}.1"] = await dial_syncer(
-                        new_endpoint(context), address, f"{name}.1"
+                        new_endpoint(context, self._keys.get(name)), address, f"{name}.1"
                     )
                 for incarnation, endpoint in endpoints.items():
                     self._hosted[incarnation] = Hosted(self.job, incarnation, self.folder, endpoint)
@@ -89,9 +100,26 @@ class Cluster:
             self._hosted[f"{SYNCER}.1"].request_stop("no learner is left")
 
 
-def new_endpoint(context: "object") -> ZmqEndpoint:
-    """An endpoint with this job's limits."""
-    return ZmqEndpoint(context, queue_messages_max=QUEUE_MESSAGES_MAX, handover=True)  # pyright: ignore[reportArgumentType]
+def keys_of(job: Job, kind: str) -> dict[str, Curve]:
+    """The keys of a whole job, by actor; none over inproc, where nothing leaves the process.
+
+    Raises:
+        ConfigError: as for ``load_curve``.
+    """
+    if kind == "inproc":
+        return {}
+    found = {name: curve_of(job, name) for name in (SYNCER, *job.learner_names())}
+    return {name: curve for name, curve in found.items() if curve is not None}
+
+
+def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
+    """An endpoint with this job's limits, and with an actor's keys if the job has any."""
+    return ZmqEndpoint(
+        context,  # pyright: ignore[reportArgumentType]
+        queue_messages_max=QUEUE_MESSAGES_MAX,
+        handover=True,
+        curve=curve,
+    )
 
 
 async def dial_syncer(endpoint: ZmqEndpoint, address: str, incarnation: str) -> ZmqEndpoint:

@@ -2,8 +2,10 @@
 
 import argparse
 import json
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import closing
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -15,13 +17,18 @@ from rich.progress import Progress
 
 from ddloco.baseline import run_baseline
 from ddloco.chaos import live_schedule
-from ddloco.cluster import Cluster, Outcome
+from ddloco.cluster import Cluster, Outcome, keys_of
 from ddloco.config import Job, load_job
 from ddloco.display import Board, show
 from ddloco.drive import Drive
 from ddloco.effects import Finish
+from ddloco.errors import first_of
 from ddloco.folder import next_folder, open_folder
+from ddloco.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.launch import Processes
+from ddloco.lookout import follow, say, show_status
+from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
+from ddloco.observe import UnansweredError
 from ddloco.process import WorkerDiedError
 from ddloco.rerun import Report, Rerun
 from ddloco.sections import ConfigError
@@ -35,6 +42,8 @@ from ddloco.workers import MODEL_FILE, ChoreError
 from replay import TapeError
 
 HELD, FOUND, BAD_INPUT = 0, 1, 2
+
+PORT_MAX = 65535
 
 
 def complain(problem: object) -> int:
@@ -62,6 +71,7 @@ def run(given: argparse.Namespace) -> int:
         if given.schedule is not None:
             return _drive(given, job, folder)
         _check_chaos(job, given)
+        keys_of(job, "tcp" if given.processes else job.transport.kind)
         open_folder(folder, job, overwrite=given.overwrite)
     except ConfigError as error:
         return complain(error)
@@ -188,7 +198,7 @@ def _run_baseline(job: Job, folder: Path) -> int:
 def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
 
     try:
-        job = _job(given)
+        job = with_keys(_job(given), given.keys)
         open_folder(given.folder, job, join=given.join)
         finish: Finish = trio.run(serve, job)
     except ConfigError as error:
@@ -218,6 +228,90 @@ def learner(given: argparse.Namespace) -> int:
         return await serve_learner(job, folder, connect, name, with_parent=given.with_parent)
 
     return _serve(given, serve)
+
+
+def keys(given: argparse.Namespace) -> int:
+    """``ddloco keys``: the key pairs of a job's actors."""
+    try:
+        learners = given.learners if given.job is None else load_job(given.job).job.learners
+        names = names_for(learners, given.names)
+        made = make_keys(given.folder, names)
+    except ConfigError as error:
+        return complain(error)
+    for line in handed_out(given.folder, names):
+        print(line)
+    print(f"{len(made)} keys made; {len(names) - len(made)} were there and are left as they are")
+    return HELD
+
+
+def status(given: argparse.Namespace) -> int:
+    """``ddloco status``: how running syncers are."""
+
+    async def ask() -> None:
+        await show_status(
+            given.addresses,
+            timeout_s=_timeout(given),
+            keys=given.keys,
+            as_json=given.json,
+            watch=given.watch,
+        )
+
+    return _look(ask)
+
+
+def observe(given: argparse.Namespace) -> int:
+    """``ddloco observe``: follow a running job."""
+
+    async def watch() -> None:
+        scored = given.evaluate
+        with closing(Metrics(_sinks(given))) as metrics:
+            prints = given.json or (given.prometheus is None and given.tensorboard is None)
+            await follow(
+                given.address,
+                timeout_s=_timeout(given),
+                keys=given.keys,
+                metrics=metrics,
+                lines=Lines(say, as_json=given.json) if prints else None,
+                evaluate=(load_job(scored), scored) if scored is not None else None,
+            )
+
+    return _look(watch)
+
+
+def _look(what: Callable[[], Awaitable[None]]) -> int:
+    """Look at a job; whatever is wrong comes out of trio's groups as its one line."""
+    try:
+        trio.run(what)
+    except BaseException as error:
+        match first_of(error):
+            case ConfigError() | ChoreError() as found:
+                return complain(found)
+            case UnansweredError() | WorkerDiedError() as found:
+                return complain_found(str(found))
+            case KeyboardInterrupt():
+                return FOUND
+            case _:
+                raise
+    return HELD
+
+
+def _timeout(given: argparse.Namespace) -> float:
+    if not 0 < given.timeout < math.inf:
+        raise ConfigError(f"--timeout {given.timeout}: want seconds, more than 0")
+    return given.timeout
+
+
+def _sinks(given: argparse.Namespace) -> list[Sink]:
+    sinks: list[Sink] = []
+    if given.tensorboard is not None:
+        sinks.append(TensorBoard(given.tensorboard))
+    if given.prometheus is not None:
+        if not 0 <= given.prometheus <= PORT_MAX:
+            raise ConfigError(f"--prometheus {given.prometheus}: want a port, 0 to {PORT_MAX}")
+        served = Prometheus(given.prometheus)
+        print(f"metrics at http://127.0.0.1:{served.port}/metrics", file=sys.stderr)
+        sinks.append(served)
+    return sinks
 
 
 def replay(given: argparse.Namespace) -> int:

@@ -95,9 +95,14 @@ class Outer(Section, frozen=True):
 
 
 class Transport(Section, frozen=True):
-    """``[transport]``: how actors reach each other in one ``run``."""
+    """``[transport]``: how actors reach each other in one ``run``, and with which keys.
+
+    ``keys`` is a folder that ``ddloco keys`` made. Over inproc it is not looked at: nothing leaves
+    the process. ``insecure`` lets a syncer without keys listen to everybody.
+    """
 
     kind: Literal["inproc", "ipc", "tcp"] = "inproc"
+    keys: str = ""
     insecure: bool = False
 
 
@@ -165,7 +170,10 @@ class Job(Section, frozen=True):
     @property
     def id(self) -> str:
         """Name and digest: the job that messages and tapes belong to."""
-        content = msgspec.json.encode(self, order="deterministic")
+        # Where a host has its keys is its own affair: hosts must agree on the digest.
+        transport = msgspec.structs.replace(self.transport, keys="")
+        job = msgspec.structs.replace(self, transport=transport)
+        content = msgspec.json.encode(job, order="deterministic")
         return f"{self.job.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
     def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:

@@ -22,6 +22,8 @@ from ddloco.effects import Finish, Observe, Work
 from ddloco.events import StopRequested, WorkResult
 from ddloco.logs import ActorLog
 from ddloco.messages import Said
+from ddloco.notices import OBSERVER
+from ddloco.window import Window
 from replay import Recorder, TapeError
 from transport import (
     LANES,
@@ -126,6 +128,7 @@ class Driver:
         expected: the layout that a message's payload must have, None for any; a door of its own,
             since machines see digests only.
         allocate: buffers for arriving payloads.
+        facts: what observers are told beside what actor and machine say of themselves.
     """
 
     def __init__(
@@ -141,6 +144,7 @@ class Driver:
         log: ActorLog,
         expected: Callable[[Any], tuple[tuple[str, tuple[int, ...], str], ...] | None],
         allocate: Callable[[int], Bytes] | None = None,
+        facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         self.actor = actor
         self.refused: dict[str, int] = {}
@@ -155,6 +159,9 @@ class Driver:
         self._expected = expected
         self._codec: Codec[Any] = Codec(Said, job_id)
         self._allocate = allocate
+        self._facts = facts
+        refuse = partial(self._count_refusal, "observers")
+        self._window = Window(endpoint, arrays, time.now, self._status, refuse)
         self._assemblers: dict[str, Assembler[Any]] = {}
         self._timers = Timers()
         self._urgent: deque[Event] = deque()
@@ -190,6 +197,10 @@ class Driver:
             self._inbox.send_nowait(StopRequested(reason))
         except (trio.BrokenResourceError, trio.WouldBlock):
             self._urgent.append(StopRequested(reason))
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log what happened outside the tape: nothing of it reaches the actor."""
+        self._log.observe(event, self._time.now(), self.actor.number, fields)
 
     # The door.
 
@@ -267,11 +278,25 @@ class Driver:
                 self._arrays.free(handle)
             case Observe(event, fields):
                 self._log.observe(event, at, self.actor.number, fields)
-            case Finish():
+                self._window.news(event, at, self._ref, fields)
+            case Finish(status, reason):
                 self._finish = effect
+                self._window.news("ended", at, self._ref, {"status": status, "reason": reason})
             case _:
                 assert isinstance(effect, Work), f"nobody performs {effect}"
                 self._nursery.start_soon(self._work, self._worker.do(effect))
+
+    @property
+    def _ref(self) -> str:
+        return f"{self.actor.incarnation}:{self.actor.number}"
+
+    def _status(self) -> dict[str, Any]:
+        """What an observer is told, which never reaches the tape; a machine may have nothing."""
+        at, actor = self._time.now(), self.actor
+        of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
+        own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
+        counts = {"events": actor.number, "refused_frames": dict(self.refused)}
+        return {**self._facts(), **own, **counts, **of_machine}
 
     def _transmit(self, said: Transmit[Any]) -> None:
         payload: Payload | None = self._arrays.get(said.payload) if said.payload else None
@@ -306,6 +331,9 @@ class Driver:
 
     async def _deliver(self, arrival: Arrival) -> None:
         """Put an arrival together; a whole message waits at the door, a broken one is refused."""
+        if arrival.route.startswith(OBSERVER):
+            self._window.take(arrival)
+            return
         peer, _, lane_name = arrival.route.rpartition("/")
         lane = LANE_NAMES.get(lane_name)
         if lane is None:
@@ -355,8 +383,7 @@ class Driver:
             peer = "others"
         count = self.refused[peer] = self.refused.get(peer, 0) + 1
         if count <= REFUSALS_LOGGED_MAX:
-            fields = {"peer": peer, "reason": reason, "count": count}
-            self._log.observe("message refused", self._time.now(), self.actor.number, fields)
+            self.note("message refused", {"peer": peer, "reason": reason, "count": count})
 
 
 def _difference(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:

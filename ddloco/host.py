@@ -131,7 +131,15 @@ class Hosted:
             # Fragments arrive where the worker process can see them, without another copy, and
             # in memory that is used again, without a page fault.
             allocate=arrays.allocate,
+            facts=self._facts,
         )
+
+    def _facts(self) -> dict[str, Any]:
+        """What only the host knows of a running actor."""
+        tape = self.folder / TAPES / f"{self.incarnation}.tape"
+        size = tape.stat().st_size if tape.exists() else None
+        job = {"name": self.job.job.name, "steps": self.job.job.steps}
+        return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
 
 
 def recorder_for(

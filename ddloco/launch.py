@@ -150,17 +150,18 @@ class Processes:
         """Start an actor, for the first time or again: a syncer where it was before."""
         if self._ending:
             return
-        await self._start(name, [*self._role(name), *self._common()])
+        await self._start(name, self._arguments(name))
         self.awaited.discard(name)
         if self._ending:
             # Nobody told it that the job is over: that was decided while it was being started.
             self._children[name].doomed = True
             self._children[name].send(signal.SIGKILL)
 
-    def _role(self, name: str) -> list[str]:
+    def _arguments(self, name: str) -> list[str]:
         if name == SYNCER:
-            return ["syncer", "--bind", self._addresses.get(SYNCER, ANY_PORT)]
-        return ["learner", "--connect", self._addresses[name], "--name", name]
+            return ["syncer", *self._common(), "--bind", self._addresses.get(SYNCER, ANY_PORT)]
+        who = ["--connect", self._addresses[name], "--name", name]
+        return ["learner", *self._common(), *who]
 
     async def _populate(self, address: str, relays: trio.Nursery) -> None:
         """Start the learners, and chaos, if the job asks for it."""

@@ -14,22 +14,26 @@ from ddloco.display import follow
 from ddloco.effects import Finish
 from ddloco.folder import ADDRESS_FILE
 from ddloco.host import TAPES, Hosted
+from ddloco.keys import curve_of
 from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
+from ddloco.refusals import Refusals
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
-from transport.zeromq import open_context
+from transport.zeromq import ZmqEndpoint, open_context
 
 
 async def serve_syncer(job: Job, folder: Path, bind: str, *, with_parent: bool) -> Finish:
     """Run the syncer, listening on ``bind``; the address is written to the run folder.
 
     Raises:
-        ConfigError: the address cannot be bound, or is open to everyone without saying so.
+        ConfigError: the address cannot be bound, or is open to everyone without keys or a word;
+            or the keys cannot be used.
     """
     check_bind(job, bind)
+    curve = curve_of(job, SYNCER)
     async with open_context() as context:
-        endpoint = new_endpoint(context)
+        endpoint = new_endpoint(context, curve)
         try:
             address = await endpoint.listen(bind)
         except OSError as error:
@@ -38,7 +42,7 @@ async def serve_syncer(job: Job, folder: Path, bind: str, *, with_parent: bool) 
         partial.write_text(address)
         partial.replace(folder / ADDRESS_FILE)
         hosted = Hosted(job, next_incarnation(folder, SYNCER), folder, endpoint)
-        return await _serve(hosted, with_parent=with_parent)
+        return await _serve(hosted, endpoint, with_parent=with_parent)
 
 
 async def serve_learner(
@@ -47,26 +51,28 @@ async def serve_learner(
     """Run one learner against the syncer at ``connect``; it waits for a syncer that is late.
 
     Raises:
-        ConfigError: the job has no such learner, or the address is none.
+        ConfigError: the job has no such learner, the address is none, or its keys cannot be used.
     """
     if name not in job.learner_names():
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
+    curve = curve_of(job, name)
     incarnation = next_incarnation(folder, name)
     async with open_context() as context:
-        endpoint = new_endpoint(context)
+        endpoint = new_endpoint(context, curve)
         try:
             await dial_syncer(endpoint, connect, incarnation)
         except OSError as error:
             raise ConfigError(f"--connect {connect}: {error.strerror}") from None
         hosted = Hosted(job, incarnation, folder, endpoint)
-        return await _serve(hosted, with_parent=with_parent)
+        return await _serve(hosted, endpoint, with_parent=with_parent)
 
 
-async def _serve(hosted: Hosted, *, with_parent: bool) -> Finish:
+async def _serve(hosted: Hosted, endpoint: ZmqEndpoint, *, with_parent: bool) -> Finish:
     keep_freed_memory()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, hosted.request_stop)
+        nursery.start_soon(Refusals(endpoint, hosted).run)
         if with_parent:
             nursery.start_soon(stop_with_parent, hosted.request_stop)
         else:
@@ -86,12 +92,12 @@ def next_incarnation(folder: Path, name: str) -> str:
 
 
 def check_bind(job: Job, bind: str) -> None:
-    """Refuse to listen to everyone unless the job file says that this is meant.
+    """Refuse to listen to everyone without keys, unless the job file says that this is meant.
 
     Raises:
-        ConfigError: it is not loopback, and ``transport.insecure`` is not set.
+        ConfigError: it is not loopback, and neither ``transport.keys`` nor ``insecure`` is set.
     """
-    if job.transport.insecure or not bind.startswith("tcp://"):
+    if job.transport.keys or job.transport.insecure or not bind.startswith("tcp://"):
         return
     host = urlsplit(bind.replace(":*", ":0")).hostname or "*"
     try:
@@ -100,6 +106,7 @@ def check_bind(job: Job, bind: str) -> None:
         loopback = host == "localhost"
     if not loopback:
         raise ConfigError(
-            f"--bind {bind}: whoever reaches this address could take part; "
-            "bind 127.0.0.1, or set transport.insecure = true if the network is yours alone"
+            f"--bind {bind}: whoever reaches this address could take part; make keys with "
+            "`ddloco keys DIR` and name them with --keys DIR or transport.keys, or set "
+            "transport.insecure = true if the network is yours alone"
         )

@@ -96,6 +96,10 @@ class EndpointStatistics:
     """Arrivals dropped for a part above `FRAME_BYTES_MAX`."""
     arrivals_refused_route: int = 0
     """Arrivals dropped because their sender's identity is not a route."""
+    arrivals_refused_identity: int = 0
+    """Arrivals dropped because their sender's key belongs to somebody else."""
+    handshakes_refused: int = 0
+    """Connections refused because they came without a key, or with the wrong one."""
 
     @property
     def arrivals_refused(self) -> int:
@@ -104,6 +108,7 @@ class EndpointStatistics:
             self.arrivals_refused_parts
             + self.arrivals_refused_oversize
             + self.arrivals_refused_route
+            + self.arrivals_refused_identity
         )
 
 

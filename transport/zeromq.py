@@ -1,35 +1,25 @@
-"""ZeroMQ under trio: the only file that imports zmq.
+"""ZeroMQ as an endpoint: one ROUTER that listens, one DEALER for each dial.
 
-Why it is hard. A libzmq socket offers one file descriptor that is *edge* triggered: it turns
-readable when the socket should be asked (`EVENTS`) what it can do, and any libzmq call may eat
-that edge, a failed receive included. trio lets one task wait on a descriptor. So a reader and a
-writer must share one waiter, and whoever touches the socket must tell the others what it learned.
+How a socket waits under trio is `transport.sockets`' business, keys are `transport.curve`'s.
 
-`TrioSocket` does it with a leader and followers and no background task. A task that finds
-nothing to do parks; one of the parked, the leader, waits on the descriptor. After *every* libzmq
-call `_learn` reads `EVENTS` and wakes one task for each direction that is ready; that task
-calls libzmq in turn and wakes the next. A leader that leaves, cancelled or not, promotes another.
-
-Tried and rejected: zmq-anyio (a cancelled receive loses the next message), tractor (does not
-install), wait-then-receive-once (1 of 100 queued messages arrived), ZMTP heartbeats and socket
-monitors (heartbeats turned a 4 s stall that lost nothing into 112 lost messages; an open monitor
-hangs `ctx.term`). Liveness is judged by the link above, from what arrives.
+Tried and rejected: ZMTP heartbeats and socket monitors as signs of life (heartbeats turned a 4 s
+stall that lost nothing into 112 lost messages). Liveness is judged by the link above, from what
+arrives.
 """
 
 import errno
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import trio
 import zmq
 
+from transport.curve import Curve, Gate, Refusal
 from transport.endpoint import (
-    COPY_BYTES_MAX,
     FRAME_BYTES_MAX,
     LINGER_S,
     PARTS_MAX,
@@ -43,8 +33,8 @@ from transport.endpoint import (
     PeerGone,
     check_frames,
     check_route,
-    flat_frames,
 )
+from transport.sockets import TrioSocket
 
 PART_BYTES_DISCONNECT = 2 * FRAME_BYTES_MAX
 """A part above this is not even read: libzmq closes the connection. Between `FRAME_BYTES_MAX` and
@@ -55,13 +45,6 @@ RECONNECT_S = 0.1
 
 RECONNECT_S_MAX = 2.0
 """Longest wait: a cluster of learners must not hammer a syncer that is away."""
-
-RETRY_S_MIN, RETRY_S_MAX = 0.0005, 0.02
-"""Waits of a blocking ROUTER send to a full peer: `EVENTS` cannot say which peer has room, and
-believing it would spin the whole loop. Short enough to be unseen, long enough to be free."""
-
-_Result = TypeVar("_Result")
-_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 
 
 @asynccontextmanager
@@ -81,144 +64,13 @@ async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
             await trio.to_thread.run_sync(close)
 
 
-class TrioSocket:
-    """A ZeroMQ socket for trio: any number of tasks may send and receive; cancelling loses nothing.
-
-    Sending takes parts as `send_nowait` of an endpoint does, less its limits.
-    """
-
-    def __init__(self, socket: zmq.Socket[Any]) -> None:
-        self._socket = socket
-        self._fd: int = socket.FD
-        self._parked = {_IN: trio.lowlevel.ParkingLot(), _OUT: trio.lowlevel.ParkingLot()}
-        self._leader: trio.CancelScope | None = None
-        self._leader_wants = 0
-
-    def bind(self, address: str) -> str:
-        """Listen on `address` and return it as bound; port 0 and * are any free port."""
-        if address.startswith("tcp://") and address.endswith(":0"):
-            address = address[:-1] + "*"
-        try:
-            self._socket.bind(address)
-        finally:
-            self._learn()  # binding eats the edge like any other call
-        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-
-    async def recv_multipart(self, parts_max: int = sys.maxsize) -> list[Frame]:
-        """Wait for one message; parts after the first `parts_max` + 1 are dropped."""
-        return await self._wait_done(_IN, partial(self._receive, parts_max))
-
-    def recv_multipart_nowait(self, parts_max: int = sys.maxsize) -> list[Frame]:
-        """Take one message that is here already, or raise `trio.WouldBlock`."""
-        return self._try(partial(self._receive, parts_max))
-
-    async def send_multipart(self, parts: Sequence[Buffer]) -> None:
-        """Queue one message, waiting for room."""
-        await self._wait_done(_OUT, partial(self._send, flat_frames(parts)))
-
-    def send_multipart_nowait(self, parts: Sequence[Buffer]) -> None:
-        """Queue one message if there is room, or raise `trio.WouldBlock`."""
-        self._try(partial(self._send, flat_frames(parts)))
-
-    async def aclose(self) -> None:
-        """Close; waiting tasks get `trio.ClosedResourceError`. Queued frames linger."""
-        if not self._socket.closed:
-            trio.lowlevel.notify_closing(self._fd)
-            self._socket.close()
-            for lot in self._parked.values():
-                lot.unpark_all()
-        await trio.lowlevel.cancel_shielded_checkpoint()
-
-    async def _wait_done(self, want: int, attempt: Callable[[], _Result]) -> _Result:
-        await trio.lowlevel.checkpoint_if_cancelled()
-        retry_s = RETRY_S_MIN
-        while True:
-            try:
-                result = self._try(attempt)
-            except trio.WouldBlock:
-                if not self._learn() & want:
-                    await self._wait_woken(want)
-                elif want == _IN:  # it came in since we asked
-                    await trio.lowlevel.checkpoint()
-                else:  # there is room, but not for this peer of a ROUTER
-                    await trio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, RETRY_S_MAX)
-            else:
-                # What was taken off the socket must reach the caller, cancelled or not.
-                await trio.lowlevel.cancel_shielded_checkpoint()
-                return result
-
-    def _try(self, attempt: Callable[[], _Result]) -> _Result:
-        if self._socket.closed:
-            raise trio.ClosedResourceError("this socket was closed")
-        try:
-            return attempt()
-        except zmq.Again:
-            raise trio.WouldBlock from None
-        finally:
-            self._learn()
-
-    def _learn(self) -> int:
-        """Read EVENTS, as after every libzmq call, and wake whoever it concerns."""
-        if self._socket.closed:
-            return 0
-        events = int(self._socket.getsockopt(zmq.EVENTS))
-        for want, lot in self._parked.items():
-            if lot and events & want:
-                lot.unpark()
-        if self._leader is None:
-            # Whoever wakes tries again, and failing that becomes the leader.
-            for lot in filter(None, self._parked.values()):
-                lot.unpark()
-                break
-        elif events & self._leader_wants:
-            self._leader.cancel()
-        return events
-
-    async def _wait_woken(self, want: int) -> None:
-        if self._leader is not None:
-            await self._parked[want].park()
-            return
-        with trio.CancelScope() as scope:
-            self._leader, self._leader_wants = scope, want
-            try:
-                await trio.lowlevel.wait_readable(self._fd)
-            finally:
-                self._leader = None
-                self._learn()
-
-    def _receive(self, parts_max: int) -> list[Frame]:
-        parts: list[Frame] = []
-        more = True
-        while more:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            more = frame.more
-            if len(parts) <= parts_max:
-                parts.append(frame.bytes if len(frame) <= COPY_BYTES_MAX else frame.buffer)
-        return parts
-
-    def _send(self, parts: Sequence[Frame]) -> None:
-        refused: zmq.ZMQError | None = None
-        for number, part in enumerate(parts, 1):
-            more = zmq.SNDMORE if number < len(parts) else 0
-            try:
-                self._socket.send(part, zmq.NOBLOCK | more, copy=len(part) <= COPY_BYTES_MAX)
-            except zmq.ZMQError as error:
-                if number == 1:
-                    raise
-                # The connection died between two parts. libzmq rolls the message back and
-                # swallows its remaining parts, but only if we hand them over.
-                refused = error
-        if refused is not None:
-            raise refused
-
-
 @dataclass(slots=True, eq=False)
 class _Line:
     """One socket of an endpoint. `route` is None on the listening socket, which serves many."""
 
     socket: TrioSocket
     route: str | None
+    gate: Gate | None = None
     held: Arrival | None = None
 
 
@@ -232,6 +84,12 @@ class ZmqEndpoint:
     newer is not heard. A connection that breaks while its messages wait unread keeps its identity
     until they are read, so without `handover` the redial of the same peer can stay deaf for good
     and the peer must dial again under another identity.
+
+    With `curve` every connection over tcp or ipc is encrypted, and proves on both sides who is
+    there: a dial reaches only the holder of the key for its route's peer; strangers are refused at
+    the handshake; and what a peer says under an identity that is not its key's is dropped.
+    Handshakes are answered while `run` runs. Over inproc nobody proves anything, so all that
+    arrives is dropped: an endpoint inside one process is made without `curve`.
     """
 
     def __init__(
@@ -241,11 +99,15 @@ class ZmqEndpoint:
         linger_s: float = LINGER_S,
         queue_messages_max: int = SEND_QUEUE_MESSAGES_MAX,
         handover: bool = False,
+        curve: Curve | None = None,
     ) -> None:
+        self.refusals: dict[str, Refusal] = {}
+        """The newest refusal for want of the right key, by the counter in `statistics`."""
         self._context = context
         self._linger_s = linger_s
         self._queue_messages_max = queue_messages_max
         self._handover = handover
+        self._curve = curve
         self._listening: _Line | None = None
         self._dialled: dict[str, _Line] = {}
         self._counts: Counter[str] = Counter()
@@ -260,7 +122,7 @@ class ZmqEndpoint:
             router = self._open(zmq.ROUTER)
             router.setsockopt(zmq.ROUTER_MANDATORY, 1)
             router.setsockopt(zmq.ROUTER_HANDOVER, int(self._handover))
-            self._listening = self._added(_Line(TrioSocket(router), None))
+            self._listening = self._added(self._guarded(router))
         try:
             return self._listening.socket.bind(address)
         except zmq.ZMQError as error:
@@ -276,6 +138,8 @@ class ZmqEndpoint:
         dealer = self._open(zmq.DEALER)
         try:
             dealer.setsockopt(zmq.ROUTING_ID, check_route(identity))
+            if self._curve is not None:
+                self._curve.seal(dealer, _peer_of(route))
             dealer.connect(address)
         except zmq.ZMQError as error:
             dealer.close(0)
@@ -293,7 +157,7 @@ class ZmqEndpoint:
             raise trio.BusyResourceError("this endpoint is running already")
         try:
             async with trio.open_nursery() as nursery:
-                self._running = lambda line: nursery.start_soon(self._receive, line, deliver)
+                self._running = lambda line: self._attend(nursery, line, deliver)
                 for line in self._lines():
                     self._running(line)
                 await self._closed.wait()
@@ -332,11 +196,29 @@ class ZmqEndpoint:
         """Close every socket. The waiting for lingering frames is `open_context`'s."""
         self._closed.set()
         for line in self._lines():
+            if line.gate is not None:
+                await line.gate.aclose()
             await line.socket.aclose()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     def _lines(self) -> list[_Line]:
         return [line for line in (self._listening, *self._dialled.values()) if line is not None]
+
+    def _guarded(self, router: zmq.Socket[Any]) -> _Line:
+        """The line that listens; with keys, behind a gate and with signed messages."""
+        if self._curve is None:
+            return _Line(TrioSocket(router), None)
+        gate = Gate(self._context, router, self._curve, self._refused_handshake)
+        return _Line(TrioSocket(router, signed=True), None, gate)
+
+    def _refused_handshake(self, refusal: Refusal) -> None:
+        self._counts["handshakes_refused"] += 1
+        self.refusals["handshakes_refused"] = refusal
+
+    def _attend(self, nursery: trio.Nursery, line: _Line, deliver: Deliver) -> None:
+        nursery.start_soon(self._receive, line, deliver)
+        if line.gate is not None:
+            nursery.start_soon(line.gate.run)
 
     def _added(self, line: _Line) -> _Line:
         if self._running is not None:
@@ -362,7 +244,7 @@ class ZmqEndpoint:
         while True:
             if line.held is None:
                 try:
-                    parts = await line.socket.recv_multipart(PARTS_MAX + 1)
+                    parts = await line.socket.recv_multipart(PARTS_MAX + 2)
                 except trio.ClosedResourceError:
                     return  # `run` says so, once for all sockets
                 line.held = self._admitted(line, parts)
@@ -373,11 +255,14 @@ class ZmqEndpoint:
 
     def _admitted(self, line: _Line, parts: list[Frame]) -> Arrival | None:
         """Return the arrival, or count why there is none."""
-        route, frames = line.route, tuple(parts)
+        route, signature = line.route, b"" if line.gate is None else parts.pop(0)
         if route is None:
-            route, frames = _route_of(parts[0]), tuple(parts[1:])
+            route = _route_of(parts.pop(0))
+        frames = tuple(parts)
         if route is None:
             self._counts["arrivals_refused_route"] += 1
+        elif line.gate is not None and not self._proven(route, str(signature, "utf-8")):
+            self._counts["arrivals_refused_identity"] += 1
         elif not 0 < len(frames) <= PARTS_MAX:
             self._counts["arrivals_refused_parts"] += 1
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
@@ -388,6 +273,15 @@ class ZmqEndpoint:
             return Arrival(route, frames)
         return None
 
+    def _proven(self, route: str, signature: str) -> bool:
+        """Whether the key that a message came with speaks for the peer in its route."""
+        assert self._curve is not None, "there is no gate without keys"
+        if signature and signature == self._curve.owner(_peer_of(route)):
+            return True
+        reason = f"the key of {signature or 'nobody'} speaks as {route}"
+        self.refusals["arrivals_refused_identity"] = Refusal(reason)
+        return False
+
 
 def _route_of(identity: Frame) -> str | None:
     """Read a peer's identity as a route; libzmq makes up unprintable ones for the nameless."""
@@ -397,3 +291,8 @@ def _route_of(identity: Frame) -> str | None:
     except ValueError:
         return None
     return route
+
+
+def _peer_of(route: str) -> str:
+    """``learner-3.2`` for ``learner-3.2/control``; a route without a lane is a peer's name."""
+    return route.rpartition("/")[0] or route

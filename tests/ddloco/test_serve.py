@@ -1,8 +1,11 @@
 """What an actor in a process of its own checks before it starts."""
 
+from pathlib import Path
+
 import pytest
 
 from ddloco.config import job_from
+from ddloco.keys import with_keys
 from ddloco.sections import ConfigError
 from ddloco.serve import check_bind, next_incarnation
 
@@ -21,10 +24,13 @@ def test_loopback_needs_no_word(address):
 
 @pytest.mark.parametrize("address", ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://10.0.0.7:5555"])
 def test_everything_else_does(address):
-    """Whoever reaches the address could take part: only with insecure = true."""
+    """Whoever reaches the address could take part: only with keys or insecure = true."""
     with pytest.raises(ConfigError, match=r"transport\.insecure = true"):
         check_bind(CLOSED, address)
     check_bind(OPEN, address)
+    with pytest.raises(ConfigError, match="`ddloco keys DIR`"):
+        check_bind(CLOSED, address)
+    check_bind(with_keys(CLOSED, Path("anywhere")), address)
 
 
 def test_incarnations_are_numbered_by_their_tapes(tmp_path):

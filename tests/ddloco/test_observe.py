@@ -1,0 +1,210 @@
+"""The observer's end: it asks, takes in, says what it has, and gives up in one line."""
+
+import os
+import signal
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+
+from ddloco import observe
+from ddloco.arrays import Arrays
+from ddloco.notices import News, Told
+from ddloco.observe import ROUTE, Observer, UnansweredError
+from ddloco.window import NEWS_AWAY_MAX, Window
+from transport import Payload, describe
+from transport.memory import MemoryFabric
+
+
+class Time:
+    """Trio's clock."""
+
+    def now(self):
+        """Seconds."""
+        return trio.current_time()
+
+
+class Syncer:
+    """A window at an address, and nothing behind it."""
+
+    def __init__(self):
+        self.fabric = MemoryFabric(1)
+        self.endpoint = self.fabric.endpoint("syncer")
+        self.arrays, self.refused = Arrays(), []
+        self.window = Window(
+            self.endpoint, self.arrays, Time().now, lambda: {"t": 3}, self.refused.append
+        )
+
+    async def run(self):
+        """Listen and answer."""
+        await self.endpoint.listen("s")
+        await self.endpoint.run(self.take)
+
+    async def take(self, arrival):
+        """As the driver does it."""
+        self.window.take(arrival)
+
+    async def observer(self, address="s"):
+        """An observer that has dialled."""
+        endpoint = self.fabric.endpoint("observer")
+        await endpoint.dial(address, route=ROUTE, identity="observer-x/control")
+        return Observer(endpoint, address, 5.0)
+
+
+@pytest.fixture
+async def syncer(nursery):
+    """A window that answers."""
+    opened = Syncer()
+    nursery.start_soon(opened.run)
+    return opened
+
+
+async def test_status(autojump_clock, syncer):
+    """What the syncer says, and where it was asked; any number of times."""
+    observer = await syncer.observer()
+    for _ in range(3):
+        told = await observer.status()
+        assert ("s", 3) == (told["address"], told["t"])
+
+
+async def test_nobody_answers(autojump_clock, syncer):
+    """After the timeout one line says who does not answer, and what to look at."""
+    observer = await syncer.observer("elsewhere")
+    begun = trio.current_time()
+    with pytest.raises(UnansweredError, match="nobody answers at elsewhere: is a syncer"):
+        await observer.status()
+    assert 5.0 == trio.current_time() - begun
+    with pytest.raises(UnansweredError, match="a job with keys wants --keys"):
+        await observer.follow(None, payloads=False)
+    observer._keyed = True
+    with pytest.raises(UnansweredError, match="listening there, with these keys"):
+        await observer.status()
+
+
+async def test_who_declines_is_believed(autojump_clock, syncer, monkeypatch):
+    """A syncer's reason for telling nothing is what people read."""
+    monkeypatch.setattr("ddloco.window.VERSION", 2)
+    observer = await syncer.observer()
+    with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
+        await observer.status()
+    with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
+        await observer.follow(None, payloads=False)
+
+
+async def test_frames_that_are_no_notices_are_counted(autojump_clock, syncer):
+    """Rubbish from a syncer, pieces of nothing and broken bytes change nothing."""
+    observer = await syncer.observer()
+    await observer.status()
+    for frames in ([b"\xc1"], [b""], [b"x", b"y", b"z"], [b"\x81\xa4type\xa5Piece"]):
+        syncer.endpoint.send_nowait("observer-x/control", frames)
+    assert 3 == (await observer.status())["t"]
+    assert 4 == observer.refused
+
+
+class Life:
+    """A job that merges now and then until it ends."""
+
+    def __init__(self, syncer, merges=5, every_s=0.7):
+        self.syncer, self.merges, self.every_s = syncer, merges, every_s
+
+    def put(self, t):
+        """A fragment's version."""
+        data = np.full(16, t, np.float32).view(np.uint8)
+        payload = Payload(describe(data, [("w", (16,), "float32")]), data)
+        self.syncer.arrays.put(f"wire/0/{t}", payload)
+
+    async def run(self):
+        """Live, and end."""
+        window = self.syncer.window
+        self.put(0)
+        window.news("listening", 0.0, "r", {"fragments": 1})
+        for t in range(1, self.merges + 1):
+            await trio.sleep(self.every_s)
+            self.put(t)
+            window.news("merge", 0.0, "r", {"fragment": 0, "t": t})
+        await trio.sleep(1.0)
+        window.news("ended", 0.0, "r", {"status": "done", "reason": "enough"})
+
+
+async def test_follow_until_the_end(autojump_clock, syncer, nursery):
+    """Every news, a status a second, every version of every fragment, then the end."""
+    observer, heard = await syncer.observer(), []
+    nursery.start_soon(Life(syncer).run)
+    await trio.sleep(0.1)
+    ended = await observer.follow(noted(heard), payloads=True)
+
+    news = [each for each in heard if isinstance(each, News)]
+    fragments = [each for each in heard if isinstance(each, tuple)]
+    assert {"status": "done", "reason": "enough"} == ended.fields
+    assert [*range(1, 6), None] == [each.fields.get("t") for each in news]
+    assert [0, 1, 2, 3, 4, 5] == [said.t for said, _ in fragments]
+    assert all(float(body.data.view(np.float32)[0]) == said.t for said, body in fragments)
+    assert 4 <= sum(isinstance(each, Told) for each in heard) <= 6
+    assert all(each.status["address"] == "s" for each in heard if isinstance(each, Told))
+    assert (0, 0) == (observer.lost, observer.refused)
+
+
+async def test_more_news_than_may_be_away_between_two_beats(autojump_clock, syncer, nursery):
+    """An observer that keeps up loses nothing however fast the news come."""
+    observer, heard = await syncer.observer(), []
+    nursery.start_soon(Life(syncer, merges=3 * NEWS_AWAY_MAX, every_s=0.001).run)
+    await trio.lowlevel.checkpoint()
+    await observer.follow(noted(heard), payloads=False)
+    assert 0 == observer.lost
+
+
+async def test_one_who_is_slow_hears_how_much_it_lost(autojump_clock, syncer, nursery):
+    """It holds nothing up: it hears of the end, and counts what it has not heard."""
+    observer, heard = await syncer.observer(), []
+
+    async def take(said):
+        heard.append(said)
+        await trio.sleep(0.05)
+
+    nursery.start_soon(Life(syncer, merges=1000, every_s=0.001).run)
+    with trio.move_on_after(60):
+        await observer.follow(take, payloads=False)
+    assert observer.lost > 500
+    assert len(heard) < 500
+    assert len(syncer.window._watchers["observer-x/control"].away) <= NEWS_AWAY_MAX
+
+
+async def test_a_syncer_that_falls_silent_is_taken_for_dead(autojump_clock, syncer, nursery):
+    """One that has spoken is waited for much longer than one that never did."""
+    observer, heard = await syncer.observer(), []
+    begun = trio.current_time()
+    nursery.start_soon(mute_after, syncer, 3.0)
+    with pytest.raises(UnansweredError, match="s: nothing was heard for 30 s"):
+        await observer.follow(noted(heard), payloads=False)
+
+    assert 33 <= trio.current_time() - begun + observe.BEAT_S
+    assert 2 <= len(heard) <= 4
+
+
+def noted(heard):
+    """Takes everything into a list."""
+
+    async def take(said):
+        heard.append(said)
+
+    return take
+
+
+async def mute_after(syncer, seconds):
+    """A syncer that stops to answer."""
+    await trio.sleep(seconds)
+    syncer.window.take = lambda arrival: None
+
+
+async def test_until_a_signal():
+    """A signal ends what would go on for ever, and is no failure."""
+    from ddloco.lookout import until_signal
+
+    async def act():
+        await trio.testing.wait_all_tasks_blocked()
+        os.kill(os.getpid(), signal.SIGINT)
+        await trio.sleep_forever()
+
+    with trio.fail_after(10):
+        await until_signal(act)
