@@ -157,7 +157,9 @@ class DrivenPart(Part):
 
     def _found(self, scheduled: Recovered) -> Recovered:
         """What was found then, by version, as it was really merged here."""
-        found = [self._history.at(each.fragment, each.version) for each in scheduled.kept]
+        merged = [self._history.at(each.fragment, each.version) for each in scheduled.kept]
+        found = [each for each in merged if each is not None]
+        assert len(found) == len(merged), "what was merged then is merged here"
         assert isinstance(self._workers, Workers), "work is real here"
         for each in found:
             self._workers.take_back(each)

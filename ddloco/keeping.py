@@ -121,19 +121,13 @@ class KeptHistory:
         del newest[:-VERSIONS]
 
     def find(self) -> Sequence[Found]:
-        """Which one the disk held is a fact of the recording: see ``match``."""
+        """Which one the disk held is a fact of the recording: see ``at``."""
         raise AssertionError("a replay asks for what was recorded")
 
-    def at(self, fragment: int, version: int) -> Found:
-        """The merge that made this version."""
-        return next(e for e in self.merges[fragment] if e.kept.version == version)
-
-    def match(self, recorded: Sequence[Kept]) -> list[Found | None]:
-        """For each fragment that was found then, the same merge as it was made here."""
-        return [
-            next((each for each in self.merges.get(kept.fragment, []) if each.kept == kept), None)
-            for kept in recorded
-        ]
+    def at(self, fragment: int, version: int) -> Found | None:
+        """The merge that made this version, if it was made here."""
+        merges = self.merges.get(fragment, [])
+        return next((each for each in merges if each.kept.version == version), None)
 
 
 def digest_of(theta: F32, momentum: F32) -> bytes:

@@ -62,6 +62,10 @@ class Theatre(Protocol):
         """Something that people should know afterwards."""
         ...
 
+    def gap(self, what: str) -> None:
+        """Something could not be verified, so that the replay cannot be called identical."""
+        ...
+
     def posted_by(self, sender: str) -> bool:
         """Whether there is a tape to check a message of ``sender`` against."""
         ...
@@ -232,7 +236,7 @@ class Part:
             self._rerun.note(f"{self._name}:{record.n}: {event.reason}")
             return
         if isinstance(event, Recovered) and isinstance(self._workers, Workers):
-            self._recover(event, self._workers)
+            self._recover(record, event, self._workers)
             return
         if result is None:
             # Its inputs are missing: taken from the tape.
@@ -247,17 +251,21 @@ class Part:
         if isinstance(self._workers, SimulatedWorkers):
             self._workers.settle(event)
 
-    def _recover(self, event: Recovered, workers: Workers) -> None:
+    def _recover(self, record: tape.Event, event: Recovered, workers: Workers) -> None:
         """What the disk held is a fact; that it is what was merged is checked."""
-        for kept, found in zip(event.kept, self._history.match(event.kept), strict=True):
-            if found is not None:
+        for kept in event.kept:
+            found = self._history.at(kept.fragment, kept.version)
+            if found is None:
+                # Its inputs were missing, or the tape of whoever merged it.
+                self._rerun.unverified += 1
+                version = f"version {kept.version} of fragment {kept.fragment}"
+                self._rerun.gap(f"{self._name}: {version} was found, and not merged again")
+                for handle in names(kept.fragment, kept.version):
+                    self._arrays.put(handle, None)
+            elif found.kept != kept:
+                raise self._differs(record, event, describe(kept), describe(found.kept))
+            else:
                 workers.take_back(found)
-                continue
-            self._rerun.unverified += 1
-            said = f"nobody merged version {kept.version} of fragment {kept.fragment}"
-            self._rerun.note(f"{self._name}: {said}")
-            for handle in names(kept.fragment, kept.version):
-                self._arrays.put(handle, None)
 
     def _differs(
         self, record: tape.Event, event: Any, expected: Any, actual: Any, aspect: Any = "result"

@@ -163,6 +163,10 @@ class Rerun:
         """Something that people should know afterwards."""
         self.report.notes.append(what)
 
+    def gap(self, what: str) -> None:
+        """Something could not be verified, so that the replay cannot be called identical."""
+        self.report.gaps.append(what)
+
     def _name_gaps(self) -> None:
         for actor, messages in self._missing.items():
             said = f"; {messages} of its messages were taken from the others' tapes"
