@@ -14,10 +14,8 @@ from ddloco.config import Job
 from ddloco.effects import (
     Finish,
     MakeParameters,
-    MergeFragment,
     Observe,
     Recover,
-    Share,
     Status,
 )
 from ddloco.events import (
@@ -34,9 +32,9 @@ from ddloco.farewell import FAREWELL, Farewell
 from ddloco.fragments import FragmentPlan
 from ddloco.members import Member
 from ddloco.membership import Membership
-from ddloco.merging import merge_weight
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull
 from ddloco.pacing import Pacing, Waiting
+from ddloco.schedule import Schedule
 from ddloco.syncs import LATE, Global, Globals, Part, Sync, names
 from transport import (
     BULK,
@@ -72,8 +70,7 @@ class Syncer:
         self._globals = Globals(0, 0)
         self._membership = Membership(0)
         self._pacing = Pacing(job.sync)
-        self._t = 0
-        self._again: list[int] = []
+        self._schedule: Schedule | None = None
         self._waiting: Waiting | None = None
         self._look_at: float | None = None
         self._syncs: dict[int, Sync] = {}
@@ -93,7 +90,8 @@ class Syncer:
         """How things stand at ``at``, as plain data for people; see ``standing``."""
         told = standing.tell(at, self._membership, self._globals, self._syncs, self._waiting)
         last = {key: self._seen.get(key, 0) for key in ("taking_part", "averaged")}
-        return {"t": self._t, "merges": self._merges, **last, **told}
+        t = self._schedule.t if self._schedule is not None else 0
+        return {"t": t, "merges": self._merges, **last, **told}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -148,10 +146,11 @@ class Syncer:
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
             self._membership.recover(each.fragment, each.spent)
-        self._t = max(self._globals.versions)
+        schedule = self._schedule = Schedule(self._plan, self._job.job.steps)
+        schedule.recover(max(self._globals.versions))
         effects = [*self._membership.recovered(), *self._globals.keep()]
         if event.kept:
-            effects.append(Observe("recovered", {"t": self._t, "fragments": len(event.kept)}))
+            effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
         found = [each.fragment for each in event.kept]
         made = tuple(p for p in range(len(self._globals)) if p not in found)
         return [*effects, MakeParameters(self._next_work(), made)]
@@ -249,8 +248,9 @@ class Syncer:
             return self._farewell.leave(len(self._members))
         if not self._ready:
             return []
+        assert self._schedule is not None
         effects: list[Effect] = []
-        while self._waiting is not None or self._choose(at):
+        while self._waiting is not None or self._choose(at, self._schedule):
             waiting = self._waiting
             assert waiting is not None
             able = self._membership.able(waiting.fragment, self._globals.oldest(waiting.fragment))
@@ -258,8 +258,9 @@ class Syncer:
             look = self._pacing.wait_until(at, waiting, able=len(able), missing=missing)
             if look is None or look > at:
                 return effects + self._look_again(look)
+            self._schedule.launched(waiting.t)
             effects += self._launch(at, waiting, able)
-        if not self._syncs and (self._stopping or self._next_t() is None):
+        if not self._syncs and (self._stopping or self._schedule.next() is None):
             effects += self._wind_up(at)
         return effects
 
@@ -269,23 +270,14 @@ class Syncer:
         settled = all(peer in parts or peer not in members for peer in sync.pulled)
         return self._close(sync) if settled and not sync.work else []
 
-    def _next_t(self) -> int | None:
-        """The global step of the next sync, None when the schedule is through."""
-        assert self._plan is not None
-        if self._again:
-            return self._again[0]
-        return self._plan.next_due(self._t, self._job.job.steps)
-
-    def _choose(self, at: float) -> bool:
+    def _choose(self, at: float, schedule: Schedule) -> bool:
         """Begin to wait for the next sync, unless enough are under way."""
         if self._stopping or len(self._syncs) >= self._job.sync.overlap:
             return False
-        t = self._next_t()
+        t = schedule.next()
         if t is None:
             return False
-        assert self._plan is not None
-        fragment = self._plan.fragment_due(t)
-        assert fragment is not None
+        fragment = schedule.fragment(t)
         if any(sync.fragment == fragment for sync in self._syncs.values()):
             return False
         self._pacing.observe_steps(self._membership.step_times())
@@ -302,8 +294,6 @@ class Syncer:
         t, fragment = waiting.t, waiting.fragment
         deadline = self._pacing.launch(at, waiting)
         self._waiting = None
-        self._again = [each for each in self._again if each != t]
-        self._t = max(self._t, t)
         pulled = tuple(member.peer for member in able)
         self._syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline)
         for member in self._members.values():
@@ -329,26 +319,14 @@ class Syncer:
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         sync.work = self._next_work()
-        shares = tuple(
-            Share(
-                peer,
-                part.handle,
-                merge_weight(part.said.tokens, part.said.steps),
-                part.said.base,
-            )
-            for peer, part in sorted(sync.parts.items(), key=lambda item: item[0].encode())
-        )
-        p, t = sync.fragment, sync.t
-        out = names(p, t)
-        theirs = self._globals[p]
-        spent = self._membership.spent(p)
-        merge = MergeFragment(sync.work, t, p, theirs.theta, theirs.momentum, shares, spent, out)
-        return [*effects, *(Keep(handle) for handle in out), merge]
+        spent = self._membership.spent(sync.fragment)
+        merge = sync.merge(self._globals[sync.fragment], spent)
+        return [*effects, *(Keep(handle) for handle in merge.out), merge]
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
         del self._syncs[sync.t]
-        self._again.append(sync.t)
-        self._again.sort()
+        assert self._schedule is not None
+        self._schedule.repeat(sync.t)
         fields = {"t": sync.t, "fragment": sync.fragment, "reason": reason}
         return [Observe("sync repeated", fields)]
 
@@ -378,10 +356,12 @@ class Syncer:
     # The end.
 
     def _wind_up(self, at: float) -> list[Effect]:
-        status, reason = self._stopping or ("done", f"global step {self._t}")
+        assert self._schedule is not None
+        t = self._schedule.t
+        status, reason = self._stopping or ("done", f"global step {t}")
         self._waiting = None
         evaluating, saving = self._next_work(), self._next_work()
-        self._farewell = Farewell(status, reason, self._t, self._merges, evaluating)
+        self._farewell = Farewell(status, reason, t, self._merges, evaluating)
         peers = list(self._members)
         thetas = self._globals.thetas()
         begun = self._farewell.begin(at, peers, thetas, saving, self._pacing.step_s)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddloco.effects import MergeFragment, Share
 from ddloco.events import FragmentMerged
+from ddloco.merging import merge_weight
 from ddloco.messages import Contribution
 from transport import Drop, Effect, Keep
 
@@ -53,6 +55,22 @@ class Sync:
         if said.fragment != self.fragment or peer in self.parts or not handle:
             return "it does not answer the pull"
         return None
+
+    def merge(self, theirs: Global, spent: dict[str, int]) -> MergeFragment:
+        """The work of merging what has arrived, in order of names as bytes, whoever came first."""
+        shares = tuple(
+            Share(
+                peer,
+                part.handle,
+                merge_weight(part.said.tokens, part.said.steps),
+                part.said.base,
+            )
+            for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
+        )
+        p, out = self.fragment, names(self.fragment, self.t)
+        return MergeFragment(
+            self.work, self.t, p, theirs.theta, theirs.momentum, shares, spent, out
+        )
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
         """What people see of its merge: learners live, taking part, averaged, and the rest."""

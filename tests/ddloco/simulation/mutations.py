@@ -26,6 +26,7 @@ from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import GlobalFragment, Pull
 from ddloco.pacing import Pacing
+from ddloco.schedule import Schedule
 from ddloco.simulation import labour
 from ddloco.simulation.hostile import Hostile
 from ddloco.simulation.labour import Labour, leaves_of
@@ -221,11 +222,7 @@ def replace_unasked(self, fragment, newer):
 
 @bug("outer-monotone", 23)
 def a_new_syncer_begins_its_schedule_again(patch):
-    def recovered(self, effects):
-        self._t = 0
-        return effects
-
-    after(patch, Syncer, "_recovered", recovered)
+    patch.setattr(Schedule, "recover", lambda _self, _t: None)
     patch.setattr(Globals, "replace", replace_unasked)
 
 
@@ -763,12 +760,7 @@ def bulk_gets_no_credit(patch):
 
 @bug("heal-progress", 4)
 def a_sync_without_answers_is_dropped(patch):
-    def retry(old, self, sync, reason):
-        effects = old(self, sync, reason)
-        self._again.remove(sync.t)
-        return effects
-
-    wrap(patch, Syncer, "_retry", retry)
+    patch.setattr(Schedule, "repeat", lambda _self, _t: None)
 
 
 @bug("heal-progress", SPOILED)
