@@ -15,7 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of
-from ddloco import merging, pacing, syncer
+from ddloco import merging, pacing, syncs
 from ddloco.actor import Actor
 from ddloco.config import job_from
 from ddloco.effects import RunStep
@@ -237,12 +237,12 @@ def a_step_is_numbered_twice(patch):
 
 @bug("weights-valid", 0)
 def weights_are_tokens_only(patch):
-    patch.setattr(syncer, "merge_weight", lambda tokens, steps: float(tokens))
+    patch.setattr(syncs, "merge_weight", lambda tokens, steps: float(tokens))
 
 
 @bug("weights-valid", 0)
 def weights_are_all_the_same(patch):
-    patch.setattr(syncer, "merge_weight", lambda tokens, steps: 1.0)
+    patch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
 
 
 @bug("weights-valid", 0)
@@ -269,7 +269,7 @@ def the_lag_is_twice_what_was_asked(patch):
 
 @bug("merge-order-canonical", 0)
 def contributions_are_summed_as_they_came(patch):
-    patch.setattr(syncer, "sorted", lambda items, key=None: list(items), raising=False)
+    patch.setattr(syncs, "sorted", lambda items, key=None: list(items), raising=False)
 
 
 @bug("merge-order-canonical", 0)
@@ -368,11 +368,11 @@ def a_sync_is_not_closed_by_its_deadline(patch):
 
 @bug("overlap", 14)
 def more_syncs_are_under_way_than_may_be(patch):
-    def choose(old, self, at):
+    def choose(old, self, at, schedule):
         job = self._job
         self._job = replace(job, sync=replace(job.sync, overlap=job.sync.overlap + 1))
         try:
-            return old(self, at)
+            return old(self, at, schedule)
         finally:
             self._job = job
 
@@ -381,12 +381,12 @@ def more_syncs_are_under_way_than_may_be(patch):
 
 @bug("overlap", 8)
 def a_fragment_may_be_under_way_twice(patch):
-    def choose(old, self, at):
+    def choose(old, self, at, schedule):
         if self._stopping or len(self._syncs) >= self._job.sync.overlap:
             return False
         syncs, self._syncs = self._syncs, {}
         try:
-            return old(self, at)
+            return old(self, at, schedule)
         finally:
             self._syncs = syncs
 
