@@ -32,10 +32,21 @@ class Arrays:
     def __len__(self) -> int:
         return len(self._stored)
 
+    @property
+    def shared(self) -> Arena:
+        """The arena; only actors with a worker process have one."""
+        assert self.arena is not None, "workers share memory"
+        return self.arena
+
     def allocate(self, nbytes: int) -> Bytes:
         """Bytes in the arena, for a payload that is arriving; freed with its handle."""
-        assert self.arena is not None, "only actors with a worker process share memory"
-        return self.arena.allocate(nbytes).data
+        return self.shared.allocate(nbytes).data
+
+    def lend(self, data: Bytes) -> Region:
+        """A copy that the worker process can see, to be freed when it has looked."""
+        region = self.shared.allocate(len(data))
+        region.data[:] = data
+        return region
 
     def discard(self, data: Bytes) -> None:
         """Give back bytes that were allocated here; others are left to Python."""

@@ -140,8 +140,7 @@ class Averager:
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
         member, effects = self._membership.join(at, peer, incarnation)
         if member is None:
-            fields = {"learner": incarnation, "reason": "a newer incarnation has its place"}
-            return [Observe("refused", fields), *effects]
+            return effects
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
         # One that comes back was gone, whether that was noticed or not.

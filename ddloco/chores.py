@@ -9,6 +9,7 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
+from ddloco.arena import Region
 from ddloco.config import Inner
 from ddloco.fragments import FragmentPlan, Leaf
 
@@ -22,6 +23,11 @@ class Span(Struct, frozen=True, array_like=True):
 
     offset: int
     nbytes: int
+
+
+def span_of(region: Region) -> Span:
+    """Where a region lies."""
+    return Span(region.offset, len(region.data))
 
 
 class Chore(Struct, frozen=True, tag=True):
@@ -47,9 +53,27 @@ class Prepared(Chore, frozen=True):
 
 
 class Lay(Chore, frozen=True):
-    """Lay the parameters out as ``plan`` says from now on; no answer but ``Ready``."""
+    """Lay the parameters out as ``plan`` says from now on."""
 
     plan: FragmentPlan
+
+
+class Laid(Chore, frozen=True):
+    """Done; bytes of the whole state, parameters and optimizer's, 0 where it cannot be copied."""
+
+    state_bytes: int
+
+
+class CopyOut(Chore, frozen=True):
+    """Write the whole state to ``out``."""
+
+    out: Span
+
+
+class Install(Chore, frozen=True):
+    """Take over the whole state that lies in these regions, one after the other."""
+
+    pieces: tuple[Span, ...]
 
 
 class Fill(Chore, frozen=True):
@@ -63,11 +87,13 @@ class Ready(Chore, frozen=True):
 
 
 class Train(Chore, frozen=True):
-    """Overwrite fragments, run one step, copy the parameters to ``out``."""
+    """Overwrite fragments, leave out ``skip`` batches, run one step, copy the parameters to
+    ``out``."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
     out: Span
+    skip: int
 
 
 class Trained(Chore, frozen=True):
@@ -118,8 +144,19 @@ class Failed(Chore, frozen=True):
     reason: str
 
 
-Request = Prepare | Lay | Fill | Train | Differentiate | Update | TrainTogether | Score
-Answer = Prepared | Ready | Trained | Scored | Failed
+Request = (
+    Prepare
+    | Lay
+    | Fill
+    | CopyOut
+    | Install
+    | Train
+    | Differentiate
+    | Update
+    | TrainTogether
+    | Score
+)
+Answer = Prepared | Laid | Ready | Trained | Scored | Failed
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode

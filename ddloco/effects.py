@@ -50,11 +50,33 @@ class MakeParameters(Work, frozen=True):
 
 
 class RunStep(Work, frozen=True):
-    """Overwrite what is newer, run inner step ``step``, copy the parameters to ``out``."""
+    """Overwrite what is newer, run inner step ``step``, copy the parameters to ``out``; ``skip``
+    batches are left out before it, since an earlier incarnation has used them up."""
 
     step: int
     overwrites: tuple[Overwrite, ...]
     out: str
+    skip: int = 0
+
+
+class CopyState(Work, frozen=True):
+    """Copy parameters and optimizer state as they are between two steps."""
+
+    out: str
+
+
+class EncodePiece(Work, frozen=True):
+    """Make a payload of one piece of a copy of the state; of a piece that came, of all of it."""
+
+    piece: int
+    source: str
+    out: str
+
+
+class InstallState(Work, frozen=True):
+    """Take over parameters and optimizer state, given piece by piece."""
+
+    pieces: tuple[str, ...]
 
 
 class EncodeFragment(Work, frozen=True):
@@ -70,8 +92,9 @@ class MergeFragment(Work, frozen=True):
     incarnation finds it; only then is the merge done. New handles for the result.
 
     An empty ``momentum`` stands for zeros. ``spent`` says per incarnation which base's tokens
-    earlier merges of this fragment have used up; it is kept with the result, since no token may be
-    merged twice, whoever has died in between.
+    earlier merges of this fragment have used up, ``batches`` how many each actor has drawn of its
+    shard; both are kept with the result, since no token may be merged twice, and no data read
+    twice, whoever has died in between.
     """
 
     t: int
@@ -80,6 +103,7 @@ class MergeFragment(Work, frozen=True):
     momentum: str
     shares: tuple[Share, ...]
     spent: dict[str, int]
+    batches: dict[str, int]
     out: tuple[str, str, str]
 
 

@@ -23,12 +23,14 @@ class WorkResult(Event, frozen=True):
 
 
 class Kept(Struct, frozen=True, array_like=True):
-    """A fragment that was kept: its version, and whose tokens of which base it has used up. Its
-    arrays stand under ``theta/p/v``, ``momentum/p/v`` and ``wire/p/v``; ``digest`` is of all."""
+    """A fragment that was kept: its version, whose tokens of which base it has used up, and how
+    many batches each actor had drawn by then. Its arrays stand under ``theta/p/v``,
+    ``momentum/p/v`` and ``wire/p/v``; ``digest`` is of all."""
 
     fragment: int
     version: int
     spent: dict[str, int]
+    batches: dict[str, int]
     digest: bytes
 
 
@@ -58,6 +60,24 @@ class FragmentEncoded(WorkResult, frozen=True):
     """A fragment of a host copy stands ready to be sent; ``digest`` is its payload's."""
 
     digest: bytes
+
+
+class StateCopied(WorkResult, frozen=True):
+    """The state stands under the handle asked for, to be cut into ``pieces``; none where the
+    task's optimizer state cannot be copied. ``digest`` is xxh3-128 of all of it."""
+
+    pieces: int
+    digest: bytes
+
+
+class PieceEncoded(WorkResult, frozen=True):
+    """A piece of a state stands ready to be sent; ``digest`` is its payload's."""
+
+    digest: bytes
+
+
+class StateInstalled(WorkResult, frozen=True):
+    """The state was taken over."""
 
 
 class FragmentMerged(WorkResult, frozen=True):
@@ -106,6 +126,9 @@ Happened = (
     | ParametersMade
     | StepFinished
     | FragmentEncoded
+    | StateCopied
+    | PieceEncoded
+    | StateInstalled
     | FragmentMerged
     | Evaluated
     | ModelSaved

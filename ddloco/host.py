@@ -33,10 +33,11 @@ from ddloco.fragments import FragmentPlan
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import SYNCER, Learner
 from ddloco.logs import LOG_FILE, ActorLog
-from ddloco.messages import Contribution, GlobalFragment
+from ddloco.messages import Contribution, GlobalFragment, StatePiece
 from ddloco.process import WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
+from ddloco.state import piece_layout, pieces_of
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import ChoreError, Workers, wire_layout
@@ -127,7 +128,7 @@ class Hosted:
             recorder=recorder_for(self.job, self.incarnation, self.folder, prepared),
             time=MonotonicTime(),
             log=log,
-            expected=expected_tensors(workers.plan),
+            expected=expected_tensors(workers.plan, workers.state.nbytes),
             # Fragments arrive where the worker process can see them, without another copy, and
             # in memory that is used again, without a page fault.
             allocate=arrays.allocate,
@@ -195,11 +196,14 @@ class _Slowed:
 
 def expected_tensors(
     plan: FragmentPlan,
+    state_bytes: int,
 ) -> Callable[[Any], tuple[tuple[str, tuple[int, ...], str], ...] | None]:
     """What tensors a message must carry, by its body; None for one that carries none."""
     layout = cache(lambda fragment: wire_layout(plan, fragment))
 
     def expected(body: Any) -> tuple[tuple[str, tuple[int, ...], str], ...] | None:
+        if isinstance(body, StatePiece) and body.pieces:
+            return _expected_piece(body, state_bytes)
         if not isinstance(body, GlobalFragment | Contribution):
             return None
         if body.fragment >= len(plan.fragments):
@@ -209,3 +213,15 @@ def expected_tensors(
         return layout(body.fragment)
 
     return expected
+
+
+def _expected_piece(
+    body: StatePiece, state_bytes: int
+) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    layout = piece_layout(body.piece, body.pieces, state_bytes)
+    if layout is None:
+        raise RemoteProtocolError(
+            f"$.body: piece {body.piece} of {body.pieces}, a state here has "
+            f"{pieces_of(state_bytes)} pieces"
+        )
+    return layout

@@ -78,6 +78,7 @@ class KeptFolder:
             "fragment": str(kept.fragment),
             "version": str(kept.version),
             "spent": json.dumps(kept.spent, sort_keys=True),
+            "batches": json.dumps(kept.batches, sort_keys=True),
             "digest": kept.digest.hex(),
         }
         said["sum"] = _sum(said)
@@ -95,6 +96,7 @@ class KeptFolder:
                 fragment=int(said["fragment"]),
                 version=int(said["version"]),
                 spent=json.loads(said["spent"]),
+                batches=json.loads(said["batches"]),
                 digest=bytes.fromhex(said["digest"]),
             )
             found = Found(kept, tensors["theta"], tensors["momentum"])

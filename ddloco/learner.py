@@ -2,20 +2,50 @@
 
 It trains, says how far it is after every step, answers pulls from the host copy of its last
 finished step, and overwrites fragments with newer global versions between steps. It waits once,
-for the first parameters, and then for nobody: every ``RunStep`` is asked for while handling the
-learner's own start or finished step.
+for the first parameters, be they the syncer's or a peer's whole state, and then for nobody: every
+``RunStep`` is asked for while handling the learner's own start or finished step.
 """
 
 import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from clocks import number_of
 from ddloco.config import Job
-from ddloco.effects import EncodeFragment, Finish, Observe, Overwrite, RunStep, Status
+from ddloco.effects import (
+    EncodeFragment,
+    Finish,
+    InstallState,
+    Observe,
+    Overwrite,
+    RunStep,
+    Status,
+)
 from ddloco.estimates import Smoothed
-from ddloco.events import FragmentEncoded, Started, StepFinished, StopRequested, WorkFailed
+from ddloco.events import (
+    FragmentEncoded,
+    PieceEncoded,
+    Started,
+    StateCopied,
+    StateInstalled,
+    StepFinished,
+    StopRequested,
+    WorkFailed,
+)
 from ddloco.fragments import FragmentPlan
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
+from ddloco.lending import LENDING, Lending
+from ddloco.messages import (
+    Contribution,
+    GlobalFragment,
+    Progress,
+    Pull,
+    Resume,
+    Roster,
+    StatePiece,
+    StateWanted,
+    Stop,
+)
+from ddloco.recovery import Recovery
 from transport import (
     BULK,
     CONTROL,
@@ -99,6 +129,11 @@ class Learner:
         self._work = 0
         self._linked = False
         self._stopping: str | None = None
+        self._first = True
+        """Whether this is the actor's first incarnation, whose data nobody has used up."""
+        self._recovery = Recovery(SYNCER)
+        self._installing = 0
+        self._lending = Lending(SYNCER, self._next_work)
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a learner does."""
@@ -109,6 +144,12 @@ class Learner:
                 return self._step_finished(at, event)
             case FragmentEncoded():
                 return self._encoded(event)
+            case StateCopied():
+                return self._lending.copied(at, event)
+            case PieceEncoded():
+                return self._lending.encoded(event)
+            case StateInstalled():
+                return self._installed(at)
             case MessageArrived():
                 return self._message(at, event)
             case PeerJoined():
@@ -117,6 +158,8 @@ class Learner:
             case TimerFired(timer) if timer == WAITING and self._linked:
                 again = self._ask_again(at)
                 return [self._progress(), *again] if again else []
+            case TimerFired(timer) if timer == LENDING:
+                return self._lending.expire()
             case PeerLost(_, reason):
                 self._linked = False
                 return [Observe("syncer lost", {"reason": reason, "step": self._step})]
@@ -130,6 +173,7 @@ class Learner:
                 return []
 
     def _started(self, event: Started) -> list[Effect]:
+        self._first = number_of(event.incarnation) == 1
         plan = self._plan = self._job.plan(event.leaves)
         count = len(plan.fragments)
         self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
@@ -148,6 +192,10 @@ class Learner:
                 return self._answer(event.body)
             case Roster(_, floors):
                 return [Retire(floors)]
+            case StateWanted():
+                return self._lending.wanted(at, event.body)
+            case Resume() | StatePiece() if not self._begun:
+                return self._recover(at, event.body, event.handle)
             case Stop(_, reason):
                 return self._stop(reason)
             case _:
@@ -168,9 +216,49 @@ class Learner:
             effects.append(Drop(waiting.handle))
         effects.append(Keep(handle))
         self._incoming[fragment] = Incoming(version, handle)
-        if self._step == 0 and self._running is None and len(self._incoming) == len(self._versions):
-            effects += self._run(at)
+        return effects + self._begin(at)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the first step has; until then this learner waits for something to begin with."""
+        return self._step > 0 or self._running is not None or self._installing > 0
+
+    def _begin(self, at: float) -> list[Effect]:
+        """The first step, once there are all parameters and it is known where the data goes on."""
+        known = self._first or self._recovery.batches is not None
+        if self._begun or not known or len(self._incoming) < len(self._versions):
+            return []
+        return [*self._recovery.drop(), *self._run(at)]
+
+    # A peer's state, for a learner that has come back.
+
+    def _recover(self, at: float, said: Resume | StatePiece, handle: str) -> list[Effect]:
+        recovery = self._recovery
+        if isinstance(said, Resume):
+            effects = recovery.resume(said)
+            if not said.donor:  # The globals are sent as soon as the syncer hears what is lacking.
+                effects += [self._progress(), *self._begin(at)]
+            return effects
+        if len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
+            return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
+        effects = recovery.take(said, handle)
+        if recovery.complete:
+            self._installing = self._next_work()
+            effects.append(InstallState(self._installing, recovery.handles()))
         return effects
+
+    def _installed(self, at: float) -> list[Effect]:
+        """Begin with the peer's state; newer globals that have come meanwhile go in at once."""
+        recovery, self._installing = self._recovery, 0
+        effects: list[Effect] = []
+        for fragment, incoming in list(self._incoming.items()):
+            if incoming.version <= recovery.versions[fragment]:
+                del self._incoming[fragment]
+                effects.append(Drop(incoming.handle))
+        self._versions = list(recovery.versions)
+        fields = {"from": recovery.donor, "copy": recovery.copy, "batches": recovery.batches}
+        effects += [Observe("state taken over", fields), *recovery.drop(), *self._run(at)]
+        return [*effects, self._progress()] if self._linked else effects
 
     def _newest(self, fragment: int) -> int:
         """The newest version that is held, waits, or goes in with the step under way."""
@@ -182,8 +270,7 @@ class Learner:
 
     def _ask_again(self, at: float) -> list[Effect]:
         """Until the first step begins, a timer to repeat what this learner lacks."""
-        begun = self._step > 0 or self._running is not None
-        return [] if begun else [SetTimer(WAITING, at + WAITING_S)]
+        return [] if self._begun else [SetTimer(WAITING, at + WAITING_S)]
 
     # Steps.
 
@@ -196,11 +283,17 @@ class Learner:
             for fragment, incoming in sorted(self._incoming.items())
         )
         self._incoming.clear()
-        self._work += 1
-        self._running = Running(self._work, at, overwrites)
+        lent = self._lending.between_steps(at, self._step, tuple(self._versions))
+        work = self._next_work()
+        self._running = Running(work, at, overwrites)
         step = self._step + 1
         out = f"host/{step}"
-        return [Keep(out), RunStep(self._work, step, overwrites, out)]
+        skip = (self._recovery.batches or 0) if step == 1 else 0
+        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip)]
+
+    def _next_work(self) -> int:
+        self._work += 1
+        return self._work
 
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
         running, self._running = self._running, None
@@ -237,6 +330,7 @@ class Learner:
             versions=tuple(self._versions),
             steps=tuple([self._step - each for each in self._step_at]),
             tokens=tuple([self._tokens - each for each in self._tokens_at]),
+            batches=(self._recovery.batches or 0) + self._step,
         )
         return Send(SYNCER, CONTROL, progress, key="progress")
 
@@ -249,8 +343,8 @@ class Learner:
         steps = self._step - self._step_at[p]
         if not self._host or steps == 0:
             return []  # Nothing trained yet: the syncer's deadline goes on without this learner.
-        self._work += 1
-        out = f"out/{self._work}"
+        work = self._next_work()
+        out = f"out/{work}"
         body = Contribution(
             t=pull.t,
             fragment=pull.fragment,
@@ -259,8 +353,8 @@ class Learner:
             steps=steps,
             tokens=self._tokens - self._tokens_at[p],
         )
-        self._answers[self._work] = Answer(body, self._host, out)
-        encode = EncodeFragment(self._work, pull.fragment, self._host, out)
+        self._answers[work] = Answer(body, self._host, out)
+        encode = EncodeFragment(work, pull.fragment, self._host, out)
         return [Keep(self._host), Keep(out), encode]
 
     def _encoded(self, event: FragmentEncoded) -> list[Effect]:

@@ -34,6 +34,7 @@ class Membership:
             for none; it outlives a link and a syncer, since the tokens behind it are spent.
         newest: the highest incarnation number that was heard of each actor.
         refused: how many contributions of each incarnation were refused.
+        batches: how many batches of its shard each actor has drawn, as far as it was heard.
     """
 
     fragments: int
@@ -42,6 +43,7 @@ class Membership:
     merged: dict[str, list[int]] = field(default_factory=dict[str, list[int]])
     newest: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, int] = field(default_factory=dict[str, int])
+    batches: dict[str, int] = field(default_factory=dict[str, int])
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
         """A link to ``peer`` is up: its member, or None where a newer incarnation has its place."""
@@ -49,7 +51,8 @@ class Membership:
         newest = self.newest.get(actor, 0)
         if number < newest:
             reason = f"a newer incarnation, {actor}.{newest}, has the place of {incarnation}"
-            return None, [Hangup(peer, reason, final=True)]
+            seen = Observe("refused", {"learner": incarnation, "reason": reason})
+            return None, [seen, Hangup(peer, reason, final=True)]
         effects: list[Effect] = []
         if number > newest:
             self.newest[actor] = number
@@ -89,12 +92,18 @@ class Membership:
     def _merged(self, incarnation: str) -> list[int]:
         return self.merged.setdefault(incarnation, [-1] * self.fragments)
 
-    def recover(self, fragment: int, merged: dict[str, int]) -> None:
+    def recover(self, fragment: int, merged: dict[str, int], batches: dict[str, int]) -> None:
         """What a merge of ``fragment`` had used up before this syncer started."""
+        for actor, count in batches.items():
+            self.note_batches(actor, count)
         for incarnation, base in merged.items():
             actor, number = actor_of(incarnation), number_of(incarnation)
             self.newest[actor] = max(self.newest.get(actor, 0), number)
             self._merged(incarnation)[fragment] = base
+
+    def note_batches(self, actor: str, count: int) -> None:
+        """An actor has drawn ``count`` batches of its shard, whichever of its selves it was."""
+        self.batches[actor] = max(self.batches.get(actor, 0), count)
 
     def recovered(self) -> list[Effect]:
         """All is recovered: incarnations that a newer one has replaced are forgotten here, too."""

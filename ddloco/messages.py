@@ -22,6 +22,7 @@ class Progress(Body, frozen=True):
         versions: per fragment the global step whose merge it holds, -1 for none.
         steps: per fragment the steps trained since it received that version.
         tokens: per fragment the tokens trained on since then.
+        batches: batches of its shard that this learner and its former selves have used up.
     """
 
     step: Count
@@ -29,6 +30,7 @@ class Progress(Body, frozen=True):
     versions: Versions
     steps: Counts
     tokens: Counts
+    batches: Count = 0
 
 
 class Pull(Body, frozen=True):
@@ -71,6 +73,37 @@ class Roster(Body, frozen=True):
     floors: dict[Name, Count]
 
 
+class Resume(Body, frozen=True):
+    """The syncer's word to a learner that has not begun: ``batches`` of its shard are used up, and
+    ``donor`` has state for it; with none it begins from the globals, which are on their way."""
+
+    batches: Count
+    donor: Annotated[str, Meta(max_length=128)]
+
+
+class StateWanted(Body, frozen=True):
+    """Piece ``piece`` of the state of ``who``, please; said to a donor, ``who`` is who asks.
+
+    ``copy`` is the donor's step of the copy that the asker has pieces of, 0 for none.
+    """
+
+    who: Name
+    copy: Count
+    piece: Count
+
+
+class StatePiece(Body, frozen=True):
+    """Piece ``piece`` of ``pieces`` of a learner's parameters and optimizer state after its step
+    ``copy``, as payload; ``versions`` are those that it held then. ``who`` is to have it, or, said
+    to that one, whose it is. Without any pieces: this task's state cannot be copied."""
+
+    who: Name
+    copy: Count
+    piece: Count
+    pieces: Count
+    versions: Versions
+
+
 class Stop(Body, frozen=True):
     """The job is over at global step ``t``; finish the step at hand and leave."""
 
@@ -78,5 +111,16 @@ class Stop(Body, frozen=True):
     reason: Reason
 
 
-Said = LinkBody | Progress | Pull | Contribution | GlobalFragment | Roster | Stop
+Said = (
+    LinkBody
+    | Progress
+    | Pull
+    | Contribution
+    | GlobalFragment
+    | Roster
+    | Resume
+    | StateWanted
+    | StatePiece
+    | Stop
+)
 """Everything that may travel in a job; the codec is made for this union."""

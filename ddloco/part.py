@@ -18,9 +18,12 @@ from ddloco.arrays import Arrays
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
+    CopyState,
     Differentiate,
     EncodeFragment,
+    EncodePiece,
     Evaluate,
+    InstallState,
     MakeParameters,
     MergeFragment,
     Recover,
@@ -303,7 +306,9 @@ class Part:
         if isinstance(work, Recover) and not self._simulated():
             return False  # Not done again: see _recover.
         known = self._arrays.known(*inputs)
-        if isinstance(work, RunStep):
+        if isinstance(work, InstallState):
+            self._in_step = known  # A whole state takes the place of whatever was there.
+        if isinstance(work, RunStep | CopyState):
             known = self._in_step = self._in_step and known
         return known
 
@@ -329,8 +334,12 @@ def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
             return (), tuple(name for p in parts for name in (f"theta/{p}/0", f"wire/{p}/0"))
         case RunStep():
             return tuple(each.handle for each in work.overwrites), (work.out,)
-        case EncodeFragment() | Differentiate():
+        case EncodeFragment() | Differentiate() | EncodePiece():
             return (work.source,), (work.out,)
+        case CopyState():
+            return (), (work.out,)
+        case InstallState():
+            return work.pieces, ()
         case AverageGradients():
             return (work.theta, *(share.handle for share in work.shares)), work.out
         case MergeFragment():

@@ -23,6 +23,7 @@ from ddloco.events import (
     FragmentMerged,
     ModelSaved,
     ParametersMade,
+    PieceEncoded,
     Recovered,
     Started,
     StopRequested,
@@ -32,12 +33,18 @@ from ddloco.farewell import FAREWELL, Farewell
 from ddloco.fragments import FragmentPlan
 from ddloco.members import Member
 from ddloco.membership import Membership
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.messages import (
+    Contribution,
+    Progress,
+    Pull,
+    StatePiece,
+    StateWanted,
+)
 from ddloco.pacing import Pacing, Waiting
+from ddloco.relay import RELAY, Relay
 from ddloco.schedule import Schedule
 from ddloco.syncs import LATE, Global, Globals, Part, Sync, names
 from transport import (
-    BULK,
     CONTROL,
     CancelTimer,
     Drop,
@@ -78,6 +85,7 @@ class Syncer:
         self._merges = 0
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
+        self._relay = Relay(self._membership, self._globals, self._next_work)
         self._ready = False
         self._seen: dict[str, Any] = {}
 
@@ -90,6 +98,7 @@ class Syncer:
         """How things stand at ``at``, as plain data for people; see ``standing``."""
         told = standing.tell(at, self._membership, self._globals, self._syncs, self._waiting)
         last = {key: self._seen.get(key, 0) for key in ("taking_part", "averaged")}
+        last["recovering"] = self._relay.waiting(at)
         t = self._schedule.t if self._schedule is not None else 0
         return {"t": t, "merges": self._merges, **last, **told}
 
@@ -108,9 +117,11 @@ class Syncer:
             case PeerJoined(peer, incarnation):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
-                return self._lost(peer, reason)
+                return self._lost(at, peer, reason)
+            case PieceEncoded():
+                return self._relay.encoded(event)
             case TimerFired(timer):
-                return self._timer(timer)
+                return self._timer(at, timer)
             case Evaluated(_, loss) if self._farewell is not None:
                 return self._farewell.result(loss)
             case ModelSaved() if self._farewell is not None:
@@ -145,7 +156,8 @@ class Syncer:
         self._globals = Globals(len(self._plan.fragments), sync.staleness * sync.interval)
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
-            self._membership.recover(each.fragment, each.spent)
+            self._membership.recover(each.fragment, each.spent, each.batches)
+        self._relay = Relay(self._membership, self._globals, self._next_work)
         schedule = self._schedule = Schedule(self._plan, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
         effects = [*self._membership.recovered(), *self._globals.keep()]
@@ -168,8 +180,7 @@ class Syncer:
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
         member, effects = self._membership.join(at, peer, incarnation)
         if member is None:
-            fields = {"learner": incarnation, "reason": "a newer incarnation has its place"}
-            return [Observe("refused", fields), *effects]
+            return effects
         effects += self._close_settled()
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
@@ -189,6 +200,10 @@ class Syncer:
                 return self._progress(at, member, event.body)
             case Contribution():
                 return self._contribution(member, event.body, event.handle)
+            case StateWanted():
+                return self._relay.wanted(event.peer, event.body)
+            case StatePiece():
+                return self._relay.piece(at, member, event.body, event.handle)
             case _:
                 return []
 
@@ -196,24 +211,17 @@ class Syncer:
         problem = member.report(at, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
+        self._membership.note_batches(actor_of(member.incarnation), progress.batches)
         if self._pacing.step_s is None:  # Otherwise once a launch; the first window needs it now.
             self._pacing.observe_steps(self._membership.step_times())
-        if self._farewell is not None or progress.versions == self._globals.versions:
+        if self._farewell is not None:
             return []
-        behind = enumerate(zip(progress.versions, self._globals.versions, strict=True))
-        return [
-            self._tell(at, member, p)
-            for p, (held, newest) in behind
-            if held < newest and member.lacks(at, p, newest)
-        ]
-
-    def _tell(
-        self, at: float, member: Member, p: int, *, instead: bool = False
-    ) -> Send[GlobalFragment]:
-        each = self._globals[p]
-        member.tell(at, p, each.version)
-        said = GlobalFragment(p, each.version, instead)
-        return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
+        effects: list[Effect] = []
+        if progress.step == 0 or self._relay.waits(member.peer):
+            effects = self._relay.heard(at, member, progress.versions)
+        if self._relay.waits(member.peer):
+            return effects
+        return effects + self._globals.tell_newer(at, member, progress)
 
     def _contribution(self, member: Member, said: Contribution, handle: str) -> list[Effect]:
         who = (member.incarnation, said.t, said.fragment)
@@ -228,12 +236,13 @@ class Syncer:
         sync.parts[member.peer] = Part(said, handle, member.merged)
         return [Keep(handle), *self._close_if_settled(sync)]
 
-    def _lost(self, peer: str, reason: str) -> list[Effect]:
+    def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         member = self._membership.lose(peer)
+        relayed = self._relay.lost(at, peer)
         if member is None:
-            return []  # Its place was taken by a newer incarnation.
+            return relayed  # Its place was taken by a newer incarnation.
         seen = Observe("lost", {"learner": member.incarnation, "reason": reason})
-        return [seen, *self._close_settled()]
+        return [seen, *relayed, *self._close_settled()]
 
     def _close_settled(self) -> list[Effect]:
         """Somebody is gone: a sync may have waited for nobody else."""
@@ -303,10 +312,12 @@ class Syncer:
 
     # Closing, merging, telling.
 
-    def _timer(self, timer: str) -> list[Effect]:
+    def _timer(self, at: float, timer: str) -> list[Effect]:
         if timer.startswith("pull/"):
             sync = self._syncs.get(int(timer.removeprefix("pull/")))
             return self._close(sync) if sync is not None and not sync.work else []
+        if timer.startswith(RELAY):
+            return self._relay.late(at, timer)
         if timer == LAUNCH:
             self._look_at = None
         if timer == FAREWELL and self._farewell is not None:
@@ -319,8 +330,7 @@ class Syncer:
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         sync.work = self._next_work()
-        spent = self._membership.spent(sync.fragment)
-        merge = sync.merge(self._globals[sync.fragment], spent)
+        merge = sync.merge(self._globals[sync.fragment], self._membership)
         return [*effects, *(Keep(handle) for handle in merge.out), merge]
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
@@ -339,7 +349,7 @@ class Syncer:
             effects += self._membership.refuse(learner, sync.t, p, reason)
             if learner in self._members:
                 # What it trained is no number any more, and would be refused for ever.
-                effects.append(self._tell(at, self._members[learner], p, instead=True))
+                effects.append(self._globals.tell(at, self._members[learner], p, instead=True))
         if not event.accepted:
             effects += [Drop(handle) for handle in out]
             return effects + self._retry(sync, "every contribution was refused")
@@ -349,7 +359,7 @@ class Syncer:
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
         self._merges += 1
-        effects += [self._tell(at, member, p) for member in self._members.values()]
+        effects += [self._globals.tell(at, member, p) for member in self._members.values()]
         self._seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)
         return [*effects, Observe("merge", self._seen)]
 

@@ -5,9 +5,11 @@ from typing import Any
 
 from ddloco.effects import MergeFragment, Share
 from ddloco.events import FragmentMerged
+from ddloco.members import Member
+from ddloco.membership import Membership
 from ddloco.merging import merge_weight
-from ddloco.messages import Contribution
-from transport import Drop, Effect, Keep
+from ddloco.messages import Contribution, GlobalFragment, Progress
+from transport import BULK, Drop, Effect, Keep, Send
 
 LATE = "it came after its sync was closed"
 
@@ -56,7 +58,7 @@ class Sync:
             return "it does not answer the pull"
         return None
 
-    def merge(self, theirs: Global, spent: dict[str, int]) -> MergeFragment:
+    def merge(self, theirs: Global, membership: Membership) -> MergeFragment:
         """The work of merging what has arrived, in order of names as bytes, whoever came first."""
         shares = tuple(
             Share(
@@ -67,9 +69,17 @@ class Sync:
             )
             for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
         )
-        p, out = self.fragment, names(self.fragment, self.t)
+        p = self.fragment
         return MergeFragment(
-            self.work, self.t, p, theirs.theta, theirs.momentum, shares, spent, out
+            self.work,
+            t=self.t,
+            fragment=p,
+            theta=theirs.theta,
+            momentum=theirs.momentum,
+            shares=shares,
+            spent=membership.spent(p),
+            batches=dict(membership.batches),
+            out=names(p, self.t),
         )
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
@@ -120,6 +130,26 @@ class Globals:
     def keep(self) -> list[Effect]:
         """One holder for everything."""
         return [Keep(handle) for each in self._all for handle in each.handles()]
+
+    def tell(
+        self, at: float, member: Member, p: int, *, instead: bool = False
+    ) -> Send[GlobalFragment]:
+        """Send a learner the newest version of a fragment."""
+        each = self._all[p]
+        member.tell(at, p, each.version)
+        said = GlobalFragment(p, each.version, instead)
+        return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
+
+    def tell_newer(self, at: float, member: Member, progress: Progress) -> list[Effect]:
+        """Send a learner whatever is newer than what it reports, unless it is on its way."""
+        if progress.versions == self.versions:
+            return []
+        behind = enumerate(zip(progress.versions, self.versions, strict=True))
+        return [
+            self.tell(at, member, p)
+            for p, (held, newest) in behind
+            if held < newest and member.lacks(at, p, newest)
+        ]
 
     def oldest(self, fragment: int) -> int:
         """The oldest version from which a contribution to ``fragment`` is still taken."""

@@ -28,6 +28,7 @@ from ddloco.arena import ArenaView
 from ddloco.config import Inner
 from ddloco.environment import fingerprinted
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.state import Moments
 from ddloco.task import TaskError, load_task
 from transport import DTYPES, Bytes
 
@@ -40,6 +41,8 @@ class Trainer:
         self._plan: FragmentPlan | None = None
         self._params: Any = None
         self._opt_state: Any = None
+        self._tried = False
+        """Whether the first step has been run twice, to see that it can be."""
         self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
@@ -48,11 +51,18 @@ class Trainer:
             case chores.Prepare():
                 return self._prepare(request)
             case chores.Lay(plan):
-                self._plan = plan
-                return chores.Ready()
+                return self._lay(plan)
             case chores.Fill(out):
                 self._initialise()
                 self._copy_out(self._params, out)
+                return chores.Ready()
+            case chores.CopyOut(out):
+                self._copy_out(self._params, out)
+                state = self._arena.region(out.offset, out.nbytes)
+                self._moments.write(jax.tree.leaves(self._opt_state), state)
+                return chores.Ready()
+            case chores.Install(pieces):
+                self._install(pieces)
                 return chores.Ready()
             case chores.Train():
                 return self._train(request)
@@ -90,6 +100,24 @@ class Trainer:
         self._update = jax.jit(self._step, donate_argnums=(0, 1))
         return chores.Prepared(leaves, fingerprint())
 
+    def _lay(self, plan: FragmentPlan) -> chores.Laid:
+        self._plan = plan
+        try:
+            shapes = jax.eval_shape(self._optimizer.init, self._params)
+            leaves, self._moments_tree = jax.tree.flatten(shapes)
+            self._moments = Moments(leaves, plan.total_bytes)
+        except Exception:  # noqa: BLE001, such an optimizer trains, but its state cannot be given
+            return chores.Laid(0)
+        return chores.Laid(self._moments.stop)
+
+    def _install(self, pieces: tuple[chores.Span, ...]) -> None:
+        """A peer's state in place of one's own."""
+        regions = [self._arena.region(each.offset, each.nbytes) for each in pieces]
+        state = np.concatenate(regions) if len(regions) > 1 else regions[0]
+        self._params = self._read_tree(state)
+        leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
+        self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
+
     def _shapes(self) -> Any:
         """The parameters' shapes in place of the parameters: a learner is sent the syncer's, and
         to make its own, for nothing, takes longer than all else that it does before it trains."""
@@ -111,11 +139,15 @@ class Trainer:
     def _train(self, request: chores.Train) -> chores.Trained:
         for fragment, span in request.overwrites:
             self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
+        if request.skip:
+            skip(self._batches, request.skip)
+            skip(self._again, request.skip)
         batch = self._batches.next()
         digest = batch_digest(batch)
-        first = self._opt_state is None
-        if first:
+        first, self._tried = not self._tried, True
+        if self._opt_state is None:
             self._opt_state = self._optimizer.init(self._params)
+        if first:
             self._check_twice(batch, digest)
         self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
         if first:
@@ -231,7 +263,9 @@ class Trainer:
 
     def _read_in(self, span: chores.Span) -> Any:
         """A whole tree of the parameters' shapes: parameters or a gradient."""
-        source = self._arena.region(span.offset, span.nbytes)
+        return self._read_tree(self._arena.region(span.offset, span.nbytes))
+
+    def _read_tree(self, source: Bytes) -> Any:
         leaves: list[Any] = [None] * len(self._names)
         for fragment in range(len(self._laid.fragments)):
             start, stop = self._laid.fragment_slice(fragment)
@@ -260,6 +294,17 @@ def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
         "sgd": lambda: optax.sgd(rate, momentum=inner.b1 or None),
     }[inner.optimizer]()
     return optax.chain(optax.clip_by_global_norm(inner.clip), update) if inner.clip else update
+
+
+def skip(batches: Any, count: int) -> None:
+    """Leave out batches that were used up; a stream whose state is their number just goes there."""
+    before = batches.state()
+    batches.next()
+    if (before, batches.state()) == (0, 1):
+        batches.restore(count)
+        return
+    for _ in range(count - 1):
+        batches.next()
 
 
 def batch_digest(batch: Any) -> bytes:

@@ -17,14 +17,17 @@ import xxhash
 
 from clocks import actor_of
 from ddloco import chores
-from ddloco.arena import Region
+from ddloco.arena import Arena, Region
 from ddloco.arrays import F32, Arrays, HostCopy
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
+    CopyState,
     Differentiate,
     EncodeFragment,
+    EncodePiece,
     Evaluate,
+    InstallState,
     MakeParameters,
     MergeFragment,
     Recover,
@@ -48,6 +51,7 @@ from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep, KeptError
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
+from ddloco.state_work import StateWork
 from ddloco.syncs import names
 from snapshot import save_tensors
 from transport import DTYPES, Bytes, Payload, describe
@@ -86,6 +90,7 @@ class Workers:
         self._folder = folder
         self._keep = keep
         self._plan: FragmentPlan | None = None
+        self.state = StateWork(arrays, process)
         self._segments: dict[int, tuple[Segment, ...]] = {}
 
     async def prepare(self) -> chores.Prepared:
@@ -110,7 +115,8 @@ class Workers:
             self._plan = job.plan(prepared.leaves)
         except ValueError as error:
             raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
-        await self._process.expect(chores.Lay(self._plan), chores.Ready)
+        laid = await self._process.expect(chores.Lay(self._plan), chores.Laid)
+        self.state.nbytes = laid.state_bytes
         return prepared
 
     @property
@@ -143,6 +149,9 @@ class Workers:
             Differentiate: self._differentiate,
             AverageGradients: self._average_gradients,
             EncodeFragment: self._encode_fragment,
+            CopyState: self.state.copy,
+            EncodePiece: self.state.encode,
+            InstallState: self.state.install,
             MergeFragment: self._merge_fragment,
             Evaluate: self._evaluate,
             SaveModel: self._save_model,
@@ -166,7 +175,7 @@ class Workers:
 
     async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
         region = self._arena.allocate(self.plan.total_bytes)
-        await self._process.expect(chores.Fill(_span(region)), chores.Ready)
+        await self._process.expect(chores.Fill(chores.span_of(region)), chores.Ready)
         digest = xxhash.xxh3_128()
         for p in work.fragments:
             payload = await _in_thread(partial(self._encode, p, region.data))
@@ -187,9 +196,9 @@ class Workers:
                 region = self._arena.allocate(len(data))
                 region.data[:] = data
                 borrowed.append(region)
-            spans.append((each.fragment, _span(region)))
+            spans.append((each.fragment, chores.span_of(region)))
         out = self._arena.allocate(self.plan.total_bytes)
-        request = chores.Train(work.step, tuple(spans), _span(out))
+        request = chores.Train(work.step, tuple(spans), chores.span_of(out), work.skip)
         begun = self._process.begin(request)
 
         async def finish() -> StepFinished:
@@ -203,8 +212,8 @@ class Workers:
         return finish()
 
     async def _differentiate(self, work: Differentiate) -> StepFinished:
-        source, out = self._lend(self._arrays.get(work.source).data), self._whole()
-        request = chores.Differentiate(_span(source), _span(out))
+        source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
+        request = chores.Differentiate(chores.span_of(source), chores.span_of(out))
         trained = fitting(await self._process.ask(request), chores.Trained)
         self._arrays.put(work.out, await _in_thread(partial(self._encode, 0, out.data)))
         self._arena.free(source)
@@ -221,9 +230,11 @@ class Workers:
         weights = tuple(shares[name].weight / whole for name in sound)
         for name, weight in zip(sound, weights, strict=True):
             mean += np.float32(weight) * flats[name]
-        source, out = self._lend(self._wire(0, mean)), self._whole()
+        source, out = self._arrays.lend(self._wire(0, mean)), self._whole()
         if sound:
-            await self._process.expect(chores.Update(_span(source), _span(out)), chores.Ready)
+            await self._process.expect(
+                chores.Update(chores.span_of(source), chores.span_of(out)), chores.Ready
+            )
         payload = await _in_thread(partial(self._encode, 0, out.data))
         theta = self._flat(0, payload.data)
         self._arena.free(source)
@@ -236,18 +247,12 @@ class Workers:
     def _whole(self) -> Region:
         return self._arena.allocate(self.plan.total_bytes)
 
-    def _lend(self, data: Bytes) -> Region:
-        """A copy that the worker process can see, to be freed when it has looked."""
-        region = self._arena.allocate(len(data))
-        region.data[:] = data
-        return region
-
     async def _evaluate(self, work: Evaluate) -> Evaluated:
         region = self._arena.allocate(self.plan.total_bytes)
         for p, handle in enumerate(work.fragments):
             start, stop = self.plan.fragment_slice(p)
             region.data[start:stop] = self._wire(p, self._arrays.get(handle))
-        scored = await self._process.expect(chores.Score(_span(region)), chores.Scored)
+        scored = await self._process.expect(chores.Score(chores.span_of(region)), chores.Scored)
         self._arena.free(region)
         return Evaluated(work.work, scored.loss)
 
@@ -290,7 +295,8 @@ class Workers:
             if result.accepted:
                 bases = {share.name: share.base for share in work.shares}
                 spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
-                kept = Kept(work.fragment, work.t, spent, merged.theta + merged.momentum)
+                digest = merged.theta + merged.momentum
+                kept = Kept(work.fragment, work.t, spent, work.batches, digest)
                 self._keep.put(Found(kept, result.theta, result.momentum))
             return merged, result.theta, result.momentum, payload
 
@@ -319,9 +325,8 @@ class Workers:
     # Between layouts.
 
     @property
-    def _arena(self) -> Any:
-        assert self._arrays.arena is not None, "workers share memory"
-        return self._arrays.arena
+    def _arena(self) -> Arena:
+        return self._arrays.shared
 
     def _segments_of(self, fragment: int) -> tuple[Segment, ...]:
         if fragment not in self._segments:
@@ -374,10 +379,6 @@ def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]
         view = data[segment.offset : stop].view(dtype)
         views.append((slice(segment.start, segment.stop), view))
     return views
-
-
-def _span(region: Region) -> chores.Span:
-    return chores.Span(region.offset, len(region.data))
 
 
 async def _in_thread(function: Callable[[], T]) -> T:

@@ -31,7 +31,10 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""What may be a tensor on the wire: an allow-list, never a pickle."""
+"""What a parameter may be: an allow-list, never a pickle."""
+
+SENDABLE = {**DTYPES, "uint8": np.dtype(np.uint8)}
+"""What may be a tensor on the wire; ``uint8`` are bytes that those at both ends understand."""
 
 
 def aligned(nbytes: int) -> int:
@@ -73,7 +76,7 @@ def describe(
     metas: list[TensorMeta] = []
     start = 0
     for name, shape, dtype in tensors:
-        bits = DTYPES[dtype].itemsize * 8
+        bits = SENDABLE[dtype].itemsize * 8
         size = math.prod(shape) * bits // 8
         digest = xxhash.xxh3_128_digest(data[start : start + size].data)
         metas.append(TensorMeta(name, shape, dtype, bits, digest))

@@ -15,6 +15,7 @@ from ddloco.faults import SYNCER
 from ddloco.learner import Learner
 from ddloco.part import handles_of
 from ddloco.simulation.checks import Books, hold
+from ddloco.simulation.labour import PIECES
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from ddloco.syncer import Syncer
@@ -47,9 +48,9 @@ class Bounds(Books):
         held, stored = actor.handles.names(), node.contents.keys() - freed
         hold(stored <= held, MEMORY, f"{me}: nobody holds {sorted(stored - held)}")
         parts = len(world.plan.fragments)
-        most = 3 * parts + 4 * sync.overlap + 4
+        most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
         if node.actor_name == SYNCER:
-            most = 3 * parts + sync.overlap * (learners + 3) + parts * learners
+            most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
         entries = 2 * learners + 4
         hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
@@ -134,8 +135,9 @@ def holders(actor: Actor) -> int:
     )
     if isinstance(actor.machine, Syncer):
         parts, syncs = machine._globals, machine._syncs
-        total += sum(len(parts[p].handles()) for p in range(len(parts)))
+        total += machine._relay.held() + sum(len(parts[p].handles()) for p in range(len(parts)))
         return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())
     running = machine._running
+    total += machine._recovery.held() + machine._lending.held()
     total += bool(machine._host) + 2 * len(machine._answers) + len(machine._incoming)
     return total + (1 + len(running.overwrites) if running is not None else 0)

@@ -7,7 +7,7 @@ Which invariant is looked at where:
 
 * here: merge-once, token-conservation (of what is said to be merged), outer-monotone,
   weights-valid, staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor,
-  no-learner-waits-on-learner, inner-steps-never-block, clock-causal, clock-vs-truth,
+  no-learner-waits-on-learner, inner-steps-never-block, data-cursor, clock-causal, clock-vs-truth,
   ack-after-durable, optimizer-with-params;
 * ``launches``: quorum-or-grace, overlap. ``bounds``: bounded-memory, control-not-starved.
   ``oracle``: model-oracle, finite. ``hostile``: heal-progress, participation, and by running a
@@ -16,7 +16,7 @@ Which invariant is looked at where:
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
   that the tapes of hostile worlds replay (replay-bit-exact). Each check is proved able to fail by
   the bugs in ``tests/ddloco/simulation/mutations.py``;
-* not yet, for want of what they are about: cut-consistent to data-cursor (snapshots), identity and
+* not yet, for want of what they are about: cut-consistent (snapshots), identity and
   replay-attack (keys), disk-error-safe beyond what the tape does live.
 """
 
@@ -29,10 +29,10 @@ from msgspec.msgpack import Encoder
 
 from clocks import actor_of, number_of
 from ddloco.effects import Finish, MergeFragment, Observe, RunStep
-from ddloco.events import FragmentMerged, Recovered, StepFinished
+from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.faults import SYNCER
 from ddloco.learner import Learner
-from ddloco.messages import Contribution, GlobalFragment
+from ddloco.messages import Contribution, GlobalFragment, Resume
 from ddloco.simulation.labour import TOKENS
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -165,6 +165,13 @@ class Learning(Books):
         self.steps: dict[str, list[float]] = {}
         """When each incarnation finished its steps."""
         self._instead: set[tuple[str, int, int]] = set()
+        self._batches: Counter[str] = Counter()
+
+    def _data(self, node: Node, run: RunStep) -> None:
+        """Who comes back goes on in its data: it leaves out nothing but what was used."""
+        used = self._batches[node.actor_name]
+        said = f"{node.incarnation} leaves out {run.skip} batches, {used} were used"
+        hold(run.skip <= used, "data-cursor", said)
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
         """Only learners learn."""
@@ -178,15 +185,19 @@ class Learning(Books):
                 self._instead.add((name, event.body.fragment, event.body.version))
         elif isinstance(event, StepFinished):
             steps.append(world.now)
+            drawn = int.from_bytes(event.batch, "little")
+            self._batches[node.actor_name] = max(drawn, self._batches[node.actor_name])
             goes_on = runs or any(isinstance(effect, Finish) for effect in effects)
             hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
         for run in runs:
             hold(run.step == len(steps) + 1, "outer-monotone", f"{name}: step {run.step}")
             if run.step == 1:
-                whole = len(run.overwrites) == len(world.plan.fragments)
-                hold(whole, "no-unhealed-donor", f"{name} begins with {len(run.overwrites)} parts")
-                first = isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment)
-                hold(first, "no-learner-waits-on-learner", f"{name} begins at {event}")
+                mended = [each.fragment for each in run.overwrites]
+                held = [p for p, version in enumerate(node.labour.versions) if version >= 0]
+                whole = len({*mended, *held}) == len(world.plan.fragments)
+                hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
+                hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
+                self._data(node, run)
             else:
                 own = isinstance(event, StepFinished)
                 hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
@@ -198,6 +209,13 @@ class Learning(Books):
                     "outer-monotone",
                     f"{name} overwrites {held} with {each.version}",
                 )
+
+
+def begins(event: Event) -> bool:
+    """Whether a learner may begin at this: its parameters have come, or where to go on."""
+    if isinstance(event, MessageArrived):
+        return isinstance(event.body, GlobalFragment | Resume)
+    return isinstance(event, StateInstalled)
 
 
 class Clocks(Books):

@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
+    CopyState,
     Differentiate,
     EncodeFragment,
+    EncodePiece,
     Evaluate,
+    InstallState,
     MakeParameters,
     MergeFragment,
     Recover,
@@ -38,7 +41,10 @@ from ddloco.events import (
     Kept,
     ModelSaved,
     ParametersMade,
+    PieceEncoded,
     Recovered,
+    StateCopied,
+    StateInstalled,
     StepFinished,
     WorkResult,
 )
@@ -52,6 +58,11 @@ ELEMENTS = 16
 
 TOKENS = 8
 """Tokens in a simulated batch."""
+
+PIECES = 3
+"""Pieces of a simulated state."""
+
+PIECE = "piece"
 
 _DIGEST = struct.Struct("<iiii")
 
@@ -77,7 +88,12 @@ class Content:
     def digest(self) -> bytes:
         """16 bytes that differ where contents differ."""
         if self.array is None:
-            return _DIGEST.pack(*self.what) if len(self.what) == 4 else b"0" * 16
+            packed = len(self.what) == 4
+            return (
+                _DIGEST.pack(*self.what)
+                if packed
+                else xxhash.xxh3_128_digest(repr(self.what).encode())
+            )
         return xxhash.xxh3_128_digest(self.array.data)
 
 
@@ -116,11 +132,17 @@ class Labour:
         self._arithmetic = arithmetic
         self._unsettled: dict[int, tuple[Kept, Content, Content]] = {}
         self._device: list[tuple[int, int]] = [(-1, 0)] * len(plan.fragments)
+        self._copies: dict[int, Content] = {}
+        self._batch = 0
+        """How many batches of its shard this actor has drawn, its former selves included."""
         elements = plan.total_bytes // 4 if arithmetic else 0
         self._params = np.zeros(elements, np.float32)
         self._doers: dict[type[Any], Callable[[Any, Contents], WorkResult]] = {
             RunStep: self._run_step,
             EncodeFragment: self._encode,
+            CopyState: self._copy_state,
+            EncodePiece: self._encode_piece,
+            InstallState: self._install,
             MergeFragment: self._merge,
             Differentiate: self._differentiate,
             AverageGradients: self._average,
@@ -141,6 +163,13 @@ class Labour:
         """Per fragment the version that a learner's parameters started from, -1 for none."""
         return [version for version, _ in self._device]
 
+    def begin(self, work: Work) -> None:
+        """Work is asked for: a copy is of what there is now, before a next step begins."""
+        if isinstance(work, CopyState):
+            what = (self._name, tuple(self._device), self._batch)
+            array = self._params.copy() if self._arithmetic else None
+            self._copies[work.work] = Content(what, array)
+
     def do(self, work: Work, contents: Contents) -> WorkResult:
         """Do one piece of work, now; what it makes is put among the contents."""
         return self._doers[type(work)](work, contents)
@@ -156,13 +185,15 @@ class Labour:
             if theirs.array is not None:
                 self._params[self._part(each.fragment)] = theirs.array
         self._device = [(version, steps + 1) for version, steps in device]
+        self._batch += work.skip + 1
         loss = 1.0 / work.step
         copy = None
         if self._arithmetic:
             loss = self._descend(work.step)
             copy = self._params.copy()
         contents[work.out] = Content((*self._device, work.step), copy)
-        return StepFinished(work.work, work.step, loss, TOKENS, work.step.to_bytes(16, "little"))
+        batch = self._batch.to_bytes(16, "little")
+        return StepFinished(work.work, work.step, loss, TOKENS, batch)
 
     def _descend(self, step: int) -> float:
         """One step towards this learner's target, with a pull of the batch's own."""
@@ -207,6 +238,33 @@ class Labour:
         made = contents[work.out] = Content((work.fragment, version, steps, host.what[-1]), part)
         return FragmentEncoded(work.work, made.digest)
 
+    def _copy_state(self, work: CopyState, contents: Contents) -> StateCopied:
+        content = contents[work.out] = self._copies.pop(work.work)
+        return StateCopied(work.work, PIECES, content.digest)
+
+    def _encode_piece(self, work: EncodePiece, contents: Contents) -> PieceEncoded:
+        """A piece names the copy that it is of, and its place in it; a piece that came is whole."""
+        source = contents[work.source]
+        if source.what[-1] == PIECE:
+            made = source
+        else:
+            parts = None if source.array is None else np.array_split(source.array, PIECES)
+            part = None if parts is None else parts[work.piece].copy()
+            made = Content((*source.what, work.piece, PIECE), part)
+        contents[work.out] = made
+        return PieceEncoded(work.work, made.digest)
+
+    def _install(self, work: InstallState, contents: Contents) -> StateInstalled:
+        pieces = [contents[handle] for handle in work.pieces]
+        first = pieces[0].what[:-2]
+        whole = [(*first, index, PIECE) for index in range(PIECES)]
+        assert [piece.what for piece in pieces] == whole, "pieces of two copies, or not all"
+        self._device = [(version, 0) for version, _ in first[1]]
+        arrays = [piece.array for piece in pieces if piece.array is not None]
+        if arrays:
+            self._params = np.concatenate(arrays)
+        return StateInstalled(work.work)
+
     def _part(self, fragment: int) -> slice:
         start, stop = self._plan.fragment_slice(fragment)
         return slice(start // 4, stop // 4)
@@ -244,7 +302,8 @@ class Labour:
         if event.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            kept = Kept(work.fragment, work.t, spent, event.theta + event.momentum)
+            digest = event.theta + event.momentum
+            kept = Kept(work.fragment, work.t, spent, work.batches, digest)
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 

@@ -1,6 +1,6 @@
 """Simulated work in a replay: the workers of a tape that a simulation left."""
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Awaitable, Iterator, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,8 +62,12 @@ class SimulatedWorkers:
         await trio.lowlevel.checkpoint()
         return chores.Prepared(self._leaves, self._fingerprint)
 
-    async def do(self, work: Work) -> WorkResult:
-        """Do one piece of work."""
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; it begins before this returns."""
+        self._labour.begin(work)
+        return self._do(work)
+
+    async def _do(self, work: Work) -> WorkResult:
         await trio.lowlevel.checkpoint()
         return self._labour.do(work, self._contents)
 

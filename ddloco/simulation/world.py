@@ -336,10 +336,9 @@ class World:
             node.log.observe(effect.event, node.at, node.actor.number, effect.fields)
 
     def _begin_work(self, node: Node, work: Work) -> None:
-        if isinstance(work, RunStep | Differentiate):
-            seconds = node.pace.step(self.now, node.slow)
-        else:
-            seconds = self.physics.costs.of(work)
+        node.labour.begin(work)
+        steps = isinstance(work, RunStep | Differentiate)
+        seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
         self._push(self.now + seconds, node, self._end_work, work)
 
     def _end_work(self, node: Node, work: Work) -> None:

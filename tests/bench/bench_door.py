@@ -192,7 +192,7 @@ def make_driver(
         recorder=recorder,
         time=time,
         log=ActorLog(None, incarnation),
-        expected=expected_tensors(job.plan(LEAVES)),
+        expected=expected_tensors(job.plan(LEAVES), 0),
     )
 
 

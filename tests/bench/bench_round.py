@@ -198,7 +198,7 @@ class Hub:
         out = (f"theta/{p}/{number}", f"momentum/{p}/{number}", f"wire/{p}/{number}")
         shares = tuple(Share(route, parts[route], 1.0, 0) for route in sorted(parts))
         done = await self._workers.do(
-            MergeFragment(number, number, p, theta, momentum, shares, {}, out)
+            MergeFragment(number, number, p, theta, momentum, shares, {}, {}, out)
         )
         assert len(done.accepted) == LEARNERS, done
         self._globals[p] = out

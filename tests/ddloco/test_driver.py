@@ -156,7 +156,7 @@ class Office:
             recorder=self.recorder(incarnation),
             time=TrioTime(),
             log=log,
-            expected=expected_tensors(self.plan),
+            expected=expected_tensors(self.plan, 0),
         )
         return driver
 

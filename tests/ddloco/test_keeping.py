@@ -13,7 +13,7 @@ def found(fragment=0, version=8, start=0.0):
     theta = np.arange(5, dtype=np.float32) + np.float32(start)
     momentum = theta * np.float32(0.5)
     spent = {"learner-1.2": 4, "learner-0.1": 8}
-    return Found(Kept(fragment, version, spent, digest_of(theta, momentum)), theta, momentum)
+    return Found(Kept(fragment, version, spent, {}, digest_of(theta, momentum)), theta, momentum)
 
 
 def same(one, other):

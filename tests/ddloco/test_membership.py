@@ -103,7 +103,8 @@ def test_an_older_incarnation_is_refused_for_good(three, linked):
         three.lose(A2)
     before = dict(three.members), three.epoch, dict(three.newest)
     for _ in range(2):
-        member, (hangup,) = three.join(9.0, A1, A1)
+        member, (seen, hangup) = three.join(9.0, A1, A1)
+        assert ("refused", A1) == (seen.event, seen.fields["learner"])
         assert member is None
         assert (A1, True) == (hangup.peer, hangup.final)
         assert "learner-0.2" in hangup.reason
@@ -147,8 +148,8 @@ def test_what_is_spent_is_said_by_fragment(three):
 
 def test_what_an_earlier_syncer_merged_stays_spent(membership):
     """It is as if this one had merged it; learners that it knew are known."""
-    membership.recover(0, {A1: 3, B1: 1})
-    membership.recover(1, {A1: 2})
+    membership.recover(0, {A1: 3, B1: 1}, {})
+    membership.recover(1, {A1: 2}, {})
     assert ({A1: 3, B1: 1}, {A1: 2}) == (membership.spent(0), membership.spent(1))
     member, effects = membership.join(0.0, A1, A1)
     assert ([3, 2], []) == (member.merged, effects)
@@ -156,19 +157,19 @@ def test_what_an_earlier_syncer_merged_stays_spent(membership):
 
 def test_who_was_retired_before_is_refused_after(membership):
     """An older incarnation that is kept for one fragment, and its newer one for another."""
-    membership.recover(0, {A1: 3})
-    membership.recover(1, {A2: 5})
+    membership.recover(0, {A1: 3}, {})
+    membership.recover(1, {A2: 5}, {})
     assert {"learner-0": 2} == membership.newest
     assert membership.join(0.0, A1, A1)[0] is None
     assert [-1, 5] == membership.join(0.0, A2, A2)[0].merged
-    membership.recover(0, {A1: 3})
+    membership.recover(0, {A1: 3}, {})
     assert {"learner-0": 2} == membership.newest
 
 
 def test_what_is_recovered_of_former_selves_is_forgotten(membership):
     """Of each actor the newest incarnation is remembered; the older ones leave the clock here."""
-    membership.recover(0, {A1: 3, B1: 1})
-    membership.recover(1, {A2: 5})
+    membership.recover(0, {A1: 3, B1: 1}, {})
+    membership.recover(1, {A2: 5}, {})
     assert [Retire({"learner-0": 2})] == membership.recovered()
     assert {A2: [-1, 5], B1: [1, -1]} == membership.merged
 
@@ -176,7 +177,7 @@ def test_what_is_recovered_of_former_selves_is_forgotten(membership):
 def test_nothing_is_retired_where_nobody_came_back(membership):
     """A first syncer's start, and a later one's over learners that never died."""
     assert [] == membership.recovered()
-    membership.recover(0, {A1: 3, B1: 1})
+    membership.recover(0, {A1: 3, B1: 1}, {})
     assert [] == membership.recovered()
 
 

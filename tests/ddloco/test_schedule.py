@@ -23,11 +23,13 @@ def through(schedule):
 
 
 def test_every_fragment_in_turn_until_the_last_step(schedule):
+    """The plan's order, and an end."""
     assert through(schedule) == [(2, 1), (4, 0), (6, 1), (8, 0)]
     assert schedule.t == 8
 
 
 def test_what_came_to_nothing_is_next_and_oldest_first(schedule):
+    """Tried again before whatever is later."""
     for t in (2, 4):
         schedule.launched(t)
     schedule.repeat(4)
@@ -36,5 +38,6 @@ def test_what_came_to_nothing_is_next_and_oldest_first(schedule):
 
 
 def test_after_a_restart_it_goes_on_behind_what_was_merged(schedule):
+    """Whatever lay before it is due an interval later."""
     schedule.recover(5)
     assert through(schedule) == [(6, 1), (8, 0)]

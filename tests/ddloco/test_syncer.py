@@ -540,7 +540,7 @@ def test_at_the_end_a_newer_incarnation_is_told_to_stop(open_desk):
 # Recovery.
 
 
-KEPT = (Kept(1, 4, {A: 1, C: 1}, b"digest"), Kept(2, 5, {A: 2}, b"digest"))
+KEPT = (Kept(1, 4, {A: 1, C: 1}, {}, b"digest"), Kept(2, 5, {A: 2}, {}, b"digest"))
 """What a syncer had merged of fragments 1 and 2 when it died."""
 
 
@@ -572,7 +572,7 @@ def test_only_what_was_not_kept_is_made(recovered):
 
 def test_where_all_was_kept_nothing_is_made(recovered):
     """The parameters are asked for all the same, of no fragment, and then it listens."""
-    desk = recovered([Kept(p, p + 3, {}, b"digest") for p in range(P)])
+    desk = recovered([Kept(p, p + 3, {}, {}, b"digest") for p in range(P)])
     assert [()] == [make.fragments for make in of(MakeParameters, desk.found)]
     assert of(Listen, desk.made)
 
@@ -655,7 +655,7 @@ def test_the_dead_syncer_is_retired(recovered):
 
 def test_who_was_retired_before_the_crash_stays_so(recovered):
     """A newer incarnation that is known from a merge keeps its place."""
-    desk = recovered([Kept(1, 4, {A2: 1}, b"digest")])
+    desk = recovered([Kept(1, 4, {A2: 1}, {}, b"digest")])
     assert [(A, True)] == [(e.peer, e.final) for e in of(Hangup, desk.tell(PeerJoined(A, A)))]
 
 

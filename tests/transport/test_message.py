@@ -14,8 +14,11 @@ from ddloco.messages import (
     GlobalFragment,
     Progress,
     Pull,
+    Resume,
     Roster,
     Said,
+    StatePiece,
+    StateWanted,
     Stop,
 )
 from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta
@@ -35,11 +38,16 @@ BODIES = {
     Reset: st.builds(Reset, text_st),
     Credit: st.builds(Credit, st.sampled_from(LANES), counts_st),
     Bye: st.builds(Bye, text_st),
-    Progress: st.builds(Progress, counts_st, floats_st, versions_st, tuples_st, tuples_st),
+    Progress: st.builds(
+        Progress, counts_st, floats_st, versions_st, tuples_st, tuples_st, counts_st
+    ),
     Pull: st.builds(Pull, counts_st, counts_st),
     Contribution: st.builds(Contribution, *[counts_st] * 6),
     GlobalFragment: st.builds(GlobalFragment, counts_st, counts_st, st.booleans()),
     Roster: st.builds(Roster, counts_st, st.dictionaries(names_st, counts_st, max_size=3)),
+    Resume: st.builds(Resume, counts_st, text_st),
+    StateWanted: st.builds(StateWanted, names_st, counts_st, counts_st),
+    StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
     Stop: st.builds(Stop, counts_st, text_st),
 }
 metas_st = st.builds(

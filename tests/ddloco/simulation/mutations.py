@@ -22,10 +22,13 @@ from ddloco.effects import RunStep
 from ddloco.events import FragmentMerged, StepFinished, TimerFired
 from ddloco.faults import SYNCER, Fault
 from ddloco.learner import Learner
+from ddloco.lending import Lending
 from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import GlobalFragment, Pull
 from ddloco.pacing import Pacing
+from ddloco.recovery import Recovery
+from ddloco.relay import Relay
 from ddloco.schedule import Schedule
 from ddloco.simulation import labour
 from ddloco.simulation.hostile import Hostile
@@ -284,6 +287,34 @@ def learners_are_sorted_by_weight(patch):
     wrap(patch, Syncer, "_close", close)
 
 
+@bug("data-cursor", 1)
+def data_goes_on_where_it_never_was(patch):
+    def note(old, self, actor, count):
+        old(self, actor, count + 1)
+
+    wrap(patch, Membership, "note_batches", note)
+
+
+@bug("heal-progress", 1)
+def a_donor_that_has_not_begun_is_good_enough(patch):
+    patch.setattr(Relay, "_suits", lambda _self, _at, _handover, _member: True)
+
+
+@bug("bounded-memory", 1)
+def a_state_that_was_taken_over_is_kept(patch):
+    after(patch, Recovery, "drop", lambda _self, _effects: [])
+
+
+@bug("bounded-memory", 1)
+def a_lent_copy_is_never_let_go(patch):
+    after(patch, Lending, "encoded", lambda _self, effects: effects[:1])
+
+
+@bug("bounded-memory", 1)
+def what_is_passed_on_is_kept(patch):
+    after(patch, Relay, "encoded", lambda _self, effects: effects[:-1])
+
+
 @bug("no-zombie", REBORN)
 def an_older_self_stays_a_member(patch):
     def join(old, self, at, peer, incarnation):
@@ -295,6 +326,7 @@ def an_older_self_stays_a_member(patch):
         return member, [effect for effect in effects if effect not in told]
 
     wrap(patch, Membership, "join", join)
+    always(patch, Relay, "_suits", False)  # A donor that is dead is found out at once.
 
 
 # Launching.
@@ -360,8 +392,8 @@ def one_is_pulled_twice(patch):
 
 @bug("quorum-or-grace", 4)
 def a_sync_is_not_closed_by_its_deadline(patch):
-    def timer(old, self, timer):
-        return [] if timer.startswith("pull/") else old(self, timer)
+    def timer(old, self, at, timer):
+        return [] if timer.startswith("pull/") else old(self, at, timer)
 
     wrap(patch, Syncer, "_timer", timer)
 

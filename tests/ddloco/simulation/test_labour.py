@@ -71,7 +71,7 @@ def merge(syncer, learners, t=4, fragment=1, spent=None, theta="theta/1/0", mome
         shares.append(Share((A, B)[index], f"in/{t}/{index}", 8.0, 0))
     out = tuple(f"{kind}/{fragment}/{t}" for kind in ("theta", "momentum", "wire"))
     return syncer.do(
-        MergeFragment(5, t, fragment, theta, momentum, tuple(shares), spent or {}, out)
+        MergeFragment(5, t, fragment, theta, momentum, tuple(shares), spent or {}, {}, out)
     )
 
 

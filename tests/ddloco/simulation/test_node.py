@@ -22,7 +22,7 @@ COSTS = Costs(encode_s=1.0, merge_s=2.0, make_s=3.0, rest_s=4.0)
     ("work", "seconds"),
     [
         (EncodeFragment(1, 0, "a", "b"), 1.0),
-        (MergeFragment(1, 2, 0, "t", "", (), {}, ("a", "b", "c")), 2.0),
+        (MergeFragment(1, 2, 0, "t", "", (), {}, {}, ("a", "b", "c")), 2.0),
         (MakeParameters(1, (0,)), 3.0),
         (Recover(1), 4.0),
         (Evaluate(1, ()), 4.0),

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from ddloco import syncer
+from ddloco import syncs
 from ddloco.rerun import Rerun
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.scenario import cases_of
@@ -71,7 +71,7 @@ def test_checks_may_be_left_out(case):
 
 def test_a_broken_invariant_is_named(case, monkeypatch):
     """With its text; what was measured until then is there."""
-    monkeypatch.setattr(syncer, "merge_weight", lambda tokens, steps: 1.0)
+    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
     row = run_case(*case(), 0)
     assert row.violation.startswith("weights-valid: ")
     assert "goodput" in row.values

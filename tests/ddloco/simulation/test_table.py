@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from ddloco import syncer
+from ddloco import syncs
 from ddloco.cli import parser
 from ddloco.commands import simulate
 from ddloco.rerun import Rerun
@@ -64,7 +64,7 @@ def call(capsys):
 
 def break_it(monkeypatch):
     """Plant a bug that every world notices."""
-    monkeypatch.setattr(syncer, "merge_weight", lambda tokens, steps: 1.0)
+    monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
 
 
 def test_a_table_has_a_row_for_each_case(call):

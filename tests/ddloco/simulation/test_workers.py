@@ -52,7 +52,7 @@ def test_a_merge_is_kept_once_it_was_found_equal(shop):
     worker, _, vault, *_ = shop
     trio.run(worker.do, MakeParameters(1, (0,)))
     shares = (Share("learner-0.1", "theta/0/0", 1.0, 0),)
-    merge = MergeFragment(2, 1, 0, "theta/0/0", "", shares, {}, ("theta/0/1", "m", "wire/0/1"))
+    merge = MergeFragment(2, 1, 0, "theta/0/0", "", shares, {}, {}, ("theta/0/1", "m", "wire/0/1"))
     done = trio.run(worker.do, merge)
     assert () == trio.run(worker.do, Recover(3)).kept
     worker.settle(done)

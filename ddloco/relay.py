@@ -1,0 +1,169 @@
+"""Who gives state to whom: the syncer's part in a learner's return. A machine inside the syncer's.
+
+It names a donor, passes requests and pieces on, and names another when a donor dies or is silent;
+with nobody to ask, the learner begins from the globals. State goes through the syncer because
+learners dial out and listen to nobody: there is one open address in a job, and one list of keys.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from clocks import actor_of, number_of
+from ddloco.effects import EncodePiece, Observe
+from ddloco.events import PieceEncoded
+from ddloco.members import Member
+from ddloco.membership import Membership
+from ddloco.messages import Resume, StatePiece, StateWanted
+from ddloco.syncs import Globals
+from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
+
+RELAY = "state/"
+PATIENCE_S_MIN = 10.0
+PATIENCE_STEPS = 3.0
+"""A donor from which no piece has come for ten seconds, or for three of its steps, since it copies
+between two of them, is given up for another."""
+
+PASSING_MAX = 64
+"""Pieces that are copied on at once; a learner asks for two at a time."""
+
+
+@dataclass(slots=True)
+class Handover:
+    """One learner that waits for state; ``donor`` is a peer, ``tried`` whoever was one before."""
+
+    peer: str
+    batches: int
+    donor: str
+    since: float
+    tried: list[str] = field(default_factory=list[str])
+
+
+class Relay:
+    """Handovers under way.
+
+    Args:
+        membership: who is there.
+        parts: the global fragments.
+        next_work: numbers for work.
+    """
+
+    def __init__(
+        self, membership: Membership, parts: Globals, next_work: Callable[[], int]
+    ) -> None:
+        self._membership = membership
+        self._parts = parts
+        self._next_work = next_work
+        self._handovers: dict[str, Handover] = {}
+        self._greeted: set[str] = set()
+        self._passing: dict[int, tuple[str, StatePiece, str, str]] = {}
+
+    def held(self) -> int:
+        """How many holders of arrays there are."""
+        return 2 * len(self._passing)
+
+    def waits(self, peer: str) -> bool:
+        """Whether a learner is being given state, so that it needs no globals yet."""
+        return peer in self._handovers
+
+    def waiting(self, at: float) -> list[dict[str, object]]:
+        """Who waits for whose state, for people."""
+        return [
+            {"learner": each.peer, "donor": each.donor, "since_s": at - each.since}
+            for each in self._handovers.values()
+        ]
+
+    def heard(self, at: float, member: Member, versions: tuple[int, ...]) -> list[Effect]:
+        """A learner reports what it holds: one that has nothing is told where its data goes on, and
+        whose state it may take.
+
+        Until every fragment has been merged once, a peer has little that the globals lack.
+        """
+        peer, incarnation = member.peer, member.incarnation
+        if min(versions) >= 0:
+            return self._done(peer)
+        merged = min(self._parts.versions) > 0
+        if peer in self._greeted or (not merged and number_of(incarnation) == 1):
+            return []
+        self._greeted.add(peer)
+        handover = Handover(peer, self._membership.batches.get(actor_of(incarnation), 0), "", at)
+        return self._name_donor(at, handover) if merged else [self._begin_alone(handover)]
+
+    def _begin_alone(self, handover: Handover) -> Effect:
+        return Send(handover.peer, CONTROL, Resume(handover.batches, ""))
+
+    def _name_donor(self, at: float, handover: Handover) -> list[Effect]:
+        """The donor with the fewest to serve, then the first by name; without any, the globals."""
+        peer = handover.peer
+        busy = [each.donor for each in self._handovers.values()]
+        members = self._membership.members.values()
+        donors = [each for each in members if self._suits(at, handover, each)]
+        if not donors:
+            return [*self._done(peer), self._begin_alone(handover)]
+        donor = min(donors, key=lambda each: busy.count(each.peer))
+        handover.donor = donor.peer
+        handover.tried.append(donor.peer)
+        self._handovers[peer] = handover
+        return [
+            Send(peer, CONTROL, Resume(handover.batches, donor.peer)),
+            self._patience(at, peer, donor),
+            Observe("recovering", {"learner": peer, "donor": donor.peer}),
+        ]
+
+    def _suits(self, at: float, handover: Handover, member: Member) -> bool:
+        """Whether a member's state is worth having: it trains, is heard, is not far behind."""
+        progress, peer = member.progress, member.peer
+        if peer == handover.peer or peer in handover.tried or peer in self._handovers:
+            return False
+        if progress is None or progress.step == 0 or self._membership.silent(at, member):
+            return False
+        return all(held >= self._parts.oldest(p) for p, held in enumerate(progress.versions))
+
+    def _patience(self, at: float, peer: str, donor: Member) -> Effect:
+        return SetTimer(RELAY + peer, at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s))
+
+    def wanted(self, peer: str, said: StateWanted) -> list[Effect]:
+        """A learner asks its donor for a piece."""
+        handover = self._handovers.get(peer)
+        if handover is None or handover.donor != said.who:
+            return []
+        return [Send(said.who, CONTROL, StateWanted(peer, said.copy, said.piece))]
+
+    def piece(self, at: float, donor: Member, said: StatePiece, handle: str) -> list[Effect]:
+        """A donor sends a piece: a copy of it goes on, since the arrival's memory is used again."""
+        handover = self._handovers.get(said.who)
+        if handover is None or handover.donor != donor.peer or len(self._passing) >= PASSING_MAX:
+            return []
+        if not said.pieces:  # It cannot; nor can the others, who train the same task.
+            return [*self._done(said.who), self._begin_alone(handover)]
+        if not handle:
+            return []
+        work = self._next_work()
+        out = f"piece/{work}"
+        body = StatePiece(donor.peer, said.copy, said.piece, said.pieces, said.versions)
+        self._passing[work] = (said.who, body, handle, out)
+        encode = EncodePiece(work, 0, handle, out)
+        return [Keep(handle), Keep(out), encode, self._patience(at, said.who, donor)]
+
+    def encoded(self, event: PieceEncoded) -> list[Effect]:
+        """A piece is copied: on with it."""
+        peer, body, handle, out = self._passing.pop(event.work)
+        key = f"state/{body.piece}"
+        passed = [Send(peer, BULK, body, out, key)] if peer in self._handovers else []
+        return [*passed, Drop(handle), Drop(out)]
+
+    def _done(self, peer: str) -> list[Effect]:
+        """A learner begins, with whatever came first."""
+        return [CancelTimer(RELAY + peer)] if self._handovers.pop(peer, None) else []
+
+    def lost(self, at: float, peer: str) -> list[Effect]:
+        """A link is gone: its handover with it; whoever took state from there takes another's."""
+        self._greeted.discard(peer)
+        effects = self._done(peer)
+        for handover in [each for each in self._handovers.values() if each.donor == peer]:
+            effects += self._name_donor(at, handover)
+        return effects
+
+    def late(self, at: float, timer: str) -> list[Effect]:
+        """Nothing has come from a donor for too long."""
+        handover = self._handovers.get(timer.removeprefix(RELAY))
+        return [] if handover is None else self._name_donor(at, handover)

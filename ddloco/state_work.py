@@ -1,0 +1,71 @@
+"""The work of giving a learner's whole state, and of taking another's."""
+
+from collections.abc import Awaitable
+
+import trio
+import xxhash
+
+from ddloco import chores
+from ddloco.arrays import Arrays, HostCopy
+from ddloco.effects import CopyState, EncodePiece, InstallState
+from ddloco.events import PieceEncoded, StateCopied, StateInstalled
+from ddloco.process import WorkerProcess, fitting
+from ddloco.state import TENSOR, piece_slice, pieces_of
+from transport import Payload, describe
+
+
+class StateWork:
+    """Does it for one actor.
+
+    Args:
+        arrays: its arrays; they need an arena.
+        process: its JAX worker process.
+
+    Attributes:
+        nbytes: of a learner's whole state, a multiple of the alignment; 0 where it cannot be
+            copied, or is not known yet.
+    """
+
+    def __init__(self, arrays: Arrays, process: WorkerProcess) -> None:
+        self.nbytes = 0
+        self._arrays = arrays
+        self._process = process
+
+    def copy(self, work: CopyState) -> Awaitable[StateCopied]:
+        """One memory copy, in the worker; asked for before this returns, so before a next step."""
+        out = self._arrays.shared.allocate(max(self.nbytes, 1))
+        request = chores.CopyOut(chores.span_of(out))
+        begun = self.nbytes > 0 and self._process.begin(request)
+
+        async def finish() -> StateCopied:
+            digest = b""
+            if self.nbytes:
+                answer = await (self._process.finish() if begun else self._process.ask(request))
+                fitting(answer, chores.Ready)
+                digest = await trio.to_thread.run_sync(xxhash.xxh3_128_digest, out.data.data)
+            self._arrays.put(work.out, HostCopy(out))
+            return StateCopied(work.work, pieces_of(self.nbytes), digest)
+
+        return finish()
+
+    async def encode(self, work: EncodePiece) -> PieceEncoded:
+        """A piece of a copy as a payload of its own; a piece that came, in memory that stays."""
+        source = self._arrays.get(work.source)
+        whole = source.region.data if isinstance(source, HostCopy) else source.data
+
+        def encode() -> Payload:
+            data = whole[piece_slice(work.piece, len(whole))].copy()
+            return Payload(describe(data, ((TENSOR, (len(data),), "uint8"),)), data)
+
+        payload = await trio.to_thread.run_sync(encode)
+        self._arrays.put(work.out, payload)
+        return PieceEncoded(work.work, payload.digest)
+
+    async def install(self, work: InstallState) -> StateInstalled:
+        """Have the worker take over a state, piece by piece."""
+        regions = [self._arrays.lend(self._arrays.get(handle).data) for handle in work.pieces]
+        request = chores.Install(tuple(chores.span_of(region) for region in regions))
+        await self._process.expect(request, chores.Ready)
+        for region in regions:
+            self._arrays.shared.free(region)
+        return StateInstalled(work.work)
