@@ -34,7 +34,7 @@ from transport.message import (
     encoder,
 )
 from transport.payload import (
-    DTYPES,
+    SENDABLE,
     PAYLOAD_BYTES_MAX,
     Bytes,
     Payload,
@@ -135,9 +135,9 @@ class Codec(Generic[B]):
         except ClockError as error:
             raise RemoteProtocolError(f"$.clock: {error}") from None
         for index, meta in enumerate(header.tensors):
-            dtype = DTYPES.get(meta.dtype)
+            dtype = SENDABLE.get(meta.dtype)
             if dtype is None:
-                known = ", ".join(DTYPES)
+                known = ", ".join(SENDABLE)
                 raise RemoteProtocolError(
                     f"$.tensors[{index}].dtype: {meta.dtype!r} is none of {known}"
                 )
