@@ -25,7 +25,7 @@ from ddloco.part import Part
 from ddloco.process import ChoreError
 from ddloco.rerun import Rerun
 from ddloco.sections import ConfigError
-from ddloco.simulation.labour import leaves_of
+from ddloco.simulation.labour import PIECES, leaves_of
 from ddloco.simulation.workers import TENSORS, is_simulated
 from ddloco.workers import Workers
 from replay import Tape, TapeError, tape
@@ -110,6 +110,8 @@ class DrivenPart(Part):
                 f"{self._tape.path}: the schedule has {fits} fragments, the task's parameters "
                 f"make {got}; simulate with sync.fragments = {got} or less"
             )
+        assert isinstance(self._workers, Workers), "work is real here"
+        self._workers.state.cut_into(PIECES)
         facts = {"schedule": f"{self._tape.header.job_id} {self._tape.path.name}"}
         self._recorder = recorder_for(
             self._drive.job, self._name, self._drive.folder, self._prepared, facts

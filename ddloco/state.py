@@ -54,14 +54,14 @@ class Moments:
         return views
 
 
-def pieces_of(nbytes: int) -> int:
+def pieces_of(nbytes: int, piece_bytes: int = PIECE_BYTES) -> int:
     """How many pieces a state has."""
-    return -(-nbytes // PIECE_BYTES)
+    return -(-nbytes // piece_bytes)
 
 
-def piece_slice(piece: int, nbytes: int) -> slice:
+def piece_slice(piece: int, nbytes: int, piece_bytes: int = PIECE_BYTES) -> slice:
     """Where a piece lies in a state of ``nbytes``."""
-    return slice(piece * PIECE_BYTES, min((piece + 1) * PIECE_BYTES, nbytes))
+    return slice(piece * piece_bytes, min((piece + 1) * piece_bytes, nbytes))
 
 
 def piece_layout(

@@ -10,8 +10,8 @@ from ddloco.arrays import Arrays, HostCopy
 from ddloco.effects import CopyState, EncodePiece, InstallState
 from ddloco.events import PieceEncoded, StateCopied, StateInstalled
 from ddloco.process import WorkerProcess, fitting
-from ddloco.state import TENSOR, piece_slice, pieces_of
-from transport import Payload, describe
+from ddloco.state import PIECE_BYTES, TENSOR, piece_slice, pieces_of
+from transport import Payload, aligned, describe
 
 
 class StateWork:
@@ -24,10 +24,12 @@ class StateWork:
     Attributes:
         nbytes: of a learner's whole state, a multiple of the alignment; 0 where it cannot be
             copied, or is not known yet.
+        piece_bytes: of one piece of it.
     """
 
     def __init__(self, arrays: Arrays, process: WorkerProcess) -> None:
         self.nbytes = 0
+        self.piece_bytes = PIECE_BYTES
         self._arrays = arrays
         self._process = process
 
@@ -44,17 +46,24 @@ class StateWork:
                 fitting(answer, chores.Ready)
                 digest = await trio.to_thread.run_sync(xxhash.xxh3_128_digest, out.data.data)
             self._arrays.put(work.out, HostCopy(out))
-            return StateCopied(work.work, pieces_of(self.nbytes), digest)
+            return StateCopied(work.work, pieces_of(self.nbytes, self.piece_bytes), digest)
 
         return finish()
+
+    def cut_into(self, pieces: int) -> None:
+        """Let a state have this many pieces, as somebody else had it."""
+        self.piece_bytes = aligned(-(-self.nbytes // pieces))
 
     async def encode(self, work: EncodePiece) -> PieceEncoded:
         """A piece of a copy as a payload of its own; a piece that came, in memory that stays."""
         source = self._arrays.get(work.source)
-        whole = source.region.data if isinstance(source, HostCopy) else source.data
 
         def encode() -> Payload:
-            data = whole[piece_slice(work.piece, len(whole))].copy()
+            if isinstance(source, HostCopy):
+                whole = source.region.data
+                data = whole[piece_slice(work.piece, len(whole), self.piece_bytes)].copy()
+            else:
+                data = source.data.copy()
             return Payload(describe(data, ((TENSOR, (len(data),), "uint8"),)), data)
 
         payload = await trio.to_thread.run_sync(encode)

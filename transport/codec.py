@@ -34,8 +34,8 @@ from transport.message import (
     encoder,
 )
 from transport.payload import (
-    SENDABLE,
     PAYLOAD_BYTES_MAX,
+    SENDABLE,
     Bytes,
     Payload,
     broken_tensor,

@@ -83,16 +83,15 @@ def test_without_the_moments_it_would_not(arena):
     assert donor.train() != taker.train(skipped=3)
 
 
-def test_a_state_may_come_in_pieces(arena, monkeypatch):
+def test_a_state_may_come_in_pieces(arena):
     """They are put together in order."""
-    monkeypatch.setattr("ddloco.state.PIECE_BYTES", 4096)
     donor = Desk(arena)
     donor.begin()
     donor.train()
     state = donor.state()
     pieces = []
-    for n in range(pieces_of(donor.state_bytes)):
-        part = state.data[piece_slice(n, donor.state_bytes)]
+    for n in range(pieces_of(donor.state_bytes, 4096)):
+        part = state.data[piece_slice(n, donor.state_bytes, 4096)]
         pieces.append(arena.allocate(len(part)))
         pieces[-1].data[:] = part
     assert 1 < len(pieces)
