@@ -82,6 +82,12 @@ class Fill(Chore, frozen=True):
     out: Span
 
 
+class Installed(Chore, frozen=True):
+    """Whether the state was sound, and so was taken over."""
+
+    sound: bool
+
+
 class Ready(Chore, frozen=True):
     """Done, with nothing to tell."""
 
@@ -156,7 +162,7 @@ Request = (
     | TrainTogether
     | Score
 )
-Answer = Prepared | Laid | Ready | Trained | Scored | Failed
+Answer = Prepared | Laid | Installed | Ready | Trained | Scored | Failed
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode

@@ -19,7 +19,7 @@ from ddloco.config import Job
 from ddloco.effects import Observe
 from ddloco.events import Recovered, Started, WorkFailed, WorkResult
 from ddloco.folder import open_folder
-from ddloco.host import recorder_for
+from ddloco.host import STATE_PIECES, recorder_for
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.part import Part
 from ddloco.process import ChoreError
@@ -112,7 +112,8 @@ class DrivenPart(Part):
             )
         assert isinstance(self._workers, Workers), "work is real here"
         self._workers.state.cut_into(PIECES)
-        facts = {"schedule": f"{self._tape.header.job_id} {self._tape.path.name}"}
+        schedule = f"{self._tape.header.job_id} {self._tape.path.name}"
+        facts = {STATE_PIECES: str(PIECES), "schedule": schedule}
         self._recorder = recorder_for(
             self._drive.job, self._name, self._drive.folder, self._prepared, facts
         )

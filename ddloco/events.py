@@ -77,7 +77,9 @@ class PieceEncoded(WorkResult, frozen=True):
 
 
 class StateInstalled(WorkResult, frozen=True):
-    """The state was taken over."""
+    """The state was taken over; or left alone, where it is not ``sound`` (NaN or Inf)."""
+
+    sound: bool
 
 
 class FragmentMerged(WorkResult, frozen=True):

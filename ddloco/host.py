@@ -46,6 +46,9 @@ from transport import Endpoint, RemoteProtocolError
 
 TAPES = "tapes"
 
+STATE_PIECES = "state pieces"
+"""The fact that tells into how many pieces a state was cut, where that is not its own affair."""
+
 TASK = "task sha256"
 """The fact in a tape's header that tells which source the task had."""
 

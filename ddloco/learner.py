@@ -42,6 +42,7 @@ from ddloco.messages import (
     Resume,
     Roster,
     StatePiece,
+    StateRefused,
     StateWanted,
     Stop,
 )
@@ -149,7 +150,7 @@ class Learner:
             case PieceEncoded():
                 return self._lending.encoded(event)
             case StateInstalled():
-                return self._installed(at)
+                return self._installed(at, sound=event.sound)
             case MessageArrived():
                 return self._message(at, event)
             case PeerJoined():
@@ -247,9 +248,12 @@ class Learner:
             effects.append(InstallState(self._installing, recovery.handles()))
         return effects
 
-    def _installed(self, at: float) -> list[Effect]:
+    def _installed(self, at: float, *, sound: bool) -> list[Effect]:
         """Begin with the peer's state; newer globals that have come meanwhile go in at once."""
         recovery, self._installing = self._recovery, 0
+        if not sound:
+            refused = StateRefused(recovery.donor, "it holds NaN or Inf")
+            return [Send(SYNCER, CONTROL, refused), *recovery.give_up(), *self._begin(at)]
         effects: list[Effect] = []
         for fragment, incoming in list(self._incoming.items()):
             if incoming.version <= recovery.versions[fragment]:

@@ -104,6 +104,13 @@ class StatePiece(Body, frozen=True):
     versions: Versions
 
 
+class StateRefused(Body, frozen=True):
+    """The state of ``who`` cannot be trained from; another donor, please, or the globals."""
+
+    who: Name
+    reason: Reason
+
+
 class Stop(Body, frozen=True):
     """The job is over at global step ``t``; finish the step at hand and leave."""
 
@@ -121,6 +128,7 @@ Said = (
     | Resume
     | StateWanted
     | StatePiece
+    | StateRefused
     | Stop
 )
 """Everything that may travel in a job; the codec is made for this union."""

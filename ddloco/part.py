@@ -32,7 +32,7 @@ from ddloco.effects import (
     Work,
 )
 from ddloco.events import Happened, Recovered, Started, WorkFailed, WorkResult
-from ddloco.host import TASK, machine_for
+from ddloco.host import STATE_PIECES, TASK, machine_for
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Key, Mailbox, Posted
 from ddloco.process import open_worker
@@ -129,6 +129,9 @@ class Part:
                 keep=self._history,
             )
         self._prepared: chores.Prepared = await self._workers.prepare()
+        pieces = self._tape.header.facts.get(STATE_PIECES)
+        if pieces is not None and isinstance(self._workers, Workers):
+            self._workers.state.cut_into(int(pieces))
 
     def _simulated(self) -> bool:
         return is_simulated(self._tape.header)

@@ -83,6 +83,11 @@ class Recovery:
         self.copy = self._count = 0
         return effects
 
+    def give_up(self) -> list[Effect]:
+        """What has come is of no use; nothing more is taken of this donor."""
+        self.donor = ""
+        return self.drop()
+
     def _ask(self) -> list[Effect]:
         """Ask for the first pieces that are missing; of a copy that is unknown, for the first."""
         if not self.donor:

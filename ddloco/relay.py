@@ -13,7 +13,7 @@ from ddloco.effects import EncodePiece, Observe
 from ddloco.events import PieceEncoded
 from ddloco.members import Member
 from ddloco.membership import Membership
-from ddloco.messages import Resume, StatePiece, StateWanted
+from ddloco.messages import Resume, StatePiece, StateRefused, StateWanted
 from ddloco.syncs import Globals
 from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
@@ -143,6 +143,14 @@ class Relay:
         self._passing[work] = (said.who, body, handle, out)
         encode = EncodePiece(work, 0, handle, out)
         return [Keep(handle), Keep(out), encode, self._patience(at, said.who, donor)]
+
+    def refused(self, at: float, peer: str, said: StateRefused) -> list[Effect]:
+        """A learner has no use for its donor's state; another's, then."""
+        handover = self._handovers.get(peer)
+        if handover is None or handover.donor != said.who:
+            return []
+        seen = {"learner": said.who, "reason": f"its state: {said.reason}", "by": peer}
+        return [Observe("refused", seen), *self._name_donor(at, handover)]
 
     def encoded(self, event: PieceEncoded) -> list[Effect]:
         """A piece is copied: on with it."""

@@ -74,7 +74,7 @@ class StateWork:
         """Have the worker take over a state, piece by piece."""
         regions = [self._arrays.lend(self._arrays.get(handle).data) for handle in work.pieces]
         request = chores.Install(tuple(chores.span_of(region) for region in regions))
-        await self._process.expect(request, chores.Ready)
+        installed = await self._process.expect(request, chores.Installed)
         for region in regions:
             self._arrays.shared.free(region)
-        return StateInstalled(work.work)
+        return StateInstalled(work.work, installed.sound)

@@ -38,6 +38,7 @@ from ddloco.messages import (
     Progress,
     Pull,
     StatePiece,
+    StateRefused,
     StateWanted,
 )
 from ddloco.pacing import Pacing, Waiting
@@ -204,6 +205,8 @@ class Syncer:
                 return self._relay.wanted(event.peer, event.body)
             case StatePiece():
                 return self._relay.piece(at, member, event.body, event.handle)
+            case StateRefused():
+                return self._relay.refused(at, event.peer, event.body)
             case _:
                 return []
 

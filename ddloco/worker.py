@@ -62,8 +62,7 @@ class Trainer:
                 self._moments.write(jax.tree.leaves(self._opt_state), state)
                 return chores.Ready()
             case chores.Install(pieces):
-                self._install(pieces)
-                return chores.Ready()
+                return chores.Installed(self._install(pieces))
             case chores.Train():
                 return self._train(request)
             case chores.Differentiate():
@@ -110,13 +109,17 @@ class Trainer:
             return chores.Laid(0)
         return chores.Laid(self._moments.stop)
 
-    def _install(self, pieces: tuple[chores.Span, ...]) -> None:
-        """A peer's state in place of one's own."""
+    def _install(self, pieces: tuple[chores.Span, ...]) -> bool:
+        """A peer's state in place of one's own, if it holds numbers only."""
         regions = [self._arena.region(each.offset, each.nbytes) for each in pieces]
         state = np.concatenate(regions) if len(regions) > 1 else regions[0]
-        self._params = self._read_tree(state)
+        params = self._read_tree(state)
         leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
+        if not all(bool(jnp.isfinite(leaf).all()) for leaf in (*jax.tree.leaves(params), *leaves)):
+            return False
+        self._params = params
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
+        return True
 
     def _shapes(self) -> Any:
         """The parameters' shapes in place of the parameters: a learner is sent the syncer's, and

@@ -259,11 +259,13 @@ class Labour:
         first = pieces[0].what[:-2]
         whole = [(*first, index, PIECE) for index in range(PIECES)]
         assert [piece.what for piece in pieces] == whole, "pieces of two copies, or not all"
-        self._device = [(version, 0) for version, _ in first[1]]
         arrays = [piece.array for piece in pieces if piece.array is not None]
-        if arrays:
+        sound = all(np.isfinite(array).all() for array in arrays)
+        if sound:
+            self._device = [(version, 0) for version, _ in first[1]]
+        if sound and arrays:
             self._params = np.concatenate(arrays)
-        return StateInstalled(work.work)
+        return StateInstalled(work.work, sound)
 
     def _part(self, fragment: int) -> slice:
         start, stop = self._plan.fragment_slice(fragment)

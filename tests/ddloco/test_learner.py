@@ -4,10 +4,28 @@ import math
 
 import pytest
 
-from ddloco.effects import EncodeFragment, Finish, Observe, RunStep
-from ddloco.events import FragmentEncoded, Started, StepFinished, StopRequested, WorkFailed
+from ddloco.effects import CopyState, EncodeFragment, Finish, InstallState, Observe, RunStep
+from ddloco.events import (
+    FragmentEncoded,
+    Started,
+    StateInstalled,
+    StepFinished,
+    StopRequested,
+    WorkFailed,
+)
 from ddloco.learner import ANSWERS_MAX, Learner
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
+from ddloco.messages import (
+    Contribution,
+    GlobalFragment,
+    Progress,
+    Pull,
+    Resume,
+    Roster,
+    StatePiece,
+    StateRefused,
+    StateWanted,
+    Stop,
+)
 from transport import (
     BULK,
     CONTROL,
@@ -31,12 +49,12 @@ P = 3
 class Desk:
     """A learner, and the events that can be put before it."""
 
-    def __init__(self, job, leaves):
+    def __init__(self, job, leaves, name="learner-0.1"):
         self.machine = Learner(job)
         self.at = 0.0
         self.number = 0
         self.holders = {}
-        self.effects = self.tell(Started("learner-0.1", leaves))
+        self.effects = self.tell(Started(name, leaves))
 
     def tell(self, event, after_s=0.0):
         """An event happens; holders of arrays are counted as the actor would."""
@@ -55,7 +73,8 @@ class Desk:
     def say(self, body, payload=True):
         """The syncer says something."""
         self.number += 1
-        handle = f"in/{self.number}" if payload and isinstance(body, GlobalFragment) else ""
+        bulk = isinstance(body, GlobalFragment | StatePiece)
+        handle = f"in/{self.number}" if payload and bulk else ""
         lane = BULK if handle else CONTROL
         return self.tell(
             MessageArrived("syncer", lane, "syncer.1", 1, self.number, {}, body, handle=handle)
@@ -368,3 +387,79 @@ def test_arrays_are_balanced(training):
         training.tell(FragmentEncoded(encode.work, b"digest"))
     training.finish_step()
     assert {"host/39": 1, "host/40": 1} == training.holders
+
+
+@pytest.fixture
+def returned(make_job, leaves):
+    """A learner that has come back, is linked, and has asked a donor for its state."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    desk.join()
+    desk.say(Resume(7, "learner-1.1"))
+    return desk
+
+
+def install(desk, *, sound=True):
+    """Both pieces come, and are taken over."""
+    for n in range(2):
+        effects = desk.say(StatePiece("learner-1.1", 5, n, 2, (3, 1, 2)))
+    (work,) = of(InstallState, effects)
+    assert 2 == len(work.pieces)
+    return desk.tell(StateInstalled(work.work, sound))
+
+
+def test_who_comes_back_waits_to_hear_where_its_data_goes_on(make_job, leaves):
+    """Parameters alone would have it read the same data again."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    desk.join()
+    assert [] == of(RunStep, desk.parameters())
+    (run,) = of(RunStep, desk.say(Resume(7, "")))
+    assert 7 == run.skip
+    desk.finish_step()
+    assert 8 == desk.machine._progress().body.batches
+
+
+def test_a_peers_state_is_as_good_a_beginning(returned):
+    """With the versions that the peer held; what was newer already goes in with the first step."""
+    returned.say(GlobalFragment(0, 3))
+    returned.say(GlobalFragment(1, 4))
+    effects = install(returned)
+    (run,) = of(RunStep, effects)
+    assert ([(1, 4)], 7) == ([(e.fragment, e.version) for e in run.overwrites], run.skip)
+    assert [(3, 1, 2)] == [each.versions for each in said(Progress, effects)]
+    assert 0 == returned.machine._recovery.held()
+    returned.finish_step()
+    (progress,) = said(Progress, [returned.machine._progress()])
+    assert ((3, 4, 2), (1, 1, 1), 8) == (progress.versions, progress.steps, progress.batches)
+
+
+def test_whatever_comes_first_begins_and_the_rest_is_let_go(returned):
+    """All globals are there before the second piece is."""
+    returned.say(StatePiece("learner-1.1", 5, 0, 2, (3, 1, 2)))
+    assert of(RunStep, returned.parameters(6))
+    assert 0 == returned.machine._recovery.held()
+    assert [] == returned.say(StatePiece("learner-1.1", 5, 1, 2, (3, 1, 2)))
+
+
+def test_a_state_that_is_no_numbers_is_refused(returned):
+    """By name; and the next donor is asked from the start."""
+    effects = install(returned, sound=False)
+    assert [] == of(RunStep, effects)
+    assert ["learner-1.1"] == [each.who for each in said(StateRefused, effects)]
+    assert 0 == returned.machine._recovery.held()
+    again = said(StateWanted, returned.say(Resume(7, "learner-2.1")))
+    assert [StateWanted("learner-2.1", 0, 0)] == again
+
+
+def test_a_state_of_other_fragments_is_refused(returned):
+    """Nothing of it is kept."""
+    effects = returned.say(StatePiece("learner-1.1", 5, 0, 2, (3,)))
+    assert ["refused"] == [each.event for each in of(Observe, effects)]
+    assert 0 == returned.machine._recovery.held()
+
+
+def test_a_donor_trains_on(training):
+    """The copy is asked for between two steps, right before the next one."""
+    training.say(StateWanted("learner-1.2", 0, 0))
+    effects = training.finish_step()
+    kinds = [type(each) for each in effects if isinstance(each, CopyState | RunStep)]
+    assert [CopyState, RunStep] == kinds

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddloco.effects import EncodePiece
+from ddloco.effects import EncodePiece, Observe
 from ddloco.events import PieceEncoded
 from ddloco.membership import Membership
-from ddloco.messages import Progress, Resume, StatePiece, StateWanted
+from ddloco.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
 from ddloco.relay import PATIENCE_S_MIN, RELAY, Relay
 from ddloco.syncs import Globals
 from transport import BULK, CONTROL, CancelTimer, Drop, Send, SetTimer
@@ -153,6 +153,16 @@ def test_a_task_whose_state_cannot_be_copied_begins_from_the_globals(desk):
     """Nobody else is asked: they train the same task."""
     desk.come()
     assert [(A2, Resume(17, ""))] == said(desk.piece(pieces=0, handle=""))
+
+
+def test_a_state_that_is_refused_is_anothers_turn(desk):
+    """The donor is named in the log; nobody else may refuse for who asked."""
+    desk.come()
+    assert [] == desk.relay.refused(2.0, C1, StateRefused(B1, "NaN"))
+    effects = desk.relay.refused(2.0, A2, StateRefused(B1, "NaN"))
+    assert [(A2, Resume(17, C1))] == said(effects)
+    seen = [each.fields for each in effects if isinstance(each, Observe)]
+    assert {"learner": B1, "reason": "its state: NaN", "by": A2} in seen
 
 
 def test_it_is_over_when_the_learner_has_begun(desk):

@@ -83,6 +83,18 @@ def test_without_the_moments_it_would_not(arena):
     assert donor.train() != taker.train(skipped=3)
 
 
+def test_a_state_that_is_no_numbers_is_left_alone(arena):
+    """A peer may be broken; whoever comes back must not be."""
+    donor = Desk(arena)
+    donor.begin()
+    donor.train()
+    state = donor.state()
+    state.data[:4] = 255  # The bits of a NaN.
+    taker = Desk(arena)
+    assert taker.ask(chores.Install((span_of(state),))) == chores.Installed(sound=False)
+    assert taker.trainer._opt_state is None
+
+
 def test_a_state_may_come_in_pieces(arena):
     """They are put together in order."""
     donor = Desk(arena)

@@ -18,6 +18,7 @@ from ddloco.messages import (
     Roster,
     Said,
     StatePiece,
+    StateRefused,
     StateWanted,
     Stop,
 )
@@ -48,6 +49,7 @@ BODIES = {
     Resume: st.builds(Resume, counts_st, text_st),
     StateWanted: st.builds(StateWanted, names_st, counts_st, counts_st),
     StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
+    StateRefused: st.builds(StateRefused, names_st, text_st),
     Stop: st.builds(Stop, counts_st, text_st),
 }
 metas_st = st.builds(
