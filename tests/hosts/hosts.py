@@ -59,7 +59,6 @@ class Hosts:
                 ip("netns", "add", space)
                 stack.callback(ip, "netns", "delete", space)
                 self.switch.attach(address, open_tun(space))
-                # Seven hundred bytes short of what a packet of TUN may have: as on a real line.
                 for what in (
                     f"address add {address}/24 dev {DEVICE}",
                     f"link set {DEVICE} up",
