@@ -174,6 +174,12 @@ class Driver:
         Raises:
             TapeError: the tape cannot be written, and the job says that this ends the actor.
         """
+        try:
+            return await self._run(first)
+        finally:
+            self._recorder.close(self.actor.number, None)  # Cancelled or failed: it just ends.
+
+    async def _run(self, first: Event) -> Finish:
         unwritten: TapeError | None = None
         async with trio.open_nursery() as nursery:
             self._nursery = nursery

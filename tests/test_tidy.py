@@ -28,11 +28,12 @@ ddloco/fragments ddloco/merging ddloco/averager ddloco/replica replay/player
 FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
-WHOLE_JOB_TESTS = {"tests/processes", "tests/simulation", "tests/tapes"}
+WHOLE_JOB_TESTS = {"tests/hosts", "tests/processes", "tests/simulation", "tests/tapes"}
 TESTS_OF_SEVERAL = {
     "tests/test_tidy.py",
     "tests/test_readme.py",
     "tests/test_wheel.py",
+    "tests/ddloco/test_cancellations.py",
     "tests/ddloco/test_fig2.py",
     "tests/ddloco/test_machines_stateful.py",
 }

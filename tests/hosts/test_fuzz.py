@@ -1,0 +1,35 @@
+"""A live job under a hail of what nobody should say; `tests.hosts.fuzz` throws more by hand."""
+
+import os
+
+import pytest
+
+from tests.hosts.cluster import SYNCER
+from tests.hosts.fuzz import fuzz, start
+
+GROWN_MIB_MAX = 24.0
+"""Of the syncer, while messages of every kind come in: each is up to 4 MiB, and a queue of them is
+read before it is refused. What is kept of a message would come to hundreds."""
+
+
+@pytest.mark.parametrize(
+    "messages", [2_000, pytest.param(20_000, marks=pytest.mark.slow)], ids=lambda n: f"{n}"
+)
+def test_a_live_job_is_fuzzed(tmp_path, messages):
+    """It goes on merging, counts what it refused, and stays as large as it was."""
+    messages = int(os.environ.get("FUZZ_MESSAGES", messages))
+    hosts, cluster = start(tmp_path)
+    with hosts:
+        cluster.start(SYNCER, "learner-0", "learner-1")
+        cluster.wait_for(["learner-0", "learner-1"])
+        figures = fuzz(cluster, messages, seed=1)
+        for name, value in figures.items():
+            print(f"{name:16} {value}")
+        refused = figures["refused_frames"]
+        assert sum(refused.values()) > messages / 4
+        assert all(who.startswith("learner-2.") for who in refused), "only the insider is blamed"
+        assert {"handshake refused", "message refused"} <= set(figures["told"])
+        assert figures["grown_mib"] < GROWN_MIB_MAX
+        # Who was just robbed of its name must be back to hear that the job is over.
+        cluster.wait_for(["learner-0", "learner-1"], len(cluster.merges()))
+        assert {0} == set(cluster.stop().values())
