@@ -10,6 +10,7 @@ from typing import Any
 
 from clocks import actor_of, number_of
 from ddloco import standing
+from ddloco.bands import Bands
 from ddloco.config import Job
 from ddloco.effects import (
     Finish,
@@ -69,6 +70,7 @@ class Syncer:
         self._plan: FragmentPlan | None = None
         self._globals = Globals(0, 0)
         self._membership = Membership(0)
+        self._bands = Bands(job.sync.band, 0)
         self._pacing = Pacing(job.sync)
         self._schedule: Schedule | None = None
         self._waiting: Waiting | None = None
@@ -131,6 +133,7 @@ class Syncer:
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
         self._membership = Membership(len(self._plan.fragments))
+        self._bands = Bands(self._job.sync.band, len(self._plan.fragments))
         self._membership.newest[actor_of(event.incarnation)] = number_of(event.incarnation)
         return [Recover(self._next_work())]
 
@@ -188,7 +191,7 @@ class Syncer:
             case Progress():
                 return self._progress(at, member, event.body)
             case Contribution():
-                return self._contribution(member, event.body, event.handle)
+                return self._contribution(at, member, event.body, event.handle)
             case _:
                 return []
 
@@ -215,7 +218,9 @@ class Syncer:
         said = GlobalFragment(p, each.version, instead)
         return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
 
-    def _contribution(self, member: Member, said: Contribution, handle: str) -> list[Effect]:
+    def _contribution(
+        self, at: float, member: Member, said: Contribution, handle: str
+    ) -> list[Effect]:
         who = (member.incarnation, said.t, said.fragment)
         sync = self._syncs.get(said.t)
         problem = LATE if sync is None else sync.objection(member.peer, said, handle)
@@ -223,6 +228,8 @@ class Syncer:
             return self._membership.refuse(*who, problem or LATE)
         p = sync.fragment
         problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
+        if problem is None and self._bands.band:
+            problem = member.doubt(at, said) or self._bands.objection(said)
         if problem is not None:
             return self._membership.refuse(*who, problem)
         sync.parts[member.peer] = Part(said, handle, member.merged)
@@ -320,7 +327,7 @@ class Syncer:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         sync.work = self._next_work()
         spent = self._membership.spent(sync.fragment)
-        merge = sync.merge(self._globals[sync.fragment], spent)
+        merge = sync.merge(self._globals[sync.fragment], spent, self._bands)
         return [*effects, *(Keep(handle) for handle in merge.out), merge]
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
@@ -338,8 +345,8 @@ class Syncer:
         for learner, reason in event.refused:
             effects += self._membership.refuse(learner, sync.t, p, reason)
             if learner in self._members:
-                # What it trained is no number any more, and would be refused for ever.
-                effects.append(self._tell(at, self._members[learner], p, instead=True))
+                effects += self._heal(at, self._members[learner], p)
+        sync.learned(event, self._globals[p].version, self._bands)
         if not event.accepted:
             effects += [Drop(handle) for handle in out]
             return effects + self._retry(sync, "every contribution was refused")
@@ -348,10 +355,18 @@ class Syncer:
         effects += self._globals.replace(p, Global(sync.t, *out))
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
+        self._membership.absolve(event.accepted)
         self._merges += 1
         effects += [self._tell(at, member, p) for member in self._members.values()]
         self._seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)
         return [*effects, Observe("merge", self._seen)]
+
+    def _heal(self, at: float, member: Member, p: int) -> list[Effect]:
+        """What it trained would be refused for ever: it takes the global fragment instead, and
+        after some refusals in a row all of them."""
+        over = self._membership.strike(member)
+        parts = range(len(self._globals)) if over else (p,)
+        return [*over, *(self._tell(at, member, each, instead=True) for each in parts)]
 
     # The end.
 

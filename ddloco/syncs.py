@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddloco.bands import Bands
 from ddloco.effects import MergeFragment, Share
 from ddloco.events import FragmentMerged
 from ddloco.merging import merge_weight
@@ -56,21 +57,37 @@ class Sync:
             return "it does not answer the pull"
         return None
 
-    def merge(self, theirs: Global, spent: dict[str, int]) -> MergeFragment:
+    def merge(self, theirs: Global, spent: dict[str, int], bands: Bands) -> MergeFragment:
         """The work of merging what has arrived, in order of names as bytes, whoever came first."""
+        p, out = self.fragment, names(self.fragment, self.t)
         shares = tuple(
             Share(
                 peer,
                 part.handle,
                 merge_weight(part.said.tokens, part.said.steps),
                 part.said.base,
+                part.said.steps,
+                bands.norm(p, part.said.steps),
+                bands.moved(p, part.said.base, theirs.version),
             )
             for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
         )
-        p, out = self.fragment, names(self.fragment, self.t)
         return MergeFragment(
-            self.work, self.t, p, theirs.theta, theirs.momentum, shares, spent, out
+            work=self.work,
+            t=self.t,
+            fragment=p,
+            theta=theirs.theta,
+            momentum=theirs.momentum,
+            shares=shares,
+            spent=spent,
+            out=out,
+            band=bands.band,
+            cosine=bands.cosine(p),
         )
+
+    def learned(self, merged: FragmentMerged, version: int, bands: Bands) -> None:
+        """Its merge into ``version`` is done: what was accepted is what is usual."""
+        bands.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
         """What people see of its merge: learners live, taking part, averaged, and the rest."""

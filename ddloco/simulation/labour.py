@@ -43,12 +43,21 @@ from ddloco.events import (
     WorkResult,
 )
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 
 F32 = NDArray[np.float32]
 
 ELEMENTS = 16
 """Elements of a simulated tensor: one cache line, so that layouts need no padding."""
+
+FAR = 400.0
+"""How far away learners' targets are: further than a small world's steps go, as an optimum of a
+large model is. Near by, outer momentum would overshoot it, and learners turn against each other."""
+
+OWN = 0.5
+"""Of a learner's target, how much is its own for each part that is everybody's: two learners'
+outer gradients have a cosine of about 0.8."""
 
 TOKENS = 8
 """Tokens in a simulated batch."""
@@ -166,8 +175,8 @@ class Labour:
 
     def _descend(self, step: int) -> float:
         """One step towards this learner's target, with a pull of the batch's own."""
-        gap = self._params - target(self._name, len(self._params))
-        self._params -= np.float32(0.1) * gap + np.float32(0.01 * math.sin(step))
+        gap = self._params - np.float32(FAR) * pull(self._name, len(self._params))
+        self._params -= np.float32(0.1 / FAR) * gap + np.float32(0.01 * math.sin(step))
         if self.poisoned:
             self._params[0] = np.nan
         return float(np.mean(gap * gap))
@@ -260,18 +269,22 @@ class Labour:
             array = contents[share.handle].array
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
+        segments = self._segments(work.fragment)
+        judge = Judge(work, theta, momentum, segments)
         result = merge_fragment(
             theta,
             momentum,
             contributions,
-            self._segments(work.fragment),
+            segments,
             lr=self._job.outer.lr,
             momentum_factor=self._job.outer.momentum,
+            judge=judge if work.band else None,
         )
         made = (Content(what, result.theta), Content(what, result.momentum))
         digests = (made[0].digest, made[1].digest, made[0].digest)
         accepted, weights, refused = result.accepted, result.weights, result.refused
-        event = FragmentMerged(work.work, accepted, weights, refused, *digests)
+        found = (judge.measured, judge.moved(result.theta))
+        event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
 
     def _segments(self, fragment: int) -> tuple[Segment, ...]:
@@ -304,6 +317,12 @@ def target(name: str, elements: int) -> F32:
     seed = int.from_bytes(xxhash.xxh3_64_digest(name.encode())[:4], "little")
     phase = np.arange(elements, dtype=np.float64) * 0.7 + seed
     return np.sin(phase).astype(np.float32)
+
+
+@cache
+def pull(name: str, elements: int) -> F32:
+    """Where a learner is drawn: in large part where everybody is, for the rest by its own data."""
+    return (target("everybody", elements) + OWN * target(name, elements)).astype(np.float32)
 
 
 @cache

@@ -94,7 +94,7 @@ class Desk:
 
     def contribute(self, peer, t, fragment, base=0, step=None, steps=1, **more):
         """A learner answers a pull."""
-        step = self.steps.get(peer, 1) if step is None else step
+        step = max(self.steps.get(peer, 1), steps) if step is None else step
         body = Contribution(t, fragment, base, step, steps, 8 * steps)
         return self.say(peer, body, **more)
 
