@@ -8,10 +8,11 @@ Sums are plain `einsum` and additions row by row in float64: no BLAS, whose resu
 the number of threads.
 
 Whom can one believe? With three contributions or more the majority: a cosine is that of one
-against the sum of the others, each with one vote, however long it is and whatever it weighs. With
-two, both see the same cosine, and the outer momentum says which of them turned; if it sides with
-neither, both are taken. With one there is nobody to ask: momentum alone cannot tell a turned sign
-from the day on which an outer step went too far, when everybody turns.
+against the sum of the others, each with one vote, however long it is and whatever it weighs; where
+the others do not agree among themselves either, nobody is doubted. With two, both see the same
+cosine, and the outer momentum says which of them turned; if it sides with neither, both are taken.
+With one there is nobody to ask: momentum alone cannot tell a turned sign from the day on which an
+outer step went too far, when everybody turns.
 
 What changes neither norm nor direction is not noticed: a bit in a mantissa, an exponent's bit that
 makes one number of millions smaller, a sign in one tensor of many, the majority's errors.
@@ -120,10 +121,8 @@ class Judge:
         while len(live) > 1:
             rows = np.array([units[i] for i in live])
             cosines = _against_others(rows)
-            lowest = self._usual_cosine(cosines) - slack
-            worst = min(range(len(live)), key=lambda k: cosines[k])
-            if len(live) < MAJORITY:
-                worst = _turned(rows, along, slack)
+            lowest = min(0.0, self._work.cosine or 0.0) - slack
+            worst = self._most_at_odds(rows, cosines, along, slack)
             if worst is None or cosines[worst] >= lowest:
                 return dict(zip(live, cosines, strict=True))
             faults[live[worst]] = (
@@ -133,13 +132,15 @@ class Judge:
             del live[worst]
         return {}
 
-    def _usual_cosine(self, cosines: Sequence[float]) -> float:
-        """Of earlier merges or of this one's majority, the lower one, and never above zero."""
-        known = self._work.cosine
-        usual = -inf if known is None and len(cosines) < MAJORITY else 0.0
-        if len(cosines) >= MAJORITY:
-            usual = min(usual, lower_median(cosines))
-        return usual if known is None else min(usual, known)
+    def _most_at_odds(
+        self, rows: F64, cosines: Sequence[float], along: F64 | None, slack: float
+    ) -> int | None:
+        """Who is to be doubted; nobody where the others do not agree among themselves either."""
+        if len(rows) < MAJORITY:
+            return _turned(rows, along, slack) if self._work.cosine is not None else None
+        worst = min(range(len(rows)), key=lambda k: cosines[k])
+        others = _against_others(np.delete(rows, worst, axis=0))
+        return worst if lower_median(others) > slack else None
 
     def _sample(self, flat: F32) -> F64:
         parts = [flat[segment.start : segment.stop] for segment in self._segments]

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import xxhash
@@ -47,6 +47,7 @@ from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 
 F32 = NDArray[np.float32]
+Wrong = Literal["norm", "sign", "bit"]
 
 ELEMENTS = 16
 """Elements of a simulated tensor: one cache line, so that layouts need no padding."""
@@ -76,11 +77,13 @@ class Content:
     """What a handle points to: a description, and the numbers where there are any.
 
     ``what`` is (fragment, version, steps since, step): of a global fragment the last two are 0, of
-    a host copy there is one such tuple per fragment.
+    a host copy there is one such tuple per fragment. ``wrong`` says in which way the numbers are
+    not what was trained; only checks look at it.
     """
 
     what: tuple[Any, ...]
     array: F32 | None = None
+    wrong: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -118,6 +121,9 @@ class Labour:
     ) -> None:
         self.poisoned = False
         """Whether the parameters hold something that is no number, as after a broken chip."""
+        self.wrong: Wrong | None = None
+        """In which way contributions are wrong, though finite, from now on."""
+        self._bases: dict[int, tuple[int, F32]] = {}
         self._job = job
         self._name = incarnation
         self._plan = plan
@@ -164,6 +170,7 @@ class Labour:
             device[each.fragment] = (each.version, 0)
             if theirs.array is not None:
                 self._params[self._part(each.fragment)] = theirs.array
+                self._bases[each.fragment] = each.version, theirs.array
         self._device = [(version, steps + 1) for version, steps in device]
         loss = 1.0 / work.step
         copy = None
@@ -213,7 +220,10 @@ class Labour:
         host = contents[work.source]
         version, steps = host.what[work.fragment]
         part = None if host.array is None else host.array[self._part(work.fragment)].copy()
-        made = contents[work.out] = Content((work.fragment, version, steps, host.what[-1]), part)
+        what, wrong = (work.fragment, version, steps, host.what[-1]), ""
+        if self.wrong is not None and part is not None and self._bases[work.fragment][0] == version:
+            part, wrong = spoil(self.wrong, part, self._bases[work.fragment][1]), self.wrong
+        made = contents[work.out] = Content(what, part, wrong)
         return FragmentEncoded(work.work, made.digest)
 
     def _part(self, fragment: int) -> slice:
@@ -309,6 +319,19 @@ class Labour:
         for handle in work.fragments:
             digest.update(contents[handle].digest)
         return ModelSaved(work.work, digest.digest())
+
+
+def spoil(how: Wrong, part: F32, base: F32) -> F32:
+    """What broken hardware makes of a fragment that was trained from ``base``."""
+    if how == "norm":
+        return (base + 1000.0 * (part - base)).astype(np.float32)
+    if how == "sign":
+        return (base - (part - base)).astype(np.float32)
+    spoilt = part.copy()
+    # The exponent's bit that stands for 2 to the 16th, of the largest number: above 2 it becomes
+    # so many times larger, below it is as good as gone, which nobody can notice.
+    spoilt.view(np.uint32)[int(np.argmax(np.abs(spoilt)))] ^= np.uint32(1 << 27)
+    return spoilt
 
 
 @cache

@@ -23,6 +23,9 @@ F64 = NDArray[np.float64]
 Inputs = tuple[F64, F64, list[tuple[str, float, F64]]]
 """Parameters, momentum, and (name, weight, parameters) of the shares."""
 
+CHANGE_MAX = 1e30
+"""What changes more than this is refused like what is no number: float32 cannot hold its square."""
+
 TOLERANCE = 1e-4
 """Relative; the kernel sums in float32 where the reference sums in float64."""
 
@@ -47,7 +50,7 @@ class Oracle(Books):
         self, world: World, merge: MergeFragment, inputs: Inputs, doubted: Sequence[str]
     ) -> tuple[tuple[str, ...], F64, F64]:
         theta, momentum, shares = inputs
-        finite = [each for each in shares if np.isfinite(each[2]).all()]
+        finite = [each for each in shares if (np.abs(theta - each[2]) <= CHANGE_MAX).all()]
         sound = [each for each in finite if each[0] not in doubted]
         names = [leaf.name for leaf in world.plan.fragments[merge.fragment]]
         delta = np.zeros_like(theta)

@@ -152,6 +152,15 @@ def test_one_alone_has_no_direction_to_be_held_against():
     assert judge.measured[0].cosine is None
 
 
+def test_where_nobody_agrees_nobody_is_doubted():
+    """Three that pull apart, as around an optimum that is nobody's own: their sum is nothing."""
+    merge = Merge(3, common=0.0)
+    merge.deltas[2] = -merge.deltas[0] - merge.deltas[1]
+    accepted, _, judge = merge.judge(cosine=0.5)
+    assert [0, 1, 2] == accepted
+    assert all(each.cosine < -0.9 for each in judge.measured)
+
+
 def test_those_who_have_nothing_in_common_are_believed():
     """Learners that pull at right angles, and ones that have been at odds before."""
     assert [0, 1, 2, 3] == Merge(4, common=0.0).judge()[0]
