@@ -48,7 +48,8 @@ class LearnerView:
         self.tokens += line["tokens"]
         self.busy_s += line["step_s"]
         self.alive_s = self.lived_s + line["at"] - self.first_at
-        self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
+        if line["loss"] is not None:  # What is no number is null in the log.
+            self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
         self.state = "training"
 
     @property

@@ -40,6 +40,7 @@ class Trainer:
         self._plan: FragmentPlan | None = None
         self._params: Any = None
         self._opt_state: Any = None
+        self._spoilt = False
         self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
@@ -113,6 +114,9 @@ class Trainer:
             self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
         batch = self._batches.next()
         digest = batch_digest(batch)
+        if self._spoilt and request.overwrites:
+            # Moments of gradients that were no numbers would make none of the new parameters.
+            self._opt_state = self._optimizer.init(self._params)
         first = self._opt_state is None
         if first:
             self._opt_state = self._optimizer.init(self._params)
@@ -120,6 +124,7 @@ class Trainer:
         self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
         if first:
             self._compare(loss)
+        self._spoilt = not bool(np.isfinite(loss))
         self._copy_out(self._params, request.out)
         return chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
 
