@@ -48,14 +48,14 @@ def result(job):
 
 
 @pytest.mark.parametrize(
-    ("factor", "last", "said"),
-    [(1000.0, 31, "norm "), (-1.0, 46, "cosine -")],
+    ("factor", "first", "last", "said"),
+    [(1000.0, 30, 31, "norm "), (-1.0, 8, 24, "cosine -")],
     ids=["norm", "sign"],
 )
-def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, last, said):
+def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, first, last, said):
     """Only the learner's that went wrong, while it did; the job learns as if nothing had been, the
     learner takes part again, and a replay finds the same."""
-    job = Job(tmp_path, JOB.format(first=30, last=last, factor=factor))
+    job = Job(tmp_path, JOB.format(first=first, last=last, factor=factor))
     loss = result(job)
     log = job.log()
     refused = [line for line in log if line["event"] == "refused"]
@@ -63,7 +63,7 @@ def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, last, 
 
     assert any(line["reason"].startswith(said) for line in refused)
     assert {"learner-1.1"} == {line["learner"] for line in refused}
-    assert all(line["t"] >= 24 for line in refused)
+    assert all(line["t"] >= first for line in refused)
     assert "learner-1.1" in merges[-1]["learners"]
     assert loss < 1.2 * sound
     replayed = tools.replay(job.run_folder)
