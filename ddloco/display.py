@@ -92,7 +92,7 @@ class Board:
                 self._state(line["learner"], "linked")
             case "lost":
                 self._state(line["learner"], f"gone: {line['reason']}")
-            case "refused" | "sync repeated" | "message refused" | "not evaluated":
+            case "refused" | "starts over" | "sync repeated" | "message refused" | "not evaluated":
                 who = line.get("learner") or line.get("peer") or line["actor"]
                 self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
             case "fault":
