@@ -82,6 +82,7 @@ def _members(at: float, membership: Membership, versions: Sequence[int]) -> list
                 "fresh": each.fresh,
                 "versions_behind": sum(a < b for a, b in zip(held, versions, strict=True)),
                 "refused": membership.refused.get(each.incarnation, 0),
+                "refused_for": membership.reasons.get(each.incarnation, ""),
             }
         )
     return told

@@ -10,6 +10,7 @@ from typing import Any
 
 from clocks import actor_of, number_of
 from ddloco import standing
+from ddloco.bands import Bands
 from ddloco.config import Job
 from ddloco.effects import (
     Finish,
@@ -37,9 +38,6 @@ from ddloco.messages import (
     Contribution,
     Progress,
     Pull,
-    StatePiece,
-    StateRefused,
-    StateWanted,
 )
 from ddloco.pacing import Pacing, Waiting
 from ddloco.relay import RELAY, Relay
@@ -77,6 +75,7 @@ class Syncer:
         self._plan: FragmentPlan | None = None
         self._globals = Globals(0, 0)
         self._membership = Membership(0)
+        self._bands = Bands(job.sync.band, 0)
         self._pacing = Pacing(job.sync)
         self._schedule: Schedule | None = None
         self._waiting: Waiting | None = None
@@ -143,6 +142,7 @@ class Syncer:
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
         self._membership = Membership(len(self._plan.fragments))
+        self._bands = Bands(self._job.sync.band, len(self._plan.fragments))
         self._membership.newest[actor_of(event.incarnation)] = number_of(event.incarnation)
         return [Recover(self._next_work())]
 
@@ -200,15 +200,9 @@ class Syncer:
             case Progress():
                 return self._progress(at, member, event.body)
             case Contribution():
-                return self._contribution(member, event.body, event.handle)
-            case StateWanted():
-                return self._relay.wanted(event.peer, event.body)
-            case StatePiece():
-                return self._relay.piece(at, member, event.body, event.handle)
-            case StateRefused():
-                return self._relay.refused(at, event.peer, event.body)
+                return self._contribution(at, member, event.body, event.handle)
             case _:
-                return []
+                return self._relay.hear(at, member, event.body, event.handle)
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
         problem = member.report(at, progress)
@@ -226,7 +220,9 @@ class Syncer:
             return effects
         return effects + self._globals.tell_newer(at, member, progress)
 
-    def _contribution(self, member: Member, said: Contribution, handle: str) -> list[Effect]:
+    def _contribution(
+        self, at: float, member: Member, said: Contribution, handle: str
+    ) -> list[Effect]:
         who = (member.incarnation, said.t, said.fragment)
         sync = self._syncs.get(said.t)
         problem = LATE if sync is None else sync.objection(member.peer, said, handle)
@@ -234,6 +230,8 @@ class Syncer:
             return self._membership.refuse(*who, problem or LATE)
         p = sync.fragment
         problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
+        if problem is None and self._bands.band:
+            problem = member.doubt(at, said) or self._bands.objection(said)
         if problem is not None:
             return self._membership.refuse(*who, problem)
         sync.parts[member.peer] = Part(said, handle, member.merged)
@@ -333,7 +331,7 @@ class Syncer:
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         sync.work = self._next_work()
-        merge = sync.merge(self._globals[sync.fragment], self._membership)
+        merge = sync.merge(self._globals[sync.fragment], self._membership, self._bands)
         return [*effects, *(Keep(handle) for handle in merge.out), merge]
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
@@ -351,8 +349,11 @@ class Syncer:
         for learner, reason in event.refused:
             effects += self._membership.refuse(learner, sync.t, p, reason)
             if learner in self._members:
-                # What it trained is no number any more, and would be refused for ever.
-                effects.append(self._globals.tell(at, self._members[learner], p, instead=True))
+                over = self._membership.strike(self._members[learner])
+                effects += over + self._globals.heal(
+                    at, self._members[learner], p, whole=bool(over)
+                )
+        sync.learned(event, self._globals[p].version, self._bands)
         if not event.accepted:
             effects += [Drop(handle) for handle in out]
             return effects + self._retry(sync, "every contribution was refused")
@@ -361,6 +362,7 @@ class Syncer:
         effects += self._globals.replace(p, Global(sync.t, *out))
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
+        self._membership.absolve(event.accepted)
         self._merges += 1
         effects += [self._globals.tell(at, member, p) for member in self._members.values()]
         self._seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)

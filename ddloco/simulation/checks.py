@@ -10,7 +10,8 @@ Which invariant is looked at where:
   no-learner-waits-on-learner, inner-steps-never-block, data-cursor, clock-causal, clock-vs-truth,
   ack-after-durable, optimizer-with-params;
 * ``launches``: quorum-or-grace, overlap. ``bounds``: bounded-memory, control-not-starved.
-  ``oracle``: model-oracle, finite. ``hostile``: heal-progress, participation, and by running a
+  ``oracle``: model-oracle, finite. ``belief``: wrong-refused, honest-believed, starts-over.
+  ``hostile``: heal-progress, participation, and by running a
   world again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;

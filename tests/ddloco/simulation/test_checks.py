@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.simulation import bounds, checks, hostile, launches, oracle
+from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle
 from tests.ddloco.simulation.mutations import MUTATIONS
 
 SEEDS_MAX = 60
@@ -19,7 +19,7 @@ AGAIN = {"determinism-check", "record-is-inert"}
 
 def invariants():
     """Every name that some check can raise, from the source."""
-    return sorted({name for module in (checks, launches, bounds, oracle, hostile)
+    return sorted({name for module in (checks, launches, bounds, oracle, belief, hostile)
                    for name in names_in(Path(module.__file__).read_text())})  # fmt: skip
 
 
