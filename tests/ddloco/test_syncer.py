@@ -24,7 +24,8 @@ from ddloco.events import (
 )
 from ddloco.members import RESEND_S_MIN
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
-from ddloco.syncer import FAREWELL, LAUNCH, Syncer
+from ddloco.rounds import LAUNCH
+from ddloco.syncer import FAREWELL, Syncer
 from transport import (
     BULK,
     CONTROL,
@@ -186,7 +187,7 @@ def test_one_launch_a_step_whoever_reports(open_desk):
                     effects += desk.tell(TimerFired(LAUNCH))
             launched += sorted({(desk.at, t, p) for _, t, p in pulls(effects)})
             for _, t, fragment in dict.fromkeys((0, t, p) for _, t, p in pulls(effects)):
-                desk.machine._syncs.pop(t)
+                desk.machine._under_way.syncs.pop(t)
                 assert fragment < P
     assert len(launched) <= 12 + 1
 
@@ -220,12 +221,12 @@ def settle(desk):
     desk.report(A, versions=(0, 1, 0), steps=(2, 1, 2))
     close(desk, 2)
     close(desk, 3)
-    assert not desk.machine._syncs
+    assert not desk.machine._under_way.syncs
 
 
 def close(desk, t):
     """A sync gets every answer, and is merged."""
-    sync = desk.machine._syncs.get(t)
+    sync = desk.machine._under_way.syncs.get(t)
     if sync is None:
         return
     effects = []

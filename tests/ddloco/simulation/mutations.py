@@ -30,6 +30,7 @@ from ddloco.messages import GlobalFragment, Pull
 from ddloco.pacing import Pacing
 from ddloco.recovery import Recovery
 from ddloco.relay import Relay
+from ddloco.rounds import Rounds
 from ddloco.schedule import Schedule
 from ddloco.simulation import labour
 from ddloco.simulation.hostile import Hostile
@@ -37,7 +38,6 @@ from ddloco.simulation.labour import Labour, leaves_of
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
-from ddloco.syncer import Syncer
 from ddloco.syncs import Globals
 from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send
 from transport import link as links
@@ -287,7 +287,7 @@ def learners_are_sorted_by_weight(patch):
             for e in old(self, sync)
         ]  # fmt: skip
 
-    wrap(patch, Syncer, "_close", close)
+    wrap(patch, Rounds, "_close", close)
 
 
 @bug("data-cursor", 1)
@@ -345,7 +345,7 @@ def one_learner_is_quorum_enough(patch):
 
 @bug("quorum-or-grace", 14)
 def the_grace_timer_is_not_set(patch):
-    always(patch, Syncer, "_look_again", [])
+    always(patch, Rounds, "_look_again", [])
 
 
 @bug("quorum-or-grace", 1)
@@ -379,13 +379,13 @@ def the_launch_floor_is_ignored(patch):
 @bug("quorum-or-grace", 2)
 def fresh_is_not_reset_by_a_launch(patch):
     def launch(old, self, at, waiting, able):
-        fresh = [member for member in self._members.values() if member.fresh]
+        fresh = [each for each in self._membership.members.values() if each.fresh]
         effects = old(self, at, waiting, able)
         for member in fresh:
             member.fresh = True
         return effects
 
-    wrap(patch, Syncer, "_launch", launch)
+    wrap(patch, Rounds, "_launch", launch)
 
 
 @bug("quorum-or-grace", 0)
@@ -395,37 +395,37 @@ def one_is_pulled_twice(patch):
 
 @bug("quorum-or-grace", 4)
 def a_sync_is_not_closed_by_its_deadline(patch):
-    def timer(old, self, at, timer):
-        return [] if timer.startswith("pull/") else old(self, at, timer)
+    def timer(old, self, timer):
+        return [] if timer.startswith("pull/") else old(self, timer)
 
-    wrap(patch, Syncer, "_timer", timer)
+    wrap(patch, Rounds, "timer", timer)
 
 
 @bug("overlap", 14)
 def more_syncs_are_under_way_than_may_be(patch):
-    def choose(old, self, at, schedule):
-        job = self._job
-        self._job = replace(job, sync=replace(job.sync, overlap=job.sync.overlap + 1))
+    def choose(old, self, at):
+        sync = self._sync
+        self._sync = replace(sync, overlap=sync.overlap + 1)
         try:
-            return old(self, at, schedule)
+            return old(self, at)
         finally:
-            self._job = job
+            self._sync = sync
 
-    wrap(patch, Syncer, "_choose", choose)
+    wrap(patch, Rounds, "_choose", choose)
 
 
 @bug("overlap", 8)
 def a_fragment_may_be_under_way_twice(patch):
-    def choose(old, self, at, schedule):
-        if self._stopping or len(self._syncs) >= self._job.sync.overlap:
+    def choose(old, self, at):
+        if self._stopping or len(self.syncs) >= self._sync.overlap:
             return False
-        syncs, self._syncs = self._syncs, {}
+        syncs, self.syncs = self.syncs, {}
         try:
-            return old(self, at, schedule)
+            return old(self, at)
         finally:
-            self._syncs = syncs
+            self.syncs = syncs
 
-    wrap(patch, Syncer, "_choose", choose)
+    wrap(patch, Rounds, "_choose", choose)
 
 
 # Learners.
@@ -600,7 +600,7 @@ def a_merged_contribution_is_kept(patch):
         effects = old(self, at, event)
         return effects[1:] if event.accepted else effects
 
-    wrap(patch, Syncer, "_merged", merged)
+    wrap(patch, Rounds, "merged", merged)
 
 
 @bug("bounded-memory", 0)
@@ -680,7 +680,7 @@ def momentum_is_forgotten(patch):
     def close(old, self, sync):
         return [replace(e, momentum="") if hasattr(e, "momentum") else e for e in old(self, sync)]
 
-    wrap(patch, Syncer, "_close", close)
+    wrap(patch, Rounds, "_close", close)
 
 
 @bug("optimizer-with-params", 23)
@@ -896,7 +896,7 @@ def who_was_refused_is_not_healed(patch):
         instead = [each for each in told if each.body.instead]
         return [each for each in effects if each not in instead]
 
-    after(patch, Syncer, "_merged", merged)
+    after(patch, Rounds, "merged", merged)
 
 
 @bug("participation", RESET)
