@@ -10,9 +10,9 @@ import trio
 
 from ddloco.config import Job
 from ddloco.effects import Finish
+from ddloco.faults import SYNCER
 from ddloco.host import Hosted
 from ddloco.keys import curve_of
-from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
 from transport import LANES, Endpoint
 from transport.curve import Curve

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ddloco.faults import LARGE, Faults, Whole, impossible
+from ddloco.faults import LARGE, SYNCER, Faults, Whole, impossible
 from ddloco.fragments import FragmentPlan, Leaf, make_plan
 from ddloco.sections import ConfigError, Section, convert, read_toml
 from transport import PROTOCOL_VERSION
@@ -22,6 +22,9 @@ Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 LEARNERS_MAX = 4096
 """More learners than one syncer was ever tried with."""
+
+SYNCERS_MAX = 64
+"""More shards than one job has fragments worth sharing out."""
 
 Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
 DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
@@ -35,7 +38,7 @@ class JobTable(Section, frozen=True):
     seed: Whole = 0
     steps: Positive = 500
     learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
-    syncers: Annotated[int, Meta(ge=1, le=1)] = 1
+    syncers: Annotated[int, Meta(ge=1, le=SYNCERS_MAX)] = 1
     method: Method = "decoupled-diloco"
 
 
@@ -155,6 +158,20 @@ class Job(Section, frozen=True):
         """``learner-0`` and so on, in order of number."""
         return tuple(f"learner-{index}" for index in range(self.job.learners))
 
+    def syncer_names(self) -> tuple[str, ...]:
+        """``syncer``, or with several shards ``syncer-0``, which leads, and so on."""
+        count = self.job.syncers
+        return (SYNCER,) if count == 1 else tuple(f"{SYNCER}-{n}" for n in range(count))
+
+    def names(self) -> tuple[str, ...]:
+        """Every actor of the job: syncers, then learners."""
+        return (*self.syncer_names(), *self.learner_names())
+
+    def syncer_of(self, fragment: int) -> str:
+        """The shard that owns a fragment."""
+        names = self.syncer_names()
+        return names[fragment % len(names)]
+
     def learner_table(self, name: str) -> LearnerTable:
         """What the file says of one learner."""
         return self.learner.get(name, LearnerTable())
@@ -233,7 +250,7 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
         override_said(plain, override)
     if chaos is not None:
         job = convert(plain, Job, str(path))
-        problem = impossible(job.chaos, job.learner_names())
+        problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
         if problem is not None:
             raise ConfigError(f"{chaos}: {problem}")
     return job_from(plain, str(path))
@@ -307,7 +324,14 @@ def _contradiction(job: Job) -> str | None:
         return (
             f"sync.band: {sync.band} times the usual refuses the usual; above 1, or 0 for no band"
         )
-    problem = impossible(job.chaos, names)
+    if job.job.syncers > sync.fragments:
+        return (
+            f"job.syncers: {job.job.syncers} shards of {sync.fragments} fragments; each owns at "
+            f"least one, so at most {sync.fragments}"
+        )
+    if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
+        return f"job.syncers: {job.job.method} has one"
+    problem = impossible(job.chaos, names, job.syncer_names())
     if problem is not None:
         return f"chaos.{problem}"
     for name, table in job.learner.items():

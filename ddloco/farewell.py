@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ddloco.effects import Evaluate, Finish, Observe, SaveModel, Status
 from ddloco.messages import Stop
-from transport import CONTROL, CancelTimer, Effect, Send, SetTimer
+from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 FAREWELL_STEPS = 10
 FAREWELL_S_MIN = 3.0
@@ -29,6 +29,7 @@ class Farewell:
     patient: bool = True
     evaluated: bool = False
     saved: bool = False
+    lead: str = ""
 
     def begin(
         self,
@@ -39,13 +40,30 @@ class Farewell:
         step_s: float | None,
     ) -> list[Effect]:
         """Nothing is under way any more: tell everybody, score the model, keep it."""
-        patience = min(FAREWELL_STEPS * (step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
         return [
             *(self.stop(peer) for peer in peers),
             Evaluate(self.evaluating, fragments),
             SaveModel(saving, fragments),
-            SetTimer(FAREWELL, at + max(patience, FAREWELL_S_MIN)),
+            SetTimer(FAREWELL, at + self._patience(step_s)),
         ]
+
+    def _patience(self, step_s: float | None) -> float:
+        patience = min(FAREWELL_STEPS * (step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
+        return max(patience, FAREWELL_S_MIN)
+
+    def follow(self, at: float, step_s: float | None, lead: str = "") -> list[Effect]:
+        """``lead`` scores and keeps the model; only the goodbyes are waited for."""
+        self.lead = lead
+        self.evaluated = self.saved = True
+        return [SetTimer(FAREWELL, at + self._patience(step_s))]
+
+    def without(
+        self, at: float, peers: Sequence[str], reason: str, step_s: float | None
+    ) -> list[Effect]:
+        """There is no whole model to score or keep."""
+        self.status, self.reason = "failed", reason
+        stops = [self.stop(peer) for peer in peers]
+        return [Observe("not saved", {"reason": reason}), *stops, *self.follow(at, step_s)]
 
     def stop(self, peer: str) -> Send[Stop]:
         """Tell a learner that it is over."""
@@ -57,8 +75,14 @@ class Farewell:
         fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges}
         return [Observe("result", fields)]
 
+    @property
+    def kept(self) -> bool:
+        """Whether the model is scored and kept, as far as it can be."""
+        return self.saved and self.evaluated
+
     def leave(self, members: int) -> list[Effect]:
         """Leave if all is done and nobody is left to wait for."""
-        if not (self.saved and self.evaluated) or (members and self.patient):
+        if not self.kept or (members and self.patient):
             return []
-        return [CancelTimer(FAREWELL), Finish(self.status, self.reason)]
+        goodbye = [Hangup(self.lead, self.reason)] if self.lead else []
+        return [CancelTimer(FAREWELL), *goodbye, Finish(self.status, self.reason)]

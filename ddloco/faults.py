@@ -142,26 +142,28 @@ def _rage(storm: Storm, learners: Sequence[str], rng: random.Random, until_s: fl
     return drawn
 
 
-def impossible(faults: Faults, learners: Sequence[str]) -> str | None:
+def impossible(
+    faults: Faults, learners: Sequence[str], syncers: Sequence[str] = (SYNCER,)
+) -> str | None:
     """The first fault or storm that cannot happen to whom it names, in words."""
     for index, fault in enumerate(faults.fault):
-        problem = _cannot(fault.what, fault.who, learners)
+        problem = _cannot(fault.what, fault.who, learners, syncers)
         if problem is not None:
             return f"fault[{index}]: {problem}"
     for index, storm in enumerate(faults.storm):
         for what in storm.what:
             for who in _among(storm, learners):
-                problem = _cannot(what, who, learners)
+                problem = _cannot(what, who, learners, syncers)
                 if problem is not None:
                     return f"storm[{index}]: {problem}"
     return None
 
 
-def _cannot(what: Kind, who: str, learners: Sequence[str]) -> str | None:
-    if who != SYNCER and who not in learners:
-        known = f"{SYNCER}, {learners[0]} to {learners[-1]}"
+def _cannot(what: Kind, who: str, learners: Sequence[str], syncers: Sequence[str]) -> str | None:
+    if who not in syncers and who not in learners:
+        known = f"{', '.join(syncers)}, {learners[0]} to {learners[-1]}"
         return f"{what} of {who}: no such actor; this job has {known}"
-    if who == SYNCER and what not in SYNCER_KINDS:
+    if who in syncers and what not in SYNCER_KINDS:
         return f"{what} of {who}: happens to a learner or its link; to the syncer {SYNCER_KINDS}"
     return None
 

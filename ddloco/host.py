@@ -31,7 +31,7 @@ from ddloco.errors import first_of
 from ddloco.events import Started, WorkResult
 from ddloco.fragments import FragmentPlan
 from ddloco.keeping import KEPT, KeptFolder
-from ddloco.learner import SYNCER, Learner
+from ddloco.learner import Learner
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.messages import Contribution, GlobalFragment, StatePiece
 from ddloco.process import WorkerDiedError, open_worker
@@ -58,10 +58,10 @@ SEMANTICS: tuple[str, ...] = ("fresh-report", "launch-floor", "median-step", "ba
 
 def machine_for(job: Job, incarnation: str) -> Machine:
     """The machine behind an actor's name, live as in a replay."""
-    leads = actor_of(incarnation) == SYNCER
+    syncs = actor_of(incarnation) in job.syncer_names()
     if job.job.method in DATA_PARALLEL:
-        return Averager(job) if leads else Replica(job)
-    return Syncer(job) if leads else Learner(job)
+        return Averager(job) if syncs else Replica(job)
+    return Syncer(job) if syncs else Learner(job)
 
 
 @dataclass

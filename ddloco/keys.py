@@ -15,7 +15,7 @@ import msgspec
 import tomli_w
 
 from ddloco.config import LEARNERS_MAX, Job
-from ddloco.learner import SYNCER
+from ddloco.faults import SYNCER
 from ddloco.sections import ConfigError, Section, convert, read_toml
 from transport.curve import Curve, check_key, new_pair, public_of
 

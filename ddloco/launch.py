@@ -19,8 +19,8 @@ from ddloco.cluster import Outcome
 from ddloco.config import Job
 from ddloco.display import LogTail
 from ddloco.effects import Finish, Status
+from ddloco.faults import SYNCER
 from ddloco.folder import ADDRESS_FILE, JOB_FILE
-from ddloco.learner import SYNCER
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.proxy import Proxy
 

@@ -66,9 +66,6 @@ from transport import (
     TimerFired,
 )
 
-SYNCER = "syncer"
-"""The peer that every learner dials."""
-
 ANSWERS_MAX = 64
 """Pulls being answered at once; a syncer has at most ``overlap`` under way, so this is abuse."""
 
@@ -82,6 +79,7 @@ the syncer has given up the link; so it repeats its progress this often."""
 class Answer:
     """A pull that is being answered: the counters that belong to the host copy encoded."""
 
+    peer: str
     body: Contribution
     source: str
     out: str
@@ -128,13 +126,15 @@ class Learner:
         self._step_s = Smoothed()
         self._host = ""
         self._work = 0
-        self._linked = False
+        self._syncers = job.syncer_names()
+        self._lead = self._syncers[0]
+        self._linked: dict[str, bool] = dict.fromkeys(self._syncers, False)
         self._stopping: str | None = None
         self._first = True
         """Whether this is the actor's first incarnation, whose data nobody has used up."""
-        self._recovery = Recovery(SYNCER)
+        self._recovery = Recovery(self._lead)
         self._installing = 0
-        self._lending = Lending(SYNCER, self._next_work)
+        self._lending = Lending(self._lead, self._next_work)
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a learner does."""
@@ -153,19 +153,21 @@ class Learner:
                 return self._installed(at, sound=event.sound)
             case MessageArrived():
                 return self._message(at, event)
-            case PeerJoined():
-                self._linked = True
-                return [self._progress(), *self._ask_again(at)]
-            case TimerFired(timer) if timer == WAITING and self._linked:
+            case PeerJoined(peer):
+                self._linked[peer] = True
+                report = Send(peer, CONTROL, self._state(), key="progress")
+                return [report, *self._ask_again(at)]
+            case TimerFired(timer) if timer == WAITING:
                 again = self._ask_again(at)
-                return [self._progress(), *again] if again else []
+                return [*self._report(), *again] if again else []
             case TimerFired(timer) if timer == LENDING:
                 return self._lending.expire()
-            case PeerLost(_, reason):
-                self._linked = False
-                return [Observe("syncer lost", {"reason": reason, "step": self._step})]
-            case PeerRefused(_, reason):
-                return self._finish("bad-input", f"the syncer refuses this learner: {reason}")
+            case PeerLost(peer, reason):
+                self._linked[peer] = False
+                seen = {"syncer": peer, "reason": reason, "step": self._step}
+                return [Observe("syncer lost", seen)]
+            case PeerRefused(peer, reason):
+                return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
                 return self._finish("bad-input" if kind == "task" else "failed", reason)
             case StopRequested(reason):
@@ -178,8 +180,9 @@ class Learner:
         plan = self._plan = self._job.plan(event.leaves)
         count = len(plan.fragments)
         self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
+        agreement = self._job.agreement(plan)
         return [
-            Dial(SYNCER, self._job.agreement(plan)),
+            *(Dial(syncer, agreement) for syncer in self._syncers),
             Observe(
                 "waiting", {"for": "the syncer's parameters", "fragments": len(plan.fragments)}
             ),
@@ -188,26 +191,27 @@ class Learner:
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         match event.body:
             case GlobalFragment():
-                return self._receive(at, event.body, event.handle)
+                return self._receive(at, event.peer, event.body, event.handle)
             case Pull():
-                return self._answer(event.body)
+                return self._answer(event.peer, event.body)
             case Roster(_, floors):
                 return [Retire(floors)]
             case StateWanted():
                 return self._lending.wanted(at, event.body)
-            case Resume() | StatePiece() if not self._begun:
+            case Resume() | StatePiece() if event.peer == self._lead and not self._begun:
                 return self._recover(at, event.body, event.handle)
-            case Stop(_, reason):
+            case Stop(_, reason) if event.peer == self._lead:
                 return self._stop(reason)
             case _:
                 return []
 
     # Global fragments: the newest waits for the next step boundary.
 
-    def _receive(self, at: float, said: GlobalFragment, handle: str) -> list[Effect]:
+    def _receive(self, at: float, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
         fragment, version = said.fragment, said.version
-        if fragment >= len(self._versions) or not handle:
-            return [Observe("refused", {"what": f"global fragment {fragment}"})]
+        known = fragment < len(self._versions) and self._job.syncer_of(fragment) == peer
+        if not known or not handle:
+            return [Observe("refused", {"what": f"global fragment {fragment} of {peer}"})]
         waiting = self._incoming.get(fragment)
         newest = self._newest(fragment)
         if version < newest or (version == newest and (waiting or not said.instead)):
@@ -238,7 +242,7 @@ class Learner:
         if isinstance(said, Resume):
             effects = recovery.resume(said)
             if not said.donor:  # The globals are sent as soon as the syncer hears what is lacking.
-                effects += [self._progress(), *self._begin(at)]
+                effects += [*self._report(), *self._begin(at)]
             return effects
         if len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
             return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
@@ -253,7 +257,7 @@ class Learner:
         recovery, self._installing = self._recovery, 0
         if not sound:
             refused = StateRefused(recovery.donor, "it holds NaN or Inf")
-            return [Send(SYNCER, CONTROL, refused), *recovery.give_up(), *self._begin(at)]
+            return [Send(self._lead, CONTROL, refused), *recovery.give_up(), *self._begin(at)]
         effects: list[Effect] = []
         for fragment, incoming in list(self._incoming.items()):
             if incoming.version <= recovery.versions[fragment]:
@@ -262,7 +266,7 @@ class Learner:
         self._versions = list(recovery.versions)
         fields = {"from": recovery.donor, "copy": recovery.copy, "batches": recovery.batches}
         effects += [Observe("state taken over", fields), *recovery.drop(), *self._run(at)]
-        return [*effects, self._progress()] if self._linked else effects
+        return effects + self._report()
 
     def _newest(self, fragment: int) -> int:
         """The newest version that is held, waits, or goes in with the step under way."""
@@ -321,14 +325,20 @@ class Learner:
             return [*effects, *self._finish("bad-input", reason)]
         # The worker gets its next step before anything is said about the last one.
         effects += self._run(at)
-        if self._stopping is None and self._linked:
-            effects.append(self._progress())
+        if self._stopping is None:
+            effects += self._report()
         observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
         step_s = round(at - running.since, 6)
         return [*effects, Observe("step", {**observed, "step_s": step_s})]
 
-    def _progress(self) -> Send[Progress]:
-        progress = Progress(
+    def _report(self) -> list[Effect]:
+        """Say to every syncer that is there how far this learner is."""
+        said = self._state()
+        linked = (syncer for syncer, there in self._linked.items() if there)
+        return [Send(syncer, CONTROL, said, key="progress") for syncer in linked]
+
+    def _state(self) -> Progress:
+        return Progress(
             step=self._step,
             step_s=self._step_s.value or 0.0,
             versions=tuple(self._versions),
@@ -336,11 +346,10 @@ class Learner:
             tokens=tuple([self._tokens - each for each in self._tokens_at]),
             batches=(self._recovery.batches or 0) + self._step,
         )
-        return Send(SYNCER, CONTROL, progress, key="progress")
 
     # Pulls: answered from the host copy of the last finished step, also while the next one runs.
 
-    def _answer(self, pull: Pull) -> list[Effect]:
+    def _answer(self, peer: str, pull: Pull) -> list[Effect]:
         p = pull.fragment
         if p >= len(self._versions) or len(self._answers) >= ANSWERS_MAX:
             return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
@@ -357,14 +366,14 @@ class Learner:
             steps=steps,
             tokens=self._tokens - self._tokens_at[p],
         )
-        self._answers[work] = Answer(body, self._host, out)
+        self._answers[work] = Answer(peer, body, self._host, out)
         encode = EncodeFragment(work, pull.fragment, self._host, out)
         return [Keep(self._host), Keep(out), encode]
 
     def _encoded(self, event: FragmentEncoded) -> list[Effect]:
         answer = self._answers.pop(event.work)
         key = f"contribution/{answer.body.fragment}"
-        send = Send(SYNCER, BULK, answer.body, answer.out, key)
+        send = Send(answer.peer, BULK, answer.body, answer.out, key)
         return [send, Drop(answer.source), Drop(answer.out)]
 
     # The end.
@@ -377,5 +386,5 @@ class Learner:
         return self._finish("done", self._stopping or "done")
 
     def _finish(self, status: Status, reason: str) -> list[Effect]:
-        self._linked = False
-        return [Hangup(SYNCER, reason), Finish(status, reason)]
+        self._linked = dict.fromkeys(self._syncers, False)
+        return [*(Hangup(syncer, reason) for syncer in self._syncers), Finish(status, reason)]

@@ -111,6 +111,12 @@ class StateRefused(Body, frozen=True):
     reason: Reason
 
 
+class Close(Body, frozen=True):
+    """The lead's word to another shard: launch nothing more, and send what you own."""
+
+    reason: Reason
+
+
 class Stop(Body, frozen=True):
     """The job is over at global step ``t``; finish the step at hand and leave."""
 
@@ -129,6 +135,7 @@ Said = (
     | StateWanted
     | StatePiece
     | StateRefused
+    | Close
     | Stop
 )
 """Everything that may travel in a job; the codec is made for this union."""

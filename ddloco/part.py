@@ -50,7 +50,7 @@ class Theatre(Protocol):
     """Where parts play together."""
 
     job: Job
-    vault: Vault
+    vaults: dict[str, Vault]
     histories: dict[str, KeptHistory]
     warn: Callable[[str], None]
     payloads: int
@@ -92,6 +92,7 @@ class Part:
         self._outputs: dict[int, tuple[str, ...]] = {}
         self._in_step = True
         self._history = rerun.histories.setdefault(actor_of(self._name), KeptHistory())
+        self._vault = rerun.vaults.setdefault(actor_of(self._name), Vault())
         self._merges: list[Result] = []
 
     async def perform(self) -> None:
@@ -113,7 +114,7 @@ class Part:
         if self._simulated():
             self._arrays = Arrays()
             self._workers: Workers | SimulatedWorkers = SimulatedWorkers(
-                job, self._tape.header, self._arrays, self._rerun.vault
+                job, self._tape.header, self._arrays, self._vault
             )
         else:
             arena = stack.enter_context(closing(Arena()))

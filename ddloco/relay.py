@@ -81,7 +81,7 @@ class Relay:
         peer, incarnation = member.peer, member.incarnation
         if min(versions) >= 0:
             return self._done(peer)
-        merged = min(self._parts.versions) > 0
+        merged = self._parts.merged
         if peer in self._greeted or (not merged and number_of(incarnation) == 1):
             return []
         self._greeted.add(peer)
@@ -118,7 +118,8 @@ class Relay:
             return False
         if self._membership.silent(at, member):
             return False
-        return all(held >= self._parts.oldest(p) for p, held in enumerate(progress.versions))
+        parts, held = self._parts, progress.versions
+        return min(held) >= 0 and all(held[p] >= parts.oldest(p) for p in parts.owned)
 
     def _patience(self, at: float, peer: str, donor: Member) -> Effect:
         return SetTimer(RELAY + peer, at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s))

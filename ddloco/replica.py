@@ -11,7 +11,7 @@ from typing import Any
 from ddloco.config import Job
 from ddloco.effects import Differentiate, Finish, Observe, Status
 from ddloco.events import Started, StepFinished, StopRequested, WorkFailed
-from ddloco.learner import SYNCER
+from ddloco.faults import SYNCER
 from ddloco.messages import Contribution, GlobalFragment, Roster, Stop
 from transport import (
     BULK,

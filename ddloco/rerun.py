@@ -23,7 +23,6 @@ from ddloco.config import job_from
 from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, StepFinished
 from ddloco.keeping import KeptHistory
-from ddloco.learner import SYNCER
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
 from ddloco.simulation.labour import Vault
@@ -86,7 +85,7 @@ class Rerun:
         self.total = sum(each.events for each in self.tapes)
         self.report = Report()
         self.job = job_from(self.tapes[0].header.job, f"{self.tapes[0].path} (header)")
-        self.vault = Vault()
+        self.vaults: dict[str, Vault] = {}
         self.histories: dict[str, KeptHistory] = {}
         self.payloads = 0
         self.unverified = 0
@@ -96,9 +95,7 @@ class Rerun:
         self._recorded = {each.incarnation for each in self.tapes}
         self._mailbox = Mailbox(self._recorded)
         present = {actor_of(name) for name in self._recorded}
-        self._missing = {
-            name: 0 for name in (SYNCER, *self.job.learner_names()) if name not in present
-        }
+        self._missing = {name: 0 for name in self.job.names() if name not in present}
 
     async def run(self) -> Report:
         """Replay everything; what was found."""

@@ -1,5 +1,7 @@
 """Which global step is synchronised next: the order of a syncer's work, apart from its pace."""
 
+from collections.abc import Sequence
+
 from ddloco.fragments import FragmentPlan
 
 
@@ -8,14 +10,16 @@ class Schedule:
 
     Args:
         plan: which fragment is due when.
+        owned: the fragments that are one's own.
         steps: the job's last global step.
 
     Attributes:
         t: the newest global step that was launched, or that an earlier syncer had merged.
     """
 
-    def __init__(self, plan: FragmentPlan, steps: int) -> None:
+    def __init__(self, plan: FragmentPlan, owned: Sequence[int], steps: int) -> None:
         self._plan = plan
+        self._owned = frozenset(owned)
         self._steps = steps
         self._again: list[int] = []
         self.t = 0
@@ -26,7 +30,12 @@ class Schedule:
 
     def next(self) -> int | None:
         """The global step of the next sync, None when the schedule is through."""
-        return self._again[0] if self._again else self._plan.next_due(self.t, self._steps)
+        if self._again:
+            return self._again[0]
+        t = self._plan.next_due(self.t, self._steps)
+        while t is not None and self.fragment(t) not in self._owned:
+            t = self._plan.next_due(t, self._steps)
+        return t
 
     def fragment(self, t: int) -> int:
         """The fragment that is synchronised at a global step that ``next`` has named."""

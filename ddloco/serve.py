@@ -12,10 +12,10 @@ from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import Job
 from ddloco.display import follow
 from ddloco.effects import Finish
+from ddloco.faults import SYNCER
 from ddloco.folder import ADDRESS_FILE
 from ddloco.host import TAPES, Hosted
 from ddloco.keys import curve_of
-from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
 from ddloco.refusals import Refusals
 from ddloco.sections import ConfigError

@@ -4,6 +4,9 @@ It owns the global fragments. For every global step at which a fragment is due i
 and a grace window, pulls the fragment from those who have something new, merges what arrives before
 the deadline, and tells everybody the result. Several syncs are under way at once, each of another
 fragment. Whoever is slow or dead is simply not among them.
+
+A job may have several, *shards*, each with fragments of its own; the first one leads: it ends the
+job, scores the model and keeps it. See ``shards``.
 """
 
 from typing import Any
@@ -34,14 +37,19 @@ from ddloco.fragments import FragmentPlan
 from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import (
+    Close,
     Contribution,
+    GlobalFragment,
     Progress,
+    Stop,
 )
 from ddloco.relay import RELAY, Relay
 from ddloco.rounds import Rounds
 from ddloco.schedule import Schedule
+from ddloco.shards import SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.syncs import Globals
 from transport import (
+    Dial,
     Effect,
     Event,
     Hangup,
@@ -49,6 +57,7 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    SetTimer,
     TimerFired,
 )
 
@@ -63,7 +72,11 @@ class Syncer:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._plan: FragmentPlan | None = None
-        self._globals = Globals(0, 0)
+        self._globals = Globals(0, (), 0)
+        self._name = self._lead = job.syncer_names()[0]
+        self._shards = Shards()
+        self._handed_over = False
+        """Whether the lead has been sent what this shard owns, at the end."""
         self._membership = Membership(0)
         self._rounds: Rounds | None = None
         self._work = 0
@@ -110,20 +123,25 @@ class Syncer:
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):
-                if self._farewell is None:
-                    self._stopping = self._stopping or ("stopped", reason)
-                    if self._rounds is not None:
-                        self._rounds.stop()
-                return []
+                return self._stop("stopped", reason)
             case _:
                 return []
+
+    def _stop(self, status: Status, reason: str) -> list[Effect]:
+        """Launch nothing more, and end when nothing is under way."""
+        if self._farewell is None:
+            self._stopping = self._stopping or (status, reason)
+            if self._rounds is not None:
+                self._rounds.stop()
+        return []
 
     # Beginning.
 
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
         self._membership = Membership(len(self._plan.fragments))
-        self._membership.newest[actor_of(event.incarnation)] = number_of(event.incarnation)
+        self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
+        self._membership.newest[self._name] = number
         return [Recover(self._next_work())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
@@ -133,13 +151,17 @@ class Syncer:
         due again an interval later.
         """
         assert self._plan is not None
-        sync = self._job.sync
-        self._globals = Globals(len(self._plan.fragments), sync.staleness * sync.interval)
+        sync, names = self._job.sync, self._job.syncer_names()
+        parts = range(len(self._plan.fragments))
+        owned = owned_by(self._name, names, parts)
+        if self._name == self._lead:
+            self._shards = Shards(names[1:], tuple(p for p in parts if p not in owned))
+        self._globals = Globals(len(parts), owned, sync.staleness * sync.interval)
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
             self._membership.recover(each.fragment, each.spent, each.batches)
         self._relay = Relay(self._membership, self._globals, self._next_work)
-        schedule = Schedule(self._plan, self._job.job.steps)
+        schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
         found = self._membership, self._globals, self._next_work
         self._rounds = Rounds(self._job, schedule, *found)
@@ -149,20 +171,26 @@ class Syncer:
         if event.kept:
             effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
         found = [each.fragment for each in event.kept]
-        made = tuple(p for p in range(len(self._globals)) if p not in found)
+        made = tuple(p for p in owned if p not in found)
         return [*effects, MakeParameters(self._next_work(), made)]
 
     def _parameters_made(self) -> list[Effect]:
         assert self._plan is not None
         self._ready = True
+        agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
         return [
-            Listen(self._job.agreement(self._plan)),
-            Observe("listening", {"fragments": len(self._globals), "steps": self._job.job.steps}),
+            Listen(agreement),
+            *([Dial(self._lead, agreement)] if self._name != self._lead else []),
+            Observe("listening", {"fragments": owned, "steps": self._job.job.steps}),
         ]
 
     # What learners say.
 
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
+        if peer == self._lead:
+            return self._globals.finals(peer) if self._handed_over else []
+        if self._shards.knows(incarnation):
+            return self._shards.join(peer)
         member, effects = self._membership.join(at, peer, incarnation)
         if member is None:
             return effects
@@ -179,7 +207,7 @@ class Syncer:
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         member = self._members.get(event.peer)
         if member is None:
-            return []
+            return self._heard_of_shards(at, event)
         match event.body:
             case Progress():
                 return self._progress(at, member, event.body)
@@ -187,6 +215,21 @@ class Syncer:
                 return self._under_way.contribution(at, member, event.body, event.handle)
             case _:
                 return self._relay.hear(at, member, event.body, event.handle)
+
+    def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        """What another shard says: the lead that it is over, or another to the lead how it ends."""
+        match event.body:
+            case GlobalFragment():
+                return self._shards.final(event.peer, event.body, event.handle)
+            case Close(reason) if event.peer == self._lead:
+                return self._stop("done", reason)
+            case Stop(t, reason) if event.peer == self._lead and self._farewell is None:
+                farewell = Farewell("done", reason, t, self._under_way.merges, 0)
+                self._farewell = farewell
+                step_s = self._under_way.pacing.step_s
+                return [*self._under_way.end(), *farewell.follow(at, step_s, self._lead)]
+            case _:
+                return []
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
         problem = member.report(at, progress)
@@ -200,13 +243,16 @@ class Syncer:
         if self._farewell is not None:
             return []
         effects: list[Effect] = []
-        if progress.step == 0 or self._relay.waits(member.peer):
+        newcomer = progress.step == 0 and self._name == self._lead
+        if newcomer or self._relay.waits(member.peer):
             effects = self._relay.heard(at, member, progress.versions)
         if self._relay.waits(member.peer):
             return effects
         return effects + self._globals.tell_newer(at, member, progress)
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
+        if self._shards.knows(peer):
+            return self._shards.lose(peer, reason)
         member = self._membership.lose(peer)
         relayed = self._relay.lost(at, peer)
         if member is None:
@@ -217,7 +263,11 @@ class Syncer:
     def _advance(self, at: float) -> list[Effect]:
         """Whatever happened: go on with what may go on now."""
         if self._farewell is not None:
-            return self._farewell.leave(len(self._members))
+            # Only when the model is kept may the others go: until then they have parts of it.
+            over = self._farewell.kept
+            released = self._shards.release(self._farewell.t, self._farewell.reason) if over else []
+            left = len(self._members) + len(self._shards.linked)
+            return [*released, *self._farewell.leave(left)]
         if not self._ready:
             return []
         effects = self._under_way.advance(at)
@@ -232,6 +282,9 @@ class Syncer:
             if self._farewell is not None:
                 self._farewell.patient = False
             return []
+        if timer == SHARDS:
+            self._shards.patient = False
+            return []
         return self._under_way.timer(timer)
 
     @property
@@ -242,14 +295,40 @@ class Syncer:
     # The end.
 
     def _wind_up(self, at: float) -> list[Effect]:
-        rounds = self._under_way
+        """Nothing is under way any more, and nothing will be."""
+        if self._name != self._lead:
+            return self._hand_over(at)
+        rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")
+        if not shards.complete and shards.patient:
+            if shards.closing is not None:
+                return []
+            return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + SHARDS_S)]
         evaluating, saving = self._next_work(), self._next_work()
-        self._farewell = Farewell(status, reason, t, rounds.merges, evaluating)
-        peers, thetas = list(self._members), self._globals.thetas()
-        begun = self._farewell.begin(at, peers, thetas, saving, rounds.pacing.step_s)
-        return [*rounds.end(), *begun]
+        farewell = self._farewell = Farewell(status, reason, t, rounds.merges, evaluating)
+        effects = rounds.end()
+        peers, step_s = list(self._members), rounds.pacing.step_s
+        if not shards.complete:
+            lost = f"fragments {shards.missing()} are missing: their shard has not come back"
+            return [*effects, *farewell.without(at, peers, lost, step_s)]
+        whole = shards.whole(self._globals.thetas())
+        return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
+
+    def _hand_over(self, at: float) -> list[Effect]:
+        """A shard that is through: the lead gets what it owns, and says when all is over.
+
+        One that was asked to stop by itself does not wait for that.
+        """
+        if self._handed_over:
+            return []
+        self._handed_over = True
+        effects = [*self._under_way.end(), *self._globals.finals(self._lead)]
+        if self._stopping is None or self._stopping[0] == "done":
+            return effects
+        rounds = self._under_way
+        self._farewell = Farewell(*self._stopping, rounds.schedule.t, rounds.merges, 0)
+        return [*effects, *self._farewell.follow(at, rounds.pacing.step_s, self._lead)]
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         farewell = self._farewell

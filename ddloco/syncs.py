@@ -1,5 +1,6 @@
 """What the syncer holds of each fragment, and of each synchronisation under way."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -111,20 +112,35 @@ class Globals:
     """The global fragments, as the syncer owns them.
 
     Args:
-        count: how many.
+        count: how many there are.
+        owned: those that are this syncer's.
         lag: global steps that a contribution may have started behind the newest version.
+
+    Attributes:
+        versions: per fragment the newest version, -1 for one that another syncer owns.
     """
 
-    def __init__(self, count: int, lag: int) -> None:
+    def __init__(self, count: int, owned: Sequence[int], lag: int) -> None:
         self._lag = lag
-        self._all = [Global(0, f"theta/{p}/0", "", f"wire/{p}/0") for p in range(count)]
-        self.versions: tuple[int, ...] = (0,) * count
+        self.owned = tuple(owned)
+        self._all = {p: Global(0, f"theta/{p}/0", "", f"wire/{p}/0") for p in owned}
+        self._count = count
+        self.versions = self._versions()
+
+    def _versions(self) -> tuple[int, ...]:
+        mine = self._all
+        return tuple(mine[p].version if p in mine else -1 for p in range(self._count))
+
+    @property
+    def merged(self) -> bool:
+        """Whether every fragment of one's own has been merged at least once."""
+        return all(each.version > 0 for each in self._all.values())
 
     def __getitem__(self, fragment: int) -> Global:
         return self._all[fragment]
 
     def __len__(self) -> int:
-        return len(self._all)
+        return self._count
 
     def recover(self, fragment: int, version: int) -> None:
         """A version that an earlier incarnation kept."""
@@ -134,12 +150,12 @@ class Globals:
         """A newer version takes the place of an older one, whose arrays nobody needs any more."""
         older, self._all[fragment] = self._all[fragment], newer
         assert newer.version > older.version, "versions only grow"
-        self.versions = tuple(each.version for each in self._all)
+        self.versions = self._versions()
         return [Drop(handle) for handle in older.handles()]
 
     def keep(self) -> list[Effect]:
         """One holder for everything."""
-        return [Keep(handle) for each in self._all for handle in each.handles()]
+        return [Keep(handle) for each in self._all.values() for handle in each.handles()]
 
     def tell(
         self, at: float, member: Member, p: int, *, instead: bool = False
@@ -153,7 +169,7 @@ class Globals:
     def heal(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:
         """What it trained would be refused for ever: it takes the global fragment instead, or, to
         start over, all of them."""
-        parts = range(len(self)) if whole else (p,)
+        parts = self.owned if whole else (p,)
         return [self.tell(at, member, each, instead=True) for each in parts]
 
     def tell_newer(self, at: float, member: Member, progress: Progress) -> list[Effect]:
@@ -172,8 +188,16 @@ class Globals:
         return self._all[fragment].version - self._lag
 
     def thetas(self) -> tuple[str, ...]:
-        """The parameters, fragment by fragment."""
-        return tuple(each.theta for each in self._all)
+        """The parameters, fragment by fragment; empty for what another syncer owns."""
+        mine = self._all
+        return tuple(mine[p].theta if p in mine else "" for p in range(self._count))
+
+    def finals(self, peer: str) -> list[Effect]:
+        """Send somebody all of one's own as they are."""
+        return [
+            Send(peer, BULK, GlobalFragment(p, each.version), each.wire, key=f"final/{p}")
+            for p, each in self._all.items()
+        ]
 
 
 def names(fragment: int, t: int) -> tuple[str, str, str]:

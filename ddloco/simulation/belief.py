@@ -16,7 +16,6 @@ import numpy as np
 from ddloco.bands import FEW, STRIKES
 from ddloco.effects import MergeFragment, Observe
 from ddloco.events import FragmentMerged
-from ddloco.faults import SYNCER
 from ddloco.messages import GlobalFragment
 from ddloco.simulation.checks import Books, hold
 from ddloco.simulation.node import Node
@@ -69,7 +68,7 @@ class Belief(Books):
 
     def started(self, world: World, node: Node) -> None:
         """A syncer that starts knows nothing of what is usual."""
-        if node.actor_name == SYNCER:
+        if node.actor_name in world.vaults:
             self._forget()
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
@@ -135,7 +134,7 @@ class Belief(Books):
             sent = [e.body for e in effects if isinstance(e, Transmit) and e.peer == name]
             sent += [w.body for w in links._links[name].lanes[BULK].outbox.waiting]
             told = {body.fragment for body in sent if isinstance(body, GlobalFragment)}
-            lacks = sorted({*range(len(world.plan.fragments))} - told)
+            lacks = sorted({*machine._globals.owned} - told)
             hold(not lacks, OVER, f"{name} was refused {STRIKES} times, and is not sent {lacks}")
 
 

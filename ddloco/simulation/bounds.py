@@ -11,7 +11,6 @@ from ddloco.effects import (
     Work,
 )
 from ddloco.events import Recovered, WorkResult
-from ddloco.faults import SYNCER
 from ddloco.learner import Learner
 from ddloco.part import handles_of
 from ddloco.simulation.checks import Books, hold
@@ -29,18 +28,19 @@ class Bounds(Books):
     """bounded-memory, control-not-starved: arrays, clocks, what waits, who is remembered."""
 
     def __init__(self) -> None:
-        self._newest: dict[str, int] = {}
+        self._newest: dict[str, dict[str, int]] = {}
+        """Per syncer the newest incarnation that it has heard of each learner."""
 
     def started(self, world: World, node: Node) -> None:
         """A new syncer has heard of nobody."""
-        if node.actor_name == SYNCER:
-            self._newest = {}
+        if node.actor_name in world.vaults:
+            self._newest[node.actor_name] = {}
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
         """Count what the actor holds."""
         if node.finish is not None or any(isinstance(effect, Finish) for effect in effects):
             return
-        if node.actor_name == SYNCER:
+        if node.actor_name in world.vaults:
             self._remembered(world, node, event, effects)
         actor, sync = node.actor, world.job.sync
         me, learners = f"{node.incarnation}:{actor.number}", world.job.job.learners
@@ -49,10 +49,10 @@ class Bounds(Books):
         hold(stored <= held, MEMORY, f"{me}: nobody holds {sorted(stored - held)}")
         parts = len(world.plan.fragments)
         most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
-        if node.actor_name == SYNCER:
+        if node.actor_name in world.vaults:
             most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
-        entries = 2 * learners + 4
+        entries = 2 * (learners + len(world.vaults)) + 2
         hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
         for peer in actor.links.peers():
             for lane in LANES:
@@ -70,16 +70,17 @@ class Bounds(Books):
         ]
         if isinstance(event, Recovered):
             joined += [node.incarnation, *(name for each in event.kept for name in each.spent)]
+        newest = self._newest[node.actor_name]
         for name in joined:
             actor = actor_of(name)
-            self._newest[actor] = max(self._newest.get(actor, 0), number_of(name))
+            newest[actor] = max(newest.get(actor, 0), number_of(name))
         machine: Any = node.actor.machine
         learners, clock = world.job.job.learners, node.actor.clock
         merged = len(machine._membership.merged)
         hold(merged <= learners, MEMORY, f"{merged} incarnations of {learners} are remembered")
-        if len(clock) > learners + 1:
+        if len(clock) > learners + len(world.vaults):
             for name in clock.others():
-                gone = number_of(name) < self._newest.get(actor_of(name), 0)
+                gone = number_of(name) < newest.get(actor_of(name), 0)
                 hold(not gone, MEMORY, f"{node.incarnation} still has {name} in its clock")
 
 
@@ -135,7 +136,8 @@ def holders(actor: Actor) -> int:
     )
     if isinstance(actor.machine, Syncer):
         parts, syncs = machine._globals, machine._rounds.syncs if machine._rounds else {}
-        total += machine._relay.held() + sum(len(parts[p].handles()) for p in range(len(parts)))
+        total += machine._relay.held() + len(machine._shards.finals)
+        total += sum(len(parts[p].handles()) for p in parts.owned)
         return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())
     running = machine._running
     total += machine._recovery.held() + machine._lending.held()

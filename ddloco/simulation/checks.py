@@ -22,7 +22,8 @@ Which invariant is looked at where:
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import xxhash
@@ -31,7 +32,6 @@ from msgspec.msgpack import Encoder
 from clocks import actor_of, number_of
 from ddloco.effects import Finish, MergeFragment, Observe, RunStep
 from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
-from ddloco.faults import SYNCER
 from ddloco.learner import Learner
 from ddloco.messages import Contribution, GlobalFragment, Resume
 from ddloco.simulation.labour import TOKENS
@@ -74,6 +74,16 @@ class Books:
         """An event was handled."""
 
 
+@dataclass
+class Desk:
+    """What one syncer has before it: contributions by handle, merges under way by work, and the
+    newest incarnation that it has heard of each learner."""
+
+    newest: Counter[str]
+    arrived: dict[str, tuple[str, Contribution, int]] = field(default_factory=dict[str, Any])
+    merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
+
+
 class Merging(Books):
     """merge-once, token-conservation, outer-monotone, weights-valid, staleness-bound,
     merge-order-canonical, no-zombie: what the syncer does with contributions."""
@@ -85,50 +95,51 @@ class Merging(Books):
         """Tokens merged, by incarnation, every fragment counted."""
         self.versions: Counter[int] = Counter()
         self._spent: set[tuple[str, int, int]] = set()
-        self._arrived: dict[str, tuple[str, Contribution, int]] = {}
-        self._merging: dict[int, MergeFragment] = {}
-        self._newest: Counter[str] = Counter()
+        self._desks: dict[str, Desk] = {}
 
     def started(self, world: World, node: Node) -> None:
         """A new syncer has nothing under way, and must not need what only the old one knew."""
-        if node.actor_name == SYNCER:
-            self._arrived.clear()
-            self._merging.clear()
+        if node.actor_name in world.vaults:
+            newest = self._desks[node.actor_name].newest if node.actor_name in self._desks else None
+            self._desks[node.actor_name] = Desk(newest or Counter())
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Only the syncer merges."""
+        """Only syncers merge."""
         if not isinstance(node.actor.machine, Syncer):
             return
+        desk = self._desks[node.actor_name]
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
-            self._contribution(node, event, event.body)
+            self._contribution(desk, node, event, event.body)
         elif isinstance(event, FragmentMerged):
-            self._merged(world, event)
+            self._merged(world, desk, event)
         elif isinstance(event, Recovered):
-            self._merging.clear()
+            desk.merging.clear()
         for effect in effects:
             if isinstance(effect, MergeFragment):
-                self._merge(world, effect)
+                self._merge(world, desk, effect)
             elif isinstance(effect, Observe) and effect.event == "joined":
                 actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
-                self._newest[actor] = max(self._newest[actor], number_of(number))
+                desk.newest[actor] = max(desk.newest[actor], number_of(number))
 
-    def _contribution(self, node: Node, event: MessageArrived[Any], said: Contribution) -> None:
+    def _contribution(
+        self, desk: "Desk", node: Node, event: MessageArrived[Any], said: Contribution
+    ) -> None:
         number = node.actor.number
         what = node.contents[event.handle].what if event.handle else None
         told = (said.fragment, said.base, said.steps, said.step)
         said_by = f"contribution of {event.sender} at event {number}"
         hold(what == told, "token-conservation", f"{said_by} says {told}, its array is {what}")
         hold(said.tokens == said.steps * TOKENS, "token-conservation", f"{said_by}: {said.tokens}")
-        newest = self._newest[actor_of(event.sender)]
-        self._arrived[event.handle] = (event.sender, said, newest)
+        newest = desk.newest[actor_of(event.sender)]
+        desk.arrived[event.handle] = (event.sender, said, newest)
 
-    def _merge(self, world: World, merge: MergeFragment) -> None:
+    def _merge(self, world: World, desk: "Desk", merge: MergeFragment) -> None:
         names = [share.name for share in merge.shares]
         sync = world.job.sync
         in_order = sorted(set(names), key=str.encode) == names
         hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
         for share in merge.shares:
-            sender, said, newest = self._arrived[share.handle]
+            sender, said, newest = desk.arrived[share.handle]
             alive = number_of(sender) >= newest
             hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
             told = (sender, said.t, said.fragment)
@@ -138,13 +149,13 @@ class Merging(Books):
             lag = self.versions[merge.fragment] - said.base
             late = lag > sync.staleness * sync.interval
             hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
-        self._merging[merge.work] = merge
+        desk.merging[merge.work] = merge
 
-    def _merged(self, world: World, event: FragmentMerged) -> None:
-        merge = self._merging.pop(event.work)
+    def _merged(self, world: World, desk: "Desk", event: FragmentMerged) -> None:
+        merge = desk.merging.pop(event.work)
         shares = {share.name: share for share in merge.shares}
         for name in event.accepted:
-            _, said, _ = self._arrived.pop(shares[name].handle)
+            _, said, _ = desk.arrived.pop(shares[name].handle)
             spent = (name, said.fragment, said.base)
             hold(spent not in self._spent, "merge-once", f"tokens of {spent} at t {merge.t} again")
             self._spent.add(spent)
@@ -176,7 +187,7 @@ class Learning(Books):
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
         """Only learners learn."""
-        if node.actor_name == SYNCER or not isinstance(node.actor.machine, Learner):
+        if not isinstance(node.actor.machine, Learner):
             return
         name = node.incarnation
         steps = self.steps.setdefault(name, [])
@@ -217,6 +228,30 @@ def begins(event: Event) -> bool:
     if isinstance(event, MessageArrived):
         return isinstance(event.body, GlobalFragment | Resume)
     return isinstance(event, StateInstalled)
+
+
+class PerSyncer(Books):
+    """A check with books of its own for each syncer.
+
+    Args:
+        make: makes the books.
+    """
+
+    def __init__(self, make: Callable[[], Books]) -> None:
+        self._make = make
+        self._books: dict[str, Books] = {}
+
+    def started(self, world: World, node: Node) -> None:
+        """A syncer's books know that it has started; learners have none."""
+        if node.actor_name in world.vaults:
+            if node.actor_name not in self._books:
+                self._books[node.actor_name] = self._make()
+            self._books[node.actor_name].started(world, node)
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """It is for the syncer's own books."""
+        if node.actor_name in self._books:
+            self._books[node.actor_name].see(world, node, event, effects)
 
 
 class Clocks(Books):
@@ -272,9 +307,11 @@ class Durable(Books):
             return
         kept = {each.fragment: each.version for each in event.kept}
         for other in world.nodes.values():
-            if other.actor_name == SYNCER:
+            if other.actor_name in world.vaults:
                 continue
             for p, version in enumerate(other.labour.versions):
+                if world.job.syncer_of(p) != node.actor_name:
+                    continue
                 found = kept.get(p, 0)
                 said = f"{other.incarnation} has version {version} of {p}, kept was {found}"
                 hold(version <= found, "ack-after-durable", said)

@@ -7,7 +7,6 @@ full capacity; uptime the share of the time in which at least one learner was tr
 from collections.abc import Sequence
 
 from ddloco.effects import Observe
-from ddloco.faults import SYNCER
 from ddloco.simulation.checks import Books
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.node import Node
@@ -39,14 +38,14 @@ class Ledger(Books):
 
     def started(self, world: World, node: Node) -> None:
         """A learner is there."""
-        if node.actor_name != SYNCER and node.actor_name in self._away:
+        if node.actor_name not in world.vaults and node.actor_name in self._away:
             since = self._away.pop(node.actor_name)
             if world.now > since:
                 self._down[node.actor_name].append((since, world.now))
 
     def died(self, world: World, node: Node) -> None:
         """A learner is gone."""
-        if node.actor_name != SYNCER:
+        if node.actor_name not in world.vaults:
             self._away[node.actor_name] = world.now
 
     def observed(self, node: Node, what: Observe) -> None:

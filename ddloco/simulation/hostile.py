@@ -15,8 +15,9 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from ddloco.config import Job, job_from
-from ddloco.effects import Finish, Observe
-from ddloco.faults import SYNCER, Fault, Faults, Kind, schedule
+from ddloco.effects import Finish, Observe, SaveModel
+from ddloco.events import ModelSaved, Started
+from ddloco.faults import Fault, Faults, Kind, schedule
 from ddloco.sections import convert
 from ddloco.simulation.belief import Belief
 from ddloco.simulation.bounds import Bounds, Holders
@@ -27,6 +28,7 @@ from ddloco.simulation.checks import (
     Learning,
     Merging,
     Optimizer,
+    PerSyncer,
     Trail,
     Violation,
     hold,
@@ -74,16 +76,21 @@ class Hostile:
     end_at: float = LATEST_S
 
 
-def draw(seed: int, tapes: Path | None = None) -> Hostile:
-    """The hostile world of a seed; its actors leave tapes in ``tapes``, if it is given."""
-    rng = random.Random(f"hostile {seed}")
+def _job(rng: random.Random, seed: int) -> Job:
+    """Sizes and settings, as far apart as they can be; a quarter of the worlds have shards."""
     learners = rng.randint(1, 5)
     interval = rng.randint(2, 8)
     parts = rng.randint(1, interval)
     steps = interval * rng.randint(4, 8)
     plain = {
         "task": {TENSORS: max(parts, rng.randint(2, 8))},
-        "job": {"task": "simulated:tensors", "steps": steps, "learners": learners, "seed": seed},
+        "job": {
+            "task": "simulated:tensors",
+            "steps": steps,
+            "learners": learners,
+            "seed": seed,
+            "syncers": min(parts, random.Random(f"shards {seed}").choice([1, 1, 1, 2, 3])),
+        },
         "sync": {
             "fragments": parts,
             "interval": interval,
@@ -96,7 +103,14 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
         },
         "outer": {"lr": rng.choice([0.4, 0.7, 1.0]), "momentum": rng.choice([0.0, 0.6, 0.9])},
     }
-    job = job_from(plain, f"hostile world {seed}")
+    return job_from(plain, f"hostile world {seed}")
+
+
+def draw(seed: int, tapes: Path | None = None) -> Hostile:
+    """The hostile world of a seed; its actors leave tapes in ``tapes``, if it is given."""
+    rng = random.Random(f"hostile {seed}")
+    job = _job(rng, seed)
+    steps, interval = job.job.steps, job.sync.interval
     speeds = {name: rng.choice([0.5, 1.0, 1.0, 1.2, 3.0]) for name in job.learner_names()}
     variance = rng.choice([0.0, 0.1, 0.3])
     heal_at = steps * rng.uniform(0.4, 1.0)
@@ -149,7 +163,7 @@ def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
     if rng.random() < 0.3:
         what = rng.choice([["crash"], ["stall"], ["crash", "stall"]])
         every_s = rng.choice([8.0, 25.0])
-        storms.append({"what": what, "who": [SYNCER], "every_s": every_s, **common})
+        storms.append({"what": what, "who": list(job.syncer_names()), "every_s": every_s, **common})
     late = [
         {"what": "join", "who": name, "at_s": rng.uniform(0, heal_at)}
         for name in job.learner_names()[1:]
@@ -181,6 +195,13 @@ def _bearable(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
+def _owner(world: World, t: int) -> str:
+    """The syncer whose fragment is due at a global step."""
+    fragment = world.plan.fragment_due(t)
+    assert fragment is not None, "something is due at every step that is launched"
+    return world.job.syncer_of(fragment)
+
+
 class Healing(Books):
     """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
 
@@ -189,37 +210,57 @@ class Healing(Books):
         self._learning = learning
         self._heal_at = heal_at
         self._repeated: set[int] = set()
+        self._scored = self._kept = False
 
     def started(self, world: World, node: Node) -> None:
         """What a syncer had to repeat is lost with it."""
-        if node.actor_name == SYNCER:
-            self._repeated.clear()
+        if node.actor_name in world.vaults:
+            self._repeated -= {t for t in self._repeated if _owner(world, t) == node.actor_name}
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
-        """Look when the syncer ends the job."""
-        if node.actor_name != SYNCER:
+        """Look when the syncer that leads ends the job."""
+        if node.actor_name not in world.vaults:
             return
+        if node.actor_name == world.lead and isinstance(event, ModelSaved | Started):
+            self._kept = isinstance(event, ModelSaved)
         for effect in effects:
             match effect:
                 case Observe("sync repeated", fields):
                     self._repeated.add(fields["t"])
                 case Observe("merge", fields):
                     self._repeated.discard(fields["t"])
-                case Finish():
+                case Observe("result"):
+                    self._scored = True
+                case SaveModel():
+                    self._saved(world, node, effect)
+                case Finish() if node.actor_name == world.lead:
                     self._ended(world, effect)
                 case _:
                     pass
 
+    def _saved(self, world: World, node: Node, effect: SaveModel) -> None:
+        """The model is whole, and of the newest merges; one that came back may make more."""
+        for p, handle in enumerate(effect.fragments):
+            (fragment, version, *_), newest = node.contents[handle].what, self._merging.versions[p]
+            owner = world.nodes[world.job.syncer_of(p)]
+            said = f"version {version} of fragment {fragment} is saved as {p}, {newest} was merged"
+            late = version == newest or owner.number > 1
+            hold(fragment == p and late, "model-whole", said)
+
     def _ended(self, world: World, finish: Finish) -> None:
-        hold(finish.status == "done", "heal-progress", f"the job ended: {finish.reason}")
-        left = sorted(self._repeated)
+        # A lead that dies after all is kept and told finds, when it is back, its shards gone.
+        done = finish.status == "done" or (self._scored and world.nodes[world.lead].number > 1)
+        hold(done, "heal-progress", f"the job ended: {finish.reason}")
+        kept = self._kept or finish.status != "done"
+        hold(kept, "model-whole", "the job ended, and the model was not kept")
+        left = sorted(t for t in self._repeated if _owner(world, t) == world.lead)
         hold(not left, "heal-progress", f"the job ended, syncs {left} were to be repeated")
         quiet = [merge for merge in self._merging.merges if merge[0] > self._heal_at]
         averaged = {name for merge in quiet for name in merge[3]}
         if len(quiet) < 2 * world.job.sync.fragments + 6:
             return  # It ended too early to tell.
         for actor, other in world.nodes.items():
-            if actor == SYNCER:
+            if actor in world.vaults:
                 continue
             steps = [at for at in self._learning.steps[other.incarnation] if at > self._heal_at]
             sync = world.job.sync
@@ -258,8 +299,9 @@ class Watch:
     def checks(self) -> list[Books]:
         """All of them, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
-        others = [Clocks(), Bounds(), Holders(), Durable(), Optimizer(), Oracle(), Belief()]
-        return [self.merging, Launches(), self.learning, *others, healing, self.trail]
+        others: list[Books] = [Clocks(), Bounds(), Holders(), Durable(), Optimizer(), Oracle()]
+        others.append(PerSyncer(Belief))
+        return [self.merging, PerSyncer(Launches), self.learning, *others, healing, self.trail]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
@@ -281,7 +323,11 @@ def happen(drawn: Hostile) -> Outcome:
             world.call(begin, _spoil, world, name, how)
             world.call(end, _spoil, world, name, None)
         world.run(drawn.end_at, events_max=EVENTS_MAX)
-        hold(world.nodes[SYNCER].finish is not None, "heal-progress", f"{world.now:.0f} s, no end")
+        hold(
+            world.nodes[world.lead].finish is not None,
+            "heal-progress",
+            f"{world.now:.0f} s, no end",
+        )
     except Violation as violation:
         outcome.violation, outcome.invariant = str(violation), violation.invariant
     except EndlessError as error:

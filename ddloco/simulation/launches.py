@@ -5,7 +5,6 @@ from typing import Any
 
 from clocks import actor_of
 from ddloco.effects import MergeFragment, Observe
-from ddloco.faults import SYNCER
 from ddloco.membership import SILENCE_S_MIN
 from ddloco.messages import Progress, Pull
 from ddloco.simulation.checks import Books, hold
@@ -49,7 +48,7 @@ class Launches(Books):
 
     def started(self, world: World, node: Node) -> None:
         """Whatever was under way died with the syncer before this one."""
-        if node.actor_name == SYNCER:
+        if node.actor_name in world.vaults:
             self._forget()
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddloco.faults import SYNCER
 from ddloco.folder import open_folder
 from ddloco.simulation.bounds import Bounds
 from ddloco.simulation.checks import (
@@ -90,7 +89,7 @@ def run_case(
     row.values = ledger.results(world)
     if folder is not None and not world.over and row.violation is None:
         # Whoever follows these tapes wants a job that has come to its end.
-        world.stop(SYNCER, "enough")
+        world.stop(world.lead, "enough")
         world.run(world.now + ENDING_S_MAX)
     world.close()
     row.trail = next((each.value() for each in checks if isinstance(each, Trail)), "")

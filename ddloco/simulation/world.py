@@ -16,27 +16,22 @@ from ddloco.actor import Actor
 from ddloco.config import Job
 from ddloco.effects import Differentiate, Finish, Observe, RunStep, Work
 from ddloco.events import Started, StepFinished, StopRequested, WorkResult
-from ddloco.faults import LINK_KINDS, SYNCER, Fault
+from ddloco.faults import LINK_KINDS, Fault
 from ddloco.fragments import FragmentPlan
 from ddloco.host import machine_for
 from ddloco.simulation.labour import Labour, Vault
-from ddloco.simulation.network import CONTROL_BYTES, Line, Way
+from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
+from ddloco.simulation.switch import Switch
 from transport import (
-    BULK,
     CancelTimer,
     Event,
     Free,
-    LaneBroken,
-    MessageArrived,
     SetTimer,
     TimerFired,
     Transmit,
 )
-
-DEALER_MESSAGES_MAX = 1000
-"""Messages of all learners that wait while there is no syncer; later ones are lost."""
 
 LEAVING_S = 0.5
 """How often it is looked whether an actor that leaves has gone, so that it may return."""
@@ -62,36 +57,32 @@ class World:
         self._clerks: list[Clerk] = [*checks, *clerks]
         self.now = 0.0
         self.over = False
-        """Whether the job has ended: the syncer has finished, and no learner is left."""
+        """Whether the job has ended: the syncer that leads has finished, and nobody is left."""
         self.events = 0
         self.plan: FragmentPlan = job.plan(physics.leaves)
-        self.vault = Vault()
+        self.vaults = {name: Vault() for name in job.syncer_names()}
+        self.lead = job.syncer_names()[0]
         self.nodes: dict[str, Node] = {}
         """The newest incarnation of each actor, dead or alive, by actor."""
-        self.lines: dict[str, Line] = {}
-        self._linked: dict[str, Node] = {}
-        self._parked: list[tuple[str, Any]] = []
+        self.switch = Switch(self)
         self._paces: dict[str, Pace] = {}
         self._heap: list[tuple[Any, ...]] = []
         self._order = 0
         self._doers: dict[type[Any], Callable[[Node, Any], None]] = {
-            Transmit: self._transmit,
+            Transmit: self.switch.transmit,
             SetTimer: self._set_timer,
             CancelTimer: self._cancel_timer,
             Free: self._free,
             Finish: self._finish,
             Observe: self._observe,
         }
-        size = self.plan.total_bytes / len(self.plan.fragments)
-        self._bulk_bytes = int(physics.fragment_bytes or size)
 
     # Actors come and go.
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:
-        """Start the syncer and the learners, and let the faults happen when they are due."""
+        """Start the syncers and the learners, and let the faults happen when they are due."""
         late = {fault.who for fault in faults if fault.what == "join"}
-        self.start(SYNCER)
-        for name in self.job.learner_names():
+        for name in self.job.names():
             if name not in late:
                 self.start(name)
         for fault in faults:
@@ -117,7 +108,11 @@ class World:
             actor_name=actor,
             actor=Actor(incarnation, machine_for(self.job, incarnation)),
             labour=Labour(
-                self.job, incarnation, self.plan, self.vault, arithmetic=physics.arithmetic
+                self.job,
+                incarnation,
+                self.plan,
+                self.vaults.get(actor, Vault()),
+                arithmetic=physics.arithmetic,
             ),
             pace=self._paces[actor],
             recorder=physics.recorder(incarnation),
@@ -125,15 +120,11 @@ class World:
             zero=self.now,
         )
         self.nodes[actor] = node
-        if actor != SYNCER:
-            stream = random.Random(f"{physics.seed}/link of {incarnation}")
-            self.lines[incarnation] = Line(physics.wire, stream)
-            self._linked[incarnation] = node
+        self.switch.plug(node)
         for clerk in self._clerks:
             clerk.started(self, node)
-        self._admit(node, Started(incarnation, physics.leaves))
-        if actor == SYNCER:
-            self._unpark()
+        self.admit(node, Started(incarnation, physics.leaves))
+        self.switch.unpark(actor)
         return node
 
     def kill(self, actor: str) -> None:
@@ -141,21 +132,18 @@ class World:
         node = self.nodes[actor]
         if not node.present:
             return
-        if actor == SYNCER:
-            for line in self.lines.values():
-                line.generation += 1
+        self.switch.reset(actor)
         self._gone(node)
 
     def _gone(self, node: Node) -> None:
         node.present = False
         node.pace.away(self.now)
-        syncer = self.nodes.get(SYNCER)
+        lead = self.nodes.get(self.lead)
         left = any(each.present for each in self.nodes.values())
-        self.over = syncer is not None and syncer.finish is not None and not left
+        self.over = lead is not None and lead.finish is not None and not left
         for clerk in self._clerks:
             clerk.died(self, node)
-        if node.actor_name != SYNCER:
-            del self.lines[node.incarnation], self._linked[node.incarnation]
+        self.switch.unplug(node)
         node.close()
 
     def close(self) -> None:
@@ -180,7 +168,7 @@ class World:
         """Somebody outside asks an actor to end in good order."""
         node = self.nodes[actor]
         if node.present:
-            self._push(self.now, node, self._admit, StopRequested(reason))
+            self.tell(node, StopRequested(reason))
 
     def _befall(self, fault: Fault) -> None:
         """A fault happens to whoever is there; to nobody if it is not."""
@@ -222,17 +210,16 @@ class World:
             self.start(node.actor_name)
 
     def _strain(self, node: Node, fault: Fault, back: float | None) -> None:
-        line = self.lines[node.incarnation]
-        line.begin(fault)
+        for line in self.switch.of(node):
+            line.begin(fault)
+            if back is not None and fault.what != "reset":
+                self.call(back, self._relieve, line, fault)
         if fault.what == "reset":
-            self._push(self.now, node, self._admit, LaneBroken(SYNCER, BULK, "reset"))
-            return
-        if back is not None:
-            self.call(back, self._relieve, line, fault)
+            self.switch.cut_connections(node)
 
     def _relieve(self, line: Line, fault: Fault) -> None:
         for node, item in line.end(fault):
-            self._happen(node, self._arrive, item)
+            self._happen(node, self.switch.arrive, item)
 
     def _happen(self, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
         """What was held back happens now: before what is due now and may follow it in its lane."""
@@ -248,7 +235,16 @@ class World:
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, None, function, arguments))
 
-    def _push(self, at: float, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
+    def tell(self, node: Node, event: Event) -> None:
+        """Let an event happen to an actor now, after whatever is due now already."""
+        self.push(self.now, node, self.admit, event)
+
+    def name_of(self, incarnation: str) -> str:
+        """``syncer`` for ``syncer.2``."""
+        return incarnation.rpartition(".")[0]
+
+    def push(self, at: float, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
+        """Let something happen to an actor at ``at``."""
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, node, happen, item))
 
@@ -282,7 +278,7 @@ class World:
         if until_s < math.inf:
             self.now = until_s
 
-    def _admit(self, node: Node, event: Event) -> None:
+    def admit(self, node: Node, event: Event) -> None:
         """Stamp, tape, handle, tape, perform: as the driver does."""
         actor, recorder = node.actor, node.recorder
         # Never backwards: a difference of two times rounds now one way, now the other.
@@ -311,14 +307,14 @@ class World:
     def _set_timer(self, node: Node, effect: SetTimer) -> None:
         at = effect.at + node.zero
         node.timers[effect.timer] = at
-        self._push(max(self.now, at), node, self._timer, (effect, at))
+        self.push(max(self.now, at), node, self._timer, (effect, at))
 
     def _timer(self, node: Node, item: tuple[SetTimer, float]) -> None:
         effect, at = item
         if node.timers.get(effect.timer) == at:  # Neither cancelled nor moved.
             del node.timers[effect.timer]
             node.at = max(node.at, effect.at)
-            self._admit(node, TimerFired(effect.timer))
+            self.admit(node, TimerFired(effect.timer))
 
     def _cancel_timer(self, node: Node, effect: CancelTimer) -> None:
         node.timers.pop(effect.timer, None)
@@ -339,61 +335,11 @@ class World:
         node.labour.begin(work)
         steps = isinstance(work, RunStep | Differentiate)
         seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
-        self._push(self.now + seconds, node, self._end_work, work)
+        self.push(self.now + seconds, node, self._end_work, work)
 
     def _end_work(self, node: Node, work: Work) -> None:
         result: WorkResult = node.labour.do(work, node.contents)
         node.labour.settle(result)
         if isinstance(result, StepFinished):
             node.pace.done(self.now)
-        self._admit(node, result)
-
-    # Messages.
-
-    def _transmit(self, node: Node, said: Transmit[Any]) -> None:
-        content = node.contents[said.payload] if said.payload else None
-        item = (said, node.incarnation, content)
-        if node.actor_name != SYNCER:
-            target = self.nodes.get(SYNCER)
-            if target is not None and target.present:
-                self._send(self.lines[node.incarnation], "to-syncer", target, item)
-            elif len(self._parked) < DEALER_MESSAGES_MAX:
-                self._parked.append((node.incarnation, item))
-            return
-        target = self._linked.get(said.peer)
-        if target is None:
-            broken = LaneBroken(said.peer, said.lane, "nobody is there")
-            self._push(self.now, node, self._admit, broken)
-        else:
-            self._send(self.lines[said.peer], "from-syncer", target, item)
-
-    def _send(self, line: Line, way: Way, target: Node, item: Any) -> None:
-        nbytes = CONTROL_BYTES if item[2] is None else self._bulk_bytes
-        at = line.arrival(way, item[0].lane, self.now, nbytes)
-        self._push(at, target, self._arrive, (*item, line, way, line.generation))
-
-    def _unpark(self) -> None:
-        """A syncer is there again: what the learners' queues held comes in."""
-        parked, self._parked = self._parked, []
-        target = self.nodes[SYNCER]
-        for incarnation, item in parked:
-            line = self.lines.get(incarnation)
-            if line is not None:
-                self._send(line, "to-syncer", target, item)
-
-    def _arrive(self, node: Node, item: Any) -> None:
-        said, sender, content, line, way, generation = item
-        if generation != line.generation:
-            return  # Lost with its connection.
-        direct = line.ways[way]
-        if direct.held:
-            direct.waiting.append((node, item))
-            return
-        handle, digest = "", b""
-        if content is not None:
-            handle = f"in/{node.actor.number + 1}"
-            node.contents[handle] = content
-            digest = content.digest
-        peer = SYNCER if way == "from-syncer" else sender
-        came = said.lane, sender, said.session, said.seq, said.clock, said.body, digest, handle
-        self._admit(node, MessageArrived(peer, *came))
+        self.admit(node, result)

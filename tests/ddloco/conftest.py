@@ -81,12 +81,13 @@ class World(worlds.World):
         checks += [Holders(), Durable(), Optimizer(), *([Oracle()] if arithmetic else [])]
         checks.append(self.trail)
         super().__init__(job, physics, checks)
+        self._doers[Transmit] = self._unless_lost
         self.begin()
 
     def start(self, actor):
         """The next incarnation of an actor; its link is as slow as it was."""
         node = super().start(actor)
-        if node.incarnation in self.lines:
+        if self.switch.of(node):
             self.delay(actor, self._delays.get(actor, self.physics.wire.delay_s))
         return node
 
@@ -98,7 +99,7 @@ class World(worlds.World):
         """It goes on; whatever waited happens now, in order."""
         node = self.nodes[actor]
         for work in self._hung.pop(node, []):
-            self._push(self.now, node, self._end_work, work)
+            self.push(self.now, node, self._end_work, work)
         self.thaw(node)
 
     def _end_work(self, node, work):
@@ -109,18 +110,18 @@ class World(worlds.World):
 
     def break_lane(self, actor, peer, lane="bulk"):
         """An actor's own end of a lane breaks."""
-        self._push(self.now, self.nodes[actor], self._admit, LaneBroken(peer, lane, "test"))
+        self.tell(self.nodes[actor], LaneBroken(peer, lane, "test"))
 
     def delay(self, actor, seconds):
         """Messages of a learner's link take so long from now on, each way."""
         self._delays[actor] = seconds
-        line = self.lines.get(self.nodes[actor].incarnation)
-        for way in line.ways.values() if line is not None else ():
-            way.delay_s = seconds
+        for line in self.switch.of(self.nodes[actor]):
+            for way in line.ways.values():
+                way.delay_s = seconds
 
-    def _transmit(self, node, said):
+    def _unless_lost(self, node, said):
         if not self.lose(node.incarnation, said):
-            super()._transmit(node, said)
+            self.switch.transmit(node, said)
 
     def pass_time(self, seconds, **more):
         """Let so many seconds pass."""

@@ -415,7 +415,7 @@ def test_who_comes_back_waits_to_hear_where_its_data_goes_on(make_job, leaves):
     (run,) = of(RunStep, desk.say(Resume(7, "")))
     assert 7 == run.skip
     desk.finish_step()
-    assert 8 == desk.machine._progress().body.batches
+    assert 8 == desk.machine._state().batches
 
 
 def test_a_peers_state_is_as_good_a_beginning(returned):
@@ -428,7 +428,7 @@ def test_a_peers_state_is_as_good_a_beginning(returned):
     assert [(3, 1, 2)] == [each.versions for each in said(Progress, effects)]
     assert 0 == returned.machine._recovery.held()
     returned.finish_step()
-    (progress,) = said(Progress, [returned.machine._progress()])
+    progress = returned.machine._state()
     assert ((3, 4, 2), (1, 1, 1), 8) == (progress.versions, progress.steps, progress.batches)
 
 

@@ -19,7 +19,7 @@ class Desk:
 
     def __init__(self, merged=True):
         self.membership = Membership(P)
-        self.globals = Globals(P, 4)
+        self.globals = Globals(P, range(P), 4)
         if merged:
             for p in range(P):
                 self.globals.recover(p, 6 + p)

@@ -5,7 +5,7 @@ import pytest
 from ddloco.config import job_from
 from ddloco.effects import Differentiate, Finish, Observe
 from ddloco.events import Started, StepFinished, StopRequested, WorkFailed
-from ddloco.learner import SYNCER
+from ddloco.faults import SYNCER
 from ddloco.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.replica import Replica
 from transport import (

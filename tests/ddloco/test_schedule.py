@@ -10,7 +10,7 @@ from ddloco.schedule import Schedule
 def schedule():
     """Two fragments, due at t mod 4 = 0 and 2, until step 8."""
     leaves = [Leaf(f"{name}/w", (4,), "float32") for name in "ab"]
-    return Schedule(make_plan(leaves, fragments=2, interval=4, strategy="layer"), 8)
+    return Schedule(make_plan(leaves, fragments=2, interval=4, strategy="layer"), (0, 1), 8)
 
 
 def through(schedule):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from clocks import actor_of
 from ddloco.messages import (
+    Close,
     Contribution,
     GlobalFragment,
     Progress,
@@ -50,6 +51,7 @@ BODIES = {
     StateWanted: st.builds(StateWanted, names_st, counts_st, counts_st),
     StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
     StateRefused: st.builds(StateRefused, names_st, text_st),
+    Close: st.builds(Close, text_st),
     Stop: st.builds(Stop, counts_st, text_st),
 }
 metas_st = st.builds(

@@ -21,6 +21,7 @@ from ddloco.bands import Bands
 from ddloco.config import job_from
 from ddloco.effects import RunStep
 from ddloco.events import FragmentMerged, StepFinished, TimerFired
+from ddloco.farewell import Farewell
 from ddloco.faults import SYNCER, Fault
 from ddloco.learner import Learner
 from ddloco.lending import Lending
@@ -32,6 +33,7 @@ from ddloco.recovery import Recovery
 from ddloco.relay import Relay
 from ddloco.rounds import Rounds
 from ddloco.schedule import Schedule
+from ddloco.shards import Shards
 from ddloco.simulation import labour
 from ddloco.simulation.hostile import Hostile
 from ddloco.simulation.labour import Labour, leaves_of
@@ -222,7 +224,7 @@ def a_learner_goes_back_to_an_older_version(patch):
 def replace_unasked(self, fragment, newer):
     """As it is, without its assertion."""
     older, self._all[fragment] = self._all[fragment], newer
-    self.versions = tuple(each.version for each in self._all)
+    self.versions = self._versions()
     return [Drop(handle) for handle in older.handles() if handle not in newer.handles()]
 
 
@@ -267,8 +269,8 @@ def whatever_is_stale_is_taken(patch):
 
 @bug("staleness-bound", 12)
 def the_lag_is_twice_what_was_asked(patch):
-    def init(old, self, count, lag):
-        old(self, count, 2 * lag)
+    def init(old, self, count, owned, lag):
+        old(self, count, owned, 2 * lag)
 
     wrap(patch, Globals, "__init__", init)
 
@@ -316,6 +318,16 @@ def a_lent_copy_is_never_let_go(patch):
 @bug("bounded-memory", 1)
 def what_is_passed_on_is_kept(patch):
     after(patch, Relay, "encoded", lambda _self, effects: effects[:-1])
+
+
+@bug("model-whole", 0)
+def fragments_change_places_in_the_model(patch):
+    after(patch, Shards, "whole", lambda _self, whole: whole[::-1])
+
+
+@bug("model-whole", 0)
+def the_lead_leaves_before_the_model_is_kept(patch):
+    patch.setattr(Farewell, "kept", True)
 
 
 @bug("no-zombie", REBORN)
@@ -433,9 +445,9 @@ def a_fragment_may_be_under_way_twice(patch):
 
 @bug("no-learner-waits-on-learner", 0)
 def a_learner_begins_with_its_timer(patch):
-    def receive(old, self, at, said, handle):
+    def receive(old, self, at, peer, said, handle):
         self._run = lambda at: []
-        effects = old(self, at, said, handle)
+        effects = old(self, at, peer, said, handle)
         del self._run
         return effects
 
@@ -452,8 +464,8 @@ def a_learner_begins_with_its_timer(patch):
 
 @bug("no-learner-waits-on-learner", 0)
 def a_learner_takes_a_step_when_it_is_pulled(patch):
-    def answer(old, self, pull):
-        effects = old(self, pull)
+    def answer(old, self, peer, pull):
+        effects = old(self, peer, pull)
         return [*effects, *(self._run(0.0) if self._step == 3 and self._host else [])]
 
     wrap(patch, Learner, "_answer", answer)
@@ -478,7 +490,8 @@ def a_learner_waits_to_be_pulled(patch):
 @bug("inner-steps-never-block", 6)
 def a_learner_waits_for_its_link(patch):
     def handle(old, self, at, event):
-        alone = isinstance(event, StepFinished) and not self._linked and not self._stopping
+        linked = any(self._linked.values())
+        alone = isinstance(event, StepFinished) and not linked and not self._stopping
         if alone:
             self._run = lambda at: []
         effects = old(self, at, event)
@@ -493,8 +506,8 @@ def a_learner_waits_for_its_link(patch):
 
 @bug("no-unhealed-donor", 2)
 def a_learner_begins_with_the_first_fragment(patch):
-    def receive(old, self, at, said, handle):
-        effects = old(self, at, said, handle)
+    def receive(old, self, at, peer, said, handle):
+        effects = old(self, at, peer, said, handle)
         waits = self._step == 0 and self._running is None and self._incoming
         return [*effects, *(self._run(at) if waits else [])]
 

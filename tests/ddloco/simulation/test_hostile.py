@@ -48,7 +48,7 @@ def test_tapes_change_nothing_that_is_drawn(tmp_path):
     )
     happen(taped)
     names = {path.stem for path in tmp_path.rglob("*.tape")}
-    assert {"syncer.1", "learner-0.1"} <= names
+    assert {f"{plain.job.syncer_names()[0]}.1", "learner-0.1"} <= names
 
 
 def test_worlds_are_far_apart():
@@ -62,6 +62,7 @@ def test_worlds_are_far_apart():
     }
     assert {1, 2, 3, 4, 5} == {each.job.job.learners for each in drawn}
     assert {1, 2, 3} == {each.job.sync.overlap for each in drawn}
+    assert {1, 2, 3} == {each.job.job.syncers for each in drawn}
     assert any(each.poisoned for each in drawn)
     assert any(not each.faults for each in drawn)
     for each in drawn:

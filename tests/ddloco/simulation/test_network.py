@@ -200,7 +200,7 @@ def test_what_was_held_back_is_not_overtaken(World, make_job):
     world = World(make_job(learners=1, steps=18, overlap=2))
     world.run(4.0)
     ends = world.learning.steps["learner-0.1"][-1]
-    cut, held = fault("cut", direction="to-syncer"), world.lines["learner-0.1"]
+    cut, held = fault("cut", direction="to-syncer"), world.switch.lines["learner-0.1", "syncer"]
     world.call(ends + 0.5, held.begin, cut)
     world.run(ends + 1.2)
     assert held.ways["to-syncer"].waiting

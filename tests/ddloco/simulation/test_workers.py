@@ -10,13 +10,15 @@ from ddloco.simulation.labour import Vault, leaves_of
 from ddloco.simulation.workers import TENSORS, SimulatedWorkers, is_simulated
 from replay import open_tapes
 
+SEED = next(seed for seed in range(99) if hostile.draw(seed).job.job.syncers == 1)
+
 
 @pytest.fixture
 def shop(tmp_path):
     """The worker of a simulated syncer's tape, its arrays, and what it keeps."""
-    hostile.run(3, tmp_path)
+    hostile.run(SEED, tmp_path)
     tape = next(each for each in open_tapes(tmp_path) if each.incarnation == "syncer.1")
-    job, arrays, vault = hostile.draw(3).job, Arrays(), Vault()
+    job, arrays, vault = hostile.draw(SEED).job, Arrays(), Vault()
     return SimulatedWorkers(job, tape.header, arrays, vault), arrays, vault, job, tape.header
 
 
