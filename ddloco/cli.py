@@ -140,11 +140,15 @@ def _add_run(orders: Orders) -> None:
 
 
 def _add_syncer(orders: Orders) -> None:
-    command = _command(orders, "syncer", "run the syncer of a job on this host")
+    command = _command(orders, "syncer", "run the syncer of a job, or a shard of it, on this host")
     _add_job(command, folder_needed=True)
     command.add_argument(
         "--bind", metavar="ADDRESS", required=True, help="where to listen: tcp://127.0.0.1:5555"
     )
+    command.add_argument(
+        "--name", default="", help="which shard this is, with job.syncers: syncer-1 (default: lead)"
+    )
+    command.add_argument("--connect", metavar="ADDRESS", help="syncer-0, for the other shards")
     _add_actor(command)
     command.set_defaults(run="syncer")
 
@@ -153,7 +157,11 @@ def _add_learner(orders: Orders) -> None:
     command = _command(orders, "learner", "run one learner of a job on this host")
     _add_job(command, folder_needed=True)
     command.add_argument(
-        "--connect", metavar="ADDRESS", required=True, help="the syncer: tcp://host:5555"
+        "--connect",
+        metavar="ADDRESS",
+        nargs="+",
+        required=True,
+        help="the syncer, tcp://host:5555; with shards all of them, syncer-0 first",
     )
     command.add_argument("--name", required=True, help="which learner this is: learner-3")
     _add_actor(command)

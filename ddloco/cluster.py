@@ -8,13 +8,13 @@ from pathlib import Path
 
 import trio
 
+from clocks import actor_of
 from ddloco.config import Job
 from ddloco.effects import Finish
-from ddloco.faults import SYNCER
 from ddloco.host import Hosted
 from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
-from transport import LANES, Endpoint
+from transport import LANES
 from transport.curve import Curve
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -59,31 +59,41 @@ class Cluster:
         self.folder = folder
         self.outcome = Outcome()
         self._keys = keys_of(job, job.transport.kind)
+        self._lead = f"{job.syncer_names()[0]}.1"
         self._hosted: dict[str, Hosted] = {}
 
     def request_stop(self, reason: str) -> None:
-        """Ask the job to end in good order: the syncer tells the learners."""
-        if f"{SYNCER}.1" in self._hosted:
-            self._hosted[f"{SYNCER}.1"].request_stop(reason)
+        """Ask the job to end in good order: the syncer that leads tells the others."""
+        if self._lead in self._hosted:
+            self._hosted[self._lead].request_stop(reason)
 
     async def run(self) -> Outcome:
         """Run the job to its end."""
         keep_freed_memory()
-        with _address(self.job) as wanted:
+        with _addresses(self.job) as wanted:
             async with open_context() as context:
-                syncer = new_endpoint(context, self._keys.get(SYNCER))
-                address = await syncer.listen(wanted)
-                endpoints: dict[str, Endpoint] = {f"{SYNCER}.1": syncer}
-                for name in self.job.learner_names():
-                    endpoints[f"{name}.1"] = await dial_syncer(
-                        new_endpoint(context, self._keys.get(name)), address, f"{name}.1"
-                    )
+                endpoints = await self._connected(context, wanted)
                 for incarnation, endpoint in endpoints.items():
                     self._hosted[incarnation] = Hosted(self.job, incarnation, self.folder, endpoint)
                 async with trio.open_nursery() as nursery:
                     for hosted in self._hosted.values():
                         nursery.start_soon(self._host, hosted)
         return self.outcome
+
+    async def _connected(self, context: object, wanted: dict[str, str]) -> dict[str, ZmqEndpoint]:
+        """Every actor's endpoint, by incarnation: syncers listen, and all dial whom they need."""
+        syncers = self.job.syncer_names()
+        endpoints: dict[str, ZmqEndpoint] = {}
+        addresses: dict[str, str] = {}
+        for name in self.job.names():
+            endpoint = endpoints[f"{name}.1"] = new_endpoint(context, self._keys.get(name))
+            dialled = syncers
+            if name in syncers:
+                addresses[name] = await endpoint.listen(wanted[name])
+                dialled = syncers[:1] if name != syncers[0] else ()
+            for syncer in dialled:
+                await dial_syncer(endpoint, syncer, addresses[syncer], f"{name}.1")
+        return endpoints
 
     async def _host(self, hosted: Hosted) -> None:
         """Run one actor; when it ends for a reason that ends the job, end the others."""
@@ -93,11 +103,13 @@ class Cluster:
             await hosted.endpoint.aclose()
         self.outcome.finishes[hosted.incarnation] = finish
         running = [name for name in self._hosted if name not in self.outcome.finishes]
-        if finish.status == "bad-input" or hosted.incarnation == f"{SYNCER}.1":
+        if finish.status == "bad-input" or hosted.incarnation == self._lead:
             for name in running:
                 self._hosted[name].request_stop(finish.reason)
-        elif running == [f"{SYNCER}.1"]:
-            self._hosted[f"{SYNCER}.1"].request_stop("no learner is left")
+        elif self._lead in running and not {actor_of(each) for each in running} - {
+            *self.job.syncer_names()
+        }:
+            self._hosted[self._lead].request_stop("no learner is left")
 
 
 def keys_of(job: Job, kind: str) -> dict[str, Curve]:
@@ -108,7 +120,7 @@ def keys_of(job: Job, kind: str) -> dict[str, Curve]:
     """
     if kind == "inproc":
         return {}
-    found = {name: curve_of(job, name) for name in (SYNCER, *job.learner_names())}
+    found = {name: curve_of(job, name) for name in job.names()}
     return {name: curve for name, curve in found.items() if curve is not None}
 
 
@@ -122,22 +134,22 @@ def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
     )
 
 
-async def dial_syncer(endpoint: ZmqEndpoint, address: str, incarnation: str) -> ZmqEndpoint:
-    """Connect both lanes of an actor to the syncer."""
+async def dial_syncer(endpoint: ZmqEndpoint, syncer: str, address: str, incarnation: str) -> None:
+    """Connect both lanes of an actor to a syncer."""
     for lane in LANES:
-        await endpoint.dial(address, route=f"{SYNCER}/{lane}", identity=f"{incarnation}/{lane}")
-    return endpoint
+        await endpoint.dial(address, route=f"{syncer}/{lane}", identity=f"{incarnation}/{lane}")
 
 
 @contextmanager
-def _address(job: Job) -> Iterator[str]:
-    """Where the syncer of a job in one process listens."""
+def _addresses(job: Job) -> Iterator[dict[str, str]]:
+    """Where the syncers of a job in one process listen, by name."""
+    names = job.syncer_names()
     match job.transport.kind:
         case "inproc":
-            yield "inproc://syncer"
+            yield {name: f"inproc://{name}" for name in names}
         case "tcp":
-            yield "tcp://127.0.0.1:*"
+            yield dict.fromkeys(names, "tcp://127.0.0.1:*")
         case "ipc":
             # A socket's path has at most 107 bytes, which a run folder may exceed.
             with tempfile.TemporaryDirectory(prefix="ddloco-") as folder:
-                yield f"ipc://{folder}/syncer"
+                yield {name: f"ipc://{folder}/{name}" for name in names}

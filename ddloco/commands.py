@@ -215,7 +215,8 @@ def syncer(given: argparse.Namespace) -> int:
     """``ddloco syncer``."""
 
     async def serve(job: Job) -> Finish:
-        return await serve_syncer(job, given.folder, given.bind, with_parent=given.with_parent)
+        who = given.bind, given.name, given.connect
+        return await serve_syncer(job, given.folder, *who, with_parent=given.with_parent)
 
     return _serve(given, serve)
 

@@ -12,8 +12,7 @@ from ddloco.logs import LOG_FILE
 from ddloco.sections import ConfigError
 
 JOB_FILE = "job.toml"
-ADDRESS_FILE = "syncer.address"
-CONTENTS = (JOB_FILE, LOG_FILE, ADDRESS_FILE, "tapes", "model", KEPT)
+CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT)
 """All that a run writes, and so all that overwriting one may delete."""
 
 
@@ -33,8 +32,7 @@ def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool =
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if overwrite:
-            for name in CONTENTS:
-                path = folder / name
+            for path in (*folder.glob("*.address"), *(folder / name for name in CONTENTS)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if (folder / "tapes").exists() and not join:
             raise ConfigError(f"{folder}: holds a run already; choose another --dir or --overwrite")
@@ -46,6 +44,11 @@ def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool =
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     return folder
+
+
+def address_file(folder: Path, syncer: str) -> Path:
+    """Where a syncer writes down on which address it listens."""
+    return folder / f"{syncer}.address"
 
 
 def next_folder(parent: Path, name: str) -> Path:

@@ -19,10 +19,9 @@ from ddloco.cluster import Outcome
 from ddloco.config import Job
 from ddloco.display import LogTail
 from ddloco.effects import Finish, Status
-from ddloco.faults import SYNCER
-from ddloco.folder import ADDRESS_FILE, JOB_FILE
+from ddloco.folder import JOB_FILE, address_file
 from ddloco.logs import LOG_FILE, ActorLog
-from ddloco.proxy import Proxy
+from ddloco.proxy import Bundle
 
 START_S_MAX = 120.0
 """How long a syncer may take to listen; importing JAX on a busy machine takes a while."""
@@ -122,7 +121,12 @@ class Processes:
         self._faults = live_schedule(job)
         self._ending = False
         self._children: dict[str, Child] = {}
-        self._addresses: dict[str, str] = {}
+        self._syncers = job.syncer_names()
+        self._lead = self._syncers[0]
+        self._bound: dict[str, str] = {}
+        """Where each syncer listens, once it has said so."""
+        self._dialled: dict[str, list[str]] = {}
+        """Where each learner dials: the syncers, or relays before them."""
 
     def newest(self, name: str) -> Child | None:
         """An actor's newest process, ended or not."""
@@ -132,17 +136,15 @@ class Processes:
         """Ask the job to end in good order."""
         del reason
         self._calm()
-        if SYNCER in self._children:
-            self._dismiss_syncer()
+        if self._lead in self._children:
+            self._dismiss_lead()
 
     async def run(self) -> Outcome:
         """Start everybody, wait for everybody."""
         async with trio.open_nursery() as relays:
             async with trio.open_nursery() as self._nursery:
-                await self.bring(SYNCER)
-                address = await self._address()
-                if address:
-                    await self._populate(address, relays)
+                if all([await self._listens(name) for name in self._syncers]):
+                    await self._populate(relays)
             relays.cancel_scope.cancel()
         return self.outcome
 
@@ -158,19 +160,24 @@ class Processes:
             self._children[name].send(signal.SIGKILL)
 
     def _arguments(self, name: str) -> list[str]:
-        if name == SYNCER:
-            return ["syncer", *self._common(), "--bind", self._addresses.get(SYNCER, ANY_PORT)]
-        who = ["--connect", self._addresses[name], "--name", name]
-        return ["learner", *self._common(), *who]
+        if name not in self._syncers:
+            who = ["--connect", *self._dialled[name], "--name", name]
+            return ["learner", *self._common(), *who]
+        bind = ["--bind", self._bound.get(name, ANY_PORT)]
+        if name == self._lead:
+            return ["syncer", *self._common(), *bind]
+        shard = ["--name", name, "--connect", self._bound[self._lead]]
+        return ["syncer", *self._common(), *bind, *shard]
 
-    async def _populate(self, address: str, relays: trio.Nursery) -> None:
+    async def _populate(self, relays: trio.Nursery) -> None:
         """Start the learners, and chaos, if the job asks for it."""
-        proxies: dict[str, Proxy] = {}
-        for name in (SYNCER, *self.job.learner_names()):
-            self._addresses[name] = address
+        proxies: dict[str, Bundle] = {}
+        addresses = [self._bound[name] for name in self._syncers]
+        for name in self.job.learner_names():
+            self._dialled[name] = addresses
         for name in relayed(self._faults):
-            proxies[name] = Proxy(address)
-            self._addresses[name] = await proxies[name].listen()
+            proxies[name] = Bundle(addresses)
+            self._dialled[name] = await proxies[name].listen()
             relays.start_soon(proxies[name].run)
         self.awaited |= joiners(self._faults)
         for name in self.job.learner_names():
@@ -179,14 +186,14 @@ class Processes:
         if self._faults and not self._ending:
             self._nursery.start_soon(self._harm, proxies)
 
-    async def _harm(self, proxies: dict[str, Proxy]) -> None:
+    async def _harm(self, proxies: dict[str, Bundle]) -> None:
         with closing(ActorLog(self.folder / LOG_FILE, "chaos.1")) as log:
             self.chaos = Chaos(self._faults, self.job.chaos.seed, self, proxies, log)
             await self.chaos.run(self._ready)
 
     async def _ready(self) -> None:
         """Wait until every learner that was started has said so, or has ended."""
-        tail, expected = LogTail(self.folder), set(self._children) - {SYNCER}
+        tail, expected = LogTail(self.folder), set(self._children) - set(self._syncers)
         with trio.move_on_after(START_S_MAX):
             while expected:
                 expected -= {line["actor"] for line in tail.new_lines()}
@@ -234,18 +241,18 @@ class Processes:
                 self._children[each].ask_to_leave()
         elif name in self.awaited:
             return
-        elif name == SYNCER:
+        elif name == self._lead:
             self._calm()
             patience_s = STRAY_S_MAX if self._faults else STOP_S_MAX
             self._nursery.start_soon(self._end, running, 0.0 if status == "failed" else patience_s)
-        elif running == [SYNCER] and not self.awaited:
+        elif self._lead in running and not {*running, *self.awaited} - {*self._syncers}:
             self._calm()
-            self._dismiss_syncer()
+            self._dismiss_lead()
 
-    def _dismiss_syncer(self) -> None:
+    def _dismiss_lead(self) -> None:
         """Ask it to end in good order. It may be through already, and deaf to being asked."""
-        self._children[SYNCER].doomed = True
-        self._children[SYNCER].ask_to_leave()
+        self._children[self._lead].doomed = True
+        self._children[self._lead].ask_to_leave()
 
     async def _end(self, names: list[str], patience_s: float) -> None:
         """Let them go by themselves, then ask, then insist."""
@@ -271,13 +278,18 @@ class Processes:
         else:
             child.send(ask)
 
-    async def _address(self) -> str:
-        """Where the syncer listens, as it wrote it down; empty if it ended first."""
-        path = self.folder / ADDRESS_FILE
+    async def _listens(self, name: str) -> bool:
+        """Start a syncer, and wait until it has written down where it listens; whether it has."""
+        if name != self._lead and self._lead not in self._bound:
+            return False
+        await self.bring(name)
+        path = address_file(self.folder, name)
         with trio.move_on_after(START_S_MAX):
-            while SYNCER not in self.outcome.finishes:
+            while name not in self.outcome.finishes and name in self._children:
                 if path.exists():
-                    return path.read_text().strip()
+                    self._bound[name] = path.read_text().strip()
+                    return True
                 await trio.sleep(LOOK_S)
-        self._children[SYNCER].send(signal.SIGKILL)
-        return ""
+        for child in self._children.values():
+            child.send(signal.SIGKILL)
+        return False

@@ -117,6 +117,12 @@ class Close(Body, frozen=True):
     reason: Reason
 
 
+class Closed(Body, frozen=True):
+    """A shard's word to the lead: this many merges, and what they led to is on its way."""
+
+    merges: Count
+
+
 class Stop(Body, frozen=True):
     """The job is over at global step ``t``; finish the step at hand and leave."""
 
@@ -136,6 +142,7 @@ Said = (
     | StatePiece
     | StateRefused
     | Close
+    | Closed
     | Stop
 )
 """Everything that may travel in a job; the codec is made for this union."""

@@ -8,6 +8,7 @@ a reset loses what is on the way, as it does in life.
 import socket
 import struct
 from collections import deque
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 import trio
@@ -276,6 +277,42 @@ class Proxy:
         finally:
             self._connections.remove(connection)
             await trio.aclose_forcefully(syncer)  # serve_listeners closes the learner's.
+
+
+class Bundle:
+    """A learner's links to all syncers, harmed as one.
+
+    Args:
+        upstreams: the syncers' addresses.
+    """
+
+    def __init__(self, upstreams: Sequence[str]) -> None:
+        self._proxies = [Proxy(each) for each in upstreams]
+
+    async def listen(self) -> list[str]:
+        """Where the learner dials instead, in the same order."""
+        return [await each.listen() for each in self._proxies]
+
+    async def run(self) -> None:
+        """Carry everything until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for each in self._proxies:
+                nursery.start_soon(each.run)
+
+    def begin(self, fault: Fault) -> None:
+        """A fault sets in on every link."""
+        for each in self._proxies:
+            each.begin(fault)
+
+    def end(self, fault: Fault) -> None:
+        """It is over."""
+        for each in self._proxies:
+            each.end(fault)
+
+    def reset(self) -> None:
+        """All connections break."""
+        for each in self._proxies:
+            each.reset()
 
 
 def make_abortive(stream: trio.SocketStream) -> None:

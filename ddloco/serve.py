@@ -1,6 +1,7 @@
 """One actor in a process of its own: what ``ddloco syncer`` and ``ddloco learner`` run."""
 
 import ipaddress
+from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -12,8 +13,7 @@ from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import Job
 from ddloco.display import follow
 from ddloco.effects import Finish
-from ddloco.faults import SYNCER
-from ddloco.folder import ADDRESS_FILE
+from ddloco.folder import address_file
 from ddloco.host import TAPES, Hosted
 from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
@@ -23,36 +23,63 @@ from ddloco.signals import stop_on_signal, stop_with_parent
 from transport.zeromq import ZmqEndpoint, open_context
 
 
-async def serve_syncer(job: Job, folder: Path, bind: str, *, with_parent: bool) -> Finish:
-    """Run the syncer, listening on ``bind``; the address is written to the run folder.
+async def serve_syncer(
+    job: Job, folder: Path, bind: str, name: str, connect: str | None, *, with_parent: bool
+) -> Finish:
+    """Run a syncer, listening on ``bind``; the address is written to the run folder.
+
+    Args:
+        job: the resolved job.
+        folder: the run folder.
+        bind: where to listen.
+        name: which shard this is; empty for the one that leads.
+        connect: where the shard that leads listens; needed by the others.
+        with_parent: end when standard input does.
 
     Raises:
         ConfigError: the address cannot be bound, or is open to everyone without keys or a word;
-            or the keys cannot be used.
+            the job has no such shard; or the keys cannot be used.
     """
     check_bind(job, bind)
-    curve = curve_of(job, SYNCER)
+    lead, *others = job.syncer_names()
+    name = name or lead
+    if name not in (lead, *others):
+        names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
+        raise ConfigError(f"--name {name}: this job has {names}")
+    if (name == lead) != (connect is None):
+        said = f"{lead} leads, and dials nobody" if connect else f"missing; {name} dials {lead}"
+        raise ConfigError(f"--connect: {said}")
+    curve = curve_of(job, name)
+    incarnation = next_incarnation(folder, name)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
         try:
             address = await endpoint.listen(bind)
         except OSError as error:
             raise ConfigError(f"--bind {bind}: {error.strerror}") from None
-        partial = folder / f".{ADDRESS_FILE}.partial"
+        if connect is not None:
+            await _dial(endpoint, lead, connect, incarnation)
+        partial = folder / f".{name}.address.partial"
         partial.write_text(address)
-        partial.replace(folder / ADDRESS_FILE)
-        hosted = Hosted(job, next_incarnation(folder, SYNCER), folder, endpoint)
+        partial.replace(address_file(folder, name))
+        hosted = Hosted(job, incarnation, folder, endpoint)
         return await _serve(hosted, endpoint, with_parent=with_parent)
 
 
 async def serve_learner(
-    job: Job, folder: Path, connect: str, name: str, *, with_parent: bool
+    job: Job, folder: Path, connect: Sequence[str], name: str, *, with_parent: bool
 ) -> Finish:
-    """Run one learner against the syncer at ``connect``; it waits for a syncer that is late.
+    """Run one learner against the syncers at ``connect``, one address for each, in order; it waits
+    for those that are late.
 
     Raises:
-        ConfigError: the job has no such learner, the address is none, or its keys cannot be used.
+        ConfigError: the job has no such learner or another number of syncers, an address is none,
+            or its keys cannot be used.
     """
+    syncers = job.syncer_names()
+    if len(connect) != len(syncers):
+        names = ", ".join(syncers)
+        raise ConfigError(f"--connect: {len(connect)} addresses for {len(syncers)}: {names}")
     if name not in job.learner_names():
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
@@ -60,12 +87,17 @@ async def serve_learner(
     incarnation = next_incarnation(folder, name)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
-        try:
-            await dial_syncer(endpoint, connect, incarnation)
-        except OSError as error:
-            raise ConfigError(f"--connect {connect}: {error.strerror}") from None
+        for syncer, address in zip(syncers, connect, strict=True):
+            await _dial(endpoint, syncer, address, incarnation)
         hosted = Hosted(job, incarnation, folder, endpoint)
         return await _serve(hosted, endpoint, with_parent=with_parent)
+
+
+async def _dial(endpoint: ZmqEndpoint, syncer: str, address: str, incarnation: str) -> None:
+    try:
+        await dial_syncer(endpoint, syncer, address, incarnation)
+    except OSError as error:
+        raise ConfigError(f"--connect {address}: {error.strerror}") from None
 
 
 async def _serve(hosted: Hosted, endpoint: ZmqEndpoint, *, with_parent: bool) -> Finish:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
 from ddloco.effects import Observe
-from ddloco.messages import Close, GlobalFragment, Stop
+from ddloco.messages import Close, Closed, GlobalFragment, Stop
 from transport import CONTROL, Drop, Effect, Hangup, Keep, Retire, Send
 
 SHARDS = "shards"
@@ -28,7 +28,8 @@ class Shards:
         foreign: the fragments that they own.
         linked: per linked shard its peer.
         finals: per fragment its last version and the handle of its payload.
-        closing: since when the lead waits for them, None before.
+        merges: how many each has done, once it is through.
+        closing: why the lead waits for them, None before it does.
         patient: whether it waits still.
         released: peers that were told that all is over.
     """
@@ -38,6 +39,7 @@ class Shards:
     linked: dict[str, str] = field(default_factory=dict[str, str])
     finals: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     newest: dict[str, int] = field(default_factory=dict[str, int])
+    merges: dict[str, int] = field(default_factory=dict[str, int])
     closing: str | None = None
     patient: bool = True
     released: list[str] = field(default_factory=list[str])
@@ -45,7 +47,7 @@ class Shards:
     @property
     def complete(self) -> bool:
         """Whether every fragment's last version is there."""
-        return len(self.finals) == len(self.foreign)
+        return len(self.finals) == len(self.foreign) and len(self.merges) == len(self.names)
 
     def missing(self) -> list[int]:
         """Fragments whose last version nobody has sent."""
@@ -92,6 +94,12 @@ class Shards:
             return []
         self.finals[said.fragment] = said.version, handle
         return [Keep(handle), *([Drop(before[1])] if before is not None else [])]
+
+    def closed(self, peer: str, said: Closed) -> list[Effect]:
+        """A shard is through."""
+        if self.knows(peer):
+            self.merges[actor_of(peer)] = said.merges
+        return []
 
     def release(self, t: int, reason: str) -> list[Effect]:
         """It is over, for the shards, too: each is told once over each link."""

@@ -38,6 +38,7 @@ from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import (
     Close,
+    Closed,
     Contribution,
     GlobalFragment,
     Progress,
@@ -49,6 +50,7 @@ from ddloco.schedule import Schedule
 from ddloco.shards import SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.syncs import Globals
 from transport import (
+    CONTROL,
     Dial,
     Effect,
     Event,
@@ -57,6 +59,7 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    Send,
     SetTimer,
     TimerFired,
 )
@@ -130,7 +133,8 @@ class Syncer:
     def _stop(self, status: Status, reason: str) -> list[Effect]:
         """Launch nothing more, and end when nothing is under way."""
         if self._farewell is None:
-            self._stopping = self._stopping or (status, reason)
+            if self._stopping is None or status == "stopped":
+                self._stopping = status, reason
             if self._rounds is not None:
                 self._rounds.stop()
         return []
@@ -188,7 +192,7 @@ class Syncer:
 
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
         if peer == self._lead:
-            return self._globals.finals(peer) if self._handed_over else []
+            return self._closed() if self._handed_over else []
         if self._shards.knows(incarnation):
             return self._shards.join(peer)
         member, effects = self._membership.join(at, peer, incarnation)
@@ -221,6 +225,8 @@ class Syncer:
         match event.body:
             case GlobalFragment():
                 return self._shards.final(event.peer, event.body, event.handle)
+            case Closed():
+                return self._shards.closed(event.peer, event.body)
             case Close(reason) if event.peer == self._lead:
                 return self._stop("done", reason)
             case Stop(t, reason) if event.peer == self._lead and self._farewell is None:
@@ -306,7 +312,8 @@ class Syncer:
                 return []
             return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + SHARDS_S)]
         evaluating, saving = self._next_work(), self._next_work()
-        farewell = self._farewell = Farewell(status, reason, t, rounds.merges, evaluating)
+        merges = rounds.merges + sum(shards.merges.values())
+        farewell = self._farewell = Farewell(status, reason, t, merges, evaluating)
         effects = rounds.end()
         peers, step_s = list(self._members), rounds.pacing.step_s
         if not shards.complete:
@@ -320,15 +327,20 @@ class Syncer:
 
         One that was asked to stop by itself does not wait for that.
         """
-        if self._handed_over:
-            return []
-        self._handed_over = True
-        effects = [*self._under_way.end(), *self._globals.finals(self._lead)]
+        effects: list[Effect] = []
+        if not self._handed_over:
+            self._handed_over = True
+            effects = [*self._under_way.end(), *self._closed()]
         if self._stopping is None or self._stopping[0] == "done":
             return effects
         rounds = self._under_way
         self._farewell = Farewell(*self._stopping, rounds.schedule.t, rounds.merges, 0)
         return [*effects, *self._farewell.follow(at, rounds.pacing.step_s, self._lead)]
+
+    def _closed(self) -> list[Effect]:
+        """What the lead must know of a shard that is through."""
+        said = Send(self._lead, CONTROL, Closed(self._under_way.merges), key="closed")
+        return [*self._globals.finals(self._lead), said]
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         farewell = self._farewell

@@ -252,7 +252,7 @@ class Workers:
         region = self._arena.allocate(self.plan.total_bytes)
         for p, handle in enumerate(work.fragments):
             start, stop = self.plan.fragment_slice(p)
-            region.data[start:stop] = self._wire(p, self._arrays.get(handle))
+            region.data[start:stop] = self._bytes(p, handle)
         scored = await self._process.expect(chores.Score(chores.span_of(region)), chores.Scored)
         self._arena.free(region)
         return Evaluated(work.work, scored.loss)
@@ -317,7 +317,7 @@ class Workers:
         def save() -> bytes:
             tensors: dict[str, Any] = {}
             for p, handle in enumerate(work.fragments):
-                data = self._wire(p, self._arrays.get(handle))
+                data = self._bytes(p, handle)
                 start = self.plan.fragment_slice(p)[0]
                 for index, leaf in enumerate(self.plan.fragments[p]):
                     at = self.plan.tensor_offset(p, index) - start
@@ -358,6 +358,11 @@ class Workers:
         for part, view in _views(segments, data):
             flat[part] = view
         return flat
+
+    def _bytes(self, fragment: int, handle: str) -> Bytes:
+        """A global fragment in wire dtypes: one's own, or as another syncer has sent it."""
+        stored = self._arrays.get(handle)
+        return stored.data if isinstance(stored, Payload) else self._wire(fragment, stored)
 
     def _wire(self, fragment: int, theta: F32) -> Bytes:
         """Flat float32 as a fragment's bytes in wire dtypes, padding zero."""

@@ -91,7 +91,7 @@ async def test_a_failure_is_not_forgotten(processes):
 
 async def test_nobody_is_brought_back_at_the_end(processes):
     """Once the job is ending no process is started any more."""
-    processes._addresses = {"learner-0": "tcp://127.0.0.1:1"}
+    processes._dialled = {"learner-0": ["tcp://127.0.0.1:1"]}
     processes.awaited = {"learner-0"}
     processes.request_stop("enough")
     before = processes.newest("learner-0")

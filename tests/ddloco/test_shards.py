@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.messages import Close, GlobalFragment, Stop
+from ddloco.messages import Close, Closed, GlobalFragment, Stop
 from ddloco.shards import Shards, owned_by
 from transport import Drop, Hangup, Keep, Retire, Send
 
@@ -47,6 +47,9 @@ def test_the_model_is_whole_when_everybody_has_sent(shards):
     for peer, p in ((ONE, 1), (TWO, 2), (ONE, 4)):
         assert not shards.complete
         assert [Keep(f"in/{p}")] == shards.final(peer, GlobalFragment(p, 9), f"in/{p}")
+    assert not shards.complete  # How many merges there were is not known.
+    for peer in (ONE, TWO):
+        shards.closed(peer, Closed(3))
     assert shards.complete
     assert ("t0", "in/1", "in/2", "t3", "in/4") == shards.whole(("t0", "", "", "t3", ""))
 

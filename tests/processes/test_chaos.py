@@ -165,3 +165,56 @@ def test_who_comes_back_takes_over_a_peers_state(job, tools):
     assert taken["copy"] in [s["step"] for s in steps if s["ref"].startswith(taken["from"])]
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout
+
+
+SHARDED = """
+fault = [
+    {what = "crash", who = "syncer-1", at_s = 3.0, for_s = 0.5},
+    {what = "cut", who = "learner-0", at_s = 4.0, for_s = 0.5},
+    {what = "crash", who = "syncer-0", at_s = 6.0, for_s = 0.5},
+]
+"""
+
+
+def test_shards_go_on_without_each_other(job, tools):
+    """Each is killed once and goes on from what it kept; the model is whole, the run replays."""
+    chaos = job.file.with_name("chaos.toml")
+    chaos.write_text(SHARDED)
+
+    def healed():
+        """Both are back, and merge."""
+        merges = [line["ref"] for line in job.log() if line["event"] == "merge"]
+        back = [sum(f"syncer-{n}.2:" in ref for ref in merges) > 3 for n in range(2)]
+        over = sum(line["event"] == "fault ended" for line in job.log()) == SHARDED.count("what")
+        return all(back) and over
+
+    more = ("--set=job.steps=100000", "--set=task.step_s=0.05", "--set=job.syncers=2")
+    running = job.start("--processes", f"--chaos={chaos}", *more)
+    wait_until(healed)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=90)
+    replayed = tools.replay(job.run_folder)
+
+    assert running.returncode == 0, said
+    assert "held-out loss" in said
+    assert "failed" not in said
+    log = job.log()
+    killed = next(line for line in log if line["event"] == "fault" and line["who"] == "syncer-1")
+    assert killed["what"] == "crash"
+    lost = [line for line in log if line["event"] == "syncer lost"]
+    assert {"syncer-0", "syncer-1"} <= {line["syncer"] for line in lost}
+    assert processes_of(job.run_folder) == []
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "identical" in replayed.stdout
+
+
+def test_shards_in_one_process(job, tools):
+    """Over inproc, too: every fragment merged by its own shard, the whole model scored."""
+    ran = job.run("--set=job.syncers=3")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "held-out loss" in ran.stdout
+    merges = [line for line in job.log() if line["event"] == "merge"]
+    assert {0, 1, 2, 3} == {line["fragment"] for line in merges}
+    assert all(line["actor"] == f"syncer-{line['fragment'] % 3}" for line in merges)
+    replayed = tools.replay(job.run_folder)
+    assert "identical" in replayed.stdout, replayed.stdout + replayed.stderr

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clocks import actor_of
 from ddloco.messages import (
     Close,
+    Closed,
     Contribution,
     GlobalFragment,
     Progress,
@@ -51,6 +52,7 @@ BODIES = {
     StateWanted: st.builds(StateWanted, names_st, counts_st, counts_st),
     StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
     StateRefused: st.builds(StateRefused, names_st, text_st),
+    Closed: st.builds(Closed, counts_st),
     Close: st.builds(Close, text_st),
     Stop: st.builds(Stop, counts_st, text_st),
 }

@@ -19,7 +19,7 @@ from ddloco import measure, members, merging, pacing, syncs
 from ddloco.actor import Actor
 from ddloco.bands import Bands
 from ddloco.config import job_from
-from ddloco.effects import RunStep
+from ddloco.effects import Finish, RunStep
 from ddloco.events import FragmentMerged, StepFinished, TimerFired
 from ddloco.farewell import Farewell
 from ddloco.faults import SYNCER, Fault
@@ -327,7 +327,10 @@ def fragments_change_places_in_the_model(patch):
 
 @bug("model-whole", 0)
 def the_lead_leaves_before_the_model_is_kept(patch):
-    patch.setattr(Farewell, "kept", True)
+    def leave(old, self, members):
+        return [replace(e) for e in old(self, members)] or [Finish(self.status, self.reason)]
+
+    wrap(patch, Farewell, "leave", leave)
 
 
 @bug("no-zombie", REBORN)
