@@ -18,25 +18,17 @@ from ddloco.config import Job, job_from
 from ddloco.effects import Finish, Observe
 from ddloco.faults import SYNCER, Fault, Faults, Kind, schedule
 from ddloco.sections import convert
+from ddloco.simulation.books import Books, Violation, hold
 from ddloco.simulation.bounds import Bounds, Holders
-from ddloco.simulation.checks import (
-    Books,
-    Clocks,
-    Durable,
-    Learning,
-    Merging,
-    Optimizer,
-    Trail,
-    Violation,
-    hold,
-)
+from ddloco.simulation.checks import Causal, Durable, Learning, Merging
 from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.launches import Launches
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.oracle import Oracle
-from ddloco.simulation.physics import Physics
+from ddloco.simulation.physics import Check, Physics
 from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.workers import TENSORS
 from ddloco.simulation.world import EndlessError, World
 from transport import Effect, Event
@@ -169,7 +161,7 @@ def _bearable(faults: Sequence[Fault]) -> tuple[Fault, ...]:
     return tuple(kept)
 
 
-class Healing(Books):
+class Healing(Books[World, Node]):
     """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
 
     def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:
@@ -243,11 +235,12 @@ class Watch:
     learning: Learning = field(default_factory=Learning)
     trail: Trail = field(default_factory=Trail)
 
-    def checks(self) -> list[Books]:
+    def checks(self) -> list[Check]:
         """All of them, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
-        others = [Clocks(), Bounds(), Holders(), Durable(), Optimizer(), Oracle(), healing]
-        return [self.merging, Launches(), self.learning, *others, self.trail]
+        told = [self.merging, Launches(), self.learning, Causal(), Durable()]
+        known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle(), healing]
+        return [*told, *known, self.trail]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
