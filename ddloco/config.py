@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from ddloco.faults import Faults, Whole, impossible
+from ddloco.faults import LARGE, Faults, Whole, impossible
 from ddloco.fragments import FragmentPlan, Leaf, make_plan
 from ddloco.sections import ConfigError, Section, convert, read_toml
 from transport import PROTOCOL_VERSION
@@ -44,6 +44,8 @@ class Sync(Section, frozen=True):
 
     ``grace`` is the safety factor gamma of Eq. 3; ``grace_steps_max`` bounds the window in steps.
     ``staleness`` is how many intervals behind the newest version a contribution may have started.
+    ``band`` is how many times the usual norm, or the usual tokens of a step, a contribution is
+    believed; 0 believes everything that is finite.
     """
 
     fragments: Positive = 24
@@ -53,6 +55,7 @@ class Sync(Section, frozen=True):
     grace: Share = 0.5
     grace_steps_max: Annotated[float, Meta(ge=0.0)] = 1.0
     staleness: Positive = 1
+    band: Annotated[float, Meta(ge=0.0, le=LARGE)] = 32.0
     fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
 
 
@@ -299,6 +302,10 @@ def _contradiction(job: Job) -> str | None:
         return (
             f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
             f"a fragment would be due again before it is back, so at most {sync.interval - 1}"
+        )
+    if 0.0 < sync.band <= 1.0:
+        return (
+            f"sync.band: {sync.band} times the usual refuses the usual; above 1, or 0 for no band"
         )
     problem = impossible(job.chaos, names)
     if problem is not None:

@@ -48,7 +48,8 @@ class LearnerView:
         self.tokens += line["tokens"]
         self.busy_s += line["step_s"]
         self.alive_s = self.lived_s + line["at"] - self.first_at
-        self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
+        if line["loss"] is not None:  # What is no number is null in the log.
+            self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
         self.state = "training"
 
     @property
@@ -91,7 +92,7 @@ class Board:
                 self._state(line["learner"], "linked")
             case "lost":
                 self._state(line["learner"], f"gone: {line['reason']}")
-            case "refused" | "sync repeated" | "message refused" | "not evaluated":
+            case "refused" | "starts over" | "sync repeated" | "message refused" | "not evaluated":
                 who = line.get("learner") or line.get("peer") or line["actor"]
                 self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
             case "fault":

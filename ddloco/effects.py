@@ -23,13 +23,17 @@ class Overwrite(Struct, frozen=True, array_like=True):
 
 
 class Share(Struct, frozen=True, array_like=True):
-    """One learner's part in a merge: its payload, its weight (tokens x tokens / steps), and the
-    version that it was trained from."""
+    """One learner's part in a merge: its payload, its weight (tokens x tokens / steps), the
+    version that it was trained from, and in how many steps. ``usual`` is the norm that is usual
+    for them, 0 for unknown; ``moved`` how far the fragment has gone since that version."""
 
     name: str
     handle: str
     weight: float
     base: int
+    steps: int = 1
+    usual: float = 0.0
+    moved: float = 0.0
 
 
 class Work(Effect, frozen=True):
@@ -95,6 +99,9 @@ class MergeFragment(Work, frozen=True):
     earlier merges of this fragment have used up, ``batches`` how many each actor has drawn of its
     shard; both are kept with the result, since no token may be merged twice, and no data read
     twice, whoever has died in between.
+
+    ``band`` is how many times a share's usual norm is believed, 0 for everything; ``cosine`` is the
+    usual one, None for unknown. See ``measure``.
     """
 
     t: int
@@ -105,6 +112,8 @@ class MergeFragment(Work, frozen=True):
     spent: dict[str, int]
     batches: dict[str, int]
     out: tuple[str, str, str]
+    band: float = 0.0
+    cosine: float | None = None
 
 
 class Differentiate(Work, frozen=True):

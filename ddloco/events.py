@@ -82,9 +82,19 @@ class StateInstalled(WorkResult, frozen=True):
     sound: bool
 
 
+class Measured(Struct, frozen=True, array_like=True):
+    """A contribution of finite numbers: the norm of theta - contribution, and its cosine to the sum
+    of the others' directions; None where there were none, or it is not to be compared."""
+
+    name: str
+    norm: float
+    cosine: float | None
+
+
 class FragmentMerged(WorkResult, frozen=True):
     """A merge is done. ``accepted`` and ``weights`` (normalised) go together, in the order of
-    summation; ``refused`` holds (learner, reason); the digests are of what the handles hold."""
+    summation; ``refused`` holds (learner, reason); the digests are of what the handles hold.
+    ``measured`` has accepted and refused ones, ``moved`` is how far the outer step went."""
 
     accepted: tuple[str, ...]
     weights: tuple[float, ...]
@@ -92,6 +102,8 @@ class FragmentMerged(WorkResult, frozen=True):
     theta: bytes
     momentum: bytes
     wire: bytes
+    measured: tuple[Measured, ...] = ()
+    moved: float = 0.0
 
 
 class Evaluated(WorkResult, frozen=True):

@@ -52,7 +52,7 @@ STATE_PIECES = "state pieces"
 TASK = "task sha256"
 """The fact in a tape's header that tells which source the task had."""
 
-SEMANTICS: tuple[str, ...] = ("fresh-report", "launch-floor", "median-step")
+SEMANTICS: tuple[str, ...] = ("fresh-report", "launch-floor", "median-step", "bands")
 """Behaviours that a later version may change; an old tape replays with those that it names."""
 
 

@@ -1,11 +1,20 @@
 """What the syncer knows of one learner: what it holds, what it lacks, what may be merged of it."""
 
+import math
+
 from ddloco.messages import Contribution, Progress
 
 RESEND_S_MIN = 30.0
 RESEND_STEPS = 10
 """A version that was sent and that a learner still does not show after ten of its steps, at least
 half a minute, has been lost with nothing after it that would leave a gap: it is sent again."""
+
+
+HASTE = 1000.0
+HASTE_STEPS = 32
+"""How many times faster than its own fastest word, after so many steps, a learner may have been.
+Its word is a smoothed step time, and the first one may have held a stall of hours: after 32 steps
+a thirtieth of that is left in it, after 60 a six-hundredth. Nothing honest ever comes near."""
 
 
 class Member:
@@ -26,11 +35,12 @@ class Member:
         heard_at: seconds; when it last said anything.
         joined_at: seconds; when this link came up.
         stepped: steps that it has reported since then.
+        strikes: contributions refused in a row by those who merge.
     """
 
     __slots__ = (
-        "_first_step", "fresh", "heard_at", "incarnation", "joined_at", "merged", "peer",
-        "progress", "sent", "sent_at",
+        "_fastest_s", "_first_step", "_told", "fresh", "heard_at", "incarnation", "joined_at",
+        "merged", "peer", "progress", "sent", "sent_at", "strikes",
     )  # fmt: skip
 
     def __init__(
@@ -43,6 +53,9 @@ class Member:
         self.sent_at = [at] * fragments
         self.heard_at = self.joined_at = at
         self._first_step = 0
+        self._fastest_s = math.inf
+        self._told = [(-1, at, 0)] * fragments
+        self.strikes = 0
         self.progress: Progress | None = None
         self.fresh = False
 
@@ -70,6 +83,8 @@ class Member:
         self.fresh = self.fresh or progress.step > before
         self.progress = progress
         self.heard_at = at
+        if progress.step_s:
+            self._fastest_s = min(self._fastest_s, progress.step_s)
         return None
 
     def lacks(self, at: float, fragment: int, version: int) -> bool:
@@ -81,7 +96,11 @@ class Member:
         return self.sent[fragment] < version or at - self.sent_at[fragment] > patience
 
     def tell(self, at: float, fragment: int, version: int) -> None:
-        """Note that ``version`` is on its way."""
+        """Note that ``version`` is on its way, and when and after which step it was first so."""
+        progress = self.progress
+        held, step = (progress.versions[fragment], progress.step) if progress else (-1, 0)
+        if held < version != self._told[fragment][0]:
+            self._told[fragment] = version, at, step
         self.sent[fragment] = version
         self.sent_at[fragment] = at
 
@@ -110,4 +129,26 @@ class Member:
             return f"trained from version {said.base}, the oldest that is taken is {oldest}"
         if said.steps == 0 or said.tokens == 0:
             return "nothing was trained"
+        return None
+
+    def doubt(self, at: float, said: Contribution) -> str | None:
+        """Why it cannot have taken the steps that it says: time, and its own count of steps.
+
+        Whatever it does with a version happens after it was told of it, however slow, stopped or
+        cut off anybody was in between.
+        """
+        version, told_at, told_step = self._told[said.fragment]
+        if said.steps > said.step:
+            return f"more steps than it has taken: {said.steps} of {said.step}"
+        if said.base != version:
+            return None  # It may have had that one from an earlier link.
+        since = f"since it was told of version {version}"
+        if said.steps > said.step - told_step:
+            return f"more steps than it has taken: {said.steps} of {said.step - told_step} {since}"
+        fastest, elapsed = self._fastest_s, at - told_at
+        if fastest < math.inf and (said.steps - HASTE_STEPS) * fastest > HASTE * elapsed:
+            return (
+                f"more steps than time allows: {said.steps} in {elapsed:.3g} s {since}, "
+                f"its fastest was {fastest:.3g} s"
+            )
         return None

@@ -7,9 +7,11 @@ says. Every change has a number, the *epoch*; whoever has gone for good loses it
 everybody's clock, so that clocks do not grow with restarts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
+from ddloco.bands import STRIKES
 from ddloco.effects import Observe
 from ddloco.members import Member
 from ddloco.messages import Roster
@@ -35,6 +37,7 @@ class Membership:
         newest: the highest incarnation number that was heard of each actor.
         refused: how many contributions of each incarnation were refused.
         batches: how many batches of its shard each actor has drawn, as far as it was heard.
+        reasons: why the last of them was.
     """
 
     fragments: int
@@ -44,6 +47,7 @@ class Membership:
     newest: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, int] = field(default_factory=dict[str, int])
     batches: dict[str, int] = field(default_factory=dict[str, int])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
         """A link to ``peer`` is up: its member, or None where a newer incarnation has its place."""
@@ -83,6 +87,7 @@ class Membership:
         for incarnation in gone:
             del self.merged[incarnation]
             self.refused.pop(incarnation, None)
+            self.reasons.pop(incarnation, None)
         return [*effects, Retire({actor: number})] if number > 1 else effects
 
     def _floors(self) -> dict[str, int]:
@@ -122,8 +127,24 @@ class Membership:
     def refuse(self, incarnation: str, t: int, fragment: int, reason: str) -> list[Effect]:
         """A contribution is refused whole: attributed, counted, told."""
         self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
+        self.reasons[incarnation] = reason
         fields = {"learner": incarnation, "t": t, "fragment": fragment, "reason": reason}
         return [Observe("refused", fields)]
+
+    def strike(self, member: Member) -> list[Effect]:
+        """One more of a member's contributions in a row was not believed by those who merge; says
+        so when it is to start over."""
+        member.strikes += 1
+        if member.strikes < STRIKES:
+            return []
+        member.strikes = 0
+        reason = f"{STRIKES} in a row refused, the last: {self.reasons[member.incarnation]}"
+        return [Observe("starts over", {"learner": member.incarnation, "reason": reason})]
+
+    def absolve(self, peers: Sequence[str]) -> None:
+        """Contributions of these were merged: what comes next is counted anew."""
+        for member in (self.members[peer] for peer in peers if peer in self.members):
+            member.strikes = 0
 
     def spent(self, fragment: int) -> dict[str, int]:
         """Per incarnation the base whose tokens a merge of ``fragment`` has used up."""

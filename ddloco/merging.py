@@ -4,15 +4,13 @@ Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer op
 
 The result is a pure function of the values. Contributions are sorted by name as UTF-8 bytes, so
 their order of arrival does not matter. Reductions never call BLAS, whose results may depend on the
-number of threads: a block's sum of squares is a plain `einsum` in float32, which runs one fixed
-loop of its own, and the partial sums are added in float64, block after block. Blocks are
-counted from the start of each tensor, so neither the neighbours of a tensor nor the number of
-threads in `map_chunks` can change its bits.
+number of threads: a block's sum of squares is a plain `einsum` in float32, one fixed loop, and
+partial sums are added in float64. Blocks are counted from the start of each tensor, so neither its
+neighbours nor the number of threads in `map_chunks` can change its bits.
 
-Speed: merging is bound by memory, so the aim is few passes over it. Pass one reads Theta and the M
-contributions (norms, and the check for NaN and Inf). Pass two reads them again and writes the
-direction. Pass three reads direction, momentum and Theta and writes the two results: 2M + 8 in
-all. Everything else happens in blocks that stay in the cache.
+Speed: memory is the bound. Pass one reads Theta and the M contributions (norms, and the check for
+NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,
+momentum and Theta and writes the two results: 2M + 8 in all, in blocks that stay in the cache.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +26,7 @@ from ddloco.fragments import FragmentPlan
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
+Judge = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
 ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
 
 # Four float32 blocks of this size share the caches; smaller ones make threads fight for the GIL.
@@ -105,8 +104,7 @@ class _Work(NamedTuple):
 
 def merge_weight(tokens: int, steps: int) -> float:
     """Return w = tokens * (tokens / steps), quantity times quality (paper 3.4); 0 when idle."""
-    assert tokens >= 0, "tokens are counted up from zero"
-    assert steps >= 0, "steps are counted up from zero"
+    assert min(tokens, steps) >= 0, "both are counted up from zero"
     return tokens * (tokens / steps) if steps else 0.0
 
 
@@ -144,6 +142,7 @@ def merge_fragment(
     lr: float,
     momentum_factor: float,
     map_chunks: ChunkMap = map,
+    judge: Judge | None = None,
 ) -> MergeResult:
     """Merge the contributions to one fragment and take one outer step.
 
@@ -154,8 +153,9 @@ def merge_fragment(
             float32, a bad weight or too few bytes is refused whole, before anything is summed.
         segments: the tensors, which tile theta in order.
         lr: the outer learning rate.
-        momentum_factor: mu, the outer momentum.
+        momentum_factor: mu.
         map_chunks: `map`, or a thread pool's `map`; it cannot change the result.
+        judge: given candidates, their norms and faults, says all the faults; see `measure`.
 
     Returns:
         The new fragment. With nothing accepted, or no weight, copies of theta and momentum.
@@ -167,6 +167,9 @@ def merge_fragment(
     work = _Work(theta, segments, _chunks(theta.size, segments), map_chunks)
     candidates, refused = _admit(contributions, segments)
     squares, faults = _measure(work, candidates)
+    norms = [sqrt(float(sum(row))) for row in squares]
+    if judge is not None:
+        faults = judge(candidates, norms, faults)
     refused += [(c.name, f) for c, f in zip(candidates, faults, strict=True) if f]
     refused.sort(key=lambda pair: pair[0].encode())
     kept = [i for i, fault in enumerate(faults) if not fault]
@@ -180,13 +183,12 @@ def merge_fragment(
     finish = partial(_finish, (theta, momentum), scales, (lr, momentum_factor), out)
     for _ in map_chunks(finish, work.chunks):
         pass
-    norms = tuple(sqrt(float(sum(row))) for row in squares[kept])
-    return MergeResult(*out, tuple(c.name for c in accepted), tuple(refused), weights, norms)
+    names, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
+    return MergeResult(*out, names, tuple(refused), weights, lengths)
 
 
 def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:
-    assert segments[0].start == 0, "segments tile theta from its start"
-    assert segments[-1].stop == size, "segments tile theta to its end"
+    assert (segments[0].start, segments[-1].stop) == (0, size), "segments tile the whole of theta"
     assert all(a.stop == b.start for a, b in pairwise(segments)), "segments tile theta in order"
     step = CHUNK_BLOCKS * BLOCK_ELEMENTS
     return [

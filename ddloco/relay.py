@@ -15,7 +15,7 @@ from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import Resume, StatePiece, StateRefused, StateWanted
 from ddloco.syncs import Globals
-from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
+from transport import BULK, CONTROL, Body, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 RELAY = "state/"
 PATIENCE_S_MIN = 10.0
@@ -114,12 +114,26 @@ class Relay:
         progress, peer = member.progress, member.peer
         if peer == handover.peer or peer in handover.tried or peer in self._handovers:
             return False
-        if progress is None or progress.step == 0 or self._membership.silent(at, member):
+        if progress is None or progress.step == 0 or member.strikes:
+            return False
+        if self._membership.silent(at, member):
             return False
         return all(held >= self._parts.oldest(p) for p, held in enumerate(progress.versions))
 
     def _patience(self, at: float, peer: str, donor: Member) -> Effect:
         return SetTimer(RELAY + peer, at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s))
+
+    def hear(self, at: float, member: Member, body: Body, handle: str) -> list[Effect]:
+        """What a learner says about state."""
+        match body:
+            case StateWanted():
+                return self.wanted(member.peer, body)
+            case StatePiece():
+                return self.piece(at, member, body, handle)
+            case StateRefused():
+                return self.refused(at, member.peer, body)
+            case _:
+                return []
 
     def wanted(self, peer: str, said: StateWanted) -> list[Effect]:
         """A learner asks its donor for a piece."""

@@ -4,11 +4,12 @@ Machines know no wall clock, so every time is an age (``_s`` ago) or a wait (``_
 seconds.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ddloco.membership import Membership
 from ddloco.pacing import Waiting
+from ddloco.rounds import Rounds
 from ddloco.syncs import Globals, Sync
 
 
@@ -16,11 +17,17 @@ def tell(
     at: float,
     membership: Membership,
     parts: Globals,
-    syncs: Mapping[int, Sync],
-    waiting: Waiting | None,
+    rounds: Rounds | None,
 ) -> dict[str, Any]:
     """Everything that a syncer knows of its members and of what is under way."""
+    waiting = rounds.waiting if rounds is not None else None
+    syncs = rounds.syncs if rounds is not None else {}
+    last = rounds.seen if rounds is not None else {}
     return {
+        "t": rounds.schedule.t if rounds is not None else 0,
+        "merges": rounds.merges if rounds is not None else 0,
+        "taking_part": last.get("taking_part", 0),
+        "averaged": last.get("averaged", 0),
         "versions": list(parts.versions),
         "waiting": _waits(at, waiting, parts, membership) if waiting is not None else None,
         "in_flight": [_under_way(at, each) for _, each in sorted(syncs.items())],
@@ -82,6 +89,7 @@ def _members(at: float, membership: Membership, versions: Sequence[int]) -> list
                 "fresh": each.fresh,
                 "versions_behind": sum(a < b for a, b in zip(held, versions, strict=True)),
                 "refused": membership.refused.get(each.incarnation, 0),
+                "refused_for": membership.reasons.get(each.incarnation, ""),
             }
         )
     return told

@@ -46,6 +46,8 @@ class MemberStatus(Struct, frozen=True):
     fresh: bool = False
     versions_behind: int = 0
     refused: int = 0
+    refused_for: str = ""
+    """Why its last refused contribution was."""
 
     @property
     def state(self) -> str:
@@ -97,10 +99,15 @@ def picture(status: Status) -> Group:
     table = [members(status)] if status.members else []
     syncs = [escape(in_words(sync)) for sync in status.in_flight]
     waits = [escape(waiting_in_words(status.waiting))] if status.waiting is not None else []
+    doubts = [
+        escape(f"{each.learner}: {each.refused} refused, the last: {each.refused_for}")
+        for each in status.members
+        if each.refused_for
+    ]
     refused = [
         f"{escape(who)}: {count} messages refused" for who, count in status.refused_frames.items()
     ]
-    return Group(*lines, *table, *syncs, *waits, *refused)
+    return Group(*lines, *table, *syncs, *waits, *doubts, *refused)
 
 
 def header(status: Status) -> str:

@@ -36,33 +36,21 @@ from ddloco.membership import Membership
 from ddloco.messages import (
     Contribution,
     Progress,
-    Pull,
-    StatePiece,
-    StateRefused,
-    StateWanted,
 )
-from ddloco.pacing import Pacing, Waiting
 from ddloco.relay import RELAY, Relay
+from ddloco.rounds import Rounds
 from ddloco.schedule import Schedule
-from ddloco.syncs import LATE, Global, Globals, Part, Sync, names
+from ddloco.syncs import Globals
 from transport import (
-    CONTROL,
-    CancelTimer,
-    Drop,
     Effect,
     Event,
     Hangup,
-    Keep,
     Listen,
     MessageArrived,
     PeerJoined,
     PeerLost,
-    Send,
-    SetTimer,
     TimerFired,
 )
-
-LAUNCH = "launch"
 
 
 class Syncer:
@@ -77,18 +65,12 @@ class Syncer:
         self._plan: FragmentPlan | None = None
         self._globals = Globals(0, 0)
         self._membership = Membership(0)
-        self._pacing = Pacing(job.sync)
-        self._schedule: Schedule | None = None
-        self._waiting: Waiting | None = None
-        self._look_at: float | None = None
-        self._syncs: dict[int, Sync] = {}
+        self._rounds: Rounds | None = None
         self._work = 0
-        self._merges = 0
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
         self._relay = Relay(self._membership, self._globals, self._next_work)
         self._ready = False
-        self._seen: dict[str, Any] = {}
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a syncer does."""
@@ -97,11 +79,8 @@ class Syncer:
 
     def status(self, at: float) -> dict[str, Any]:
         """How things stand at ``at``, as plain data for people; see ``standing``."""
-        told = standing.tell(at, self._membership, self._globals, self._syncs, self._waiting)
-        last = {key: self._seen.get(key, 0) for key in ("taking_part", "averaged")}
-        last["recovering"] = self._relay.waiting(at)
-        t = self._schedule.t if self._schedule is not None else 0
-        return {"t": t, "merges": self._merges, **last, **told}
+        told = standing.tell(at, self._membership, self._globals, self._rounds)
+        return {**told, "recovering": self._relay.waiting(at)}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -114,7 +93,7 @@ class Syncer:
             case MessageArrived():
                 return self._message(at, event)
             case FragmentMerged():
-                return self._merged(at, event)
+                return self._under_way.merged(at, event)
             case PeerJoined(peer, incarnation):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
@@ -133,7 +112,8 @@ class Syncer:
             case StopRequested(reason):
                 if self._farewell is None:
                     self._stopping = self._stopping or ("stopped", reason)
-                    self._waiting = None  # Its quorum may never come.
+                    if self._rounds is not None:
+                        self._rounds.stop()
                 return []
             case _:
                 return []
@@ -159,8 +139,12 @@ class Syncer:
             self._globals.recover(each.fragment, each.version)
             self._membership.recover(each.fragment, each.spent, each.batches)
         self._relay = Relay(self._membership, self._globals, self._next_work)
-        schedule = self._schedule = Schedule(self._plan, self._job.job.steps)
+        schedule = Schedule(self._plan, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
+        found = self._membership, self._globals, self._next_work
+        self._rounds = Rounds(self._job, schedule, *found)
+        if self._stopping:
+            self._rounds.stop()
         effects = [*self._membership.recovered(), *self._globals.keep()]
         if event.kept:
             effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
@@ -182,7 +166,7 @@ class Syncer:
         member, effects = self._membership.join(at, peer, incarnation)
         if member is None:
             return effects
-        effects += self._close_settled()
+        effects += self._under_way.close_settled()
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
         fields = {"learner": incarnation, "epoch": self._membership.epoch}
@@ -200,23 +184,19 @@ class Syncer:
             case Progress():
                 return self._progress(at, member, event.body)
             case Contribution():
-                return self._contribution(member, event.body, event.handle)
-            case StateWanted():
-                return self._relay.wanted(event.peer, event.body)
-            case StatePiece():
-                return self._relay.piece(at, member, event.body, event.handle)
-            case StateRefused():
-                return self._relay.refused(at, event.peer, event.body)
+                return self._under_way.contribution(at, member, event.body, event.handle)
             case _:
-                return []
+                return self._relay.hear(at, member, event.body, event.handle)
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
         problem = member.report(at, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
         self._membership.note_batches(actor_of(member.incarnation), progress.batches)
-        if self._pacing.step_s is None:  # Otherwise once a launch; the first window needs it now.
-            self._pacing.observe_steps(self._membership.step_times())
+        if (
+            self._under_way.pacing.step_s is None
+        ):  # Otherwise once a launch; the first window needs it now.
+            self._under_way.pacing.observe_steps(self._membership.step_times())
         if self._farewell is not None:
             return []
         effects: list[Effect] = []
@@ -226,159 +206,50 @@ class Syncer:
             return effects
         return effects + self._globals.tell_newer(at, member, progress)
 
-    def _contribution(self, member: Member, said: Contribution, handle: str) -> list[Effect]:
-        who = (member.incarnation, said.t, said.fragment)
-        sync = self._syncs.get(said.t)
-        problem = LATE if sync is None else sync.objection(member.peer, said, handle)
-        if sync is None or problem is not None:
-            return self._membership.refuse(*who, problem or LATE)
-        p = sync.fragment
-        problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
-        if problem is not None:
-            return self._membership.refuse(*who, problem)
-        sync.parts[member.peer] = Part(said, handle, member.merged)
-        return [Keep(handle), *self._close_if_settled(sync)]
-
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         member = self._membership.lose(peer)
         relayed = self._relay.lost(at, peer)
         if member is None:
             return relayed  # Its place was taken by a newer incarnation.
         seen = Observe("lost", {"learner": member.incarnation, "reason": reason})
-        return [seen, *relayed, *self._close_settled()]
-
-    def _close_settled(self) -> list[Effect]:
-        """Somebody is gone: a sync may have waited for nobody else."""
-        return [
-            effect for sync in list(self._syncs.values()) for effect in self._close_if_settled(sync)
-        ]
-
-    # Launching: the one place that decides what comes next.
+        return [seen, *relayed, *self._under_way.close_settled()]
 
     def _advance(self, at: float) -> list[Effect]:
+        """Whatever happened: go on with what may go on now."""
         if self._farewell is not None:
             return self._farewell.leave(len(self._members))
         if not self._ready:
             return []
-        assert self._schedule is not None
-        effects: list[Effect] = []
-        while self._waiting is not None or self._choose(at, self._schedule):
-            waiting = self._waiting
-            assert waiting is not None
-            able = self._membership.able(waiting.fragment, self._globals.oldest(waiting.fragment))
-            missing = len(able) >= self._job.sync.quorum and self._membership.missing(at)
-            look = self._pacing.wait_until(at, waiting, able=len(able), missing=missing)
-            if look is None or look > at:
-                return effects + self._look_again(look)
-            self._schedule.launched(waiting.t)
-            effects += self._launch(at, waiting, able)
-        if not self._syncs and (self._stopping or self._schedule.next() is None):
+        effects = self._under_way.advance(at)
+        if self._under_way.over:
             effects += self._wind_up(at)
         return effects
 
-    def _close_if_settled(self, sync: Sync) -> list[Effect]:
-        """Merge at once when nobody who was pulled can still answer."""
-        parts, members = sync.parts, self._members
-        settled = all(peer in parts or peer not in members for peer in sync.pulled)
-        return self._close(sync) if settled and not sync.work else []
-
-    def _choose(self, at: float, schedule: Schedule) -> bool:
-        """Begin to wait for the next sync, unless enough are under way."""
-        if self._stopping or len(self._syncs) >= self._job.sync.overlap:
-            return False
-        t = schedule.next()
-        if t is None:
-            return False
-        fragment = schedule.fragment(t)
-        if any(sync.fragment == fragment for sync in self._syncs.values()):
-            return False
-        self._pacing.observe_steps(self._membership.step_times())
-        self._waiting = self._pacing.await_sync(at, t, fragment)
-        return True
-
-    def _look_again(self, look: float | None) -> list[Effect]:
-        if look == self._look_at:
-            return []
-        self._look_at = look
-        return [CancelTimer(LAUNCH) if look is None else SetTimer(LAUNCH, look)]
-
-    def _launch(self, at: float, waiting: Waiting, able: list[Member]) -> list[Effect]:
-        t, fragment = waiting.t, waiting.fragment
-        deadline = self._pacing.launch(at, waiting)
-        self._waiting = None
-        pulled = tuple(member.peer for member in able)
-        self._syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline)
-        for member in self._members.values():
-            member.fresh = False
-        pulls = [Send(peer, CONTROL, Pull(t, fragment)) for peer in pulled]
-        return [*self._look_again(None), SetTimer(f"pull/{t}", deadline), *pulls]
-
-    # Closing, merging, telling.
-
     def _timer(self, at: float, timer: str) -> list[Effect]:
-        if timer.startswith("pull/"):
-            sync = self._syncs.get(int(timer.removeprefix("pull/")))
-            return self._close(sync) if sync is not None and not sync.work else []
         if timer.startswith(RELAY):
             return self._relay.late(at, timer)
-        if timer == LAUNCH:
-            self._look_at = None
-        if timer == FAREWELL and self._farewell is not None:
-            self._farewell.patient = False
-        return []
+        if timer == FAREWELL:
+            if self._farewell is not None:
+                self._farewell.patient = False
+            return []
+        return self._under_way.timer(timer)
 
-    def _close(self, sync: Sync) -> list[Effect]:
-        """Merge what is there; with nothing there, this global step waits for a quorum again."""
-        effects: list[Effect] = [CancelTimer(f"pull/{sync.t}")]
-        if not sync.parts:
-            return [*effects, *self._retry(sync, "no contribution before the deadline")]
-        sync.work = self._next_work()
-        merge = sync.merge(self._globals[sync.fragment], self._membership)
-        return [*effects, *(Keep(handle) for handle in merge.out), merge]
-
-    def _retry(self, sync: Sync, reason: str) -> list[Effect]:
-        del self._syncs[sync.t]
-        assert self._schedule is not None
-        self._schedule.repeat(sync.t)
-        fields = {"t": sync.t, "fragment": sync.fragment, "reason": reason}
-        return [Observe("sync repeated", fields)]
-
-    def _merged(self, at: float, event: FragmentMerged) -> list[Effect]:
-        sync = next(each for each in self._syncs.values() if each.work == event.work)
-        p = sync.fragment
-        out = names(p, sync.t)
-        effects: list[Effect] = [Drop(part.handle) for part in sync.parts.values()]
-        for learner, reason in event.refused:
-            effects += self._membership.refuse(learner, sync.t, p, reason)
-            if learner in self._members:
-                # What it trained is no number any more, and would be refused for ever.
-                effects.append(self._globals.tell(at, self._members[learner], p, instead=True))
-        if not event.accepted:
-            effects += [Drop(handle) for handle in out]
-            return effects + self._retry(sync, "every contribution was refused")
-        del self._syncs[sync.t]
-        self._pacing.sync_s.add(at - sync.launched_at)
-        effects += self._globals.replace(p, Global(sync.t, *out))
-        for part in (sync.parts[learner] for learner in event.accepted):
-            part.merged[p] = part.said.base
-        self._merges += 1
-        effects += [self._globals.tell(at, member, p) for member in self._members.values()]
-        self._seen = sync.seen(event, len(self._members), self._pacing.sync_s.value or 0.0)
-        return [*effects, Observe("merge", self._seen)]
+    @property
+    def _under_way(self) -> Rounds:
+        assert self._rounds is not None, "whoever is heard was listened to, after the start"
+        return self._rounds
 
     # The end.
 
     def _wind_up(self, at: float) -> list[Effect]:
-        assert self._schedule is not None
-        t = self._schedule.t
+        rounds = self._under_way
+        t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")
-        self._waiting = None
         evaluating, saving = self._next_work(), self._next_work()
-        self._farewell = Farewell(status, reason, t, self._merges, evaluating)
-        peers = list(self._members)
-        thetas = self._globals.thetas()
-        begun = self._farewell.begin(at, peers, thetas, saving, self._pacing.step_s)
-        return [*self._look_again(None), *begun]
+        self._farewell = Farewell(status, reason, t, rounds.merges, evaluating)
+        peers, thetas = list(self._members), self._globals.thetas()
+        begun = self._farewell.begin(at, peers, thetas, saving, rounds.pacing.step_s)
+        return [*rounds.end(), *begun]
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         farewell = self._farewell

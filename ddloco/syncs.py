@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddloco.bands import Bands
 from ddloco.effects import MergeFragment, Share
 from ddloco.events import FragmentMerged
 from ddloco.members import Member
@@ -58,20 +59,23 @@ class Sync:
             return "it does not answer the pull"
         return None
 
-    def merge(self, theirs: Global, membership: Membership) -> MergeFragment:
+    def merge(self, theirs: Global, membership: Membership, bands: Bands) -> MergeFragment:
         """The work of merging what has arrived, in order of names as bytes, whoever came first."""
+        p, out = self.fragment, names(self.fragment, self.t)
         shares = tuple(
             Share(
                 peer,
                 part.handle,
                 merge_weight(part.said.tokens, part.said.steps),
                 part.said.base,
+                part.said.steps,
+                bands.norm(p, part.said.steps),
+                bands.moved(p, part.said.base, theirs.version),
             )
             for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
         )
-        p = self.fragment
         return MergeFragment(
-            self.work,
+            work=self.work,
             t=self.t,
             fragment=p,
             theta=theirs.theta,
@@ -79,8 +83,14 @@ class Sync:
             shares=shares,
             spent=membership.spent(p),
             batches=dict(membership.batches),
-            out=names(p, self.t),
+            out=out,
+            band=bands.band,
+            cosine=bands.cosine(p),
         )
+
+    def learned(self, merged: FragmentMerged, version: int, bands: Bands) -> None:
+        """Its merge into ``version`` is done: what was accepted is what is usual."""
+        bands.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
         """What people see of its merge: learners live, taking part, averaged, and the rest."""
@@ -139,6 +149,12 @@ class Globals:
         member.tell(at, p, each.version)
         said = GlobalFragment(p, each.version, instead)
         return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
+
+    def heal(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:
+        """What it trained would be refused for ever: it takes the global fragment instead, or, to
+        start over, all of them."""
+        parts = range(len(self)) if whole else (p,)
+        return [self.tell(at, member, each, instead=True) for each in parts]
 
     def tell_newer(self, at: float, member: Member, progress: Progress) -> list[Effect]:
         """Send a learner whatever is newer than what it reports, unless it is on its way."""

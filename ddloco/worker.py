@@ -43,6 +43,7 @@ class Trainer:
         self._opt_state: Any = None
         self._tried = False
         """Whether the first step has been run twice, to see that it can be."""
+        self._spoilt = False
         self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
@@ -148,13 +149,15 @@ class Trainer:
         batch = self._batches.next()
         digest = batch_digest(batch)
         first, self._tried = not self._tried, True
-        if self._opt_state is None:
+        if self._opt_state is None or (self._spoilt and request.overwrites):
+            # Moments of gradients that were no numbers would make none of the new parameters.
             self._opt_state = self._optimizer.init(self._params)
         if first:
             self._check_twice(batch, digest)
         self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
         if first:
             self._compare(loss)
+        self._spoilt = not bool(np.isfinite(loss))
         self._copy_out(self._params, request.out)
         return chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
 

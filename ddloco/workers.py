@@ -49,6 +49,7 @@ from ddloco.events import (
 )
 from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep, KeptError
+from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
 from ddloco.state_work import StateWork
@@ -274,13 +275,16 @@ class Workers:
         outer = self._job.outer
 
         def merge() -> tuple[FragmentMerged, F32, F32, Payload]:
+            segments = self._segments_of(work.fragment)
+            judge = Judge(work, theta, momentum, segments) if work.band else None
             result = merge_fragment(
                 theta,
                 momentum,
                 contributions,
-                self._segments_of(work.fragment),
+                segments,
                 lr=outer.lr,
                 momentum_factor=outer.momentum,
+                judge=judge,
             )
             payload = self._payload(work.fragment, self._wire(work.fragment, result.theta))
             merged = FragmentMerged(
@@ -291,6 +295,8 @@ class Workers:
                 theta=xxhash.xxh3_128_digest(result.theta.data),
                 momentum=xxhash.xxh3_128_digest(result.momentum.data),
                 wire=payload.digest,
+                measured=judge.measured if judge is not None else (),
+                moved=judge.moved(result.theta) if judge is not None else 0.0,
             )
             if result.accepted:
                 bases = {share.name: share.base for share in work.shares}

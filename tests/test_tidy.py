@@ -22,7 +22,8 @@ clocks/vector clocks/running clocks/order clocks/links transport/link transport/
 transport/outbox transport/handles transport/message transport/events transport/effects
 ddloco/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddloco/membership
 ddloco/farewell ddloco/pacing ddloco/estimates ddloco/messages ddloco/events ddloco/effects
-ddloco/fragments ddloco/merging ddloco/averager ddloco/replica replay/player
+ddloco/fragments ddloco/merging ddloco/measure ddloco/bands ddloco/averager ddloco/replica
+replay/player
 """)
 
 FILE_LINES_MAX = 400

@@ -134,7 +134,7 @@ def holders(actor: Actor) -> int:
         for waiting in lane.outbox.waiting
     )
     if isinstance(actor.machine, Syncer):
-        parts, syncs = machine._globals, machine._syncs
+        parts, syncs = machine._globals, machine._rounds.syncs if machine._rounds else {}
         total += machine._relay.held() + sum(len(parts[p].handles()) for p in range(len(parts)))
         return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())
     running = machine._running

@@ -12,8 +12,9 @@ Which invariant is looked at where:
   inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap;
 * in worlds only, where more is known than actors are told: ``truth``: clock-vs-truth, data-cursor,
   optimizer-with-params, and token-conservation of what arrays really hold. ``bounds``:
-  bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``hostile``: heal-progress,
-  participation, and by running a world again determinism-check and record-is-inert;
+  bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
+  honest-believed, starts-over. ``hostile``: heal-progress, participation, and by running a world
+  again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
   that the tapes of hostile worlds replay (replay-bit-exact). Each check is proved able to fail by
@@ -120,7 +121,7 @@ class Merging(Books[Stage, Role]):
         come = {share.name: self._arrived.pop(share.handle) for share in merge.shares}
         fates = sorted([*event.accepted, *(name for name, _ in event.refused)], key=str.encode)
         each_one = fates == list(come)
-        self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}: {fates}")
+        self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}, fates {fates}")
         for name in event.accepted:
             _, said, _ = come[name]
             spent = (name, said.fragment, said.base)

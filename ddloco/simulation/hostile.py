@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -18,6 +18,7 @@ from ddloco.config import Job, job_from
 from ddloco.effects import Finish, Observe
 from ddloco.faults import SYNCER, Fault, Faults, Kind, schedule
 from ddloco.sections import convert
+from ddloco.simulation.belief import Belief
 from ddloco.simulation.books import Books, Violation, hold
 from ddloco.simulation.bounds import Bounds, Holders
 from ddloco.simulation.checks import Causal, Durable, Learning, Merging
@@ -27,6 +28,7 @@ from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.physics import Check, Physics
+from ddloco.simulation.quadratic import Wrong
 from ddloco.simulation.tapes import logbook, pen
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.workers import TENSORS
@@ -39,6 +41,9 @@ EVENTS_MAX = 60_000
 LEARNER_KINDS: tuple[Kind, ...] = (
     "crash", "stall", "slow", "leave", "cut", "reset", "delay", "bandwidth",
 )  # fmt: skip
+WRONG_STEPS = 16
+"""Half as many as there would have to be in vain until bands are forgotten: see ``bands``."""
+
 SLOW_MAX = 40.0
 """Two minutes for a step of the slowest learner."""
 
@@ -48,13 +53,15 @@ LATEST_S = 600.0
 
 @dataclass(frozen=True)
 class Hostile:
-    """One world, as drawn. Of those ``poisoned``, chips make no numbers between two times."""
+    """One world, as drawn. Of those ``poisoned``, chips make no numbers between two times; what
+    those who are ``wrong`` contribute is finite, and not what they trained."""
 
     seed: int
     job: Job
     physics: Physics
     faults: tuple[Fault, ...] = ()
     poisoned: tuple[tuple[str, float, float], ...] = ()
+    wrong: tuple[tuple[str, float, float, Wrong], ...] = ()
     heal_at: float = 0.0
     end_at: float = LATEST_S
 
@@ -105,12 +112,17 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
     if rng.random() < 0.2:
         begin = rng.uniform(0, heal_at)
         poisoned = ((rng.choice(job.learner_names()), begin, rng.uniform(begin, heal_at)),)
+    wrong = ()
+    if rng.random() < 0.4:
+        name, begin = rng.choice(job.learner_names()), rng.uniform(0, heal_at)
+        end = min(begin + rng.uniform(2, WRONG_STEPS) * speeds[name], heal_at)
+        wrong = ((name, begin, end, rng.choice(get_args(Wrong))),)
     slowest = max(speeds.values())
     end_at = heal_at + (steps + 3 * interval) * slowest * 2 + LATEST_S
     faults = [_healed(each, heal_at) for each in schedule(
         chaos, job.learner_names(), until_s=heal_at
     )]  # fmt: skip
-    return Hostile(seed, job, physics, _bearable(faults), poisoned, heal_at, end_at)
+    return Hostile(seed, job, physics, _bearable(faults), poisoned, wrong, heal_at, end_at)
 
 
 def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
@@ -239,8 +251,8 @@ class Watch:
         """All of them, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
         told = [self.merging, Launches(), self.learning, Causal(), Durable()]
-        known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle(), healing]
-        return [*told, *known, self.trail]
+        known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle(), Belief()]
+        return [*told, *known, healing, self.trail]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
@@ -258,6 +270,9 @@ def happen(drawn: Hostile) -> Outcome:
         for name, begin, end in drawn.poisoned:
             world.call(begin, _poison, world, name, True)
             world.call(end, _poison, world, name, False)
+        for name, begin, end, how in drawn.wrong:
+            world.call(begin, _spoil, world, name, how)
+            world.call(end, _spoil, world, name, None)
         world.run(drawn.end_at, events_max=EVENTS_MAX)
         hold(world.nodes[SYNCER].finish is not None, "heal-progress", f"{world.now:.0f} s, no end")
     except Violation as violation:
@@ -300,3 +315,8 @@ def _compare(outcome: Outcome, again: Outcome, invariant: str) -> None:
 def _poison(world: World, name: str, poisoned: bool) -> None:
     if name in world.nodes:
         world.nodes[name].labour.poisoned = poisoned
+
+
+def _spoil(world: World, name: str, how: Wrong | None) -> None:
+    if name in world.nodes:
+        world.nodes[name].labour.wrong = how

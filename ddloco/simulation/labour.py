@@ -49,7 +49,9 @@ from ddloco.events import (
     WorkResult,
 )
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.simulation.quadratic import FAR, Wrong, pull, spoil, target
 
 F32 = NDArray[np.float32]
 
@@ -78,11 +80,13 @@ class Content:
     """What a handle points to: a description, and the numbers where there are any.
 
     ``what`` is (fragment, version, steps since, step): of a global fragment the last two are 0, of
-    a host copy there is one such tuple per fragment.
+    a host copy there is one such tuple per fragment. ``wrong`` says in which way the numbers are
+    not what was trained; only checks look at it.
     """
 
     what: tuple[Any, ...]
     array: F32 | None = None
+    wrong: str = ""
 
     @property
     def digest(self) -> bytes:
@@ -125,6 +129,9 @@ class Labour:
     ) -> None:
         self.poisoned = False
         """Whether the parameters hold something that is no number, as after a broken chip."""
+        self.wrong: Wrong | None = None
+        """In which way contributions are wrong, though finite, from now on."""
+        self._bases: dict[int, tuple[int, F32]] = {}
         self._job = job
         self._name = incarnation
         self._plan = plan
@@ -184,6 +191,7 @@ class Labour:
             device[each.fragment] = (each.version, 0)
             if theirs.array is not None:
                 self._params[self._part(each.fragment)] = theirs.array
+                self._bases[each.fragment] = each.version, theirs.array
         self._device = [(version, steps + 1) for version, steps in device]
         self._batch += work.skip + 1
         loss = 1.0 / work.step
@@ -197,8 +205,8 @@ class Labour:
 
     def _descend(self, step: int) -> float:
         """One step towards this learner's target, with a pull of the batch's own."""
-        gap = self._params - target(self._name, len(self._params))
-        self._params -= np.float32(0.1) * gap + np.float32(0.01 * math.sin(step))
+        gap = self._params - np.float32(FAR) * pull(self._name, len(self._params))
+        self._params -= np.float32(0.1 / FAR) * gap + np.float32(0.01 * math.sin(step))
         if self.poisoned:
             self._params[0] = np.nan
         return float(np.mean(gap * gap))
@@ -235,7 +243,11 @@ class Labour:
         host = contents[work.source]
         version, steps = host.what[work.fragment]
         part = None if host.array is None else host.array[self._part(work.fragment)].copy()
-        made = contents[work.out] = Content((work.fragment, version, steps, host.what[-1]), part)
+        what, wrong = (work.fragment, version, steps, host.what[-1]), ""
+        base = self._bases.get(work.fragment)
+        if self.wrong is not None and part is not None and base is not None and base[0] == version:
+            part, wrong = spoil(self.wrong, part, base[1]), self.wrong
+        made = contents[work.out] = Content(what, part, wrong)
         return FragmentEncoded(work.work, made.digest)
 
     def _copy_state(self, work: CopyState, contents: Contents) -> StateCopied:
@@ -321,18 +333,22 @@ class Labour:
             array = contents[share.handle].array
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
+        segments = self._segments(work.fragment)
+        judge = Judge(work, theta, momentum, segments)
         result = merge_fragment(
             theta,
             momentum,
             contributions,
-            self._segments(work.fragment),
+            segments,
             lr=self._job.outer.lr,
             momentum_factor=self._job.outer.momentum,
+            judge=judge if work.band else None,
         )
         made = (Content(what, result.theta), Content(what, result.momentum))
         digests = (made[0].digest, made[1].digest, made[0].digest)
         accepted, weights, refused = result.accepted, result.weights, result.refused
-        event = FragmentMerged(work.work, accepted, weights, refused, *digests)
+        found = (judge.measured, judge.moved(result.theta))
+        event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
 
     def _segments(self, fragment: int) -> tuple[Segment, ...]:
@@ -357,14 +373,6 @@ class Labour:
         for handle in work.fragments:
             digest.update(contents[handle].digest)
         return ModelSaved(work.work, digest.digest())
-
-
-@cache
-def target(name: str, elements: int) -> F32:
-    """Numbers that depend on a name: where a learner's data pulls its parameters."""
-    seed = int.from_bytes(xxhash.xxh3_64_digest(name.encode())[:4], "little")
-    phase = np.arange(elements, dtype=np.float64) * 0.7 + seed
-    return np.sin(phase).astype(np.float32)
 
 
 @cache

@@ -159,7 +159,7 @@ class Launches(Books[Stage, Role]):
     def _waits(self, stage: Stage, role: Role) -> None:
         """A sync whose quorum has come is launched when its floor and grace window are over."""
         machine: Any = role.actor.machine
-        waiting, at = machine._waiting, role.at
+        waiting, at = machine._under_way.waiting if machine._rounds else None, role.at
         self._graced = None
         if waiting is None or waiting.quorum_at is None:
             return
@@ -167,7 +167,7 @@ class Launches(Books[Stage, Role]):
         self.hold(at <= due + ROUNDING_S, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
-            sync, step_s = stage.job.sync, machine._pacing.step_s or 0.0
+            sync, step_s = stage.job.sync, machine._under_way.pacing.step_s or 0.0
             most = min(sync.grace * sync.overlap, sync.grace_steps_max) * step_s
             within = waiting.grace_s <= most + ROUNDING_S
             self.hold(

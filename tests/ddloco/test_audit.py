@@ -29,6 +29,9 @@ def leave_tapes(folder, world):
         for name, begin, end in drawn.poisoned:
             happening.call(begin, hostile._poison, happening, name, True)
             happening.call(end, hostile._poison, happening, name, False)
+        for name, begin, end, how in drawn.wrong:
+            happening.call(begin, hostile._spoil, happening, name, how)
+            happening.call(end, hostile._spoil, happening, name, None)
         happening.run(drawn.end_at, events_max=hostile.EVENTS_MAX)
     except (AssertionError, LookupError, EndlessError, ValueError):
         pass  # What a bug has led to later is not looked at.

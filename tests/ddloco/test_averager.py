@@ -8,7 +8,7 @@ import pytest
 from ddloco.config import job_from
 from ddloco.effects import Differentiate
 from ddloco.faults import SYNCER
-from ddloco.simulation.labour import target
+from ddloco.simulation.quadratic import target
 
 DOWNSCALE_S, UPSCALE_S, RESTART_S = 4.0, 3.0, 7.0
 DETECT_S = 2.2

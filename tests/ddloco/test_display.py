@@ -44,16 +44,30 @@ def test_board_keeps_the_newest_of_everything():
     assert 0.5 < board.goodput < 1.0
 
 
+def test_a_loss_that_is_no_number_is_passed_over():
+    """In the log it is null; the picture goes on with those that are numbers."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(0, 2, 2.0)):
+        board.take({**line, "loss": None if line["step"] == 2 else 0.5})
+    assert (2, 0.5) == (board.learners["learner-0"].step, board.learners["learner-0"].loss)
+    assert "global step" in board.line()
+
+
 def test_board_says_who_is_gone_and_what_went_wrong():
     """Losses and refusals are shown with their reason; unknown lines are passed over."""
     board = Board(JOB)
     board.take({"event": "joined", "actor": "syncer", "learner": "learner-1.1"})
     board.take({"event": "lost", "actor": "syncer", "learner": "learner-1.1", "reason": "killed"})
     board.take({"event": "refused", "actor": "syncer", "learner": "learner-0.1", "reason": "NaN"})
+    over = {"learner": "learner-0.1", "reason": "3 in a row refused"}
+    board.take({"event": "starts over", "actor": "syncer", **over})
     board.take({"event": "something else", "actor": "syncer"})
 
     assert board.learners["learner-1"].state == "gone: killed"
-    assert board.troubles == ["learner-0.1: refused, NaN"]
+    assert board.troubles == [
+        "learner-0.1: refused, NaN",
+        "learner-0.1: starts over, 3 in a row refused",
+    ]
 
 
 def test_board_shows_faults():

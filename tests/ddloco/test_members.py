@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.members import RESEND_S_MIN, RESEND_STEPS, Member
+from ddloco.members import HASTE, HASTE_STEPS, RESEND_S_MIN, RESEND_STEPS, Member
 from ddloco.messages import Contribution, Progress
 
 
@@ -140,3 +140,51 @@ def test_what_is_stale_is_objected_to(member, base, stale):
     objection = member.objection(contribution(base), 13, 7)
     assert stale is (objection is not None)
     assert not stale or "the oldest that is taken is 7" in objection
+
+
+def claim(base, step, steps):
+    """An answer to a pull after ``step``, trained in ``steps`` from ``base``."""
+    return Contribution(5, 0, base, step, steps, 8 * steps)
+
+
+def test_steps_since_a_version_come_after_it_was_told(member):
+    """No more of them than its own count has grown since; of another version nobody knows."""
+    member.report(6.0, progress(10, versions=(3, 0)))
+    member.tell(7.0, 0, 8)
+    assert member.doubt(20.0, claim(8, 15, 5)) is None
+    assert "more steps than it has taken: 6 of 5" in member.doubt(20.0, claim(8, 15, 6))
+    assert member.doubt(20.0, claim(3, 15, 12)) is None
+    assert "more steps than it has taken: 16 of 15" in member.doubt(20.0, claim(3, 15, 16))
+
+
+def test_a_version_that_is_told_again_was_told_before(member):
+    """Steps since its first telling are no lie, nor are those of one that it had from elsewhere."""
+    member.report(6.0, progress(10, versions=(3, 0)))
+    member.tell(7.0, 0, 8)
+    member.report(16.0, progress(20, versions=(3, 0)))
+    member.tell(17.0, 0, 8)
+    assert member.doubt(20.0, claim(8, 21, 11)) is None
+    member.report(18.0, progress(21, versions=(9, 0)))
+    member.tell(19.0, 0, 9)
+    assert member.doubt(20.0, claim(9, 22, 15)) is None
+
+
+def test_steps_take_time(member):
+    """A thousand times faster than its own fastest word, beyond a few, is no learner's pace."""
+    member.report(6.0, progress(10, versions=(3, 0), step_s=2.0))
+    member.tell(7.0, 0, 8)
+    member.report(8.0, progress(11, versions=(8, 0), step_s=50.0))
+    most = HASTE_STEPS + int(HASTE * 3.0 / 2.0)
+    assert member.doubt(10.0, claim(8, 9999, most)) is None
+    assert "more steps than time allows" in member.doubt(10.0, claim(8, 9999, most + 1))
+
+
+def test_a_stall_at_the_first_step_is_no_pace(member):
+    """A day in the first smoothed step time, then a second each: nobody is doubted on the way."""
+    step_s, at = 86_400.0, 90_000.0
+    member.report(at, progress(2, versions=(3, 0), step_s=step_s))
+    member.tell(at, 0, 8)
+    for steps in range(1, 500):
+        at, step_s = at + 1.0, step_s + 0.1 * (1.0 - step_s)
+        member.report(at, progress(2 + steps, versions=(8, 0), step_s=step_s))
+        assert member.doubt(at, claim(8, 2 + steps, steps)) is None

@@ -11,7 +11,14 @@ from ddloco.status import in_words, picture, seconds, status_from, waiting_in_wo
 MEMBERS = [
     {"learner": "learner-0.1", "step": 40, "step_s": 0.5, "heard_s": 0.2, "fresh": True},
     {"learner": "learner-1.3", "step": 21, "step_s": None, "heard_s": 75.0, "silent": True},
-    {"learner": "learner-2.1", "step": 38, "heard_s": 1.0, "versions_behind": 2, "refused": 3},
+    {
+        "learner": "learner-2.1",
+        "step": 38,
+        "heard_s": 1.0,
+        "versions_behind": 2,
+        "refused": 3,
+        "refused_for": "norm 9, 1 at most",
+    },
     {"learner": "learner-3.1", "step": 40, "heard_s": 1.0},
 ]
 
@@ -73,6 +80,7 @@ def test_everything_is_there():
     assert "learners: 4 live / 3 taking part / 2 averaged" in counts
     assert "syncer.1: 1234 events, 1.5 MiB tape" in counts
     assert "learner-2: 7 messages refused" in text
+    assert "learner-2.1: 3 refused, the last: norm 9, 1 at most" in text
     assert (
         "global step 42, fragment 0: 1 of 2 have answered, waits for learner-2, since 500 ms, "
         "for 2.0 s more"

@@ -24,7 +24,8 @@ from ddloco.events import (
 )
 from ddloco.members import RESEND_S_MIN
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
-from ddloco.syncer import FAREWELL, LAUNCH, Syncer
+from ddloco.rounds import LAUNCH
+from ddloco.syncer import FAREWELL, Syncer
 from transport import (
     BULK,
     CONTROL,
@@ -94,7 +95,7 @@ class Desk:
 
     def contribute(self, peer, t, fragment, base=0, step=None, steps=1, **more):
         """A learner answers a pull."""
-        step = self.steps.get(peer, 1) if step is None else step
+        step = max(self.steps.get(peer, 1), steps) if step is None else step
         body = Contribution(t, fragment, base, step, steps, 8 * steps)
         return self.say(peer, body, **more)
 
@@ -186,7 +187,7 @@ def test_one_launch_a_step_whoever_reports(open_desk):
                     effects += desk.tell(TimerFired(LAUNCH))
             launched += sorted({(desk.at, t, p) for _, t, p in pulls(effects)})
             for _, t, fragment in dict.fromkeys((0, t, p) for _, t, p in pulls(effects)):
-                desk.machine._syncs.pop(t)
+                desk.machine._under_way.syncs.pop(t)
                 assert fragment < P
     assert len(launched) <= 12 + 1
 
@@ -220,12 +221,12 @@ def settle(desk):
     desk.report(A, versions=(0, 1, 0), steps=(2, 1, 2))
     close(desk, 2)
     close(desk, 3)
-    assert not desk.machine._syncs
+    assert not desk.machine._under_way.syncs
 
 
 def close(desk, t):
     """A sync gets every answer, and is merged."""
-    sync = desk.machine._syncs.get(t)
+    sync = desk.machine._under_way.syncs.get(t)
     if sync is None:
         return
     effects = []
@@ -535,6 +536,88 @@ def test_at_the_end_a_newer_incarnation_is_told_to_stop(open_desk):
     effects = desk.tell(PeerJoined(A2, A2))
     assert [A2] == [peer for peer, _ in said(Stop, effects)]
     assert [A] == [each.peer for each in of(Hangup, effects)]
+
+
+# What is believed.
+
+
+def refused_in_turn(desk, times):
+    """A's contributions are refused by those who merge, B's are not; the effects of each merge."""
+    t, told = 1, []
+    for _ in range(times):
+        p = (t - 1) % P
+        versions = desk.machine.status(desk.at)["versions"]
+        for peer in (A, B):
+            effects = desk.report(peer, versions=tuple(versions), after_s=1.0)
+        t = pulls(effects)[0][1]
+        p = pulls(effects)[0][2]
+        desk.contribute(A, t, p, base=versions[p])
+        merge = desk.contribute(B, t, p, base=versions[p])
+        told.append(desk.merged(merge, refused=((A, "norm 9, 1 at most"),)))
+    return told
+
+
+def test_three_refusals_in_a_row_and_everything_is_sent(open_desk):
+    """To be taken instead of what was trained; the log and whoever asks are told of whom and why;
+    then it is counted anew."""
+    desk = open_desk(A, B, quorum=2, overlap=1, steps=40, staleness=30)
+    for index, effects in enumerate(refused_in_turn(desk, 6)):
+        instead = [
+            b.fragment for peer, b in said(GlobalFragment, effects) if peer == A and b.instead
+        ]
+        over = observed("starts over", effects)
+        if index % 3 == 2:
+            assert [0, 1, 2] == instead
+            reason = "3 in a row refused, the last: norm 9, 1 at most"
+            assert [{"learner": A, "reason": reason}] == over
+        else:
+            assert (1, []) == (len(instead), over)
+    (member, _) = desk.machine.status(desk.at)["members"]
+    assert (A, 6, "norm 9, 1 at most") == (
+        member["learner"], member["refused"], member["refused_for"]
+    )  # fmt: skip
+
+
+def test_one_that_is_merged_in_between_is_no_row(open_desk):
+    """Two refusals, a merge, two refusals: nobody starts over."""
+    desk = open_desk(A, B, quorum=2, overlap=1, steps=40, staleness=30)
+    effects = refused_in_turn(desk, 2)
+    versions = desk.machine.status(desk.at)["versions"]
+    for peer in (A, B):
+        pulled = desk.report(peer, versions=tuple(versions), after_s=1.0)
+    (_, t, p), _ = pulls(pulled)
+    desk.contribute(A, t, p, base=versions[p])
+    desk.merged(desk.contribute(B, t, p, base=versions[p]))
+    effects += refused_in_turn(desk, 2)
+    assert [] == [fields for each in effects for fields in observed("starts over", each)]
+
+
+@pytest.mark.parametrize(
+    ("claim", "reason"),
+    [
+        ({"tokens": 8000}, "more tokens than steps allow: 8000 in 1"),
+        ({"steps": 50, "step": 9}, "more steps than it has taken: 50 of 9"),
+    ],
+)
+def test_what_cannot_have_been_trained_is_refused(open_desk, claim, reason):
+    """With what is usual, or possible, in the reason; without a band everything is believed."""
+    for band in (32.0, 0.0):
+        desk = open_desk(A, B, quorum=2, overlap=1, steps=40, staleness=30, band=band)
+        for _ in range(3):
+            versions = tuple(desk.machine.status(desk.at)["versions"])
+            for peer in (A, B):
+                pulled = desk.report(peer, versions=versions, after_s=1.0)
+            (_, t, p), _ = pulls(pulled)
+            desk.contribute(A, t, p, base=versions[p])
+            desk.merged(desk.contribute(B, t, p, base=versions[p]))
+        versions = tuple(desk.machine.status(desk.at)["versions"])
+        for peer in (A, B):
+            pulled = desk.report(peer, versions=versions, after_s=1.0)
+        (_, t, p), _ = pulls(pulled)
+        plain = {"t": t, "fragment": p, "base": versions[p], "step": 4, "steps": 1, "tokens": 8}
+        refused = observed("refused", desk.say(A, Contribution(**{**plain, **claim})))
+        assert bool(band) == bool(refused)
+        assert all(each["learner"] == A and reason in each["reason"] for each in refused)
 
 
 # Recovery.

@@ -15,8 +15,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of
-from ddloco import merging, pacing, syncs
+from ddloco import measure, members, merging, pacing, syncs
 from ddloco.actor import Actor
+from ddloco.bands import Bands
 from ddloco.config import job_from
 from ddloco.effects import RunStep
 from ddloco.events import FragmentMerged, StepFinished, TimerFired
@@ -29,6 +30,7 @@ from ddloco.messages import GlobalFragment, Pull
 from ddloco.pacing import Pacing
 from ddloco.recovery import Recovery
 from ddloco.relay import Relay
+from ddloco.rounds import Rounds
 from ddloco.schedule import Schedule
 from ddloco.simulation import labour
 from ddloco.simulation.hostile import Hostile
@@ -36,7 +38,6 @@ from ddloco.simulation.labour import Labour, leaves_of
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
-from ddloco.syncer import Syncer
 from ddloco.syncs import Globals
 from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send
 from transport import link as links
@@ -67,13 +68,15 @@ def bug(invariant, *worlds):
     return note
 
 
-def made(*faults, learners=2, fragment_bytes=0.0, poisoned=(), heal_at=40.0, **sync):
+def made(
+    *faults, learners=2, fragment_bytes=0.0, poisoned=(), wrong=(), heal_at=40.0, tensors=4, **sync
+):
     """A world made by hand, for what seeds seldom bring together."""
     table = {"fragments": 1, "interval": 2, "overlap": 1, "staleness": 30, **sync}
     job = {"task": "simulated:tensors", "steps": 120, "learners": learners}
-    plain = {"task": {"tensors": 4}, "job": job, "sync": table}
-    physics = Physics(leaves_of(4), fragment_bytes=fragment_bytes, arithmetic=True)
-    return Hostile(-1, job_from(plain, "by hand"), physics, faults, poisoned, heal_at)
+    plain = {"task": {"tensors": tensors}, "job": job, "sync": table}
+    physics = Physics(leaves_of(tensors), fragment_bytes=fragment_bytes, arithmetic=True)
+    return Hostile(-1, job_from(plain, "by hand"), physics, faults, poisoned, wrong, heal_at)
 
 
 def slow(direction, at_s, mbit):
@@ -284,7 +287,7 @@ def learners_are_sorted_by_weight(patch):
             for e in old(self, sync)
         ]  # fmt: skip
 
-    wrap(patch, Syncer, "_close", close)
+    wrap(patch, Rounds, "_close", close)
 
 
 @bug("data-cursor", 1)
@@ -342,7 +345,7 @@ def one_learner_is_quorum_enough(patch):
 
 @bug("quorum-or-grace", 14)
 def the_grace_timer_is_not_set(patch):
-    always(patch, Syncer, "_look_again", [])
+    always(patch, Rounds, "_look_again", [])
 
 
 @bug("quorum-or-grace", 1)
@@ -376,13 +379,13 @@ def the_launch_floor_is_ignored(patch):
 @bug("quorum-or-grace", 2)
 def fresh_is_not_reset_by_a_launch(patch):
     def launch(old, self, at, waiting, able):
-        fresh = [member for member in self._members.values() if member.fresh]
+        fresh = [each for each in self._membership.members.values() if each.fresh]
         effects = old(self, at, waiting, able)
         for member in fresh:
             member.fresh = True
         return effects
 
-    wrap(patch, Syncer, "_launch", launch)
+    wrap(patch, Rounds, "_launch", launch)
 
 
 @bug("quorum-or-grace", 0)
@@ -392,37 +395,37 @@ def one_is_pulled_twice(patch):
 
 @bug("quorum-or-grace", 4)
 def a_sync_is_not_closed_by_its_deadline(patch):
-    def timer(old, self, at, timer):
-        return [] if timer.startswith("pull/") else old(self, at, timer)
+    def timer(old, self, timer):
+        return [] if timer.startswith("pull/") else old(self, timer)
 
-    wrap(patch, Syncer, "_timer", timer)
+    wrap(patch, Rounds, "timer", timer)
 
 
 @bug("overlap", 14)
 def more_syncs_are_under_way_than_may_be(patch):
-    def choose(old, self, at, schedule):
-        job = self._job
-        self._job = replace(job, sync=replace(job.sync, overlap=job.sync.overlap + 1))
+    def choose(old, self, at):
+        sync = self._sync
+        self._sync = replace(sync, overlap=sync.overlap + 1)
         try:
-            return old(self, at, schedule)
+            return old(self, at)
         finally:
-            self._job = job
+            self._sync = sync
 
-    wrap(patch, Syncer, "_choose", choose)
+    wrap(patch, Rounds, "_choose", choose)
 
 
 @bug("overlap", 8)
 def a_fragment_may_be_under_way_twice(patch):
-    def choose(old, self, at, schedule):
-        if self._stopping or len(self._syncs) >= self._job.sync.overlap:
+    def choose(old, self, at):
+        if self._stopping or len(self.syncs) >= self._sync.overlap:
             return False
-        syncs, self._syncs = self._syncs, {}
+        syncs, self.syncs = self.syncs, {}
         try:
-            return old(self, at, schedule)
+            return old(self, at)
         finally:
-            self._syncs = syncs
+            self.syncs = syncs
 
-    wrap(patch, Syncer, "_choose", choose)
+    wrap(patch, Rounds, "_choose", choose)
 
 
 # Learners.
@@ -597,7 +600,7 @@ def a_merged_contribution_is_kept(patch):
         effects = old(self, at, event)
         return effects[1:] if event.accepted else effects
 
-    wrap(patch, Syncer, "_merged", merged)
+    wrap(patch, Rounds, "merged", merged)
 
 
 @bug("bounded-memory", 0)
@@ -677,7 +680,7 @@ def momentum_is_forgotten(patch):
     def close(old, self, sync):
         return [replace(e, momentum="") if hasattr(e, "momentum") else e for e in old(self, sync)]
 
-    wrap(patch, Syncer, "_close", close)
+    wrap(patch, Rounds, "_close", close)
 
 
 @bug("optimizer-with-params", 23)
@@ -759,6 +762,97 @@ def what_is_no_number_is_merged(patch):
     always(patch, merging, "_measure_extreme", (0.0, ""))
 
 
+# What is believed.
+
+
+def deluded(how, learners=4, **more):
+    """A world in which a learner is wrong from the middle on, when everybody is known."""
+    return made(learners=learners, tensors=8, wrong=(("learner-1", 20.0, 40.0, how),), **more)
+
+
+def judged(patch, change):
+    """The judge of a merge finds other faults: ``change`` is told the known and the found ones."""
+
+    def call(old, self, candidates, norms, faults):
+        return change(list(faults), old(self, candidates, norms, faults))
+
+    wrap(patch, measure.Judge, "__call__", call)
+
+
+@bug("wrong-refused", deluded("norm"))
+def norms_are_not_looked_at(patch):
+    judged(patch, lambda known, found: [
+        k if f.startswith("norm") else f for k, f in zip(known, found, strict=True)
+    ])  # fmt: skip
+
+
+@bug("wrong-refused", deluded("bit"))
+def whoever_is_believed_once_is_believed_for_ever(patch):
+    after(patch, Bands, "norm", lambda self, usual: usual and 1e9)
+    patch.setattr(measure, "MAJORITY", 99)
+
+
+@bug("wrong-refused", deluded("sign"))
+def directions_are_not_looked_at(patch):
+    judged(patch, lambda known, found: [
+        k if f.startswith("cosine") else f for k, f in zip(known, found, strict=True)
+    ])  # fmt: skip
+
+
+@bug("wrong-refused", deluded("sign"))
+def a_turned_sign_is_the_usual(patch):
+    always(patch, Bands, "cosine", -1.0)
+
+
+@bug("honest-believed", deluded("norm"))
+def the_neighbour_is_refused(patch):
+    def shifted(known, found):
+        return found[1:] + found[:1] if known != found else found
+
+    judged(patch, shifted)
+
+
+@bug("honest-believed", 0)
+def what_others_did_is_held_against_who_is_late(patch):
+    always(patch, Bands, "moved", 0.0)
+
+
+@bug("honest-believed", 0)
+def a_band_is_no_wider_than_chance(patch):
+    patch.setattr(measure, "COSINE_SLACK", -0.9)
+    patch.setattr(measure, "SIGMAS", 0.0)
+
+
+@bug("honest-believed", 0)
+def steps_may_not_go_faster_than_they_went(patch):
+    patch.setattr(members, "HASTE", 1.0)
+    patch.setattr(members, "HASTE_STEPS", 0)
+
+
+@bug("honest-believed", 0)
+def steps_count_since_the_last_telling(patch):
+    def tell(old, self, at, fragment, version):
+        old(self, at, fragment, version)
+        self._told[fragment] = version, at, self.progress.step if self.progress else 0
+
+    wrap(patch, Member, "tell", tell)
+
+
+@bug("starts-over", deluded("norm"))
+def whoever_is_refused_for_ever_is_sent_one_fragment(patch):
+    always(patch, Membership, "strike", [])
+
+
+@bug("starts-over", deluded("norm"))
+def refusals_are_forgotten_at_once(patch):
+    def strike(old, self, member):
+        said = old(self, member)
+        member.strikes = 0
+        return said
+
+    wrap(patch, Membership, "strike", strike)
+
+
 # The end.
 
 
@@ -795,14 +889,14 @@ def a_sync_without_answers_is_dropped(patch):
     patch.setattr(Schedule, "repeat", lambda _self, _t: None)
 
 
-@bug("heal-progress", SPOILED)
+@bug("starts-over", SPOILED)
 def who_was_refused_is_not_healed(patch):
     def merged(self, effects):
         told = [e for e in effects if isinstance(e, Send) and isinstance(e.body, GlobalFragment)]
         instead = [each for each in told if each.body.instead]
         return [each for each in effects if each not in instead]
 
-    after(patch, Syncer, "_merged", merged)
+    after(patch, Rounds, "merged", merged)
 
 
 @bug("participation", RESET)

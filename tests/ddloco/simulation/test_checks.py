@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.simulation import bounds, checks, hostile, launches, oracle, truth
+from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, truth
 from tests.ddloco.simulation.mutations import MUTATIONS
 
 SEEDS_MAX = 60
@@ -19,7 +19,7 @@ AGAIN = {"determinism-check", "record-is-inert"}
 
 def invariants():
     """Every name that some check can raise, from the source."""
-    return sorted({name for module in (checks, launches, truth, bounds, oracle, hostile)
+    return sorted({name for module in (checks, launches, truth, bounds, oracle, belief, hostile)
                    for name in names_in(Path(module.__file__).read_text())})  # fmt: skip
 
 
@@ -34,8 +34,8 @@ def names_in(source):
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
-        called = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        at = {"hold": 1, "_compare": 2}.get(called, len(node.args))
+        called = getattr(node.func, "id", "self." + getattr(node.func, "attr", ""))
+        at = {"hold": 1, "self.hold": 1, "_compare": 2}.get(called, len(node.args))
         if at < len(node.args) and not handed_on(node.args[at]):
             name = node.args[at]
             yield constants[name.id] if isinstance(name, ast.Name) else name.value

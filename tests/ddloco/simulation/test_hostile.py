@@ -3,11 +3,11 @@
 import pytest
 
 from ddloco.faults import SYNCER, Fault
+from ddloco.rounds import Rounds
 from ddloco.simulation import hostile
 from ddloco.simulation.hostile import LEARNER_KINDS, draw, happen, run, run_checked
 from ddloco.simulation.labour import Labour
 from ddloco.simulation.world import World
-from ddloco.syncer import Syncer
 
 SEEDS = range(300)
 
@@ -98,7 +98,7 @@ def test_a_machine_that_raises_is_a_finding(monkeypatch):
     def close(self, sync):
         raise KeyError("theta/0/7")
 
-    monkeypatch.setattr(Syncer, "_close", close)
+    monkeypatch.setattr(Rounds, "_close", close)
     outcome = run(0)
     assert "raised" == outcome.invariant
     assert "raised: KeyError: 'theta/0/7'" == outcome.violation

@@ -5,10 +5,10 @@ import trio
 
 from ddloco import syncs
 from ddloco.rerun import Rerun
+from ddloco.rounds import Rounds
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.scenario import cases_of
 from ddloco.simulation.study import checks_of, run_case
-from ddloco.syncer import Syncer
 
 SCENARIO = """
 [scenario]
@@ -83,7 +83,7 @@ def test_a_machine_that_raises_is_named(case, monkeypatch):
     def close(self, sync):
         raise KeyError("theta/0/7")
 
-    monkeypatch.setattr(Syncer, "_close", close)
+    monkeypatch.setattr(Rounds, "_close", close)
     assert "raised: KeyError: 'theta/0/7'" == run_case(*case(), 0).violation
 
 

@@ -142,7 +142,7 @@ def shown_again(err):
 
 
 def test_a_broken_invariant_is_shown_again(call, monkeypatch):
-    """Exit code 1: the seed, the very command, and tapes, which show it too; so does the command."""
+    """Exit code 1: the seed, the command that shows it again, and tapes that show it too."""
     break_it(monkeypatch)
     code, _, err = call("small.toml --case second --seed 3 --set work.step_s=3")
     assert FOUND == code

@@ -1,0 +1,208 @@
+"""Rounds: when a fragment is synchronised, with whom, and what becomes of it (paper: Algorithm 2).
+
+A machine inside the syncer's. A sync waits for a quorum and a grace window, is launched, closed
+when all have answered or its deadline has passed, merged, and told to everybody.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from ddloco.bands import Bands
+from ddloco.config import Job
+from ddloco.effects import Observe
+from ddloco.events import FragmentMerged
+from ddloco.members import Member
+from ddloco.membership import Membership
+from ddloco.messages import Contribution, Pull
+from ddloco.pacing import Pacing, Waiting
+from ddloco.schedule import Schedule
+from ddloco.syncs import LATE, Global, Globals, Part, Sync, names
+from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
+
+LAUNCH = "launch"
+PULL = "pull/"
+
+
+class Rounds:
+    """The syncs of one syncer: the next one, and those under way.
+
+    Args:
+        job: the resolved job.
+        schedule: what is due next.
+        membership: who is there.
+        parts: the global fragments.
+        next_work: numbers for work.
+
+    Attributes:
+        waiting: the sync that is to be launched next, None while there are enough.
+        syncs: those under way, by global step.
+        merges: how many were merged.
+        seen: what people saw of the last one.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        schedule: Schedule,
+        membership: Membership,
+        parts: Globals,
+        next_work: Callable[[], int],
+    ) -> None:
+        self.schedule = schedule
+        self.pacing = Pacing(job.sync)
+        self.waiting: Waiting | None = None
+        self.syncs: dict[int, Sync] = {}
+        self.merges = 0
+        self.seen: dict[str, Any] = {}
+        self._sync = job.sync
+        self._membership = membership
+        self._globals = parts
+        self._bands = Bands(job.sync.band, len(parts))
+        self._next_work = next_work
+        self._stopping = False
+        self._look_at: float | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is under way and nothing will be."""
+        return not self.syncs and (self._stopping or self.schedule.next() is None)
+
+    def stop(self) -> None:
+        """Launch nothing more; the quorum of what waits may never come."""
+        self._stopping, self.waiting = True, None
+
+    def end(self) -> list[Effect]:
+        """Wait for nothing any more."""
+        self.waiting = None
+        return self._look_again(None)
+
+    def advance(self, at: float) -> list[Effect]:
+        """Launch whatever may be launched: the one place that decides what comes next."""
+        effects: list[Effect] = []
+        while self.waiting is not None or self._choose(at):
+            waiting = self.waiting
+            assert waiting is not None
+            able = self._membership.able(waiting.fragment, self._globals.oldest(waiting.fragment))
+            missing = len(able) >= self._sync.quorum and self._membership.missing(at)
+            look = self.pacing.wait_until(at, waiting, able=len(able), missing=missing)
+            if look is None or look > at:
+                return effects + self._look_again(look)
+            effects += self._launch(at, waiting, able)
+        return effects
+
+    def _choose(self, at: float) -> bool:
+        """Begin to wait for the next sync, unless enough are under way."""
+        if self._stopping or len(self.syncs) >= self._sync.overlap:
+            return False
+        t = self.schedule.next()
+        if t is None:
+            return False
+        fragment = self.schedule.fragment(t)
+        if any(sync.fragment == fragment for sync in self.syncs.values()):
+            return False
+        self.pacing.observe_steps(self._membership.step_times())
+        self.waiting = self.pacing.await_sync(at, t, fragment)
+        return True
+
+    def _look_again(self, look: float | None) -> list[Effect]:
+        if look == self._look_at:
+            return []
+        self._look_at = look
+        return [CancelTimer(LAUNCH) if look is None else SetTimer(LAUNCH, look)]
+
+    def _launch(self, at: float, waiting: Waiting, able: list[Member]) -> list[Effect]:
+        t, fragment = waiting.t, waiting.fragment
+        deadline = self.pacing.launch(at, waiting)
+        self.waiting = None
+        self.schedule.launched(t)
+        pulled = tuple(member.peer for member in able)
+        self.syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline)
+        for member in self._membership.members.values():
+            member.fresh = False
+        pulls = [Send(peer, CONTROL, Pull(t, fragment)) for peer in pulled]
+        return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
+
+    # Closing, merging, telling.
+
+    def contribution(
+        self, at: float, member: Member, said: Contribution, handle: str
+    ) -> list[Effect]:
+        """A learner answers a pull; what is in time and true becomes part of the merge."""
+        who = (member.incarnation, said.t, said.fragment)
+        sync = self.syncs.get(said.t)
+        problem = LATE if sync is None else sync.objection(member.peer, said, handle)
+        if sync is None or problem is not None:
+            return self._membership.refuse(*who, problem or LATE)
+        p = sync.fragment
+        problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
+        if problem is None and self._bands.band:
+            problem = member.doubt(at, said) or self._bands.objection(said)
+        if problem is not None:
+            return self._membership.refuse(*who, problem)
+        sync.parts[member.peer] = Part(said, handle, member.merged)
+        return [Keep(handle), *self._close_if_settled(sync)]
+
+    def close_settled(self) -> list[Effect]:
+        """Somebody is gone: a sync may have waited for nobody else."""
+        return [
+            effect for sync in list(self.syncs.values()) for effect in self._close_if_settled(sync)
+        ]
+
+    def _close_if_settled(self, sync: Sync) -> list[Effect]:
+        """Merge at once when nobody who was pulled can still answer."""
+        parts, members = sync.parts, self._membership.members
+        settled = all(peer in parts or peer not in members for peer in sync.pulled)
+        return self._close(sync) if settled and not sync.work else []
+
+    def timer(self, timer: str) -> list[Effect]:
+        """A sync's deadline has passed, or it is time to look again whether to launch."""
+        if timer == LAUNCH:
+            self._look_at = None
+            return []
+        sync = self.syncs.get(int(timer.removeprefix(PULL)))
+        return self._close(sync) if sync is not None and not sync.work else []
+
+    def _close(self, sync: Sync) -> list[Effect]:
+        """Merge what is there; with nothing there, this global step waits for a quorum again."""
+        effects: list[Effect] = [CancelTimer(f"{PULL}{sync.t}")]
+        if not sync.parts:
+            return [*effects, *self._retry(sync, "no contribution before the deadline")]
+        sync.work = self._next_work()
+        merge = sync.merge(self._globals[sync.fragment], self._membership, self._bands)
+        return [*effects, *(Keep(handle) for handle in merge.out), merge]
+
+    def _retry(self, sync: Sync, reason: str) -> list[Effect]:
+        del self.syncs[sync.t]
+        self.schedule.repeat(sync.t)
+        fields = {"t": sync.t, "fragment": sync.fragment, "reason": reason}
+        return [Observe("sync repeated", fields)]
+
+    def merged(self, at: float, event: FragmentMerged) -> list[Effect]:
+        """A merge is done: what was accepted is the newest version, and everybody is told."""
+        sync = next(each for each in self.syncs.values() if each.work == event.work)
+        p = sync.fragment
+        out = names(p, sync.t)
+        effects: list[Effect] = [Drop(part.handle) for part in sync.parts.values()]
+        for learner, reason in event.refused:
+            effects += self._membership.refuse(learner, sync.t, p, reason)
+            if learner in self._membership.members:
+                over = self._membership.strike(self._membership.members[learner])
+                effects += over + self._globals.heal(
+                    at, self._membership.members[learner], p, whole=bool(over)
+                )
+        sync.learned(event, self._globals[p].version, self._bands)
+        if not event.accepted:
+            effects += [Drop(handle) for handle in out]
+            return effects + self._retry(sync, "every contribution was refused")
+        del self.syncs[sync.t]
+        self.pacing.sync_s.add(at - sync.launched_at)
+        effects += self._globals.replace(p, Global(sync.t, *out))
+        for part in (sync.parts[learner] for learner in event.accepted):
+            part.merged[p] = part.said.base
+        self._membership.absolve(event.accepted)
+        self.merges += 1
+        effects += [
+            self._globals.tell(at, member, p) for member in self._membership.members.values()
+        ]
+        self.seen = sync.seen(event, len(self._membership.members), self.pacing.sync_s.value or 0.0)
+        return [*effects, Observe("merge", self.seen)]

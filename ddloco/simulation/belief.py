@@ -1,0 +1,158 @@
+"""What the syncer believes of contributions, held against what is known of them: wrong-refused,
+honest-believed, starts-over.
+
+Whether a contribution is wrong stands beside its numbers (``Content.wrong``), where no machine
+looks. How wrong is too wrong is said here a second time, from every norm that was ever accepted
+and not from a median of some, so that only what is beyond any doubt is demanded.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddloco.bands import FEW, STRIKES
+from ddloco.effects import MergeFragment, Observe
+from ddloco.events import FragmentMerged
+from ddloco.faults import SYNCER
+from ddloco.messages import GlobalFragment
+from ddloco.simulation.books import Books, hold
+from ddloco.simulation.node import Node
+from ddloco.simulation.oracle import F64, numbers
+from ddloco.simulation.world import World
+from ddloco.syncer import Syncer
+from transport import BULK, Effect, Event, Transmit
+
+WRONG = "wrong-refused"
+HONEST = "honest-believed"
+OVER = "starts-over"
+
+BEYOND = 1.05
+"""Times the band of the longest norm that was ever accepted; what is beyond that is beyond all."""
+
+OPPOSED = -0.75
+ELEMENTS_MIN = 128
+"""Below this cosine to two honest ones or more, of at least so many elements, a sign has turned;
+of fewer, honest ones do not always agree by more than chance (seed 1857)."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A contribution as it was when its merge was asked for."""
+
+    name: str
+    wrong: str
+    steps: int
+    level: bool
+    delta: F64
+
+    @property
+    def norm(self) -> float:
+        """The length of its change."""
+        return float(np.sqrt((self.delta * self.delta).sum()))
+
+
+class Belief(Books[World, Node]):
+    """Whoever is wrong beyond doubt is refused, whoever is honest never; whoever was refused so
+    often in a row is sent everything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._asked: dict[int, tuple[MergeFragment, list[Evidence]]] = {}
+        self._known: dict[int, list[tuple[float, int]]] = {}
+        self._fooled: set[int] = set()
+        self._row: Counter[str] = Counter()
+
+    def started(self, world: World, node: Node) -> None:
+        """A syncer that starts knows nothing of what is usual."""
+        if node.actor_name == SYNCER:
+            self._forget()
+
+    def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
+        """Only the syncer believes."""
+        if not isinstance(node.actor.machine, Syncer):
+            return
+        for effect in effects:
+            match effect:
+                case MergeFragment():
+                    self._asked[effect.work] = effect, _evidence(node, effect)
+                case Observe("joined", fields):
+                    self._row[fields["learner"]] = 0
+                case Observe("refused", {"reason": reason, **fields}) if reason.startswith("more"):
+                    hold(False, HONEST, f"{fields['learner']} claims {reason}")
+                case _:
+                    pass
+        if isinstance(event, FragmentMerged):
+            merge, shares = self._asked.pop(event.work)
+            self._judge(world, merge, shares, event)
+            self._healed(world, node, event, effects)
+
+    def _judge(
+        self, world: World, merge: MergeFragment, shares: list[Evidence], event: FragmentMerged
+    ) -> None:
+        p, refused = merge.fragment, dict(event.refused)
+        known = self._known.setdefault(p, [])
+        honest = [each for each in shares if each.level and not each.wrong]
+        for each in shares:
+            what = f"{each.name} in merge {merge.t}, norm {each.norm:.4g} after {each.steps} steps"
+            if each.name in refused and not each.wrong and np.isfinite(each.delta).all():
+                # Whoever was fooled once, when nothing was known, may hold it against the honest.
+                said = f"{what}: {refused[each.name]}"
+                hold(p in self._fooled, HONEST, said)
+            elif each.name in event.accepted and each.wrong and each.level:
+                if p not in self._fooled and len(known) >= FEW:
+                    others = [*known, *((other.norm, other.steps) for other in honest)]
+                    most = max(n * max(1.0, each.steps / max(s, 1)) for n, s in others)
+                    most *= world.job.sync.band * BEYOND
+                    hold(each.norm <= most, WRONG, f"{what}, {most:.4g} at most: {each.wrong}")
+                opposed = len(honest) > 1 and _cosine(each, honest) < OPPOSED
+                clear = opposed and each.delta.size >= ELEMENTS_MIN and p not in self._fooled
+                hold(not clear, WRONG, f"{what} against {len(honest)} others: {each.wrong}")
+        taken = [each for each in shares if each.name in event.accepted]
+        known += [(each.norm, each.steps) for each in taken if each.level]
+        if any(each.wrong for each in taken):
+            self._fooled.add(p)
+
+    def _healed(
+        self, world: World, node: Node, event: FragmentMerged, effects: Sequence[Effect]
+    ) -> None:
+        """Three in a row: every fragment is on its way, or waits to be."""
+        machine: Any = node.actor.machine
+        links: Any = node.actor.links
+        for name in event.accepted:
+            self._row[name] = 0
+        for name, _ in event.refused:
+            if name not in machine._membership.members:
+                continue
+            self._row[name] += 1
+            if self._row[name] < STRIKES:
+                continue
+            self._row[name] = 0
+            sent = [e.body for e in effects if isinstance(e, Transmit) and e.peer == name]
+            sent += [w.body for w in links._links[name].lanes[BULK].outbox.waiting]
+            told = {body.fragment for body in sent if isinstance(body, GlobalFragment)}
+            lacks = sorted({*range(len(world.plan.fragments))} - told)
+            hold(not lacks, OVER, f"{name} was refused {STRIKES} times, and is not sent {lacks}")
+
+
+def _evidence(node: Node, merge: MergeFragment) -> list[Evidence]:
+    theta = node.contents[merge.theta]
+    found: list[Evidence] = []
+    for share in merge.shares:
+        content = node.contents[share.handle]
+        _, base, steps, _ = content.what
+        delta = numbers(theta) - numbers(content)
+        found.append(Evidence(share.name, content.wrong, steps, base == theta.what[1], delta))
+    return found
+
+
+def _cosine(one: Evidence, others: Sequence[Evidence]) -> float:
+    """To the sum of the others, one vote each."""
+    whole = sum((each.delta / max(each.norm, 1e-30) for each in others), 0.0 * one.delta)
+    length = float(np.sqrt((whole * whole).sum()))
+    return float((one.delta * whole).sum()) / max(one.norm * length, 1e-30)
