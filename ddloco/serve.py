@@ -17,6 +17,7 @@ from ddloco.host import TAPES, Hosted
 from ddloco.keys import curve_of
 from ddloco.learner import SYNCER
 from ddloco.memory import keep_freed_memory
+from ddloco.quay import ship_tape, take_in_tapes
 from ddloco.refusals import Refusals
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
@@ -42,6 +43,8 @@ async def serve_syncer(job: Job, folder: Path, bind: str, *, with_parent: bool) 
         partial.write_text(address)
         partial.replace(folder / ADDRESS_FILE)
         hosted = Hosted(job, next_incarnation(folder, SYNCER), folder, endpoint)
+        if job.tape.ships:
+            take_in_tapes(hosted)
         return await _serve(hosted, endpoint, with_parent=with_parent)
 
 
@@ -65,6 +68,8 @@ async def serve_learner(
         except OSError as error:
             raise ConfigError(f"--connect {connect}: {error.strerror}") from None
         hosted = Hosted(job, incarnation, folder, endpoint)
+        if job.tape.ships:
+            await ship_tape(hosted, connect)
         return await _serve(hosted, endpoint, with_parent=with_parent)
 
 

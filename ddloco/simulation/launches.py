@@ -10,10 +10,12 @@ from ddloco.events import StopRequested
 from ddloco.faults import SYNCER
 from ddloco.membership import SILENCE_S_MIN
 from ddloco.messages import Progress, Pull
+from ddloco.rounds import LAUNCH
 from ddloco.simulation.books import Books, Role, Stage
 from ddloco.syncer import Syncer
 from transport import (
     CONTROL,
+    CancelTimer,
     Effect,
     Event,
     LaneBroken,
@@ -37,8 +39,8 @@ class Launches(Books[Stage, Role]):
     it is closed by its deadline; no more of them are under way than may be.
 
     Args:
-        late_max: arrivals that may be handled between a deadline and its timer; in virtual time
-            none, live the one that came while the driver looked at the clock.
+        late_max: arrivals that may be handled after a time that has come, and before its timer; in
+            virtual time none, live the one that came while the driver looked at the clock.
     """
 
     invariants = (GRACE, "overlap")
@@ -52,6 +54,8 @@ class Launches(Books[Stage, Role]):
         self._under_way: dict[int, int] = {}
         self._deadlines: dict[int, float] = {}
         self._late: Counter[int] = Counter()
+        self._overdue = 0
+        self._alarm: float | None = None
         self._steps: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._fresh: set[str] = set()
@@ -71,6 +75,8 @@ class Launches(Books[Stage, Role]):
             return
         if isinstance(event, MessageArrived) and isinstance(event.body, Progress):
             self._report(role.at, event.peer, event.body)
+        if isinstance(event, TimerFired) and event.timer == LAUNCH:
+            self._alarm = None
         pulls: dict[tuple[int, int], list[str]] = {}
         for effect in effects:
             match effect:
@@ -78,6 +84,10 @@ class Launches(Books[Stage, Role]):
                     self._observed(role.at, effect)
                 case Transmit(body=Pull(t, fragment)):
                     pulls.setdefault((t, fragment), []).append(effect.peer)
+                case SetTimer(timer, at) if timer == LAUNCH:
+                    self._alarm = at
+                case CancelTimer(timer) if timer == LAUNCH:
+                    self._alarm = None
                 case SetTimer(timer, at) if timer.startswith(PULL):
                     self._deadlines[int(timer.removeprefix(PULL))] = at
                 case MergeFragment():
@@ -87,7 +97,7 @@ class Launches(Books[Stage, Role]):
         for (t, fragment), peers in pulls.items():
             if t not in self._under_way:
                 self._launched(stage, role, t, fragment, peers)
-        self._waits(stage, role)
+        self._waits(stage, role, event)
         if isinstance(event, WAITS_FOR_NOBODY):
             return
         for t, at in self._deadlines.items():
@@ -156,15 +166,23 @@ class Launches(Books[Stage, Role]):
         """The shortest step of anybody linked; 0 while nobody's is known, and so no floor."""
         return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
 
-    def _waits(self, stage: Stage, role: Role) -> None:
+    def _waits(self, stage: Stage, role: Role, event: Event) -> None:
         """A sync whose quorum has come is launched when its floor and grace window are over."""
         machine: Any = role.actor.machine
         waiting, at = machine._under_way.waiting if machine._rounds else None, role.at
         self._graced = None
         if waiting is None or waiting.quorum_at is None:
+            self._overdue = 0
             return
         due = max(waiting.floor_at, waiting.quorum_at + waiting.grace_s)
-        self.hold(at <= due + ROUNDING_S, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")
+        alarmed = self._alarm is not None and self._alarm <= due + ROUNDING_S
+        self.hold(alarmed, GRACE, f"sync {waiting.t} is due at {due}, the timer at {self._alarm}")
+        if at <= due + ROUNDING_S:
+            self._overdue = 0
+        elif not isinstance(event, WAITS_FOR_NOBODY):
+            self._overdue += 1
+        punctual = self._overdue <= self._late_max
+        self.hold(punctual, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
             sync, step_s = stage.job.sync, machine._under_way.pacing.step_s or 0.0
