@@ -1,7 +1,7 @@
 """Happened-before over vector clocks: order, causal sort, consistent cuts."""
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -44,17 +44,19 @@ class Clocked(Protocol):
 C = TypeVar("C", bound=Clocked)
 
 
-def causal_sort(sequences: Mapping[str, Sequence[C]]) -> list[C]:
+def causal_sort(sequences: Mapping[str, Sequence[C]], cut_short: Collection[str] = ()) -> list[C]:
     """Merge the actors' event sequences into one order in which every cause precedes its effect.
 
     The result is a linear extension of happened-before and depends on nothing but its input: among
     events that may come next, the one with the smaller number goes first, then the smaller name.
-    Causes in actors that are not given are taken as having happened.
+    Causes in actors that are not given are taken as having happened; so are those after the last
+    event of the actors named in ``cut_short``.
 
     Raises:
         CausalityError: no such order exists; names an event and the cause that it lacks.
     """
     done = dict.fromkeys(sequences, 0)
+    lasts = {name: len(sequences[name]) for name in cut_short if name in sequences}
     position = dict.fromkeys(sequences, 0)
     waiting: dict[tuple[str, int], list[str]] = {}
     ready: list[tuple[int, str]] = []
@@ -65,7 +67,7 @@ def causal_sort(sequences: Mapping[str, Sequence[C]]) -> list[C]:
             return
         event = sequences[actor][position[actor]]
         for cause in event.clock:
-            count = event.clock[cause]
+            count = min(event.clock[cause], lasts.get(cause, event.clock[cause]))
             if cause != actor and cause in done and done[cause] < count:
                 waiting.setdefault((cause, count), []).append(actor)
                 return

@@ -376,10 +376,10 @@ def tape_show(given: argparse.Namespace) -> int:
 
 
 def tape_verify(given: argparse.Namespace) -> int:
-    """``ddloco tape verify``: records, clocks, headers."""
+    """``ddloco tape verify``: records, clocks, invariants."""
     try:
         held, lines = verify_folder(given.folder, as_json=given.json)
-    except TapeError as error:
+    except (TapeError, ConfigError) as error:
         return complain(error)
     for line in lines:
         print(line)

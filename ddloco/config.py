@@ -113,10 +113,22 @@ class Transport(Section, frozen=True):
 
 
 class TapeTable(Section, frozen=True):
-    """``[tape]``: what is recorded, and what happens when recording fails."""
+    """``[tape]``: what is recorded, what happens when recording fails, and where copies go.
+
+    With ``ship`` a learner's tape travels to the syncer's folder, in segments of at most
+    ``segment_bytes``, none older than ``segment_s`` seconds when it leaves.
+    """
 
     level: Literal["events", "off"] = "events"
     on_error: Literal["stop", "drop"] = "stop"
+    ship: bool = True
+    segment_bytes: Annotated[int, Meta(ge=4096, le=2**20)] = 2**18
+    segment_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 1.0
+
+    @property
+    def ships(self) -> bool:
+        """Whether there are tapes, and they travel."""
+        return self.ship and self.level != "off"
 
 
 class Worker(Section, frozen=True):

@@ -7,12 +7,12 @@ actor starts.
 
 import platform
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import trio
@@ -64,6 +64,18 @@ def machine_for(job: Job, incarnation: str) -> Machine:
     return Syncer(job) if syncs else Learner(job)
 
 
+class Beside(Protocol):
+    """Something that goes on beside an actor, below its door; whatever fails in it fails alone."""
+
+    async def run(self) -> None:
+        """While the actor runs."""
+        ...
+
+    async def finish(self) -> None:
+        """When it has ended; for a bounded time."""
+        ...
+
+
 @dataclass
 class Hosted:
     """An actor on this host: what the outside needs to reach it."""
@@ -72,6 +84,7 @@ class Hosted:
     incarnation: str
     folder: Path
     endpoint: Endpoint
+    beside: "Beside | None" = None
     driver: Driver | None = None
     stop_reason: str | None = None
     finish: Finish | None = None
@@ -113,7 +126,31 @@ class Hosted:
                 self.driver = self._open_driver(workers, arrays, prepared, log)
                 if self.stop_reason is not None:
                     self.driver.request_stop(self.stop_reason)
-                return await self.driver.run(Started(self.incarnation, prepared.leaves))
+                started = Started(self.incarnation, prepared.leaves)
+                return await self._drive(self.driver, started)
+
+    async def _drive(self, driver: Driver, first: Started) -> Finish:
+        """Run the actor, and whatever goes on beside it a little longer."""
+        if self.beside is None:
+            return await driver.run(first)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._aside, self.beside.run)
+            finish = await driver.run(first)
+            nursery.cancel_scope.cancel()
+        await self._aside(self.beside.finish)
+        return finish
+
+    async def _aside(self, what: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await what()
+        except Exception as error:  # noqa: BLE001, the actor goes on without it
+            said = f"this is a bug: {type(error).__name__}: {first_of(error)}"
+            self.note("aside failed", {"reason": said})
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log what happened outside the tape, once the actor runs."""
+        if self.driver is not None:
+            self.driver.note(event, fields)
 
     def _open_log(self) -> ActorLog:
         return ActorLog(self.folder / LOG_FILE, self.incarnation)

@@ -69,8 +69,8 @@ class Theatre(Protocol):
         """Something could not be verified, so that the replay cannot be called identical."""
         ...
 
-    def posted_by(self, sender: str) -> bool:
-        """Whether there is a tape to check a message of ``sender`` against."""
+    def posted_by(self, sender: str, number: int) -> bool:
+        """Whether there is a tape to check a message of the sender's event ``number`` against."""
         ...
 
     def played(self, event: Any) -> None:
@@ -202,7 +202,7 @@ class Part:
 
     async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
         payload: Payload | None = None
-        if self._rerun.posted_by(event.sender):
+        if self._rerun.posted_by(event.sender, event.clock.get(event.sender, 0)):
             key = self._key_of(event)
             posted = await self._rerun.mailbox.take(key)
             if posted is None:

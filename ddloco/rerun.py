@@ -92,8 +92,10 @@ class Rerun:
         self.warn = warn
         self._progress = progress
         self._ended = {each.incarnation: trio.Event() for each in self.tapes}
-        self._recorded = {each.incarnation for each in self.tapes}
-        self._mailbox = Mailbox(self._recorded)
+        self._recorded = {each.incarnation: each for each in self.tapes}
+        self._lost: dict[str, tuple[int, int]] = {}
+        """Of tapes that lost their ends the newest event that others heard of, and messages."""
+        self._mailbox = Mailbox(set(self._recorded))
         present = {actor_of(name) for name in self._recorded}
         self._missing = {name: 0 for name in self.job.names() if name not in present}
 
@@ -136,13 +138,22 @@ class Rerun:
         events = (each for each in recording.records() if isinstance(each, tape.Event))
         return any(later in each.clock for each in events)
 
-    def posted_by(self, sender: str) -> bool:
-        """Whether there is a tape to check a message of ``sender`` against."""
+    def posted_by(self, sender: str, number: int) -> bool:
+        """Whether there is a tape to check a message of the sender's event ``number`` against."""
         if sender in self._recorded:
-            return True
+            return not self._is_lost(sender, number)
         actor = actor_of(sender)
         self._missing[actor] = self._missing.get(actor, 0) + 1
         return False
+
+    def _is_lost(self, sender: str, number: int) -> bool:
+        """Whether an event came after the end of a tape that was cut short, and was heard of."""
+        recording = self._recorded[sender]
+        if recording.closed is not None or number <= recording.events:
+            return False
+        heard, messages = self._lost.get(sender, (0, 0))
+        self._lost[sender] = max(heard, number), messages + 1
+        return True
 
     @property
     def mailbox(self) -> Mailbox:
@@ -165,6 +176,12 @@ class Rerun:
         self.report.gaps.append(what)
 
     def _name_gaps(self) -> None:
+        for name, (heard, messages) in sorted(self._lost.items()):
+            last = self._recorded[name].events
+            self.report.gaps.append(
+                f"{name}: the tape ends after event {last}, others have heard of event {heard}; "
+                f"{messages} of its messages were taken from the others' tapes"
+            )
         for actor, messages in self._missing.items():
             said = f"; {messages} of its messages were taken from the others' tapes"
             self.report.gaps.append(f"{actor}: no tape{said if messages else ''}")

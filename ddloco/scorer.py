@@ -136,5 +136,5 @@ async def _prepare(job: Job, process: WorkerProcess) -> FragmentPlan:
         plan = job.plan(prepared.leaves)
     except ValueError as error:
         raise ConfigError(f"task {job.job.task}: {error}") from None
-    await process.expect(chores.Lay(plan), chores.Ready)
+    await process.expect(chores.Lay(plan), chores.Laid)
     return plan

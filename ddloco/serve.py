@@ -17,6 +17,7 @@ from ddloco.folder import address_file
 from ddloco.host import TAPES, Hosted
 from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
+from ddloco.quay import ship_tape, take_in_tapes
 from ddloco.refusals import Refusals
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
@@ -63,6 +64,10 @@ async def serve_syncer(
         partial.write_text(address)
         partial.replace(address_file(folder, name))
         hosted = Hosted(job, incarnation, folder, endpoint)
+        if job.tape.ships and connect is None:
+            take_in_tapes(hosted)
+        elif job.tape.ships and connect is not None:
+            await ship_tape(hosted, lead, connect)
         return await _serve(hosted, endpoint, with_parent=with_parent)
 
 
@@ -90,6 +95,8 @@ async def serve_learner(
         for syncer, address in zip(syncers, connect, strict=True):
             await _dial(endpoint, syncer, address, incarnation)
         hosted = Hosted(job, incarnation, folder, endpoint)
+        if job.tape.ships:
+            await ship_tape(hosted, syncers[0], connect[0])
         return await _serve(hosted, endpoint, with_parent=with_parent)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgpack
 
 from clocks import VectorClock, causal_sort
+from ddloco.audit import Audit
 from replay import Receipt, Tape, open_tapes, tape, verify
 
 VALUE_CHARS_MAX = 60
@@ -61,7 +62,9 @@ def show(folder: Path, *, as_json: bool) -> Iterator[str]:
     Raises:
         TapeError: a tape cannot be read.
     """
-    for event in causal_sort({each.incarnation: events_of(each) for each in open_tapes(folder)}):
+    tapes = open_tapes(folder)
+    events = {each.incarnation: events_of(each) for each in tapes}
+    for event in causal_sort(events, [each.incarnation for each in tapes if each.closed is None]):
         yield json.dumps(event.as_dict()) if as_json else event.line()
 
 
@@ -79,25 +82,36 @@ def events_of(each: Tape) -> list[ShownEvent]:
 
 
 def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
-    """Check all tapes; whether they hold, and what to print.
+    """Check all tapes, their records, clocks and invariants; whether they hold, what to print.
 
     Raises:
         TapeError: a tape cannot be read.
+        ConfigError: the recorded job is none that this version can run.
     """
     tapes = open_tapes(folder)
     verdicts, between = verify(tapes, receipt_of)
-    held = not between and not any(verdict.problems for verdict in verdicts)
+    findings = Audit(tapes).run()
+    sound = not between and not any(verdict.problems for verdict in verdicts)
+    held = sound and not any(finding.violation for finding in findings)
     if as_json:
-        found = {"tapes": [asdict(verdict) for verdict in verdicts], "between": between}
+        found = {
+            "tapes": [asdict(verdict) for verdict in verdicts],
+            "between": between,
+            "invariants": [asdict(finding) for finding in findings],
+        }
         return held, [json.dumps({"held": held, **found}, indent=2)]
     lines: list[str] = []
     for verdict in verdicts:
         counts = f"{verdict.events} events, {verdict.messages} messages"
         lines.append(f"{verdict.incarnation:<14} {counts}, ends: {verdict.ends}")
         lines += [f"  {verdict.incarnation} {problem}" for problem in verdict.problems]
+        if verdict.lost is not None:
+            lines.append(f"  gap: {verdict.incarnation}: {verdict.lost}")
     total = sum(verdict.events for verdict in verdicts)
-    good = f"held: {total} events of {len(verdicts)} tapes, every record, header and clock"
-    return held, [*lines, *between, good if held else "failed"]
+    lines += between
+    lines += [finding.line() for finding in findings]
+    good = f"held: {total} events of {len(verdicts)} tapes, every record, clock and invariant"
+    return held, [*lines, good if held else "failed"]
 
 
 def receipt_of(event: dict[str, Any]) -> Receipt | None:

@@ -5,7 +5,7 @@ with what was written; every message must come from an event that had happened, 
 lane brought before and more. Over several tapes, all events must fit into one causal order.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +47,8 @@ class Verdict:
     events: int = 0
     messages: int = 0
     ends: str = ""
+    lost: str | None = None
+    """What others have heard of that is not on the tape: its end was lost with its host."""
     problems: list[str] = field(default_factory=list[str])
 
 
@@ -62,8 +64,12 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
         verdict, events = _verify_one(each, receipt_of)
         verdicts.append(verdict)
         moments[each.incarnation] = events
+    cut_short = [each.incarnation for each in tapes if each.closed is None]
+    for verdict in verdicts:
+        if verdict.incarnation in cut_short:
+            verdict.lost = _lost(verdict, moments)
     try:
-        causal_sort(moments)
+        causal_sort(moments, cut_short)
     except CausalityError as error:
         return verdicts, [str(error)]
     return verdicts, []
@@ -103,6 +109,15 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
     verdict.events = len(moments)
     verdict.ends = each.closed or f"not closed, after event {len(moments)}"
     return verdict, moments
+
+
+def _lost(verdict: Verdict, moments: Mapping[str, Sequence[Moment]]) -> str | None:
+    """What of a tape without an end is known to be missing, if anything is."""
+    name = verdict.incarnation
+    heard = max((each[-1].clock[name] for each in moments.values() if each), default=0)
+    if heard <= verdict.events:
+        return None
+    return f"events {verdict.events + 1} to {heard} are missing: others have heard of them"
 
 
 def _succeeded(name: str, known: list[str]) -> bool:

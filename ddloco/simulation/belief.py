@@ -17,7 +17,7 @@ from ddloco.bands import FEW, STRIKES
 from ddloco.effects import MergeFragment, Observe
 from ddloco.events import FragmentMerged
 from ddloco.messages import GlobalFragment
-from ddloco.simulation.checks import Books, hold
+from ddloco.simulation.books import Books, hold
 from ddloco.simulation.node import Node
 from ddloco.simulation.oracle import F64, numbers
 from ddloco.simulation.world import World
@@ -53,11 +53,12 @@ class Evidence:
         return float(np.sqrt((self.delta * self.delta).sum()))
 
 
-class Belief(Books):
+class Belief(Books[World, Node]):
     """Whoever is wrong beyond doubt is refused, whoever is honest never; whoever was refused so
     often in a row is sent everything."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._forget()
 
     def _forget(self) -> None:

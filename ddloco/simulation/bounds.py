@@ -13,7 +13,7 @@ from ddloco.effects import (
 from ddloco.events import Recovered, WorkResult
 from ddloco.learner import Learner
 from ddloco.part import handles_of
-from ddloco.simulation.checks import Books, hold
+from ddloco.simulation.books import Books, hold
 from ddloco.simulation.labour import PIECES
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -24,7 +24,7 @@ MEMORY = "bounded-memory"
 Effects = Sequence[Effect]
 
 
-class Bounds(Books):
+class Bounds(Books[World, Node]):
     """bounded-memory, control-not-starved: arrays, clocks, what waits, who is remembered."""
 
     def __init__(self) -> None:
@@ -84,7 +84,7 @@ class Bounds(Books):
                 hold(not gone, MEMORY, f"{node.incarnation} still has {name} in its clock")
 
 
-class Holders(Books):
+class Holders(Books[World, Node]):
     """bounded-memory, to the letter: every holder of an array is accounted for by some state, and
     every handle is an array, or soon will be."""
 

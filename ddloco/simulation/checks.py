@@ -1,18 +1,20 @@
-"""What must hold in every world, checked beside it: merging, learning, clocks, durability.
+"""What must hold in every run, checked from events and effects alone: merging, learning, clocks.
 
-Each check has the stable name of its invariant. A check looks at events, effects and contents, and
-keeps books of its own; where it reads a machine's state, it is to bound it, not to believe it.
+Each check has the stable name of its invariant. It keeps books of its own from what actors are
+told and what they ask for; where it reads a machine's state, it is to bound it, not to believe it.
+So the same checks look at simulated worlds, beside them, and at the tapes of any run, afterwards:
+there ``ddloco.audit`` lets the machines decide again.
 
 Which invariant is looked at where:
 
-* here: merge-once, token-conservation (of what is said to be merged), outer-monotone,
-  weights-valid, staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor,
-  no-learner-waits-on-learner, inner-steps-never-block, data-cursor, clock-causal, clock-vs-truth,
-  ack-after-durable, optimizer-with-params;
-* ``launches``: quorum-or-grace, overlap. ``bounds``: bounded-memory, control-not-starved.
-  ``oracle``: model-oracle, finite. ``belief``: wrong-refused, honest-believed, starts-over.
-  ``hostile``: heal-progress, participation, and by running a
-  world again determinism-check and record-is-inert;
+* here, in worlds and on tapes: merge-once, token-conservation, outer-monotone, weights-valid,
+  staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor, no-learner-waits-on-learner,
+  inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap;
+* in worlds only, where more is known than actors are told: ``truth``: clock-vs-truth, data-cursor,
+  optimizer-with-params, and token-conservation of what arrays really hold. ``bounds``:
+  bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
+  honest-believed, starts-over. ``hostile``: heal-progress, participation, and by running a world
+  again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
   that the tapes of hostile worlds replay (replay-bit-exact). Each check is proved able to fail by
@@ -21,57 +23,18 @@ Which invariant is looked at where:
   replay-attack (keys), disk-error-safe beyond what the tape does live.
 """
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import Any
 
-import xxhash
-from msgspec.msgpack import Encoder
-
 from clocks import actor_of, number_of
-from ddloco.effects import Finish, MergeFragment, Observe, RunStep
+from ddloco.effects import Finish, InstallState, MergeFragment, Observe, Overwrite, RunStep
 from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.learner import Learner
-from ddloco.messages import Contribution, GlobalFragment, Resume
-from ddloco.simulation.labour import TOKENS
-from ddloco.simulation.node import Node
-from ddloco.simulation.world import World
+from ddloco.messages import Contribution, GlobalFragment, Resume, StatePiece
+from ddloco.simulation.books import Books, Effects, Role, Stage
 from ddloco.syncer import Syncer
-from ddloco.syncs import names
-from transport import Effect, Event, LaneBroken, MessageArrived, Transmit
-
-Effects = Sequence[Effect]
-
-
-class Violation(Exception):  # noqa: N818, it is the field's word
-    """An invariant does not hold; the text begins with its name."""
-
-    def __init__(self, invariant: str, said: str) -> None:
-        super().__init__(f"{invariant}: {said}")
-        self.invariant = invariant
-
-
-def hold(condition: object, invariant: str, said: str) -> None:
-    """Raise a violation unless ``condition`` holds."""
-    if not condition:
-        raise Violation(invariant, said)
-
-
-class Books:
-    """A check that does nothing when actors come and go."""
-
-    def started(self, world: World, node: Node) -> None:
-        """An actor is about to take its first event."""
-
-    def died(self, world: World, node: Node) -> None:
-        """An actor is gone."""
-
-    def observed(self, node: Node, what: Observe) -> None:
-        """An actor has observed something."""
-
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """An event was handled."""
+from transport import Event, Free, MessageArrived, Transmit
 
 
 @dataclass
@@ -84,11 +47,17 @@ class Desk:
     merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
 
 
-class Merging(Books):
+class Merging(Books[Stage, Role]):
     """merge-once, token-conservation, outer-monotone, weights-valid, staleness-bound,
     merge-order-canonical, no-zombie: what the syncer does with contributions."""
 
+    invariants = (
+        "merge-once", "token-conservation", "outer-monotone", "weights-valid", "staleness-bound",
+        "merge-order-canonical", "no-zombie",
+    )  # fmt: skip
+
     def __init__(self) -> None:
+        super().__init__()
         self.merges: list[tuple[float, int, int, tuple[str, ...]]] = []
         """(seconds, t, fragment, learners) of every merge."""
         self.tokens: Counter[str] = Counter()
@@ -97,130 +66,204 @@ class Merging(Books):
         self._spent: set[tuple[str, int, int]] = set()
         self._desks: dict[str, Desk] = {}
 
-    def started(self, world: World, node: Node) -> None:
+    def started(self, stage: Stage, role: Role) -> None:
         """A new syncer has nothing under way, and must not need what only the old one knew."""
-        if node.actor_name in world.vaults:
-            newest = self._desks[node.actor_name].newest if node.actor_name in self._desks else None
-            self._desks[node.actor_name] = Desk(newest or Counter())
+        if role.actor_name in stage.job.syncer_names():
+            before = self._desks.get(role.actor_name)
+            self._desks[role.actor_name] = Desk(before.newest if before else Counter())
 
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Only syncers merge."""
-        if not isinstance(node.actor.machine, Syncer):
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Only the syncer merges."""
+        if not isinstance(role.actor.machine, Syncer):
             return
-        desk = self._desks[node.actor_name]
+        desk = self._desks[role.actor_name]
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
-            self._contribution(desk, node, event, event.body)
+            self._contribution(desk, event, event.body, effects)
         elif isinstance(event, FragmentMerged):
-            self._merged(world, desk, event)
+            self._merged(stage, desk, event)
         elif isinstance(event, Recovered):
             desk.merging.clear()
         for effect in effects:
             if isinstance(effect, MergeFragment):
-                self._merge(world, desk, effect)
+                self._merge(stage, desk, effect)
             elif isinstance(effect, Observe) and effect.event == "joined":
                 actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
                 desk.newest[actor] = max(desk.newest[actor], number_of(number))
 
     def _contribution(
-        self, desk: "Desk", node: Node, event: MessageArrived[Any], said: Contribution
+        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, effects: Effects
     ) -> None:
-        number = node.actor.number
-        what = node.contents[event.handle].what if event.handle else None
-        told = (said.fragment, said.base, said.steps, said.step)
-        said_by = f"contribution of {event.sender} at event {number}"
-        hold(what == told, "token-conservation", f"{said_by} says {told}, its array is {what}")
-        hold(said.tokens == said.steps * TOKENS, "token-conservation", f"{said_by}: {said.tokens}")
-        newest = desk.newest[actor_of(event.sender)]
-        desk.arrived[event.handle] = (event.sender, said, newest)
+        """It is taken, or let go of at once: then it was refused, or its sender is no member."""
+        freed = [each.handle for each in effects if isinstance(each, Free)]
+        if event.handle and event.handle not in freed:
+            newest = desk.newest[actor_of(event.sender)]
+            desk.arrived[event.handle] = (event.sender, said, newest)
 
-    def _merge(self, world: World, desk: "Desk", merge: MergeFragment) -> None:
+    def _merge(self, stage: Stage, desk: "Desk", merge: MergeFragment) -> None:
         names = [share.name for share in merge.shares]
-        sync = world.job.sync
+        sync = stage.job.sync
         in_order = sorted(set(names), key=str.encode) == names
-        hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
+        self.hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
+        taken = {handle for handle, (_, said, _) in desk.arrived.items() if said.t == merge.t}
+        lost = sorted(desk.arrived[each][0] for each in taken - {s.handle for s in merge.shares})
+        said_of = f"contributions of {lost} were taken and are not in merge {merge.t}"
+        self.hold(not lost, "token-conservation", said_of)
         for share in merge.shares:
+            known = share.handle in desk.arrived
+            self.hold(known, "token-conservation", f"merge {merge.t}: nobody said {share.handle}")
             sender, said, newest = desk.arrived[share.handle]
             alive = number_of(sender) >= newest
-            hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
+            self.hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
             told = (sender, said.t, said.fragment)
-            hold(told == (share.name, merge.t, merge.fragment), "merge-once", f"{told} in {merge}")
+            meant = told == (share.name, merge.t, merge.fragment)
+            self.hold(meant, "merge-once", f"{told} in {merge}")
             weight = said.tokens * (said.tokens / said.steps)
-            hold(share.weight == weight, "weights-valid", f"{share.weight} for {weight}")
+            self.hold(share.weight == weight, "weights-valid", f"{share.weight} for {weight}")
             lag = self.versions[merge.fragment] - said.base
             late = lag > sync.staleness * sync.interval
-            hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
+            self.hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
         desk.merging[merge.work] = merge
 
-    def _merged(self, world: World, desk: "Desk", event: FragmentMerged) -> None:
+    def _merged(self, stage: Stage, desk: "Desk", event: FragmentMerged) -> None:
         merge = desk.merging.pop(event.work)
-        shares = {share.name: share for share in merge.shares}
+        come = {share.name: desk.arrived.pop(share.handle) for share in merge.shares}
+        fates = sorted([*event.accepted, *(name for name, _ in event.refused)], key=str.encode)
+        each_one = fates == list(come)
+        self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}, fates {fates}")
         for name in event.accepted:
-            _, said, _ = desk.arrived.pop(shares[name].handle)
+            _, said, _ = come[name]
             spent = (name, said.fragment, said.base)
-            hold(spent not in self._spent, "merge-once", f"tokens of {spent} at t {merge.t} again")
+            again = spent in self._spent
+            self.hold(not again, "merge-once", f"tokens of {spent} at t {merge.t} again")
             self._spent.add(spent)
             self.tokens[name] += said.tokens
         if not event.accepted:
             return
         ones = abs(sum(event.weights) - 1.0) < 1e-12 and min(event.weights) > 0.0
-        hold(ones, "weights-valid", f"weights {event.weights} of merge {merge.t}")
+        self.hold(ones, "weights-valid", f"weights {event.weights} of merge {merge.t}")
         before = self.versions[merge.fragment]
-        hold(before < merge.t, "outer-monotone", f"version {merge.t} after {before}")
+        self.hold(before < merge.t, "outer-monotone", f"version {merge.t} after {before}")
         self.versions[merge.fragment] = merge.t
-        self.merges.append((world.now, merge.t, merge.fragment, event.accepted))
+        self.merges.append((stage.now, merge.t, merge.fragment, event.accepted))
 
 
-class Learning(Books):
-    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor."""
+STARTS_MAX = 4
+"""Of a fragment a learner has answered at most a few versions ago; older ones are forgotten."""
+
+
+@dataclass
+class Trained:
+    """What one learner has trained on, from its steps alone."""
+
+    held: list[int]
+    """Per fragment the version that its parameters started from, -1 for none."""
+    tokens: list[int] = field(default_factory=lambda: [0])
+    """Tokens after each step, from 0 on."""
+    starts: dict[int, deque[tuple[int, int]]] = field(default_factory=dict[int, Any])
+    """Per fragment (version, step after which it went in), newest last."""
+    coming: tuple[Overwrite, ...] = ()
+    installing: tuple[int, ...] = ()
+
+    def take(self, fragment: int, version: int, step: int) -> None:
+        """A version goes in after ``step``."""
+        self.held[fragment] = version
+        starts = self.starts.setdefault(fragment, deque(maxlen=STARTS_MAX))
+        starts.append((version, step))
+
+    def finish(self, tokens: int) -> None:
+        """A step is finished, and what went in before it is there."""
+        for each in self.coming:
+            self.take(each.fragment, each.version, len(self.tokens) - 1)
+        self.coming = ()
+        self.tokens.append(self.tokens[-1] + tokens)
+
+    def install(self, *, sound: bool) -> None:
+        """A peer's state was taken over, if it is sound."""
+        for fragment, version in enumerate(self.installing if sound else ()):
+            self.take(fragment, version, 0)
+
+    def agrees(self, said: Contribution) -> bool:
+        """Whether a contribution counts what was trained since its base, and nothing else."""
+        if said.step >= len(self.tokens):
+            return False
+        return any(
+            version == said.base
+            and said.steps == said.step - start > 0
+            and said.tokens == self.tokens[said.step] - self.tokens[start]
+            for version, start in self.starts.get(said.fragment, ())
+        )
+
+
+class Learning(Books[Stage, Role]):
+    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
+    token-conservation of what learners say that they have trained on."""
+
+    invariants = (
+        "no-learner-waits-on-learner", "inner-steps-never-block", "outer-monotone",
+        "no-unhealed-donor", "token-conservation",
+    )  # fmt: skip
 
     def __init__(self) -> None:
+        super().__init__()
         self.steps: dict[str, list[float]] = {}
         """When each incarnation finished its steps."""
+        self._trained: dict[str, Trained] = {}
         self._instead: set[tuple[str, int, int]] = set()
-        self._batches: Counter[str] = Counter()
 
-    def _data(self, node: Node, run: RunStep) -> None:
-        """Who comes back goes on in its data: it leaves out nothing but what was used."""
-        used = self._batches[node.actor_name]
-        said = f"{node.incarnation} leaves out {run.skip} batches, {used} were used"
-        hold(run.skip <= used, "data-cursor", said)
+    def died(self, stage: Stage, role: Role) -> None:
+        """Nobody asks any more what it held."""
+        self._trained.pop(role.incarnation, None)
 
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
         """Only learners learn."""
-        if not isinstance(node.actor.machine, Learner):
+        if not isinstance(role.actor.machine, Learner):
             return
-        name = node.incarnation
+        name = role.incarnation
         steps = self.steps.setdefault(name, [])
-        runs = [effect for effect in effects if isinstance(effect, RunStep)]
-        if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
-            if event.body.instead:
+        if name not in self._trained:
+            self._trained[name] = Trained([-1] * len(stage.plan.fragments))
+        trained = self._trained[name]
+        if isinstance(event, MessageArrived):
+            if isinstance(event.body, GlobalFragment) and event.body.instead:
                 self._instead.add((name, event.body.fragment, event.body.version))
         elif isinstance(event, StepFinished):
-            steps.append(world.now)
-            drawn = int.from_bytes(event.batch, "little")
-            self._batches[node.actor_name] = max(drawn, self._batches[node.actor_name])
-            goes_on = runs or any(isinstance(effect, Finish) for effect in effects)
-            hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
-        for run in runs:
-            hold(run.step == len(steps) + 1, "outer-monotone", f"{name}: step {run.step}")
-            if run.step == 1:
-                mended = [each.fragment for each in run.overwrites]
-                held = [p for p, version in enumerate(node.labour.versions) if version >= 0]
-                whole = len({*mended, *held}) == len(world.plan.fragments)
-                hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
-                hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
-                self._data(node, run)
-            else:
-                own = isinstance(event, StepFinished)
-                hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
-            for each in run.overwrites:
-                held = node.labour.versions[each.fragment]
-                again = (name, each.fragment, each.version) in self._instead
-                hold(
-                    held < each.version + again,
-                    "outer-monotone",
-                    f"{name} overwrites {held} with {each.version}",
-                )
+            steps.append(stage.now)
+            trained.finish(event.tokens)
+            goes_on = any(isinstance(effect, RunStep | Finish) for effect in effects)
+            self.hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
+        elif isinstance(event, StateInstalled):
+            trained.install(sound=event.sound)
+        for effect in effects:
+            match effect:
+                case RunStep():
+                    self._run(stage, name, event, effect)
+                case Transmit(body=Contribution() as said):
+                    what = f"{name} did not train what {said} says"
+                    self.hold(trained.agrees(said), "token-conservation", what)
+                case InstallState() if isinstance(event, MessageArrived):
+                    assert isinstance(event.body, StatePiece), "the last piece completes a state"
+                    trained.installing = event.body.versions
+                case _:
+                    pass
+
+    def _run(self, stage: Stage, name: str, event: Event, run: RunStep) -> None:
+        trained, done = self._trained[name], len(self.steps[name])
+        self.hold(run.step == done + 1, "outer-monotone", f"{name}: step {run.step}")
+        if run.step == 1:
+            mended = [each.fragment for each in run.overwrites]
+            held = [p for p, version in enumerate(trained.held) if version >= 0]
+            whole = len({*mended, *held}) == len(stage.plan.fragments)
+            self.hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
+            self.hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
+        else:
+            own = isinstance(event, StepFinished)
+            self.hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
+        for each in run.overwrites:
+            held_now = trained.held[each.fragment]
+            again = (name, each.fragment, each.version) in self._instead
+            said = f"{name} overwrites {held_now} with {each.version}"
+            self.hold(held_now < each.version + again, "outer-monotone", said)
+        trained.coming = run.overwrites
 
 
 def begins(event: Event) -> bool:
@@ -230,126 +273,78 @@ def begins(event: Event) -> bool:
     return isinstance(event, StateInstalled)
 
 
-class PerSyncer(Books):
-    """A check with books of its own for each syncer.
+class Causal(Books[Stage, Role]):
+    """clock-causal: an actor's own entry counts its events; the others only grow, and are no
+    smaller than those of whatever it is told."""
 
-    Args:
-        make: makes the books.
-    """
-
-    def __init__(self, make: Callable[[], Books]) -> None:
-        self._make = make
-        self._books: dict[str, Books] = {}
-
-    def started(self, world: World, node: Node) -> None:
-        """A syncer's books know that it has started; learners have none."""
-        if node.actor_name in world.vaults:
-            if node.actor_name not in self._books:
-                self._books[node.actor_name] = self._make()
-            self._books[node.actor_name].started(world, node)
-
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """It is for the syncer's own books."""
-        if node.actor_name in self._books:
-            self._books[node.actor_name].see(world, node, event, effects)
-
-
-class Clocks(Books):
-    """clock-causal, clock-vs-truth: vector clocks against the happened-before that really was."""
+    invariants = ("clock-causal",)
 
     def __init__(self) -> None:
-        self.lossless = True
-        """Until something was lost; after that a clock may know less than the truth, never more."""
-        self._truth: dict[str, dict[str, int]] = {}
-        self._said: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
+        super().__init__()
+        self._before: dict[str, dict[str, int]] = {}
 
-    def started(self, world: World, node: Node) -> None:
+    def started(self, stage: Stage, role: Role) -> None:
         """Whoever starts knows nothing."""
-        self._truth[node.incarnation] = {}
+        self._before[role.incarnation] = {}
 
-    def died(self, world: World, node: Node) -> None:
-        """What was on its way to or from it may be lost."""
-        self.lossless = False
+    def died(self, stage: Stage, role: Role) -> None:
+        """Its clock is nobody's any more."""
+        self._before.pop(role.incarnation, None)
 
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Keep the truth, and compare."""
-        me, clock = node.incarnation, node.actor.clock
-        truth = self._truth[me]
-        self.lossless = self.lossless and not isinstance(event, LaneBroken)
-        number = truth.get(me, 0) + 1
-        hold(clock.number == number, "clock-causal", f"{me} counts {clock.number} for {number}")
-        truth[me] = number
-        if isinstance(event, MessageArrived):
-            _, theirs = self._said[id(event.clock)]
-            for name, count in theirs.items():
-                if count > truth.get(name, 0):
-                    truth[name] = count
-        floors = node.actor.floors
-        counts = clock.wire()
-        for name, count in counts.items():
-            known = truth.get(name, 0)
-            hold(count <= known, "clock-vs-truth", f"{me}:{number} has {name}:{count}, not {known}")
-        if self.lossless and not floors:
-            hold(counts == truth, "clock-vs-truth", f"{me}:{number} has {counts}, truth is {truth}")
-        frozen: dict[str, int] | None = None
-        for effect in effects:
-            if isinstance(effect, Transmit):
-                frozen = frozen or dict(truth)
-                self._said[id(effect.clock)] = (effect.clock, frozen)
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Compare the clock with what it was, and with what has come."""
+        me, clock, floors = role.incarnation, role.actor.clock, role.actor.floors
+        before = self._before[me]
+        number = before.get(me, 0) + 1
+        self.hold(clock.number == number, "clock-causal", f"{me} counts {clock.number}, {number}")
+        if not isinstance(event, MessageArrived):
+            before[me] = number
+            return
+        mine = event.clock.get(me, 0)
+        said = f"{me}:{number} is told of its event {mine}, which has not happened"
+        self.hold(mine < number, "clock-causal", said)
+        for name, count in {**before, **event.clock}.items():
+            least = max(count, before.get(name, 0))
+            kept = clock[name] >= least or number_of(name) < floors.get(actor_of(name), 0)
+            self.hold(kept, "clock-causal", f"{me}:{number} has {name}:{clock[name]}, not {least}")
+        self._before[me] = {me: number, **{name: clock[name] for name in clock.others()}}
 
 
-class Durable(Books):
+class Durable(Books[Stage, Role]):
     """ack-after-durable: what any learner has received, a syncer that starts again still has."""
 
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Look when a syncer has found what was kept."""
-        if not isinstance(event, Recovered):
-            return
-        kept = {each.fragment: each.version for each in event.kept}
-        for other in world.nodes.values():
-            if other.actor_name in world.vaults:
-                continue
-            for p, version in enumerate(other.labour.versions):
-                if world.job.syncer_of(p) != node.actor_name:
-                    continue
-                found = kept.get(p, 0)
-                said = f"{other.incarnation} has version {version} of {p}, kept was {found}"
-                hold(version <= found, "ack-after-durable", said)
-
-
-class Optimizer(Books):
-    """optimizer-with-params: momentum has the version of the parameters that it belongs to."""
-
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Look at what is to be merged, and at what was kept."""
-        if isinstance(event, Recovered):
-            for each in event.kept:
-                self._agree(node, *names(each.fragment, each.version))
-        for effect in effects:
-            if isinstance(effect, MergeFragment):
-                self._agree(node, effect.theta, effect.momentum)
-
-    def _agree(self, node: Node, theta: str, *others: str) -> None:
-        belongs = node.contents[theta].what
-        first = (belongs[0], 0, 0, 0)
-        for handle in others:
-            what = node.contents[handle].what if handle else first
-            said = f"{handle or 'zeros'}: of {what}, the parameters of {belongs}"
-            hold(what == belongs, "optimizer-with-params", said)
-
-
-class Trail(Books):
-    """One value for all that happened, to compare two runs of the same world."""
+    invariants = ("ack-after-durable",)
 
     def __init__(self) -> None:
-        self._digest = xxhash.xxh3_128()
-        self._encode = Encoder(order="deterministic").encode
+        super().__init__()
+        self._found: dict[str, dict[int, dict[int, int]]] = {}
+        """By actor, number and fragment the version that an incarnation found."""
+        self._told: dict[str, dict[int, dict[int, tuple[int, str]]]] = {}
+        """By actor, number and fragment the newest version that one told, and to whom."""
 
-    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Take in an event and what it led to."""
-        self._digest.update(f"{world.now!r} {node.incarnation} ".encode())
-        self._digest.update(self._encode((event, list(effects))))
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Look when a syncer has found what was kept, and when a learner is told of a version.
 
-    def value(self) -> str:
-        """The value so far."""
-        return self._digest.hexdigest()
+        Whichever is seen first: tapes are looked at one by one.
+        """
+        if isinstance(event, Recovered):
+            kept = {each.fragment: each.version for each in event.kept}
+            actor, number = actor_of(role.incarnation), number_of(role.incarnation)
+            self._found.setdefault(actor, {})[number] = kept
+            for teller, told in self._told.get(actor, {}).items():
+                for p, (version, who) in told.items() if teller < number else ():
+                    self._agree(number, p, kept, version, who)
+        elif isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+            actor, teller = actor_of(event.sender), number_of(event.sender)
+            p, version = event.body.fragment, event.body.version
+            told = self._told.setdefault(actor, {}).setdefault(teller, {})
+            if version > told.get(p, (-1, ""))[0]:
+                told[p] = version, role.incarnation
+            for number, kept in self._found.get(actor, {}).items():
+                if teller < number:
+                    self._agree(number, p, kept, version, role.incarnation)
+
+    def _agree(self, number: int, p: int, kept: dict[int, int], version: int, who: str) -> None:
+        found = kept.get(p, 0)
+        said = f"{who} has had version {version} of {p}, incarnation {number} found {found}"
+        self.hold(version <= found, "ack-after-durable", said)

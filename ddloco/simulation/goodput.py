@@ -7,7 +7,7 @@ full capacity; uptime the share of the time in which at least one learner was tr
 from collections.abc import Sequence
 
 from ddloco.effects import Observe
-from ddloco.simulation.checks import Books
+from ddloco.simulation.books import Books
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -18,7 +18,7 @@ FOLD_S = 3600.0
 Span = tuple[float, float]
 
 
-class Ledger(Books):
+class Ledger(Books[World, Node]):
     """Keeps a world's times, for as long as it lasts, in constant memory."""
 
     def __init__(self) -> None:

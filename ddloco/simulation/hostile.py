@@ -20,27 +20,18 @@ from ddloco.events import ModelSaved, Started
 from ddloco.faults import Fault, Faults, Kind, schedule
 from ddloco.sections import convert
 from ddloco.simulation.belief import Belief
+from ddloco.simulation.books import Books, PerSyncer, Violation, hold
 from ddloco.simulation.bounds import Bounds, Holders
-from ddloco.simulation.checks import (
-    Books,
-    Clocks,
-    Durable,
-    Learning,
-    Merging,
-    Optimizer,
-    PerSyncer,
-    Trail,
-    Violation,
-    hold,
-)
+from ddloco.simulation.checks import Causal, Durable, Learning, Merging
 from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.launches import Launches
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.oracle import Oracle
-from ddloco.simulation.physics import Physics
+from ddloco.simulation.physics import Check, Physics
 from ddloco.simulation.quadratic import Wrong
 from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.workers import TENSORS
 from ddloco.simulation.world import EndlessError, World
 from transport import Effect, Event
@@ -202,7 +193,7 @@ def _owner(world: World, t: int) -> str:
     return world.job.syncer_of(fragment)
 
 
-class Healing(Books):
+class Healing(Books[World, Node]):
     """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
 
     def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:
@@ -296,12 +287,12 @@ class Watch:
     learning: Learning = field(default_factory=Learning)
     trail: Trail = field(default_factory=Trail)
 
-    def checks(self) -> list[Books]:
+    def checks(self) -> list[Check]:
         """All of them, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
-        others: list[Books] = [Clocks(), Bounds(), Holders(), Durable(), Optimizer(), Oracle()]
-        others.append(PerSyncer(Belief))
-        return [self.merging, PerSyncer(Launches), self.learning, *others, healing, self.trail]
+        told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
+        known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle()]
+        return [*told, *known, PerSyncer(Belief), healing, self.trail]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:

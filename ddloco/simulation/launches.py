@@ -1,22 +1,24 @@
 """When syncs are launched and closed: quorum-or-grace, overlap (paper: 3.2 and 3.3)."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of
 from ddloco.effects import MergeFragment, Observe
+from ddloco.events import StopRequested
 from ddloco.membership import SILENCE_S_MIN
 from ddloco.messages import Progress, Pull
-from ddloco.simulation.checks import Books, hold
-from ddloco.simulation.node import Node
-from ddloco.simulation.world import World
+from ddloco.rounds import LAUNCH
+from ddloco.simulation.books import Books, Role, Stage
 from ddloco.syncer import Syncer
 from transport import (
     CONTROL,
+    CancelTimer,
     Effect,
     Event,
+    LaneBroken,
     MessageArrived,
-    PeerLost,
     SetTimer,
     TimerFired,
     Transmit,
@@ -26,18 +28,33 @@ GRACE = "quorum-or-grace"
 ROUNDING_S = 1e-6
 PULL = "pull/"
 
+WAITS_FOR_NOBODY = (TimerFired, LaneBroken, StopRequested)
+"""What the driver lets in before anything that has come from outside."""
 
-class Launches(Books):
+
+class Launches(Books[Stage, Role]):
     """quorum-or-grace, overlap: a sync is launched with a quorum of learners that have something
     new, not before the steps since the last launch have had their time, not after its grace window;
-    it is closed by its deadline; no more of them are under way than may be."""
+    it is closed by its deadline; no more of them are under way than may be.
 
-    def __init__(self) -> None:
+    Args:
+        late_max: arrivals that may be handled after a time that has come, and before its timer; in
+            virtual time none, live the one that came while the driver looked at the clock.
+    """
+
+    invariants = (GRACE, "overlap")
+
+    def __init__(self, late_max: int = 0) -> None:
+        super().__init__()
+        self._late_max = late_max
         self._forget()
 
     def _forget(self) -> None:
         self._under_way: dict[int, int] = {}
         self._deadlines: dict[int, float] = {}
+        self._late: Counter[int] = Counter()
+        self._overdue = 0
+        self._alarm: float | None = None
         self._steps: dict[str, int] = {}
         self._heard: dict[str, float] = {}
         self._fresh: set[str] = set()
@@ -46,24 +63,30 @@ class Launches(Books):
         self._last = (0, 0.0)
         self._graced: tuple[int, float] | None = None
 
-    def started(self, world: World, node: Node) -> None:
+    def started(self, stage: Stage, role: Role) -> None:
         """Whatever was under way died with the syncer before this one."""
-        if node.actor_name in world.vaults:
+        if role.actor_name in stage.job.syncer_names():
             self._forget()
 
-    def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
+    def see(self, stage: Stage, role: Role, event: Event, effects: Sequence[Effect]) -> None:
         """Only the syncer launches."""
-        if not isinstance(node.actor.machine, Syncer):
+        if not isinstance(role.actor.machine, Syncer):
             return
         if isinstance(event, MessageArrived) and isinstance(event.body, Progress):
-            self._report(node.at, event.peer, event.body)
+            self._report(role.at, event.peer, event.body)
+        if isinstance(event, TimerFired) and event.timer == LAUNCH:
+            self._alarm = None
         pulls: dict[tuple[int, int], list[str]] = {}
         for effect in effects:
             match effect:
                 case Observe():
-                    self._observed(node.at, effect)
+                    self._observed(role.at, effect)
                 case Transmit(body=Pull(t, fragment)):
                     pulls.setdefault((t, fragment), []).append(effect.peer)
+                case SetTimer(timer, at) if timer == LAUNCH:
+                    self._alarm = at
+                case CancelTimer(timer) if timer == LAUNCH:
+                    self._alarm = None
                 case SetTimer(timer, at) if timer.startswith(PULL):
                     self._deadlines[int(timer.removeprefix(PULL))] = at
                 case MergeFragment():
@@ -72,12 +95,14 @@ class Launches(Books):
                     pass
         for (t, fragment), peers in pulls.items():
             if t not in self._under_way:
-                self._launched(world, node, t, fragment, peers)
-        self._waits(world, node)
-        if not isinstance(event, TimerFired | PeerLost):
-            for t, at in self._deadlines.items():
-                late = node.at > at + ROUNDING_S
-                hold(not late, GRACE, f"sync {t} is open at {node.at}, its deadline was {at}")
+                self._launched(stage, role, t, fragment, peers)
+        self._waits(stage, role, event)
+        if isinstance(event, WAITS_FOR_NOBODY):
+            return
+        for t, at in self._deadlines.items():
+            self._late[t] = self._late[t] + 1 if role.at > at + ROUNDING_S else 0
+            late = self._late[t] > self._late_max
+            self.hold(not late, GRACE, f"sync {t} is open at {role.at}, its deadline was {at}")
 
     def _report(self, at: float, peer: str, progress: Progress) -> None:
         if peer not in self._heard:
@@ -109,27 +134,29 @@ class Launches(Books):
                 pass
 
     def _launched(
-        self, world: World, node: Node, t: int, fragment: int, peers: Sequence[str]
+        self, stage: Stage, role: Role, t: int, fragment: int, peers: Sequence[str]
     ) -> None:
-        sync, links, at = world.job.sync, node.actor.links, node.at
-        hold(len(set(peers)) == len(peers), GRACE, f"sync {t} pulls one twice")
+        sync, links, at = stage.job.sync, role.actor.links, role.at
+        self.hold(len(set(peers)) == len(peers), GRACE, f"sync {t} pulls one twice")
         later = [each for each in links.peers() if links.waiting(each, CONTROL)[0]]
         many = len({*peers, *later})
-        hold(many >= sync.quorum, GRACE, f"sync {t} has {many} of {sync.quorum}")
+        self.hold(many >= sync.quorum, GRACE, f"sync {t} has {many} of {sync.quorum}")
         stale = sorted({*peers} - self._fresh)
-        hold(not stale, GRACE, f"sync {t} pulls {stale}, that have done no step since the last one")
+        self.hold(not stale, GRACE, f"sync {t} pulls {stale}, that did no step since the last")
         last_t, last_at = self._last
         floor = last_at + max(t - last_t, 0) * self._fastest_s if last_t else 0.0
-        hold(at >= floor - ROUNDING_S, GRACE, f"sync {t} at {at}, its floor is {floor}")
+        self.hold(at >= floor - ROUNDING_S, GRACE, f"sync {t} at {at}, its floor is {floor}")
         if self._graced is not None and self._graced[0] == t and at < self._graced[1] - ROUNDING_S:
             missing = {each for each, heard in self._heard.items() if at - heard <= SILENCE_S_MIN}
             early = sorted(missing - self._fresh)
-            hold(not early, GRACE, f"sync {t} does not wait for {early} until {self._graced[1]}")
+            self.hold(
+                not early, GRACE, f"sync {t} does not wait for {early} until {self._graced[1]}"
+            )
         twice = fragment in self._under_way.values()
-        hold(not twice, "overlap", f"sync {t} of fragment {fragment}, which is under way")
+        self.hold(not twice, "overlap", f"sync {t} of fragment {fragment}, which is under way")
         self._under_way[t] = fragment
         many = len(self._under_way)
-        hold(many <= sync.overlap, "overlap", f"{many} syncs under way, {sync.overlap} at most")
+        self.hold(many <= sync.overlap, "overlap", f"{many} under way, {sync.overlap} at most")
         self._last = max(t, last_t), at
         self._fresh.clear()
         self._fastest_s = self._known_s()
@@ -138,18 +165,28 @@ class Launches(Books):
         """The shortest step of anybody linked; 0 while nobody's is known, and so no floor."""
         return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
 
-    def _waits(self, world: World, node: Node) -> None:
+    def _waits(self, stage: Stage, role: Role, event: Event) -> None:
         """A sync whose quorum has come is launched when its floor and grace window are over."""
-        machine: Any = node.actor.machine
-        waiting, at = machine._under_way.waiting if machine._rounds else None, node.at
+        machine: Any = role.actor.machine
+        waiting, at = machine._under_way.waiting if machine._rounds else None, role.at
         self._graced = None
         if waiting is None or waiting.quorum_at is None:
+            self._overdue = 0
             return
         due = max(waiting.floor_at, waiting.quorum_at + waiting.grace_s)
-        hold(at <= due + ROUNDING_S, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")
+        alarmed = self._alarm is not None and self._alarm <= due + ROUNDING_S
+        self.hold(alarmed, GRACE, f"sync {waiting.t} is due at {due}, the timer at {self._alarm}")
+        if at <= due + ROUNDING_S:
+            self._overdue = 0
+        elif not isinstance(event, WAITS_FOR_NOBODY):
+            self._overdue += 1
+        punctual = self._overdue <= self._late_max
+        self.hold(punctual, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
-            sync, step_s = world.job.sync, machine._under_way.pacing.step_s or 0.0
+            sync, step_s = stage.job.sync, machine._under_way.pacing.step_s or 0.0
             most = min(sync.grace * sync.overlap, sync.grace_steps_max) * step_s
             within = waiting.grace_s <= most + ROUNDING_S
-            hold(within, GRACE, f"sync {waiting.t}: a window of {waiting.grace_s}, {most} at most")
+            self.hold(
+                within, GRACE, f"sync {waiting.t}: a window of {waiting.grace_s}, {most} at most"
+            )

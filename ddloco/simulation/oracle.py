@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ddloco.effects import MergeFragment
 from ddloco.events import FragmentMerged
-from ddloco.simulation.checks import Books, hold
+from ddloco.simulation.books import Books, hold
 from ddloco.simulation.labour import ELEMENTS, Content
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 """Relative; the kernel sums in float32 where the reference sums in float64."""
 
 
-class Oracle(Books):
+class Oracle(Books[World, Node]):
     """Computes every merge again, from what its shares held when it was asked for."""
 
     def __init__(self) -> None:

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 class Clerk(Protocol):
     """Somebody who notes who comes and goes, and what they observe."""
 
-    def started(self, world: "World", node: Node) -> None:
+    def started(self, world: "World", node: Node, /) -> None:
         """An actor is about to take its first event."""
         ...
 
-    def died(self, world: "World", node: Node) -> None:
+    def died(self, world: "World", node: Node, /) -> None:
         """An actor is gone, killed or finished."""
         ...
 
-    def observed(self, node: Node, what: Observe) -> None:
+    def observed(self, node: Node, what: Observe, /) -> None:
         """An actor has observed something."""
         ...
 
@@ -36,7 +36,7 @@ class Clerk(Protocol):
 class Check(Clerk, Protocol):
     """Something that looks at every event, and raises when what must hold does not."""
 
-    def see(self, world: "World", node: Node, event: Event, effects: Sequence[Effect]) -> None:
+    def see(self, world: "World", node: Node, event: Event, effects: Sequence[Effect], /) -> None:
         """An event was handled; its effects are about to be performed."""
         ...
 

@@ -6,22 +6,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddloco.folder import open_folder
+from ddloco.simulation.books import Violation
 from ddloco.simulation.bounds import Bounds
-from ddloco.simulation.checks import (
-    Books,
-    Clocks,
-    Durable,
-    Learning,
-    Merging,
-    Optimizer,
-    Trail,
-    Violation,
-)
+from ddloco.simulation.checks import Causal, Durable, Learning, Merging
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.launches import Launches
 from ddloco.simulation.oracle import Oracle
+from ddloco.simulation.physics import Check
 from ddloco.simulation.recorded import Recording
 from ddloco.simulation.scenario import Case, Scenario
+from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import World
 
 HOURS_MAX = 24 * 365.0
@@ -50,12 +44,12 @@ ENDING_S_MAX = 1000.0
 """A job that is asked to end has ended by then."""
 
 
-def checks_of(scenario: Scenario | Recording) -> list[Books]:
+def checks_of(scenario: Scenario | Recording) -> list[Check]:
     """Every check that a scenario's worlds can be held against."""
     if not scenario.scenario.checks:
         return []
-    checks: list[Books] = [Merging(), Launches(), Learning(), Clocks(), Bounds(), Durable()]
-    checks += [Optimizer(), Trail()]
+    checks: list[Check] = [Merging(), Launches(), Learning(), Causal(), Clocks(), Contents()]
+    checks += [Bounds(), Durable(), Optimizer(), Trail()]
     return [*checks, Oracle()] if scenario.work.arithmetic else checks
 
 

@@ -133,6 +133,16 @@ def test_a_missing_cause_is_named():
         causal_sort(history)
 
 
+def test_what_was_cut_short_is_taken_as_having_happened():
+    """A lost end is no contradiction; whoever heard of it follows all that is left."""
+    history = {"a": [happening("a", 1), happening("a", 2)], "b": [happening("b", 1, a=9)]}
+    keys = [event.key for event in causal_sort(history, cut_short=["a", "nobody"])]
+
+    assert [("a", 1), ("a", 2), ("b", 1)] == keys
+    with pytest.raises(CausalityError):
+        causal_sort(history, cut_short=["b"])
+
+
 def test_a_cycle_is_named():
     """Two events that each follow from the other come from no run."""
     history = {"a": [happening("a", 1, b=1)], "b": [happening("b", 1, a=1)]}

@@ -6,21 +6,15 @@ from ddloco.config import job_from
 from ddloco.effects import Observe, RunStep
 from ddloco.messages import Pull
 from ddloco.simulation import world as worlds
+from ddloco.simulation.books import Books
 from ddloco.simulation.bounds import Bounds, Holders
-from ddloco.simulation.checks import (
-    Books,
-    Clocks,
-    Durable,
-    Learning,
-    Merging,
-    Optimizer,
-    Trail,
-)
+from ddloco.simulation.checks import Causal, Durable, Learning, Merging
 from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.launches import Launches
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.oracle import Oracle
+from ddloco.simulation.truth import Clocks, Optimizer, Trail
 from transport import LaneBroken, Transmit
 
 LEAVES = leaves_of(6)
@@ -77,8 +71,8 @@ class World(worlds.World):
             arithmetic=arithmetic,
             pace=lambda name, stream: Pace(paces.get(name, 1.0), 0.0, stream),
         )
-        checks = [self.traced, self.merging, Launches(), self.learning, Clocks(), Bounds()]
-        checks += [Holders(), Durable(), Optimizer(), *([Oracle()] if arithmetic else [])]
+        checks = [self.traced, self.merging, Launches(), self.learning, Causal(), Clocks()]
+        checks += [Bounds(), Holders(), Durable(), Optimizer(), *([Oracle()] if arithmetic else [])]
         checks.append(self.trail)
         super().__init__(job, physics, checks)
         self._doers[Transmit] = self._unless_lost

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from ddloco.faults import SYNCER
-from ddloco.simulation.checks import Books, Trail
+from ddloco.simulation.books import Books
 from ddloco.simulation.hostile import EVENTS_MAX, draw
+from ddloco.simulation.truth import Trail
 from ddloco.simulation.world import World
 
 

@@ -62,13 +62,15 @@ def test_replay_is_identical(finished, tools):
 
 
 def test_tape_verify_and_show(finished, tools):
-    """Records, clocks and headers hold; every event is shown on a line."""
+    """Records, clocks and invariants hold; every event is shown on a line."""
     verified = tools.call([*tools.DDLOCO, "tape", "verify", str(finished.run_folder)])
     shown = tools.call([*tools.DDLOCO, "tape", "show", str(finished.run_folder)])
 
     assert verified.returncode == 0, verified.stdout
     events = int(verified.stdout.split("held: ")[1].split()[0])
     assert events == len(shown.stdout.splitlines())
+    merges = next(line for line in verified.stdout.splitlines() if line.startswith("merge-order"))
+    assert merges.endswith("held, looked at 20 times")
     assert "syncer.1:1 " in shown.stdout
 
 

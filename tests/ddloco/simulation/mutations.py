@@ -556,7 +556,7 @@ def the_maximum_is_not_taken(patch):
     patch.setattr(RunningClock, "since", since)
 
 
-@bug("clock-vs-truth", 1)
+@bug("clock-causal", 1)
 def nothing_is_learned_of_a_third(patch):
     def tick(old, self, heard=None, source=""):
         return old(self, {n: c for n, c in (heard or {}).items() if n == source}, source)
@@ -755,7 +755,7 @@ def the_outer_step_climbs(patch):
     )
 
 
-@bug("model-oracle", 0)
+@bug("token-conservation", 0)
 def the_last_contribution_is_left_out(patch):
     def merge(old, theta, momentum, contributions, *arguments, **more):
         some = contributions[: max(len(contributions) - 1, 1)]
@@ -764,7 +764,7 @@ def the_last_contribution_is_left_out(patch):
     wrap(patch, labour, "merge_fragment", merge)
 
 
-@bug("model-oracle", 6)
+@bug("token-conservation", 6)
 def a_contribution_with_a_nan_is_refused_with_its_neighbour(patch):
     def merge(old, theta, momentum, contributions, *arguments, **more):
         bad = any(not np.isfinite(c.buffer.view(np.float32)).all() for c in contributions)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle
+from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, truth
 from tests.ddloco.simulation.mutations import MUTATIONS
 
 SEEDS_MAX = 60
@@ -19,7 +19,7 @@ AGAIN = {"determinism-check", "record-is-inert"}
 
 def invariants():
     """Every name that some check can raise, from the source."""
-    return sorted({name for module in (checks, launches, bounds, oracle, belief, hostile)
+    return sorted({name for module in (checks, launches, truth, bounds, oracle, belief, hostile)
                    for name in names_in(Path(module.__file__).read_text())})  # fmt: skip
 
 
@@ -32,10 +32,18 @@ def names_in(source):
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
     }
     for node in ast.walk(tree):
-        at = {"hold": 1, "_compare": 2}.get(getattr(getattr(node, "func", None), "id", ""))
-        if at is not None:
+        if not isinstance(node, ast.Call):
+            continue
+        called = getattr(node.func, "id", "self." + getattr(node.func, "attr", ""))
+        at = {"hold": 1, "self.hold": 1, "_compare": 2}.get(called, len(node.args))
+        if at < len(node.args) and not handed_on(node.args[at]):
             name = node.args[at]
             yield constants[name.id] if isinstance(name, ast.Name) else name.value
+
+
+def handed_on(name):
+    """Whether an argument is only passed along, and its name stands elsewhere."""
+    return isinstance(name, ast.Name) and name.id == "invariant"
 
 
 def outcomes(mutation):
@@ -54,7 +62,8 @@ def test_every_invariant_has_a_bug_that_it_catches():
 
 def test_names_are_found_in_the_source():
     """Also those that stand in a constant, and those of worlds that run twice."""
-    source = 'A = "a-b"\nhold(x, A, "")\nhold(y, "c", f"{z}")\n_compare(o, p, "d-e")\nother(1, "f")'
+    source = 'A = "a-b"\nhold(x, A, "")\nself.hold(y, "c", f"{z}")\n_compare(o, p, "d-e")\n'
+    source += 'other(1, "f")\nhold(condition, invariant, said)'
     assert ["a-b", "c", "d-e"] == list(names_in(source))
 
 

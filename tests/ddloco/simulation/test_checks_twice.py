@@ -12,7 +12,7 @@ from ddloco.folder import open_folder
 from ddloco.messages import Contribution
 from ddloco.rerun import Rerun
 from ddloco.simulation import hostile
-from ddloco.simulation.checks import Books
+from ddloco.simulation.books import Books
 from ddloco.simulation.world import World
 from ddloco.tapes import verify_folder
 from transport import MessageArrived

@@ -8,7 +8,7 @@ from hypothesis.extra import numpy as nps
 
 from ddloco.merging import Contribution, Segment, merge_fragment
 from ddloco.simulation import labour
-from ddloco.simulation.checks import Violation
+from ddloco.simulation.books import Violation
 from ddloco.simulation.oracle import average, radial
 
 N = 16
@@ -107,7 +107,7 @@ def test_it_agrees_with_a_whole_job(numbers):
     [
         ("theta", lambda merged: merged._replace(theta=merged.theta + np.float32(0.01))),
         ("momentum", lambda merged: merged._replace(momentum=merged.momentum * np.float32(1.01))),
-        ("took", lambda merged: merged._replace(accepted=merged.accepted[:1])),
+        ("fates", lambda merged: merged._replace(accepted=merged.accepted[:1])),
         ("finite", lambda merged: merged._replace(theta=merged.theta * np.float32(np.nan))),
     ],
 )
@@ -121,7 +121,8 @@ def test_a_wrong_merge_is_objected_to(numbers, monkeypatch, what, change):
     monkeypatch.setattr(labour, "merge_fragment", wrong)
     with pytest.raises(Violation) as caught:
         numbers.run(99.0)
-    assert ("finite" if what == "finite" else "model-oracle") == caught.value.invariant
+    named = {"finite": "finite", "fates": "token-conservation"}
+    assert named.get(what, "model-oracle") == caught.value.invariant
     assert what in str(caught.value)
 
 

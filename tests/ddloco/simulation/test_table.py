@@ -142,14 +142,16 @@ def shown_again(err):
 
 
 def test_a_broken_invariant_is_shown_again(call, monkeypatch):
-    """Exit code 1: the seed, the very command, and tapes; the command shows it again."""
+    """Exit code 1: the seed, the command that shows it again, and tapes that show it too."""
     break_it(monkeypatch)
     code, _, err = call("small.toml --case second --seed 3 --set work.step_s=3")
     assert FOUND == code
     assert re.search("^second, seed 3: weights-valid: .* for ", err, re.MULTILINE)
     again, folder = shown_again(err)
     assert "small.toml --case second --seed 3 --set work.step_s=3" == " ".join(shlex.split(again))
-    assert verify_folder(Path(folder), as_json=False)[0]
+    held, lines = verify_folder(Path(folder), as_json=False)
+    assert not held
+    assert [line.split()[0] for line in lines if "VIOLATED" in line] == ["weights-valid"]
     code, _, once_more = call(again)
     assert FOUND == code
     assert err.splitlines()[0] == once_more.splitlines()[0]

@@ -1,0 +1,146 @@
+"""What must hold in simulated worlds, where more is known than actors are told.
+
+A world knows what really happened before what, and what every array really holds.
+"""
+
+from collections import Counter
+from typing import Any
+
+import xxhash
+from msgspec.msgpack import Encoder
+
+from ddloco.effects import MergeFragment, RunStep
+from ddloco.events import Recovered, StepFinished
+from ddloco.learner import Learner
+from ddloco.messages import Contribution
+from ddloco.simulation.books import Books, Effects
+from ddloco.simulation.labour import TOKENS
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+from ddloco.syncer import Syncer
+from ddloco.syncs import names
+from transport import Event, LaneBroken, MessageArrived, Transmit
+
+
+class Contents(Books[World, Node]):
+    """token-conservation, data-cursor: what contributions hold is what they say, and nobody leaves
+    out data that was not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._batches: Counter[str] = Counter()
+
+    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
+        """Look into what arrives at a syncer, and at what steps leave out."""
+        if isinstance(role.actor.machine, Syncer):
+            if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
+                self._contribution(role, event, event.body)
+        elif isinstance(role.actor.machine, Learner):
+            if isinstance(event, StepFinished):
+                drawn = int.from_bytes(event.batch, "little")
+                self._batches[role.actor_name] = max(drawn, self._batches[role.actor_name])
+            for effect in effects:
+                if isinstance(effect, RunStep) and effect.step == 1:
+                    self._data(role, effect)
+
+    def _contribution(self, node: Node, event: MessageArrived[Any], said: Contribution) -> None:
+        number = node.actor.number
+        what = node.contents[event.handle].what if event.handle else None
+        told = (said.fragment, said.base, said.steps, said.step)
+        by = f"contribution of {event.sender} at event {number}"
+        self.hold(what == told, "token-conservation", f"{by} says {told}, its array is {what}")
+        counted = said.tokens == said.steps * TOKENS
+        self.hold(counted, "token-conservation", f"{by}: {said.tokens}")
+
+    def _data(self, node: Node, run: RunStep) -> None:
+        """Who comes back goes on in its data: it leaves out nothing but what was used."""
+        used = self._batches[node.actor_name]
+        said = f"{node.incarnation} leaves out {run.skip} batches, {used} were used"
+        self.hold(run.skip <= used, "data-cursor", said)
+
+
+class Clocks(Books[World, Node]):
+    """clock-vs-truth: vector clocks against the happened-before that really was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lossless = True
+        """Until something was lost; after that a clock may know less than the truth, never more."""
+        self._truth: dict[str, dict[str, int]] = {}
+        self._said: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
+
+    def started(self, stage: World, role: Node) -> None:
+        """Whoever starts knows nothing."""
+        self._truth[role.incarnation] = {}
+
+    def died(self, stage: World, role: Node) -> None:
+        """What was on its way to or from it may be lost."""
+        self.lossless = False
+
+    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
+        """Keep the truth, and compare."""
+        me, clock = role.incarnation, role.actor.clock
+        truth = self._truth[me]
+        self.lossless = self.lossless and not isinstance(event, LaneBroken)
+        number = truth.get(me, 0) + 1
+        truth[me] = number
+        if isinstance(event, MessageArrived):
+            _, theirs = self._said[id(event.clock)]
+            for name, count in theirs.items():
+                if count > truth.get(name, 0):
+                    truth[name] = count
+        floors = role.actor.floors
+        counts = clock.wire()
+        for name, count in counts.items():
+            known = truth.get(name, 0)
+            self.hold(
+                count <= known, "clock-vs-truth", f"{me}:{number} has {name}:{count}, not {known}"
+            )
+        if self.lossless and not floors:
+            self.hold(
+                counts == truth, "clock-vs-truth", f"{me}:{number} has {counts}, truth is {truth}"
+            )
+        frozen: dict[str, int] | None = None
+        for effect in effects:
+            if isinstance(effect, Transmit):
+                frozen = frozen or dict(truth)
+                self._said[id(effect.clock)] = (effect.clock, frozen)
+
+
+class Optimizer(Books[World, Node]):
+    """optimizer-with-params: momentum has the version of the parameters that it belongs to."""
+
+    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
+        """Look at what is to be merged, and at what was kept."""
+        if isinstance(event, Recovered):
+            for each in event.kept:
+                self._agree(role, *names(each.fragment, each.version))
+        for effect in effects:
+            if isinstance(effect, MergeFragment):
+                self._agree(role, effect.theta, effect.momentum)
+
+    def _agree(self, role: Node, theta: str, *others: str) -> None:
+        belongs = role.contents[theta].what
+        first = (belongs[0], 0, 0, 0)
+        for handle in others:
+            what = role.contents[handle].what if handle else first
+            said = f"{handle or 'zeros'}: of {what}, the parameters of {belongs}"
+            self.hold(what == belongs, "optimizer-with-params", said)
+
+
+class Trail(Books[World, Node]):
+    """One value for all that happened, to compare two runs of the same world."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._digest = xxhash.xxh3_128()
+        self._encode = Encoder(order="deterministic").encode
+
+    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
+        """Take in an event and what it led to."""
+        self._digest.update(f"{stage.now!r} {role.incarnation} ".encode())
+        self._digest.update(self._encode((event, list(effects))))
+
+    def value(self) -> str:
+        """The value so far."""
+        return self._digest.hexdigest()
