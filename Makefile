@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test slow check fix bench simulate failures sweep build lock
+.PHONY: help setup demo test slow soak check fix bench simulate failures sweep build lock
 
 help:  ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -27,6 +27,9 @@ test: check  ## lint, types, import rules and all tests except the slow ones
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow
+
+soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay
+	$(BIN)/python -m tests.processes.soak --minutes 10
 
 check: $(STAMP)  ## lint, format, types, import rules
 	$(BIN)/ruff check .
