@@ -51,7 +51,8 @@ LEAVES = tuple(
 """Of `tests.tasks:regression`."""
 
 INSIDER, NAMESAKE = "learner-2", "learner-0.999"
-"""The name that is stolen is nobody's yet: see `tests/transport/test_zeromq_thief.py` for why."""
+"""The name that is stolen is nobody's yet, so that whoever trains goes on; `test_thief.py` robs a
+learner that does."""
 
 SENDERS_MESSAGES = 250
 """After so many the insider comes back as its next incarnation: a Bye is for good."""
@@ -225,8 +226,9 @@ class Fuzzer:
         lanes = ("control", "bulk")
         self._lanes = {lane: self._dial(f"{sender}/{lane}", self._inside) for lane in lanes}
 
-    def _dial(self, identity: str, curve: Curve | None) -> "zmq.Socket[bytes]":
+    def _dial(self, identity: str, curve: Curve | None, mark: int = 1000) -> "zmq.Socket[bytes]":
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.SNDHWM, mark)
         dealer.setsockopt(zmq.ROUTING_ID, identity.encode())
         dealer.setsockopt(zmq.SNDTIMEO, SEND_MS)
         if curve is not None:
@@ -252,7 +254,8 @@ class Fuzzer:
         wrong = Curve(secret, {**self._inside.public, INSIDER: public}, self._inside.shared)
         curve = {"no key": None, "wrong key": wrong, "stolen name": self._inside}[kind]
         name = NAMESAKE if kind == "stolen name" else f"{INSIDER}.999"
-        dealer = self._dial(f"{name}/control", curve)
+        # Without a mark: where nobody shakes hands, nobody takes in what it says.
+        dealer = self._dial(f"{name}/control", curve, mark=0)
         dealer.send_multipart(self._throws.draw()[2])
         dealer.close(200)
 
