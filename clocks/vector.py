@@ -105,13 +105,13 @@ class VectorClock:
 def actor_of(incarnation: str) -> str:
     """``learner-3`` for ``learner-3.2``; a name without an incarnation is returned as it is."""
     actor, dot, number = incarnation.rpartition(".")
-    return actor if dot and number.isdigit() else incarnation
+    return actor if dot and number.isdecimal() else incarnation
 
 
 def number_of(incarnation: str) -> int:
     """2 for ``learner-3.2``; 0 for a name without a number."""
     number = incarnation.rpartition(".")[2]
-    return int(number) if number.isdigit() else 0
+    return int(number) if number.isdecimal() else 0
 
 
 def check_entries(entries: Mapping[str, int]) -> None:

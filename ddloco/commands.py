@@ -27,6 +27,7 @@ from ddloco.folder import next_folder, open_folder
 from ddloco.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.launch import Processes
 from ddloco.lookout import follow, say, show_status
+from ddloco.memory import keep_freed_memory
 from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.observe import UnansweredError
 from ddloco.process import WorkerDiedError
@@ -196,7 +197,7 @@ def _run_baseline(job: Job, folder: Path) -> int:
 
 
 def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
-
+    keep_freed_memory()  # Before there is a thread, libzmq's above all.
     try:
         job = with_keys(_job(given), given.keys)
         open_folder(given.folder, job, join=given.join)

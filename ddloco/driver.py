@@ -18,6 +18,7 @@ import trio
 from clocks import TimeSource, actor_of
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays
+from ddloco.arrivals import Arrivals
 from ddloco.effects import Finish, Observe, Work
 from ddloco.events import StopRequested, WorkResult
 from ddloco.logs import ActorLog
@@ -58,8 +59,8 @@ INBOX_MAX = 1024
 REFUSALS_LOGGED_MAX = 20
 """A rude peer fills no disk: after these, refusals of one peer are only counted."""
 
-ROUTES_MAX = 16384
-"""Routes that are listened to: two lanes for twice as many learners as a job may have."""
+REFUSED_NAMES_MAX = 1024
+"""Peers whose refusals are counted apart: names cost nothing, and a status tells all of them."""
 
 LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
 
@@ -162,7 +163,7 @@ class Driver:
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")
         self._window = Window(endpoint, arrays, time.now, self._status, refuse)
-        self._assemblers: dict[str, Assembler[Any]] = {}
+        self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Event] = deque()
         self._finish: Finish | None = None
@@ -345,13 +346,8 @@ class Driver:
         if lane is None:
             self._count_refusal(arrival.route, "its route names no lane")
             return
-        if arrival.route not in self._assemblers:
-            if len(self._assemblers) >= ROUTES_MAX:
-                self._count_refusal("others", f"more than {ROUTES_MAX} routes speak")
-                return
-            self._assemblers[arrival.route] = self._assembler(peer)
         try:
-            message = self._assemblers[arrival.route].feed(arrival.frames)
+            message = self._arrivals.feed(peer, lane, arrival.frames)
         except RemoteProtocolError as error:
             self._count_refusal(peer, str(error))
             if self.actor.links.knows(peer):
@@ -385,7 +381,7 @@ class Driver:
 
     def _count_refusal(self, peer: str, reason: str) -> None:
         """Counted and logged outside the tape: nothing of it reaches the actor."""
-        if peer not in self.refused and len(self.refused) >= ROUTES_MAX:
+        if peer not in self.refused and len(self.refused) >= REFUSED_NAMES_MAX:
             peer = "others"
         count = self.refused[peer] = self.refused.get(peer, 0) + 1
         if count <= REFUSALS_LOGGED_MAX:

@@ -192,10 +192,19 @@ class Assembler(Generic[B]):
         try:
             return self._feed(frames)
         except RemoteProtocolError:
-            if self._data is not None:
-                self._release(self._data)
-            self._header = self._data = None
+            self.give_up()
             raise
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a message has begun and is not whole; without one there is nothing to keep."""
+        return self._header is not None
+
+    def give_up(self) -> None:
+        """Forget the unfinished message, if there is one."""
+        if self._data is not None:
+            self._release(self._data)
+        self._header = self._data = None
 
     def _feed(self, frames: Sequence[Buffer]) -> Message[B] | None:
         if not 1 <= len(frames) <= 2:

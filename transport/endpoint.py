@@ -100,6 +100,8 @@ class EndpointStatistics:
     """Arrivals dropped because their sender's key belongs to somebody else."""
     handshakes_refused: int = 0
     """Connections refused because they came without a key, or with the wrong one."""
+    lines_mended: int = 0
+    """Times that a dialled line was connected anew, because it spoke and heard nothing."""
 
     @property
     def arrivals_refused(self) -> int:

@@ -58,6 +58,22 @@ class TrioSocket:
             self._learn()  # binding eats the edge like any other call
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
+    def reconnect(self, address: str) -> None:
+        """Give up the connection to `address`, with what waits to leave through it, and dial again.
+
+        Without linger: what the old connection still said would reach the peer beside the new one.
+        """
+        if self._socket.closed:
+            raise trio.ClosedResourceError("this socket was closed")
+        linger = self._socket.getsockopt(zmq.LINGER)
+        try:
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.disconnect(address)
+            self._socket.connect(address)
+        finally:
+            self._socket.setsockopt(zmq.LINGER, linger)
+            self._learn()  # these calls eat the edge like any other
+
     async def recv_multipart(self, parts_max: int = sys.maxsize) -> list[Frame]:
         """Wait for one message; parts after the first `parts_max` + 1 are dropped."""
         return await self._wait_done(_IN, partial(self._receive, parts_max))

@@ -10,7 +10,7 @@ arrives.
 import errno
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -46,6 +46,21 @@ RECONNECT_S = 0.1
 RECONNECT_S_MAX = 2.0
 """Longest wait: a cluster of learners must not hammer a syncer that is away."""
 
+DEAF_S = 30.0
+"""A dialled line that has said something and heard nothing for half of this is asked for a sign of
+life, and after all of it connected anew: as long as a link waits for credit before it gives up."""
+
+DEAF_DOUBLINGS_MAX = 4
+"""Each time in vain the wait doubles, to eight minutes: a listener that is away or stopped is not
+hammered, and two that fight for one identity do so seldom."""
+
+LINE_BYTES_S_MIN = 32 * 1024
+"""So fast a line is taken to be at least, before what was sent over it could be answered: whatever
+carries training is faster, and a large message on its way must not be cut off for being large."""
+
+KNOCK, ANSWER = b"ddloco?", b"ddloco!"
+"""Are you there; I am. Said and heard below `deliver`, one part long, and never a header."""
+
 
 @asynccontextmanager
 async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
@@ -66,12 +81,40 @@ async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One socket of an endpoint. `route` is None on the listening socket, which serves many."""
+    """One socket of an endpoint. `route` is None on the listening socket, which serves many.
+
+    Of a dialled one: where it leads; since when it speaks without having heard anything, None
+    while nothing is unanswered; how many bytes it has said since, whether it has knocked, and how
+    often it was connected anew in vain.
+    """
 
     socket: TrioSocket
     route: str | None
     gate: Gate | None = None
     held: Arrival | None = None
+    address: str = ""
+    unheard_since: float | None = None
+    unheard_bytes: int = 0
+    knocked: bool = False
+    in_vain: int = 0
+
+    def said(self, nbytes: int) -> None:
+        """Something was sent, and may be answered."""
+        self.unheard_bytes += nbytes
+        if self.unheard_since is None:
+            self.unheard_since = trio.current_time()
+
+    def heard(self) -> None:
+        """Something came: the other side still knows whose line this is."""
+        self.unheard_since, self.unheard_bytes, self.knocked, self.in_vain = None, 0, False, 0
+
+    def overdue_s(self, deaf_s: float) -> float:
+        """For how long an answer has been due; below zero there is time left."""
+        if self.unheard_since is None:
+            return -deaf_s
+        doubled = deaf_s * 2 ** min(self.in_vain, DEAF_DOUBLINGS_MAX)
+        patience = doubled + self.unheard_bytes / LINE_BYTES_S_MIN
+        return trio.current_time() - self.unheard_since - patience
 
 
 class ZmqEndpoint:
@@ -84,6 +127,11 @@ class ZmqEndpoint:
     newer is not heard. A connection that breaks while its messages wait unread keeps its identity
     until they are read, so without `handover` the redial of the same peer can stay deaf for good
     and the peer must dial again under another identity.
+
+    With `handover` libzmq detaches the older connection and leaves it open, so whoever was robbed
+    of its identity cannot tell. A dialled line that has spoken and heard nothing therefore knocks,
+    which the listening endpoint answers by itself; unanswered for `deaf_s` in all, it is connected
+    anew and takes its identity back. A line that says nothing is left alone.
 
     With `curve` every connection over tcp or ipc is encrypted, and proves on both sides who is
     there: a dial reaches only the holder of the key for its route's peer; strangers are refused at
@@ -100,6 +148,7 @@ class ZmqEndpoint:
         queue_messages_max: int = SEND_QUEUE_MESSAGES_MAX,
         handover: bool = False,
         curve: Curve | None = None,
+        deaf_s: float = DEAF_S,
     ) -> None:
         self.refusals: dict[str, Refusal] = {}
         """The newest refusal for want of the right key, by the counter in `statistics`."""
@@ -108,6 +157,7 @@ class ZmqEndpoint:
         self._queue_messages_max = queue_messages_max
         self._handover = handover
         self._curve = curve
+        self._deaf_s = deaf_s
         self._listening: _Line | None = None
         self._dialled: dict[str, _Line] = {}
         self._counts: Counter[str] = Counter()
@@ -147,7 +197,7 @@ class ZmqEndpoint:
         except ValueError:
             dealer.close(0)
             raise
-        self._dialled[route] = self._added(_Line(TrioSocket(dealer), route))
+        self._dialled[route] = self._added(_Line(TrioSocket(dealer), route, address=address))
 
     async def run(self, deliver: Deliver) -> None:
         """Receive from every socket, those opened later too; see `Endpoint.run`."""
@@ -185,8 +235,11 @@ class ZmqEndpoint:
                 raise
             self._counts["sends_refused_gone"] += 1
             raise PeerGone(route) from None
+        nbytes = sum(map(len, flat))
         self._counts["messages_sent"] += 1
-        self._counts["bytes_sent"] += sum(map(len, flat))
+        self._counts["bytes_sent"] += nbytes
+        if line.route is not None:
+            line.said(nbytes)
 
     def statistics(self) -> EndpointStatistics:
         """Return what has been counted so far."""
@@ -219,6 +272,29 @@ class ZmqEndpoint:
         nursery.start_soon(self._receive, line, deliver)
         if line.gate is not None:
             nursery.start_soon(line.gate.run)
+        if line.route is not None and not line.address.startswith("inproc:"):
+            nursery.start_soon(self._mend, line)
+
+    async def _mend(self, line: _Line) -> None:
+        """Connect a line anew whose listener does not hear it any more; see the class."""
+        while True:
+            await trio.sleep(self._deaf_s / 8)
+            overdue_s = line.overdue_s(self._deaf_s)
+            try:
+                if overdue_s >= 0.0:
+                    line.socket.reconnect(line.address)
+                    self._counts["lines_mended"] += 1
+                    line.unheard_since, line.unheard_bytes = trio.current_time(), 0
+                    line.in_vain, line.knocked = line.in_vain + 1, False
+                if not line.knocked and overdue_s >= -self._deaf_s / 2:
+                    # Also over a new connection, so that its identity is taken back at once and
+                    # a line whose owner has nothing more to say is not connected anew for ever.
+                    line.knocked = True
+                    line.socket.send_multipart_nowait([KNOCK])
+            except trio.ClosedResourceError:
+                return
+            except trio.WouldBlock:
+                continue  # Full: whoever reads it at last will answer something.
 
     def _added(self, line: _Line) -> _Line:
         if self._running is not None:
@@ -259,6 +335,8 @@ class ZmqEndpoint:
         if route is None:
             route = _route_of(parts.pop(0))
         frames = tuple(parts)
+        if line.route is not None:
+            line.heard()
         if route is None:
             self._counts["arrivals_refused_route"] += 1
         elif line.gate is not None and not self._proven(route, str(signature, "utf-8")):
@@ -267,6 +345,11 @@ class ZmqEndpoint:
             self._counts["arrivals_refused_parts"] += 1
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
+        elif line.route is None and frames == (KNOCK,):
+            with suppress(trio.WouldBlock, zmq.ZMQError):  # Full or gone: it will knock again.
+                line.socket.send_multipart_nowait([route.encode(), ANSWER])
+        elif line.route is not None and frames == (ANSWER,):
+            pass
         else:
             self._counts["messages_received"] += 1
             self._counts["bytes_received"] += sum(map(len, frames))

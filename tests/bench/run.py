@@ -20,7 +20,10 @@ from typing import Any
 
 from tools import ROOT, say
 
-NAMES = ("merge", "door", "simulator", "roundtrip", "round", "step", "quality")
+NAMES = (
+    *("merge", "door", "simulator", "roundtrip", "round", "crowd", "frozen", "regions", "return"),
+    *("step", "quality", "fuzz", "goodput"),
+)
 """From the short ones to the long ones."""
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clocks import ClockError, Order, VectorClock
-from clocks.vector import COUNT_MAX, NAME_BYTES_MAX
+from clocks.vector import COUNT_MAX, NAME_BYTES_MAX, actor_of, number_of
 
 NAMES = ("a.0", "b.1", "é", "z", "日本")
 OPPOSITE = {
@@ -160,3 +160,8 @@ def test_the_bounds_themselves_are_allowed():
     name = "é" * (NAME_BYTES_MAX // 2)
 
     assert VectorClock({name: COUNT_MAX})[name] == COUNT_MAX
+
+
+def test_a_digit_that_is_no_number_is_part_of_a_name():
+    """To Unicode a superscript two is a digit, to Python no integer; strangers choose names."""
+    assert (actor_of("learner-0.²"), number_of("learner-0.²")) == ("learner-0.²", 0)

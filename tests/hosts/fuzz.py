@@ -51,12 +51,14 @@ LEAVES = tuple(
 """Of `tests.tasks:regression`."""
 
 INSIDER, NAMESAKE = "learner-2", "learner-0.999"
-"""The name that is stolen is nobody's yet: see `tests/transport/test_zeromq_thief.py` for why."""
+"""The name that is stolen is nobody's yet, so that whoever trains goes on; `test_thief.py` robs a
+learner that does."""
 
 SENDERS_MESSAGES = 250
 """After so many the insider comes back as its next incarnation: a Bye is for good."""
 
-SEND_MS = 10_000
+SEND_MS = 2_000
+"""A lane that takes nothing for so long is dialled again."""
 
 
 class Throws:
@@ -196,9 +198,12 @@ class Fuzzer:
         self._lanes: dict[str, zmq.Socket[bytes]] = {}
         self._raw: list[socket.socket] = []
 
-    def throw(self, count: int) -> None:
-        """So many messages of the insider, and a stranger now and then."""
+    def throw(self, count: int, until: float = float("inf")) -> int:
+        """So many messages of the insider, and a stranger now and then; how many before ``until``
+        on the monotonic clock."""
         for number in range(count):
+            if time.monotonic() > until:
+                return number
             if number % SENDERS_MESSAGES == 0:
                 self._return()
             if number % 25 == 0:
@@ -210,6 +215,7 @@ class Fuzzer:
             kind, lane, parts = self._throws.draw()
             self._send(lane, parts)
             self.thrown[kind] += 1
+        return count
 
     def close(self) -> None:
         """Leave, with nothing more to say."""
@@ -225,7 +231,7 @@ class Fuzzer:
         lanes = ("control", "bulk")
         self._lanes = {lane: self._dial(f"{sender}/{lane}", self._inside) for lane in lanes}
 
-    def _dial(self, identity: str, curve: Curve | None) -> "zmq.Socket[bytes]":
+    def _dial(self, identity: str, curve: Curve | None, mark: int = 1000) -> "zmq.Socket[bytes]":
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.ROUTING_ID, identity.encode())
         dealer.setsockopt(zmq.SNDTIMEO, SEND_MS)
@@ -236,7 +242,14 @@ class Fuzzer:
 
     def _send(self, lane: str, parts: list[bytes]) -> None:
         dealer = self._lanes[lane]
-        dealer.send_multipart(parts)
+        try:
+            dealer.send_multipart(parts)
+        except zmq.Again:
+            # After some of what is said here our own libzmq has given a connection up for good.
+            self.thrown["dialled again"] += 1
+            dealer.close(0)
+            identity = f"{self._throws.sender}/{lane}"
+            dealer = self._lanes[lane] = self._dial(identity, self._inside)
         with suppress(zmq.Again):
             while True:
                 dealer.recv_multipart(zmq.NOBLOCK)
@@ -253,7 +266,8 @@ class Fuzzer:
         curve = {"no key": None, "wrong key": wrong, "stolen name": self._inside}[kind]
         name = NAMESAKE if kind == "stolen name" else f"{INSIDER}.999"
         dealer = self._dial(f"{name}/control", curve)
-        dealer.send_multipart(self._throws.draw()[2])
+        with suppress(zmq.Again):  # Refused already, and with nowhere to put what it says.
+            dealer.send_multipart(self._throws.draw()[2], zmq.NOBLOCK)
         dealer.close(200)
 
     def _knock(self, data: bytes) -> None:
@@ -276,22 +290,25 @@ def start(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Loopback, Clust
     return hosts, Cluster(hosts, folder, settings)
 
 
-def fuzz(cluster: Cluster, count: int, seed: int) -> dict[str, Any]:
-    """Throw so many messages at the job; figures."""
+def fuzz(
+    cluster: Cluster, count: int, seed: int, seconds_max: float = float("inf")
+) -> dict[str, Any]:
+    """Throw so many messages at the job, or as many as there is time for; figures."""
+    until = time.monotonic() + seconds_max
     job = load_job(cluster.job, list(cluster.settings))
     keys = cluster.folder / "keys"
     fuzzer = Fuzzer(cluster.address, Throws(job, seed), load_curve(keys, INSIDER))
     first = max(count // 5, 1)
     try:
-        fuzzer.throw(first)  # Whatever is allocated once is allocated now.
+        thrown = fuzzer.throw(first, until)  # Whatever is allocated once is allocated now.
         status = cluster.status(keys)
         merges, resident, begun = len(cluster.merges()), cluster.resident(SYNCER), time.monotonic()
-        fuzzer.throw(count - first)
+        later = fuzzer.throw(count - first, until)
         status = cluster.status(keys)
         seconds = time.monotonic() - begun
         figures = {
-            "messages": count,
-            "messages_per_s": round((count - first) / seconds),
+            "messages": thrown + later,
+            "messages_per_s": round(later / seconds),
             "merges": len(cluster.merges()) - merges,
             "refused_frames": status["refused_frames"],
             "resident_mib": round(cluster.resident(SYNCER) / 2**20, 1),

@@ -1,0 +1,219 @@
+"""A crowd on one syncer: 10, 50 and 200 learners over tcp on this machine.
+
+Divided: the syncer's CPU seconds for a message with 200 learners, by those with 10; 1 says that a
+message costs the same however many there are. Messages are counted in both directions. The syncer
+is the real command with its worker and tape, tapes of learners are off. Learners are the real
+machines, links and drivers, a few dozen in a process, over sockets of their own; only their
+work is a stub without JAX: a step is 0.5 s of waiting, and a contribution is the newest globals
+times 0.999. Fragments are small, so this is about messages, not bytes.
+
+Beside it what ``ddloco status`` takes meanwhile, by what the same command takes to say ``--help``:
+what is above 1 is importing the client, asking and being answered.
+"""
+
+import os
+import subprocess
+import tempfile
+import time
+from contextlib import ExitStack
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from tools import ROOT, Servant, median, say, servant
+
+from clocks import MonotonicTime
+from ddloco.actor import Actor
+from ddloco.arrays import Arrays
+from ddloco.cluster import dial_syncer, new_endpoint
+from ddloco.config import load_job
+from ddloco.driver import Driver
+from ddloco.effects import EncodeFragment, RunStep
+from ddloco.events import FragmentEncoded, Started, StepFinished, WorkFailed
+from ddloco.host import expected_tensors, machine_for
+from ddloco.workers import wire_layout
+from replay import Recorder
+from tests.hosts.cluster import DDLOCO, SYNCER, Cluster, wait_until
+from tests.hosts.fuzz import LEAVES
+from tests.hosts.hosts import Loopback
+from transport import Payload, describe
+from transport.zeromq import open_context
+
+SIZES = (10, 50, 200)
+PROCESSES = 4
+STEP_S = 0.5
+TOKENS = 8
+STATUSES = 5
+MOST = 0.8
+"""Of the learners must be in one merge before it is measured."""
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Figures by number of learners."""
+    seconds = 3.0 if quick else 15.0
+    figures: dict[str, Any] = {}
+    for size in SIZES[:1] if quick else SIZES:
+        figures[f"{size}"] = one_crowd(size, seconds)
+        say(f"{size}: {figures[f'{size}']}")
+    return figures
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The figures in words."""
+    sizes = list(figures)
+    least, most = figures[sizes[0]], figures[sizes[-1]]
+    said = [
+        (
+            f"{most['cpu_s'] / least['cpu_s']:.2f} times the CPU for a message with {sizes[-1]} "
+            f"learners as with {sizes[0]}"
+        )
+    ]
+    for size, each in figures.items():
+        said.append(
+            f"{size} learners: {each['messages_per_s']:.0f} messages/s at "
+            f"{1e6 * each['cpu_s']:.0f} us of CPU each ({100 * each['busy']:.0f} % of a core), "
+            f"{each['averaged']:.0f} learners in a merge; ddloco status in "
+            f"{each['status_s']:.2f} s, {each['status_s'] / each['help_s']:.1f} times --help"
+        )
+    return said
+
+
+def one_crowd(size: int, seconds: float) -> dict[str, Any]:
+    """So many learners for so long."""
+    names = [f"learner-{number}" for number in range(size)]
+    settings = (f"sync.quorum={size // 2}", "sync.interval=8", "sync.fragments=4")
+    with tempfile.TemporaryDirectory() as place:
+        hosts = Loopback([SYNCER, *names])
+        cluster = Cluster(hosts, Path(place), settings)
+        with hosts:
+            cluster.start(SYNCER)
+            share = -(-size // PROCESSES)
+            groups = [names[at : at + share] for at in range(0, size, share)]
+            what = (cluster.address, str(cluster.job), cluster.settings)
+            with ExitStack() as stack:
+                crowd = [stack.enter_context(servant(serve_crowd, each, *what)) for each in groups]
+                wait_until(partial(together, cluster, size), f"most of {size} in a merge")
+                return observed(cluster, crowd, seconds)
+
+
+def observed(cluster: Cluster, crowd: list[Servant], seconds: float) -> dict[str, Any]:
+    """Watch it for a while, then ask for its status a few times."""
+    merges, counted, used_s = len(cluster.merges()), told(crowd), cpu_s(cluster)
+    begun = time.monotonic()
+    time.sleep(seconds)
+    messages, busy_s = told(crowd) - counted, cpu_s(cluster) - used_s
+    took_s = time.monotonic() - begun
+    merged = cluster.merges()[merges:]
+    asked = [timed(["status", cluster.address, "--json"]) for _ in range(STATUSES)]
+    helped = [timed(["status", "--help"]) for _ in range(STATUSES)]
+    return {
+        "messages_per_s": messages / took_s,
+        "cpu_s": busy_s / messages,
+        "busy": busy_s / took_s,
+        "merges": len(merged),
+        "averaged": median([len(each["learners"]) for each in merged]) if merged else 0,
+        "status_s": median(asked),
+        "help_s": median(helped),
+    }
+
+
+def together(cluster: Cluster, size: int) -> bool:
+    """Whether most were in one merge."""
+    return any(len(each["learners"]) >= MOST * size for each in cluster.merges())
+
+
+def told(crowd: list[Servant]) -> int:
+    """Messages that the crowd has sent and received so far."""
+    for each in crowd:
+        each.ask("count")
+    return sum(each.answer() for each in crowd)
+
+
+def cpu_s(cluster: Cluster) -> float:
+    """CPU seconds of the syncer's own process so far, threads included."""
+    stat = Path(f"/proc/{cluster.processes[SYNCER].pid}/stat").read_text()
+    user, system = stat.rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def timed(words: list[str]) -> float:
+    """Seconds of a ddloco command, from start to end."""
+    begun = time.perf_counter()
+    subprocess.run([*DDLOCO, *words], cwd=ROOT, capture_output=True, check=True, timeout=60)
+    return time.perf_counter() - begun
+
+
+# The crowd.
+
+
+class Stub:
+    """The work of a learner that only waits.
+
+    Args:
+        plan: of the job.
+        arrays: the actor's.
+    """
+
+    def __init__(self, plan: Any, arrays: Arrays) -> None:
+        self._plan, self._arrays = plan, arrays
+        self._newest: dict[int, Any] = {}
+
+    async def do(self, work: Any) -> Any:
+        """Do one piece of work."""
+        if isinstance(work, RunStep):
+            for each in work.overwrites:
+                self._newest[each.fragment] = self._arrays.get(each.handle).data.view(np.float32)
+            await trio.sleep(STEP_S)
+            self._arrays.put(work.out, np.zeros(1, np.float32))
+            return StepFinished(work.work, work.step, 1.0, TOKENS, b"")
+        if isinstance(work, EncodeFragment):
+            data = (self._newest[work.fragment] * np.float32(0.999)).view(np.uint8)
+            payload = Payload(describe(data, wire_layout(self._plan, work.fragment)), data)
+            self._arrays.put(work.out, payload)
+            return FragmentEncoded(work.work, payload.digest)
+        return WorkFailed(work.work, "worker", "a stub does no such work")
+
+
+class Quiet:
+    """A log that nobody reads."""
+
+    def observe(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def serve_crowd(
+    connection: Connection, names: list[str], address: str, path: str, settings: tuple[str, ...]
+) -> None:
+    """Some of the learners; says how many messages came and went when it is asked."""
+    job = load_job(Path(path), list(settings))
+    plan = job.plan(LEAVES)
+
+    async def main() -> None:
+        async with open_context() as context, trio.open_nursery() as nursery:
+            endpoints = []
+            for name in names:
+                who, arrays = f"{name}.1", Arrays()
+                endpoint = await dial_syncer(new_endpoint(context), address, who)
+                endpoints.append(endpoint)
+                log: Any = Quiet()
+                driver = Driver(
+                    Actor(who, machine_for(job, who)),
+                    job_id=job.id,
+                    endpoint=endpoint,
+                    worker=Stub(plan, arrays),
+                    arrays=arrays,
+                    recorder=Recorder(None),
+                    time=MonotonicTime(),
+                    log=log,
+                    expected=expected_tensors(plan, 0),
+                )
+                nursery.start_soon(driver.run, Started(who, LEAVES))
+            while await trio.to_thread.run_sync(connection.recv):
+                counts = [each.statistics() for each in endpoints]
+                connection.send(sum(c.messages_sent + c.messages_received for c in counts))
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)

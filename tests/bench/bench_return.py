@@ -1,0 +1,150 @@
+"""A learner that comes back: how long until it contributes, against raw TCP for the same bytes.
+
+Divided: the seconds from the returned learner's handshake to the merge that holds its first
+contribution, by those that one raw TCP connection over loopback needs for the bytes of its state
+(parameters and Adam's two moments). State goes through the syncer, so two such transfers, two
+copies between processes, and a first step, which compiles, are what 1 leaves out. The syncer's own
+log has both ends of that time; steps are 0.1 s, two learners.
+
+* The donor: the median of its steps meanwhile, by the median before the return.
+* 1 GB of parameters needs about 30 GB of memory in the two learners and the syncer. It is run where
+  there is as much; where not, a line says so, and how much there was.
+"""
+
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench_roundtrip import plain, receive_into
+from tools import median, say
+
+from tests.hosts.cluster import SYNCER, Cluster, wait_until
+from tests.hosts.hosts import Loopback
+
+DONOR, COMER = "learner-0", "learner-1"
+SIZES_MB = (1.0, 100.0, 1000.0)
+STATES = 3  # Parameters and Adam's two moments.
+MEMORY_BYTES_PER_BYTE = 30
+SPARE_BYTES = 3e9
+STEPS_BEFORE = 10
+RETURN_S_MAX = 150.0
+
+
+def settings(megabytes: float) -> tuple[str, ...]:
+    """The job's."""
+    return (
+        "job.task=tests.bench.slab:slab",
+        f"task={{megabytes={megabytes},step_s=0.1}}",
+        "sync.fragments=4",
+        "sync.interval=16",
+        "inner.optimizer=adam",
+    )
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Seconds of each return, by megabytes, and of what they are compared with."""
+    figures: dict[str, Any] = {}
+    for megabytes in SIZES_MB[:1] if quick else SIZES_MB:
+        need, free = megabytes * 1e6 * MEMORY_BYTES_PER_BYTE + SPARE_BYTES, available_bytes()
+        if need > free:
+            figures[f"{megabytes:.0f}"] = (
+                f"not run: it needs about {need / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
+            )
+            continue
+        figures[f"{megabytes:.0f}"] = one_return(megabytes)
+        say(f"{megabytes:.0f} MB: {figures[f'{megabytes:.0f}']}")
+    return figures
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The figures in words."""
+    said = []
+    for megabytes, each in figures.items():
+        if isinstance(each, str):
+            said.append(f"{megabytes} MB: {each}")
+            continue
+        said.append(
+            f"{megabytes} MB: {each['return_s']:.2f} s from handshake to first contribution, "
+            f"{each['ratio']:.1f} times raw TCP for {each['state_mb']:.0f} MB of state "
+            f"({each['raw_s']:.3f} s), state there after {each['state_s']:.2f} s; the donor's "
+            f"steps {each['donor_ratio']:.2f} times as long meanwhile ({each['donor_steps']} steps)"
+        )
+    return said
+
+
+def available_bytes() -> float:
+    """Memory that the system could give."""
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return float(line.split()[1]) * 1024
+    return 0.0
+
+
+def one_return(megabytes: float) -> dict[str, Any]:
+    """Kill a learner, start it again, and see when it is back."""
+    with tempfile.TemporaryDirectory() as place:
+        hosts = Loopback([SYNCER, DONOR, COMER])
+        cluster = Cluster(hosts, Path(place), settings(megabytes))
+        with hosts:
+            cluster.start(SYNCER, DONOR, COMER)
+            cluster.wait_for([DONOR, COMER])
+            cluster.kill(COMER)
+            alone = cluster.steps(DONOR)
+            wait_until(lambda: cluster.steps(DONOR) >= alone + STEPS_BEFORE, "steps without it")
+            before = [line["step_s"] for line in cluster.events(DONOR, "step")[alone:]]
+            cluster.start(COMER)
+            who = cluster.incarnation(COMER)
+            joined = wait_until(lambda: joined_of(cluster, who), f"{who} joins")
+            steps, seen_at = cluster.steps(DONOR), time.monotonic()
+            merge = wait_until(lambda: first_merge(cluster, who), f"{who} in a merge", RETURN_S_MAX)
+            seen_s = time.monotonic() - seen_at
+            meanwhile = [line["step_s"] for line in cluster.events(DONOR, "step")[steps:]]
+            taken = [line["at"] for line in cluster.events(COMER, "state taken over")[-1:]]
+            waiting = [line["at"] for line in cluster.events(COMER, "waiting")[-1:]]
+            cluster.stop()
+    state_bytes = int(STATES * megabytes * 1e6)
+    raw_s = raw_tcp(state_bytes)
+    return_s = merge["at"] - joined["at"]
+    return {
+        "return_s": return_s,
+        "seen_s": seen_s,
+        "state_s": taken[0] - waiting[0] if taken and waiting else float("nan"),
+        "state_mb": state_bytes / 1e6,
+        "raw_s": raw_s,
+        "ratio": return_s / raw_s,
+        "donor_ratio": median(meanwhile) / median(before) if meanwhile else float("nan"),
+        "donor_steps": len(meanwhile),
+    }
+
+
+def joined_of(cluster: Cluster, who: str) -> dict[str, Any] | None:
+    """The log's line on a learner's handshake."""
+    joined = [each for each in cluster.events(SYNCER, "joined") if each["learner"] == who]
+    return joined[0] if joined else None
+
+
+def first_merge(cluster: Cluster, who: str) -> dict[str, Any] | None:
+    """The first merge with a learner's contribution."""
+    return next((each for each in cluster.merges() if who in each["learners"]), None)
+
+
+def raw_tcp(nbytes: int) -> float:
+    """Seconds for so many bytes through one connection; the faster of two times."""
+    source, target = (memoryview(np.ones(nbytes, np.uint8)) for _ in range(2))
+    took: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = plain(socket.create_connection(server.getsockname()))
+        here = plain(server.accept()[0])
+    with there, here:
+        for _ in range(2):
+            begun = time.perf_counter()
+            sender = threading.Thread(target=there.sendall, args=(source,))
+            sender.start()
+            receive_into(here, target)
+            sender.join()
+            took.append(time.perf_counter() - begun)
+    return min(took)
