@@ -29,12 +29,14 @@ PASSING_MAX = 64
 
 @dataclass(slots=True)
 class Handover:
-    """One learner that waits for state; ``donor`` is a peer, ``tried`` whoever was one before."""
+    """One learner that waits for state; ``donor`` is a peer, ``tried`` whoever was one before, and
+    ``until`` is when it is another's turn, unless a piece comes."""
 
     peer: str
     batches: int
     donor: str
     since: float
+    until: float = 0.0
     tried: list[str] = field(default_factory=list[str])
 
 
@@ -68,7 +70,12 @@ class Relay:
     def waiting(self, at: float) -> list[dict[str, object]]:
         """Who waits for whose state, for people."""
         return [
-            {"learner": each.peer, "donor": each.donor, "since_s": at - each.since}
+            {
+                "learner": each.peer,
+                "donor": each.donor,
+                "since_s": at - each.since,
+                "until_s": max(each.until - at, 0.0),
+            }
             for each in self._handovers.values()
         ]
 
@@ -105,7 +112,7 @@ class Relay:
         self._handovers[peer] = handover
         return [
             Send(peer, CONTROL, Resume(handover.batches, donor.peer)),
-            self._patience(at, peer, donor),
+            self._patience(at, handover, donor),
             Observe("recovering", {"learner": peer, "donor": donor.peer}),
         ]
 
@@ -121,8 +128,9 @@ class Relay:
         parts, held = self._parts, progress.versions
         return min(held) >= 0 and all(held[p] >= parts.oldest(p) for p in parts.owned)
 
-    def _patience(self, at: float, peer: str, donor: Member) -> Effect:
-        return SetTimer(RELAY + peer, at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s))
+    def _patience(self, at: float, handover: Handover, donor: Member) -> Effect:
+        handover.until = at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s)
+        return SetTimer(RELAY + handover.peer, handover.until)
 
     def hear(self, at: float, member: Member, body: Body, handle: str) -> list[Effect]:
         """What a learner says about state."""
@@ -157,7 +165,7 @@ class Relay:
         body = StatePiece(donor.peer, said.copy, said.piece, said.pieces, said.versions)
         self._passing[work] = (said.who, body, handle, out)
         encode = EncodePiece(work, 0, handle, out)
-        return [Keep(handle), Keep(out), encode, self._patience(at, said.who, donor)]
+        return [Keep(handle), Keep(out), encode, self._patience(at, handover, donor)]
 
     def refused(self, at: float, peer: str, said: StateRefused) -> list[Effect]:
         """A learner has no use for its donor's state; another's, then."""

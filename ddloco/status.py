@@ -57,6 +57,15 @@ class MemberStatus(Struct, frozen=True):
         return f"{said}, {self.versions_behind} behind" if self.versions_behind else said
 
 
+class Recovering(Struct, frozen=True):
+    """A learner that has come back and takes a peer's state."""
+
+    learner: str
+    donor: str
+    since_s: float
+    until_s: float
+
+
 class Status(Struct, frozen=True):
     """A whole status. What a machine does not say (an averager says little) is left empty."""
 
@@ -76,6 +85,7 @@ class Status(Struct, frozen=True):
     waiting: Waiting | None = None
     in_flight: tuple[InFlight, ...] = ()
     members: tuple[MemberStatus, ...] = ()
+    recovering: tuple[Recovering, ...] = ()
     refused_frames: dict[str, int] = {}
     tape_bytes: int | None = None
     events: int = 0
@@ -107,7 +117,12 @@ def picture(status: Status) -> Group:
     refused = [
         f"{escape(who)}: {count} messages refused" for who, count in status.refused_frames.items()
     ]
-    return Group(*lines, *table, *syncs, *waits, *doubts, *refused)
+    returns = [
+        f"{escape(each.learner)}: waits for the state of {escape(each.donor)}, since "
+        f"{seconds(each.since_s)}, {_until(each.until_s)}"
+        for each in status.recovering
+    ]
+    return Group(*lines, *table, *syncs, *waits, *returns, *doubts, *refused)
 
 
 def header(status: Status) -> str:

@@ -63,7 +63,8 @@ def test_who_comes_back_is_told_where_its_data_goes_on_and_whose_state_to_take(d
     assert SetTimer(RELAY + A2, 1.0 + PATIENCE_S_MIN) in effects
     assert desk.relay.waits(A2)
     assert [] == desk.come(2.0)
-    assert [{"learner": A2, "donor": B1, "since_s": 2.0}] == desk.relay.waiting(3.0)
+    (waiting,) = desk.relay.waiting(3.0)
+    assert {"learner": A2, "donor": B1, "since_s": 2.0, "until_s": 8.0} == waiting
 
 
 def test_before_everything_was_merged_once_globals_are_as_good():

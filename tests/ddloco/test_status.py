@@ -59,6 +59,9 @@ FULL = {
         }
     ],
     "members": MEMBERS,
+    "recovering": [
+        {"learner": "learner-4.2", "donor": "learner-0.1", "since_s": 0.5, "until_s": 9.5}
+    ],
     "refused_frames": {"learner-2": 7},
 }
 
@@ -80,6 +83,8 @@ def test_everything_is_there():
     assert "learners: 4 live / 3 taking part / 2 averaged" in counts
     assert "syncer.1: 1234 events, 1.5 MiB tape" in counts
     assert "learner-2: 7 messages refused" in text
+    told = "learner-4.2: waits for the state of learner-0.1, since 500 ms, for 9.5 s more"
+    assert told in text
     assert "learner-2.1: 3 refused, the last: norm 9, 1 at most" in text
     assert (
         "global step 42, fragment 0: 1 of 2 have answered, waits for learner-2, since 500 ms, "
