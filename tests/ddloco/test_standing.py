@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ddloco.faults import SYNCER
+from clocks import actor_of
 from ddloco.simulation.books import Books
 from ddloco.simulation.hostile import EVENTS_MAX, draw
 from ddloco.simulation.truth import Trail
@@ -19,12 +19,13 @@ class Asking(Books):
         self.refused = 0
 
     def see(self, world, node, event, effects):
-        syncer = world.nodes[SYNCER]
+        syncer = world.nodes[world.lead]
         if not syncer.present:
             return
         told = syncer.actor.machine.status(syncer.at)
         assert json.loads(json.dumps(told)) == told
-        linked = syncer.actor.links.peers()
+        peers = syncer.actor.links.peers()
+        linked = [each for each in peers if actor_of(each) not in world.vaults]
         assert [each["learner"] for each in told["members"]] == linked
         assert told["live"] == len(linked)
         assert all(version <= told["t"] for version in told["versions"])
