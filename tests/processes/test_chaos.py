@@ -208,6 +208,7 @@ def test_shards_go_on_without_each_other(job, tools):
     assert "identical" in replayed.stdout
 
 
+@pytest.mark.slow
 def test_shards_in_one_process(job, tools):
     """Over inproc, too: every fragment merged by its own shard, the whole model scored."""
     ran = job.run("--set=job.syncers=3")

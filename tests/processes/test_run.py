@@ -182,7 +182,7 @@ def test_a_different_job_is_refused_at_the_handshake(job, tools):
     syncer.terminate()
 
     assert refused.returncode == 2
-    assert refused.stderr.startswith("ddloco: the syncer refuses this learner: job differs: ")
+    assert refused.stderr.startswith("ddloco: syncer refuses this learner: job differs: ")
     assert syncer.wait(60) == 0
 
 
