@@ -196,7 +196,7 @@ class Learner:
                 return self._answer(event.peer, event.body)
             case Roster(_, floors):
                 return [Retire(floors)]
-            case StateWanted():
+            case StateWanted() if event.peer == self._lead:
                 return self._lending.wanted(at, event.body)
             case Resume() | StatePiece() if event.peer == self._lead and not self._begun:
                 return self._recover(at, event.body, event.handle)
@@ -257,7 +257,8 @@ class Learner:
         recovery, self._installing = self._recovery, 0
         if not sound:
             refused = StateRefused(recovery.donor, "it holds NaN or Inf")
-            return [Send(self._lead, CONTROL, refused), *recovery.give_up(), *self._begin(at)]
+            said = Send(self._lead, CONTROL, refused)
+            return [said, *recovery.give_up(), *self._begin(at), *self._ask_again(at)]
         effects: list[Effect] = []
         for fragment, incoming in list(self._incoming.items()):
             if incoming.version <= recovery.versions[fragment]:
@@ -291,7 +292,7 @@ class Learner:
             for fragment, incoming in sorted(self._incoming.items())
         )
         self._incoming.clear()
-        lent = self._lending.between_steps(at, self._step, tuple(self._versions))
+        lent = self._lending.between_steps(self._step, tuple(self._versions))
         work = self._next_work()
         self._running = Running(work, at, overwrites)
         step = self._step + 1

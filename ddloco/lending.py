@@ -27,8 +27,8 @@ class Copy:
     step: int
     versions: tuple[int, ...]
     handle: str
-    work: int
     pieces: int = 0
+    made: bool = False
 
 
 class Lending:
@@ -57,20 +57,20 @@ class Lending:
         self._asked.append(said)
         return self._answer(at)
 
-    def between_steps(self, at: float, step: int, versions: tuple[int, ...]) -> list[Effect]:
+    def between_steps(self, step: int, versions: tuple[int, ...]) -> list[Effect]:
         """No step is running: copy now, if a copy is asked for and there is none."""
-        if not self._asked or self._copy is not None:
-            return []
+        if not self._asked or self._copy is not None or step == 0:
+            return []  # Before the first step there is nothing of one's own to lend.
         work = self._next_work()
-        self._copy = Copy(step, versions, f"state/{step}", work)
+        self._copy = Copy(step, versions, f"state/{step}")
         copy = CopyState(work, self._copy.handle)
-        return [Keep(copy.out), copy, SetTimer(LENDING, at + LENDING_S)]
+        return [Keep(copy.out), copy]
 
     def copied(self, at: float, event: StateCopied) -> list[Effect]:
         """The copy stands; whoever has asked is answered."""
         copy = self._copy
         assert copy is not None, "a copy was asked for"
-        copy.pieces = event.pieces
+        copy.pieces, copy.made = event.pieces, True
         if event.pieces:
             return self._answer(at)
         # This task's optimizer state cannot be copied: say so, or they would wait.
@@ -104,6 +104,9 @@ class Lending:
         return [Send(self._lead, BULK, body, out, key), Drop(source), Drop(out)]
 
     def expire(self) -> list[Effect]:
-        """Let go of the copy: its time is over."""
-        copy, self._copy = self._copy, None
-        return [] if copy is None else [Drop(copy.handle), CancelTimer(LENDING)]
+        """Let go of the copy: its time is over. One that is still being made is not there yet."""
+        copy = self._copy
+        if copy is None or not copy.made:
+            return []
+        self._copy = None
+        return [Drop(copy.handle), CancelTimer(LENDING)]

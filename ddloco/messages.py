@@ -117,10 +117,13 @@ class Close(Body, frozen=True):
     reason: Reason
 
 
-class Closed(Body, frozen=True):
-    """A shard's word to the lead: this many merges, and what they led to is on its way."""
+class ShardReport(Body, frozen=True):
+    """A shard's word to the lead, now and then: how many merges it has done, and per fragment its
+    version (-1 for those of others). Once it is ``over``, these versions are on their way."""
 
     merges: Count
+    versions: Versions
+    over: bool
 
 
 class Stop(Body, frozen=True):
@@ -142,7 +145,7 @@ Said = (
     | StatePiece
     | StateRefused
     | Close
-    | Closed
+    | ShardReport
     | Stop
 )
 """Everything that may travel in a job; the codec is made for this union."""

@@ -89,10 +89,12 @@ class Relay:
         if min(versions) >= 0:
             return self._done(peer)
         merged = self._parts.merged
-        if peer in self._greeted or (not merged and number_of(incarnation) == 1):
+        if peer in self._handovers or (not merged and number_of(incarnation) == 1):
             return []
-        self._greeted.add(peer)
         handover = Handover(peer, self._membership.batches.get(actor_of(incarnation), 0), "", at)
+        if peer in self._greeted:  # It was told to begin alone, and that may have been lost.
+            return [self._begin_alone(handover)]
+        self._greeted.add(peer)
         return self._name_donor(at, handover) if merged else [self._begin_alone(handover)]
 
     def _begin_alone(self, handover: Handover) -> Effect:
@@ -160,6 +162,9 @@ class Relay:
             return [*self._done(said.who), self._begin_alone(handover)]
         if not handle:
             return []
+        newest, held = self._parts.versions, said.versions
+        if len(held) != len(newest) or any(held[p] > newest[p] for p in self._parts.owned):
+            return self.refused(at, said.who, StateRefused(donor.peer, f"versions {held}"))
         work = self._next_work()
         out = f"piece/{work}"
         body = StatePiece(donor.peer, said.copy, said.piece, said.pieces, said.versions)
@@ -193,6 +198,12 @@ class Relay:
         for handover in [each for each in self._handovers.values() if each.donor == peer]:
             effects += self._name_donor(at, handover)
         return effects
+
+    def forget_the_gone(self, at: float) -> list[Effect]:
+        """Whose place a newer incarnation has taken is not lost, but gone."""
+        known = sorted({*self._greeted, *self._handovers})
+        gone = [peer for peer in known if peer not in self._membership.members]
+        return [effect for peer in gone for effect in self.lost(at, peer)]
 
     def late(self, at: float, timer: str) -> list[Effect]:
         """Nothing has come from a donor for too long."""

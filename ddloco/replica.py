@@ -66,8 +66,8 @@ class Replica:
                 return self._message(at, event)
             case PeerLost(_, reason):
                 return [Observe("syncer lost", {"reason": reason, "step": self._step})]
-            case PeerRefused(_, reason):
-                return self._finish("bad-input", f"the syncer refuses this learner: {reason}")
+            case PeerRefused(peer, reason):
+                return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
                 return self._finish("bad-input" if kind == "task" else "failed", reason)
             case StopRequested(reason):

@@ -10,13 +10,18 @@ from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
 from ddloco.effects import Observe
-from ddloco.messages import Close, Closed, GlobalFragment, Stop
+from ddloco.messages import Close, GlobalFragment, ShardReport, Stop
 from transport import CONTROL, Drop, Effect, Hangup, Keep, Retire, Send
 
 SHARDS = "shards"
 SHARDS_S = 60.0
-"""How long the lead waits at the end for shards that have not sent all that they own: a process
-that starts again needs some of it."""
+"""How long the lead waits at the end, with nothing coming, for shards that have not sent all that
+they own: a process that starts again needs some of it."""
+
+REPORT = "report"
+REPORT_S = 5.0
+"""A shard says so often how it stands: it would not learn otherwise that the lead has started
+again, since nobody tells a dialling side."""
 
 
 @dataclass(slots=True)
@@ -28,7 +33,7 @@ class Shards:
         foreign: the fragments that they own.
         linked: per linked shard its peer.
         finals: per fragment its last version and the handle of its payload.
-        merges: how many each has done, once it is through.
+        reports: what each has said that is through.
         closing: why the lead waits for them, None before it does.
         patient: whether it waits still.
         released: peers that were told that all is over.
@@ -39,7 +44,7 @@ class Shards:
     linked: dict[str, str] = field(default_factory=dict[str, str])
     finals: dict[int, tuple[int, str]] = field(default_factory=dict[int, tuple[int, str]])
     newest: dict[str, int] = field(default_factory=dict[str, int])
-    merges: dict[str, int] = field(default_factory=dict[str, int])
+    reports: dict[str, ShardReport] = field(default_factory=dict[str, ShardReport])
     closing: str | None = None
     patient: bool = True
     released: list[str] = field(default_factory=list[str])
@@ -47,11 +52,24 @@ class Shards:
     @property
     def complete(self) -> bool:
         """Whether every fragment's last version is there."""
-        return len(self.finals) == len(self.foreign) and len(self.merges) == len(self.names)
+        if len(self.reports) < len(self.names) or len(self.finals) < len(self.foreign):
+            return False
+        told = [each.versions for each in self.reports.values()]
+        return all(self.finals[p][0] >= max(said[p] for said in told) for p in self.foreign)
 
-    def missing(self) -> list[int]:
-        """Fragments whose last version nobody has sent."""
-        return [p for p in self.foreign if p not in self.finals]
+    @property
+    def merges(self) -> int:
+        """How many merges the others have done."""
+        return sum(each.merges for each in self.reports.values())
+
+    def missing(self) -> list[str]:
+        """The shards that have not said how they end."""
+        return [name for name in self.names if name not in self.reports]
+
+    def away(self) -> int:
+        """Shards that are not through with their goodbye: linked still, or never told to go."""
+        gone = {actor_of(peer) for peer in self.released} - {*self.linked}
+        return len([name for name in self.names if name not in gone])
 
     def knows(self, peer: str) -> bool:
         """Whether a peer is a shard, and no learner."""
@@ -60,7 +78,11 @@ class Shards:
     def join(self, peer: str) -> list[Effect]:
         """A shard is there, for the first time or again."""
         actor, number = actor_of(peer), number_of(peer)
+        if number < self.newest.get(actor, 0):
+            reason = f"a newer incarnation, {actor}.{self.newest[actor]}, has the place of {peer}"
+            return [Hangup(peer, reason, final=True)]
         effects: list[Effect] = []
+        self.reports.pop(actor, None)  # It may do more.
         if number > self.newest.get(actor, 1):
             effects.append(Retire({actor: number}))
         self.newest[actor] = max(number, self.newest.get(actor, 0))
@@ -68,6 +90,7 @@ class Shards:
         if former is not None and former != peer:
             effects.append(Hangup(former, f"{peer} has its place", final=True))
         self.linked[actor] = peer
+        self.released = [each for each in self.released if actor_of(each) != actor]
         if self.closing is not None:
             effects.append(Send(peer, CONTROL, Close(self.closing), key="close"))
         return [Observe("shard joined", {"shard": peer}), *effects]
@@ -77,7 +100,6 @@ class Shards:
         if self.linked.get(actor_of(peer)) != peer:
             return []
         del self.linked[actor_of(peer)]
-        self.released = [each for each in self.released if each != peer]
         return [Observe("shard lost", {"shard": peer, "reason": reason})]
 
     def close(self, reason: str) -> list[Effect]:
@@ -87,7 +109,9 @@ class Shards:
 
     def final(self, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
         """A shard sends a fragment as it stands at its end."""
-        if said.fragment not in self.foreign or not handle or not self.knows(peer):
+        if said.fragment not in self.foreign or not handle:
+            return []
+        if self.linked.get(actor_of(peer)) != peer:
             return []
         before = self.finals.get(said.fragment)
         if before is not None and before[0] >= said.version:
@@ -95,11 +119,12 @@ class Shards:
         self.finals[said.fragment] = said.version, handle
         return [Keep(handle), *([Drop(before[1])] if before is not None else [])]
 
-    def closed(self, peer: str, said: Closed) -> list[Effect]:
-        """A shard is through."""
-        if self.knows(peer):
-            self.merges[actor_of(peer)] = said.merges
-        return []
+    def report(self, peer: str, said: ShardReport) -> None:
+        """A shard says how it stands; what counts is that it is through."""
+        if self.linked.get(actor_of(peer)) == peer and said.over:
+            fits = len(said.versions) > max(self.foreign)
+            if fits:
+                self.reports[actor_of(peer)] = said
 
     def release(self, t: int, reason: str) -> list[Effect]:
         """It is over, for the shards, too: each is told once over each link."""

@@ -38,16 +38,16 @@ from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import (
     Close,
-    Closed,
     Contribution,
     GlobalFragment,
     Progress,
+    ShardReport,
     Stop,
 )
 from ddloco.relay import RELAY, Relay
 from ddloco.rounds import Rounds
 from ddloco.schedule import Schedule
-from ddloco.shards import SHARDS, SHARDS_S, Shards, owned_by
+from ddloco.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.syncs import Globals
 from transport import (
     CONTROL,
@@ -59,6 +59,7 @@ from transport import (
     MessageArrived,
     PeerJoined,
     PeerLost,
+    PeerRefused,
     Send,
     SetTimer,
     TimerFired,
@@ -105,7 +106,7 @@ class Syncer:
             case Recovered():
                 return self._recovered(event)
             case ParametersMade():
-                return self._parameters_made()
+                return self._parameters_made(at)
             case MessageArrived():
                 return self._message(at, event)
             case FragmentMerged():
@@ -114,6 +115,8 @@ class Syncer:
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
+            case PeerRefused(peer, reason):
+                return [Finish("bad-input", f"{peer} refuses this shard: {reason}")]
             case PieceEncoded():
                 return self._relay.encoded(event)
             case TimerFired(timer):
@@ -178,15 +181,18 @@ class Syncer:
         made = tuple(p for p in owned if p not in found)
         return [*effects, MakeParameters(self._next_work(), made)]
 
-    def _parameters_made(self) -> list[Effect]:
+    def _parameters_made(self, at: float) -> list[Effect]:
         assert self._plan is not None
         self._ready = True
         agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
         return [
             Listen(agreement),
-            *([Dial(self._lead, agreement)] if self._name != self._lead else []),
+            *(self._dial(at, agreement) if self._name != self._lead else []),
             Observe("listening", {"fragments": owned, "steps": self._job.job.steps}),
         ]
+
+    def _dial(self, at: float, agreement: dict[str, str]) -> list[Effect]:
+        return [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
 
     # What learners say.
 
@@ -194,11 +200,11 @@ class Syncer:
         if peer == self._lead:
             return self._closed() if self._handed_over else []
         if self._shards.knows(incarnation):
-            return self._shards.join(peer)
+            return [*self._shards.join(peer), *self._patience(at)]
         member, effects = self._membership.join(at, peer, incarnation)
         if member is None:
             return effects
-        effects += self._under_way.close_settled()
+        effects += self._under_way.close_settled() + self._relay.forget_the_gone(at)
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
         fields = {"learner": incarnation, "epoch": self._membership.epoch}
@@ -223,10 +229,12 @@ class Syncer:
     def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         """What another shard says: the lead that it is over, or another to the lead how it ends."""
         match event.body:
-            case GlobalFragment():
-                return self._shards.final(event.peer, event.body, event.handle)
-            case Closed():
-                return self._shards.closed(event.peer, event.body)
+            case GlobalFragment() if self._farewell is None:
+                final = self._shards.final(event.peer, event.body, event.handle)
+                return [*final, *self._patience(at)]
+            case ShardReport() if self._farewell is None:
+                self._shards.report(event.peer, event.body)
+                return self._patience(at) if event.body.over else []
             case Close(reason) if event.peer == self._lead:
                 return self._stop("done", reason)
             case Stop(t, reason) if event.peer == self._lead and self._farewell is None:
@@ -272,8 +280,10 @@ class Syncer:
             # Only when the model is kept may the others go: until then they have parts of it.
             over = self._farewell.kept
             released = self._shards.release(self._farewell.t, self._farewell.reason) if over else []
-            left = len(self._members) + len(self._shards.linked)
-            return [*released, *self._farewell.leave(left)]
+            if released:
+                self._farewell.patient = True  # They have their goodbyes to say.
+                released += self._farewell.follow(at, self._under_way.pacing.step_s)
+            return [*released, *self._farewell.leave(len(self._members) + self._shards.away())]
         if not self._ready:
             return []
         effects = self._under_way.advance(at)
@@ -291,6 +301,8 @@ class Syncer:
         if timer == SHARDS:
             self._shards.patient = False
             return []
+        if timer == REPORT:
+            return [self._report(), SetTimer(REPORT, at + REPORT_S)]
         return self._under_way.timer(timer)
 
     @property
@@ -312,12 +324,12 @@ class Syncer:
                 return []
             return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + SHARDS_S)]
         evaluating, saving = self._next_work(), self._next_work()
-        merges = rounds.merges + sum(shards.merges.values())
+        merges = rounds.merges + shards.merges
         farewell = self._farewell = Farewell(status, reason, t, merges, evaluating)
         effects = rounds.end()
         peers, step_s = list(self._members), rounds.pacing.step_s
         if not shards.complete:
-            lost = f"fragments {shards.missing()} are missing: their shard has not come back"
+            lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
             return [*effects, *farewell.without(at, peers, lost, step_s)]
         whole = shards.whole(self._globals.thetas())
         return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
@@ -339,8 +351,17 @@ class Syncer:
 
     def _closed(self) -> list[Effect]:
         """What the lead must know of a shard that is through."""
-        said = Send(self._lead, CONTROL, Closed(self._under_way.merges), key="closed")
-        return [*self._globals.finals(self._lead), said]
+        return [*self._globals.finals(self._lead), self._report()]
+
+    def _report(self) -> Effect:
+        merges, versions = self._under_way.merges, self._globals.versions
+        said = ShardReport(merges, versions, self._handed_over)
+        return Send(self._lead, CONTROL, said, key="report")
+
+    def _patience(self, at: float) -> list[Effect]:
+        """Shards are being waited for, and one of them speaks."""
+        waits = self._shards.closing is not None and self._farewell is None
+        return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         farewell = self._farewell

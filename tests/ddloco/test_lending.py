@@ -24,11 +24,11 @@ class Desk:
 
     def boundary(self, step=5, versions=(1, 2)):
         """Between two steps."""
-        return self.machine.between_steps(10.0, step, versions)
+        return self.machine.between_steps(step, versions)
 
     def copied(self, pieces=3):
         """The copy is made."""
-        return self.machine.copied(11.0, StateCopied(self.machine._copy.work, pieces, b"d"))
+        return self.machine.copied(11.0, StateCopied(self.work, pieces, b"d"))
 
 
 @pytest.fixture
@@ -121,3 +121,17 @@ def test_requests_are_bounded(desk):
         desk.machine.wanted(9.0, StateWanted(f"learner-{n}.1", 0, 0))
     desk.boundary()
     assert ASKED_MAX == len(of(EncodePiece, desk.copied()))
+
+
+def test_a_copy_that_is_still_being_made_is_not_let_go(desk):
+    """Whoever was stopped for a minute in the middle of it finds its timer due first."""
+    desk.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
+    desk.boundary()
+    assert [] == desk.machine.expire()
+    assert of(EncodePiece, desk.copied())
+
+
+def test_before_its_first_step_a_learner_has_nothing_to_lend(desk):
+    """Its optimizer has no state yet."""
+    desk.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
+    assert [] == desk.boundary(step=0)

@@ -39,9 +39,9 @@ class Desk:
         """The newcomer says what it has."""
         return self.relay.heard(at, self.newcomer, versions)
 
-    def piece(self, donor=B1, index=0, pieces=3, handle="in/1"):
+    def piece(self, donor=B1, index=0, pieces=3, handle="in/1", versions=(6, 7)):
         """A donor sends a piece."""
-        said = StatePiece(A2, 5, index, pieces, (6, 7))
+        said = StatePiece(A2, 5, index, pieces, versions)
         return self.relay.piece(2.0, self.membership.members[donor], said, handle)
 
 
@@ -71,6 +71,7 @@ def test_before_everything_was_merged_once_globals_are_as_good():
     """Who comes back still hears where its data goes on; who is new needs nothing."""
     desk = Desk(merged=False)
     assert [(A2, Resume(17, ""))] == said(desk.come())
+    assert [(A2, Resume(17, ""))] == said(desk.come())  # The first one may have been lost.
     assert not desk.relay.waits(A2)
     new, _ = desk.membership.join(0.0, "learner-3.1", "learner-3.1")
     assert [] == desk.relay.heard(1.0, new, (-1, -1))
@@ -182,3 +183,20 @@ def test_who_is_lost_while_it_waits_is_greeted_again(desk):
     assert [CancelTimer(RELAY + A2)] == desk.relay.lost(2.0, A2)
     sends = [each for each in desk.come(3.0) if isinstance(each, Send)]
     assert [(CONTROL, Resume(17, B1))] == [(each.lane, each.body) for each in sends]
+
+
+@pytest.mark.parametrize("versions", [(6, 99), (6,)], ids=["of the future", "too few"])
+def test_versions_that_cannot_be_are_refused(desk, versions):
+    """Whoever took them over would take no global fragment any more."""
+    desk.come()
+    effects = desk.piece(versions=versions)
+    assert [(A2, Resume(17, C1))] == said(effects)
+    assert [B1] == [e.fields["learner"] for e in effects if getattr(e, "event", "") == "refused"]
+
+
+def test_whose_place_is_taken_is_forgotten(desk):
+    """A newer incarnation brings no word of the end of the older one."""
+    desk.come()
+    desk.membership.join(2.0, "learner-0.3", "learner-0.3")
+    assert CancelTimer(RELAY + A2) in desk.relay.forget_the_gone(2.0)
+    assert not desk.relay.waits(A2)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.messages import Close, Closed, GlobalFragment, Stop
+from ddloco.messages import Close, GlobalFragment, ShardReport, Stop
 from ddloco.shards import Shards, owned_by
 from transport import Drop, Hangup, Keep, Retire, Send
 
@@ -43,14 +43,15 @@ def test_without_others_nothing_is_missing():
 
 def test_the_model_is_whole_when_everybody_has_sent(shards):
     """One's own parameters in their places, the others' in theirs."""
-    assert [1, 2, 4] == shards.missing()
+    assert ["syncer-1", "syncer-2"] == shards.missing()
     for peer, p in ((ONE, 1), (TWO, 2), (ONE, 4)):
         assert not shards.complete
         assert [Keep(f"in/{p}")] == shards.final(peer, GlobalFragment(p, 9), f"in/{p}")
-    assert not shards.complete  # How many merges there were is not known.
-    for peer in (ONE, TWO):
-        shards.closed(peer, Closed(3))
+    shards.report(ONE, ShardReport(3, (-1, 9, -1, -1, 9), over=True))
+    assert not shards.complete  # The other has not said how it ends.
+    shards.report(TWO, ShardReport(3, (-1, -1, 9, -1, -1), over=True))
     assert shards.complete
+    assert 6 == shards.merges
     assert ("t0", "in/1", "in/2", "t3", "in/4") == shards.whole(("t0", "", "", "t3", ""))
 
 
@@ -96,4 +97,50 @@ def test_one_that_comes_back_takes_its_place(shards):
     ]
     assert Retire({"syncer-1": 2}) in effects
     assert [] == shards.lose(ONE, "late news")
+    assert "syncer-1.2" == shards.linked["syncer-1"]
+
+
+def test_a_report_that_overtakes_its_fragments_does_not_complete(shards):
+    """They travel in two lanes; what counts is that the versions said have come."""
+    for peer, p in ((ONE, 1), (ONE, 4), (TWO, 2)):
+        shards.final(peer, GlobalFragment(p, 5), f"in/{p}")
+    shards.report(TWO, ShardReport(1, (-1, -1, 5, -1, -1), over=True))
+    shards.report(ONE, ShardReport(2, (-1, 9, -1, -1, 5), over=True))
+    assert not shards.complete
+    shards.final(ONE, GlobalFragment(1, 9), "in/9")
+    assert shards.complete
+
+
+def test_what_one_said_that_came_back_counts_no_more(shards):
+    """It goes on from what it kept, and may merge more."""
+    shards.report(ONE, ShardReport(1, (-1, 5, -1, -1, 5), over=True))
+    shards.join("syncer-1.2")
+    assert ["syncer-1", "syncer-2"] == shards.missing()
+
+
+def test_one_that_is_not_through_has_not_reported(shards):
+    """It only says that it is there."""
+    shards.report(ONE, ShardReport(1, (-1, 5, -1, -1, 5), over=False))
+    shards.report("learner-0.1", ShardReport(1, (-1, 5, -1, -1, 5), over=True))
+    assert ["syncer-1", "syncer-2"] == shards.missing()
+
+
+def test_the_lead_waits_for_those_who_were_not_told_to_go(shards):
+    """Also where a link is broken just then."""
+    shards.lose(ONE, "broken")
+    shards.release(8, "over")
+    assert 2 == shards.away()
+    shards.lose(TWO, "over")
+    assert 1 == shards.away()
+    shards.join(ONE)
+    shards.release(8, "over")
+    shards.lose(ONE, "over")
+    assert 0 == shards.away()
+
+
+def test_an_older_self_does_not_take_the_place_of_a_newer_one(shards):
+    """However late it comes."""
+    shards.join("syncer-1.2")
+    (hangup,) = [each for each in shards.join(ONE) if isinstance(each, Hangup)]
+    assert (ONE, True) == (hangup.peer, hangup.final)
     assert "syncer-1.2" == shards.linked["syncer-1"]

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from clocks import actor_of
 from ddloco.messages import (
     Close,
-    Closed,
     Contribution,
     GlobalFragment,
     Progress,
@@ -19,6 +18,7 @@ from ddloco.messages import (
     Resume,
     Roster,
     Said,
+    ShardReport,
     StatePiece,
     StateRefused,
     StateWanted,
@@ -52,7 +52,7 @@ BODIES = {
     StateWanted: st.builds(StateWanted, names_st, counts_st, counts_st),
     StatePiece: st.builds(StatePiece, names_st, *[counts_st] * 3, versions_st),
     StateRefused: st.builds(StateRefused, names_st, text_st),
-    Closed: st.builds(Closed, counts_st),
+    ShardReport: st.builds(ShardReport, counts_st, versions_st, st.booleans()),
     Close: st.builds(Close, text_st),
     Stop: st.builds(Stop, counts_st, text_st),
 }
