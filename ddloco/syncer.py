@@ -250,10 +250,9 @@ class Syncer:
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
         self._membership.note_batches(actor_of(member.incarnation), progress.batches)
-        if (
-            self._under_way.pacing.step_s is None
-        ):  # Otherwise once a launch; the first window needs it now.
-            self._under_way.pacing.observe_steps(self._membership.step_times())
+        pacing = self._under_way.pacing
+        if pacing.step_s is None:  # Otherwise once a launch; the first window needs it now.
+            pacing.observe_steps(self._membership.step_times())
         if self._farewell is not None:
             return []
         effects: list[Effect] = []
