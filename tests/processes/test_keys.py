@@ -39,6 +39,7 @@ def test_bad_keys_are_found_before_there_is_a_run(job, keys, how):
     assert not job.run_folder.exists()
 
 
+@pytest.mark.slow
 def test_a_foreign_key_keeps_its_holder_waiting(job, tools, keys, tmp_path):
     """The learner says that it waits; the syncer says whom it refused, and trains with others."""
     other = tmp_path / "other"

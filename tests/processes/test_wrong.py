@@ -56,8 +56,11 @@ def result(job):
 
 @pytest.mark.parametrize(
     ("factor", "first", "last", "said"),
-    [(1000.0, 30, 31, "norm "), (-1.0, 8, 24, "cosine -")],
-    ids=["norm", "sign"],
+    [
+        pytest.param(1000.0, 30, 31, "norm ", id="norm"),
+        # Near the noise a turn is noticed in part only, so this is told of runs, not of one.
+        pytest.param(-1.0, 8, 24, "cosine -", id="sign", marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, first, last, said):
     """Only the learner's that went wrong; the job still learns, the learner takes part again, and a
@@ -65,7 +68,10 @@ def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, first,
     job = Job(tmp_path, JOB.format(first=first, last=last, factor=factor))
     loss = result(job)
     log = job.log()
-    refused = [line for line in log if line["event"] == "refused"]
+    doubts = ("norm ", "cosine -")  # On a busy machine anybody may also be late.
+    refused = [
+        line for line in log if line["event"] == "refused" and line["reason"].startswith(doubts)
+    ]
     merges = [line for line in log if line["event"] == "merge"]
 
     assert any(line["reason"].startswith(said) for line in refused)
