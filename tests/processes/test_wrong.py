@@ -54,13 +54,11 @@ def result(job):
     return line["held_out_loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "first", "last", "said"),
-    [
-        pytest.param(1000.0, 30, 31, "norm ", id="norm"),
-        # Near the noise a turn is noticed in part only, so this is told of runs, not of one.
-        pytest.param(-1.0, 8, 24, "cosine -", id="sign", marks=pytest.mark.slow),
-    ],
+    [(1000.0, 30, 31, "norm "), (-1.0, 8, 24, "cosine -")],
+    ids=["norm", "sign"],
 )
 def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, first, last, said):
     """Only the learner's that went wrong; the job still learns, the learner takes part again, and a
