@@ -62,6 +62,7 @@ def test_a_scenario(started, of):
     check_the_end(cluster, replay=of.replay)
 
 
+@pytest.mark.slow
 def test_a_bad_day(started):
     """One job lives through one scenario after the other, and replays."""
     cluster = started(scenario(BAD_DAY[0]))
