@@ -7,6 +7,7 @@ dials has a line; its messages wait where nobody listens, as in a socket's queue
 import random
 from typing import TYPE_CHECKING, Any
 
+from clocks import actor_of
 from ddloco.simulation.network import CONTROL_BYTES, Line, Way
 from ddloco.simulation.node import Node
 from transport import BULK, LaneBroken, MessageArrived, Transmit
@@ -121,6 +122,6 @@ class Switch:
             node.contents[handle] = content
             digest = content.digest
         # The side that dialled knows the other by the name that it dialled.
-        peer = self._world.name_of(sender) if way == "from-syncer" else sender
+        peer = actor_of(sender) if way == "from-syncer" else sender
         came = said.lane, sender, said.session, said.seq, said.clock, said.body, digest, handle
         self._world.admit(node, MessageArrived(peer, *came))

@@ -239,10 +239,6 @@ class World:
         """Let an event happen to an actor now, after whatever is due now already."""
         self.push(self.now, node, self.admit, event)
 
-    def name_of(self, incarnation: str) -> str:
-        """``syncer`` for ``syncer.2``."""
-        return incarnation.rpartition(".")[0]
-
     def push(self, at: float, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
         """Let something happen to an actor at ``at``."""
         self._order += 1

@@ -16,8 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-DDLOCO = [sys.executable, "-m", "ddloco"]
+from tests.processes.conftest import DDLOCO, ROOT
 
 JOB = """
 [job]
