@@ -10,6 +10,9 @@ five seconds later. Aim: 0.95.
   steps overwritten while a merge was on its way, and refused contributions all count as lost.
 * Beside it the same schedule for elastic data-parallel training, where a step counts when its
   gradient was averaged, and standing still counts as alive.
+* Of the decoupled job it is said where the rest went: steps between two merged contributions were
+  overwritten by the newer version (a merge takes at least the step that runs when it is pulled, one
+  of ``interval``); those after the last one went with the kill, or with the job's end.
 
 A step counts with the median time from one to the next of its incarnation; of a data-parallel one
 with that of the step alone, since what comes between is waiting.
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 from tools import ROOT, median, say
 
 from clocks import actor_of
@@ -77,10 +81,12 @@ def lines(figures: dict[str, Any]) -> list[str]:
     for method in METHODS:
         each = figures[method]
         aim = " (aim 95 %)" if method == METHODS[0] else ""
+        lost = ", ".join(f"{what} {100 * share:.1f} %" for what, share in each["lost"].items())
         said.append(
             f"{method}: {100 * each['share']:.1f} % of {each['alive_s']:.0f} learner-seconds alive "
             f"became merged work{aim}; {each['kills']} kills in {figures['seconds']:.0f} s, "
             f"{each['back']} learners back in a merge, {each['steps']} steps"
+            + (f"; lost: {lost}" if lost else "")
         )
     return said
 
@@ -131,17 +137,19 @@ def account(log: list[dict[str, Any]], tapes: Path, method: str) -> dict[str, An
             if len(each) > 1:
                 took_s[who] = median([b["at"] - a["at"] for a, b in pairwise(each)])
     brought = contributions(tapes)
-    merged_s, merged = 0.0, set[str]()
+    merged_s, merged = 0.0, dict[str, list[Contribution]]()
     for line in log:
         if line["event"] == "merge":
             for who in line["learners"]:
-                merged.add(who)
-                count = brought[who, line["t"]]
-                merged_s += count / FRAGMENTS[method] * took_s.get(who, 0.0)
+                said = brought.get((who, line["t"]))
+                merged.setdefault(who, []).extend([said] if said else [])
+                merged_s += (said.steps if said else 0) / FRAGMENTS[method] * took_s.get(who, 0.0)
+    lost = where_it_went(steps, merged, took_s) if method == METHODS[0] else {}
     return {
         "share": merged_s / alive_s,
         "alive_s": alive_s,
         "merged_s": merged_s,
+        "lost": {what: seconds / alive_s for what, seconds in lost.items()},
         "kills": sum(line["event"] == "fault" for line in log),
         "back": sum(not who.endswith(".1") for who in merged),
         "steps": sum(map(len, steps.values())),
@@ -149,9 +157,31 @@ def account(log: list[dict[str, Any]], tapes: Path, method: str) -> dict[str, An
     }
 
 
-def contributions(tapes: Path) -> dict[tuple[str, int], int]:
-    """Steps that were offered, by incarnation and global step, from the syncer's tape."""
-    found: dict[tuple[str, int], int] = defaultdict(int)
+def where_it_went(
+    steps: dict[str, list[dict[str, Any]]],
+    merged: dict[str, list[Contribution]],
+    took_s: dict[str, float],
+) -> dict[str, float]:
+    """Seconds of steps that no merge has, by what became of them."""
+    lost = {"overwritten": 0.0, "after the last merge": 0.0}
+    for who, each in steps.items():
+        a_step = took_s[who] / FRAGMENTS[METHODS[0]]
+        for fragment in range(FRAGMENTS[METHODS[0]]):
+            parts = sorted(
+                (said for said in merged.get(who, []) if said.fragment == fragment),
+                key=lambda said: said.step,
+            )
+            reached = each[0]["step"] - 1
+            for said in parts:
+                lost["overwritten"] += (said.step - said.steps - reached) * a_step
+                reached = said.step
+            lost["after the last merge"] += (each[-1]["step"] - reached) * a_step
+    return lost
+
+
+def contributions(tapes: Path) -> dict[tuple[str, int], Contribution]:
+    """What was offered, by incarnation and global step, from the syncer's tape."""
+    found: dict[tuple[str, int], Contribution] = {}
     found_tapes = open_tapes(tapes.parent)
     (of_syncer,) = (each for each in found_tapes if actor_of(each.incarnation) == SYNCER)
     for record in of_syncer.records():
@@ -159,5 +189,5 @@ def contributions(tapes: Path) -> dict[tuple[str, int], int]:
             event = msgpack.unpackb(record.event)
             body = event.get("body") or {}
             if body.get("type") == Contribution.__name__:
-                found[event["sender"], body["t"]] = body["steps"]
+                found[event["sender"], body["t"]] = msgspec.convert(body, Contribution)
     return found
