@@ -22,6 +22,11 @@ from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 LAUNCH = "launch"
 PULL = "pull/"
 
+FRUITLESS_MAX = 512
+"""Syncs in a row of which nothing was believed, not even after everybody had started over from the
+globals: a model that has come to where every step makes NaN does not come back, and a job that only
+repeats would never end. With a step a second that is some ten minutes."""
+
 
 class Rounds:
     """The syncs of one syncer: the next one, and those under way.
@@ -38,6 +43,7 @@ class Rounds:
         syncs: those under way, by global step.
         merges: how many were merged.
         seen: what people saw of the last one.
+        fruitless: how many in a row were refused whole.
     """
 
     def __init__(
@@ -54,6 +60,7 @@ class Rounds:
         self.syncs: dict[int, Sync] = {}
         self.merges = 0
         self.seen: dict[str, Any] = {}
+        self.fruitless = 0
         self._sync = job.sync
         self._membership = membership
         self._globals = parts
@@ -191,6 +198,7 @@ class Rounds:
                     at, self._membership.members[learner], p, whole=bool(over)
                 )
         sync.learned(event, self._globals[p].version, self._bands)
+        self.fruitless = 0 if event.accepted else self.fruitless + 1
         if not event.accepted:
             effects += [Drop(handle) for handle in out]
             return effects + self._retry(sync, "every contribution was refused")

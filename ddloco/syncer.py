@@ -45,7 +45,7 @@ from ddloco.messages import (
     Stop,
 )
 from ddloco.relay import RELAY, Relay
-from ddloco.rounds import Rounds
+from ddloco.rounds import FRUITLESS_MAX, Rounds
 from ddloco.schedule import Schedule
 from ddloco.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.syncs import Globals
@@ -110,7 +110,7 @@ class Syncer:
             case MessageArrived():
                 return self._message(at, event)
             case FragmentMerged():
-                return self._under_way.merged(at, event)
+                return self._merged(at, event)
             case PeerJoined(peer, incarnation):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
@@ -132,6 +132,15 @@ class Syncer:
                 return self._stop("stopped", reason)
             case _:
                 return []
+
+    def _merged(self, at: float, event: FragmentMerged) -> list[Effect]:
+        rounds = self._under_way
+        effects = rounds.merged(at, event)
+        if rounds.fruitless == FRUITLESS_MAX:
+            first = next(reason for _, reason in event.refused)
+            reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
+            effects += self._stop("failed", reason)
+        return effects
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
         """Launch nothing more, and end when nothing is under way."""

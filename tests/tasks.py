@@ -75,26 +75,28 @@ class Regression:
 
 
 class Weighted(Stream):
-    """Batches with a factor for their loss, ``factor`` for those ``wrong`` of every 40."""
+    """Batches with a factor for their loss, ``factor`` for those ``wrong`` of ``every`` so many."""
 
-    def __init__(self, shard: int, seed: int, wrong: range, factor: float) -> None:
+    def __init__(self, shard: int, seed: int, wrong: range, every: int, factor: float) -> None:
         super().__init__(shard, seed)
         self._wrong = wrong
+        self._every = every
         self._factor = factor
 
     def next(self) -> tuple[Any, Any, Any]:
         # Again and again: a learner may be through with many before the others have begun.
-        wrong = self._index % 40 in self._wrong
+        wrong = self._index % self._every in self._wrong
         return *super().next(), np.float32(self._factor if wrong else 1.0)
 
 
 class Straying(Regression):
     """On one shard some updates are wrong: multiplied by ``factor``, as by a broken chip."""
 
-    def __init__(self, shard: int, first: int, last: int, factor: float) -> None:
+    def __init__(self, shard: int, first: int, last: int, every: int, factor: float) -> None:
         super().__init__(0.01)
         self._shard = shard
         self._wrong = range(first, last)
+        self._every = every
         self._factor = factor
 
     def loss(self, params: Any, batch: Any) -> Any:
@@ -102,7 +104,7 @@ class Straying(Regression):
 
     def batches(self, *, shard: int, shards: int, seed: int) -> Stream:
         wrong = self._wrong if shard == self._shard else range(0)
-        return Weighted(shard, seed, wrong, self._factor)
+        return Weighted(shard, seed, wrong, self._every, self._factor)
 
 
 class Unscored(Regression):
@@ -141,9 +143,9 @@ def regression(step_s: float = 0.0, dtype: str = "float32") -> Regression:
     return Regression(step_s, dtype)
 
 
-def straying(shard: int, first: int, last: int, factor: float) -> Straying:
-    """With a shard on which batches ``first`` to ``last`` of every 40 go wrong."""
-    return Straying(shard, first, last, factor)
+def straying(shard: int, first: int, last: int, every: int, factor: float) -> Straying:
+    """With a shard on which batches ``first`` to ``last`` of ``every`` so many go wrong."""
+    return Straying(shard, first, last, every, factor)
 
 
 def unscored() -> Unscored:

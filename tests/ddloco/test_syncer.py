@@ -414,6 +414,32 @@ def test_when_all_are_refused_the_version_stays(open_desk):
     assert [(A, 1, 1)] == pulls(desk.report(A, after_s=1.0)), "its tokens were not merged"
 
 
+def refused_whole(desk, times):
+    """Whatever A contributes is refused, so often; the effects of the last merge."""
+    effects = []
+    for _ in range(times):
+        pulled = pulls(desk.report(A, after_s=1.0))
+        (_, t, p) = pulled[0]
+        effects = desk.merged(desk.contribute(A, t, p), refused=[(A, "tensor 0: NaN or Inf")])
+    return effects
+
+
+def test_a_job_of_which_nothing_is_believed_any_more_fails(open_desk, monkeypatch):
+    """It would repeat for ever: a model that makes NaN of everything does not come back. The line
+    says why; one accepted contribution in between and it is counted anew."""
+    monkeypatch.setattr("ddloco.syncer.FRUITLESS_MAX", 5)
+    desk = open_desk(A, overlap=1)
+    refused_whole(desk, 4)
+    pulled = pulls(desk.report(A, after_s=1.0))
+    assert observed("merge", desk.merged(desk.contribute(A, *pulled[0][1:])))
+    assert [] == of(Evaluate, refused_whole(desk, 4))
+    effects = refused_whole(desk, 1)
+    assert of(Evaluate, effects), "what there is is still scored and kept"
+    reason = "nothing was believed in 5 syncs in a row: tensor 0: NaN or Inf"
+    assert [(A, reason)] == [(peer, body.reason) for peer, body in said(Stop, effects)]
+    assert "failed" == desk.machine._farewell.status
+
+
 def test_a_false_report_is_refused(open_desk):
     """A report of other fragments, or of a step before the last, changes nothing."""
     desk = open_desk(A)

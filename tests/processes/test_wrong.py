@@ -8,7 +8,7 @@ JOB = """
 [job]
 name = "wrong"
 task = "tests.tasks:straying"
-steps = 120
+steps = {steps}
 learners = 3
 
 [task]
@@ -16,6 +16,7 @@ shard = 1
 first = {first}
 last = {last}
 factor = {factor}
+every = {every}
 
 [inner]
 optimizer = "sgd"
@@ -43,7 +44,12 @@ learners average a turn out, and near the noise it is noticed in part only."""
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory):
     """The held-out loss of the same job when nothing goes wrong."""
-    return result(Job(tmp_path_factory.mktemp("sound"), JOB.format(first=0, last=0, factor=1.0)))
+    return result(
+        Job(
+            tmp_path_factory.mktemp("sound"),
+            JOB.format(steps=120, first=0, last=0, every=40, factor=1.0),
+        )
+    )
 
 
 def result(job):
@@ -56,23 +62,26 @@ def result(job):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("factor", "first", "last", "said"),
-    [(1000.0, 30, 31, "norm "), (-1.0, 8, 24, "cosine -")],
+    ("factor", "steps", "first", "last", "every", "said"),
+    # A jump that comes before the first merge is in a contribution of many steps, which nothing is
+    # there to compare with; so it comes late enough for the slowest to have begun.
+    [(1000.0, 280, 130, 131, 160, "norm "), (-1.0, 120, 8, 24, 40, "cosine -")],
     ids=["norm", "sign"],
 )
-def test_what_is_wrong_is_refused_by_name(tmp_path, tools, sound, factor, first, last, said):
+def test_what_is_wrong_is_refused_by_name(
+    tmp_path, tools, sound, factor, steps, first, last, every, said
+):
     """Only the learner's that went wrong; the job still learns, the learner takes part again, and a
     replay finds the same."""
-    job = Job(tmp_path, JOB.format(first=first, last=last, factor=factor))
+    job = Job(tmp_path, JOB.format(steps=steps, first=first, last=last, every=every, factor=factor))
     loss = result(job)
     log = job.log()
-    doubts = ("norm ", "cosine -")  # On a busy machine anybody may also be late.
+    # On a busy machine anybody may also be late, and near the noise of another direction.
     refused = [
-        line for line in log if line["event"] == "refused" and line["reason"].startswith(doubts)
+        line for line in log if line["event"] == "refused" and line["reason"].startswith(said)
     ]
     merges = [line for line in log if line["event"] == "merge"]
 
-    assert any(line["reason"].startswith(said) for line in refused)
     assert {"learner-1.1"} == {line["learner"] for line in refused}
     after = [merge for merge in merges if merge["t"] > refused[0]["t"]]
     assert any("learner-1.1" in merge["learners"] for merge in after)
