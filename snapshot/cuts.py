@@ -1,0 +1,104 @@
+"""One participant's part in the cuts that are under way (Chandy and Lamport, 1985).
+
+At the first marker of a snapshot, or when it begins one itself, a participant records its own state
+and sends a marker down every channel. From then on whatever arrives over a channel, up to that
+channel's own marker, was in flight: it is recorded, too. Nothing is held back, nothing waits.
+
+Channels are FIFO. Several cuts may be under way at once. A channel that breaks is waited for no
+longer; the cut says so.
+"""
+
+from collections.abc import Collection, Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from snapshot.part import split
+
+C = TypeVar("C", bound=Hashable)
+M = TypeVar("M")
+
+UNDER_WAY_MAX = 4
+"""Cuts at once; the next one is refused. What is in flight is held in memory until it is written,
+and more pictures of the same minute tell nobody more."""
+
+
+@dataclass(slots=True)
+class Cut(Generic[C, M]):
+    """One cut, since this participant's state was recorded."""
+
+    snapshot: str
+    awaited: set[C]
+    """Channels whose marker has not come."""
+    in_flight: dict[C, list[M]] = field(default_factory=dict)
+    broken: dict[C, str] = field(default_factory=dict)
+    """Channels that broke before their marker came, and why."""
+
+
+class Cuts(Generic[C, M]):
+    """The cuts of one participant."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Cut[C, M]] = {}
+        self._newest: dict[str, int] = {}
+
+    def __contains__(self, snapshot: object) -> bool:
+        return snapshot in self._open
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def may_begin(self, snapshot: str) -> bool:
+        """Whether it is a snapshot that was never seen, and there is room for it.
+
+        Whoever begins snapshots numbers them upwards, and a channel keeps their order, so of each
+        initiator only the newest needs to be remembered.
+        """
+        initiator, number = split(snapshot)
+        return self._newest.get(initiator, -1) < number and len(self._open) < UNDER_WAY_MAX
+
+    def begin(self, snapshot: str, incoming: Collection[C]) -> None:
+        """The participant's state is recorded now; ``incoming`` are its channels."""
+        assert self.may_begin(snapshot), "asked before"
+        initiator, number = split(snapshot)
+        self._newest[initiator] = number
+        self._open[snapshot] = Cut(snapshot, set(incoming))
+
+    def heard(self, channel: C, message: M) -> int:
+        """A message came; in how many cuts it was in flight, and is recorded."""
+        times = 0
+        for cut in self._open.values():
+            if channel in cut.awaited:
+                cut.in_flight.setdefault(channel, []).append(message)
+                times += 1
+        return times
+
+    def marked(self, snapshot: str, channel: C) -> None:
+        """A marker came; what follows it in this channel is after the cut."""
+        cut = self._open.get(snapshot)
+        if cut is not None:
+            cut.awaited.discard(channel)
+
+    def broken(self, channel: C, reason: str) -> None:
+        """A channel is no more."""
+        for cut in self._open.values():
+            if channel in cut.awaited:
+                cut.awaited.remove(channel)
+                cut.broken[channel] = reason
+
+    def give_up(self, snapshot: str, reason: str) -> None:
+        """Wait for no marker of this cut any longer."""
+        cut = self._open.get(snapshot)
+        if cut is not None:
+            cut.broken.update(dict.fromkeys(cut.awaited, reason))
+            cut.awaited.clear()
+
+    def drop(self, snapshot: str) -> Cut[C, M] | None:
+        """Forget a cut, complete or not."""
+        return self._open.pop(snapshot, None)
+
+    def complete(self) -> list[Cut[C, M]]:
+        """The cuts for which no marker is awaited any more, forgotten with that."""
+        done = [cut for cut in self._open.values() if not cut.awaited]
+        for cut in done:
+            del self._open[cut.snapshot]
+        return done
