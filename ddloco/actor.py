@@ -8,7 +8,12 @@ an event first; what they pass on reaches the machine; what the machine says goe
 from typing import Any, Protocol
 
 from clocks import RunningClock, actor_of, number_of
+from ddloco.effects import CaptureState, TakeSnapshot, Work, handles_of
+from ddloco.events import SnapshotRequested, WorkResult
+from ddloco.snapshots import PACKAGES, Snapshots
+from snapshot import Moment, freeze
 from transport import (
+    CancelTimer,
     Dial,
     Drop,
     Effect,
@@ -18,12 +23,17 @@ from transport import (
     Keep,
     Links,
     Listen,
+    Mark,
     MessageArrived,
+    PeerJoined,
+    PeerLost,
     Retire,
     Send,
+    SetTimer,
+    TimerFired,
 )
 
-LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup})
+LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
 class Machine(Protocol):
@@ -51,6 +61,11 @@ class Actor:
         self.handles = Handles()
         self.clock = RunningClock(incarnation)
         self.links = Links(self.clock, self.handles)
+        self.snapshots = Snapshots(incarnation, self.links)
+        self.timers: dict[str, float] = {}
+        """What was set and has not fired: part of the state, though only the world looks at it."""
+        self.under_way: dict[int, Work] = {}
+        """Work that was asked for and has not ended."""
         self.learned: dict[str, int] = {}
         """What the newest event added to the clock, the actor's own count left out."""
         self._witnessed: Event | None = None
@@ -85,35 +100,101 @@ class Actor:
         if self._witnessed is not event:
             self.witness(event)
         self._witnessed = None
-        arrived = event.handle if isinstance(event, MessageArrived) else ""
-        if arrived:
-            self.handles.hold(arrived)
-        heard, effects = self.links.handle(at, event)
+        effects: list[Effect] = []
+        arrived = ""
+        if isinstance(event, MessageArrived):
+            arrived = event.handle
+            if arrived:
+                self.handles.hold(arrived)
+            for kept in self.snapshots.hears(event):
+                self._do(at, kept, effects)
+        heard, asked = self.links.handle(at, event)
+        effects += asked
         for fact in heard:
             self._tell(at, fact, effects)
         if arrived:
             effects += self.handles.release(arrived)
-        return effects
+        if self.snapshots.due:
+            for marker in self.snapshots.mark():
+                self._do(at, marker, effects)
+        self._remember(event, effects)
+        return effects + self._capture() if self.snapshots.due else effects
 
-    def _tell(self, at: float, fact: Event, effects: list[Effect]) -> None:
-        """Let the machine hear a fact, and its links what it says, and the machine their news."""
-        handles = self.handles
-        for effect in self.machine.handle(at, fact):
-            # By exact type: this is where an actor's time goes.
+    def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
+        """Let snapshots and machine hear a fact, links what they say, and both the links' news."""
+        snapshots = self.snapshots
+        if snapshots.concerns(fact):
+            asked = snapshots.take_part(at, fact, self._moment())
+            if type(fact) is SnapshotRequested:
+                asked = [*self.machine.handle(at, fact), *asked]
+        else:
+            asked = self.machine.handle(at, fact)
+            kind = type(fact)
+            if kind is PeerJoined:
+                asked = [*snapshots.joined(fact), *asked]
+            elif kind is PeerLost:
+                asked = [*snapshots.lost(fact.peer, fact.reason), *asked]
+        for effect in asked:
+            self._do(at, effect, effects)
+        for news in snapshots.news():
+            for effect in self.machine.handle(at, news):
+                self._do(at, effect, effects)
+
+    def _do(self, at: float, effect: Any, effects: list[Effect]) -> None:
+        """One effect, in its turn: what is the actor's own is done now, the rest is the world's."""
+        # By exact type: this is where an actor's time goes.
+        kind = type(effect)
+        if kind in LINK_EFFECTS:
+            if kind is Hangup:
+                for more in self.snapshots.lost(effect.peer, effect.reason):
+                    self._do(at, more, effects)
+            news, asked = self.links.perform(at, effect)
+            effects += asked
+            for more in news:
+                self._tell(at, more, effects)
+        elif kind is Keep:
+            self.handles.hold(effect.handle)
+        elif kind is Drop:
+            effects += self.handles.release(effect.handle)
+        elif kind is Retire:
+            self._retire(effect.floors)
+        elif kind is TakeSnapshot:
+            for more in self.snapshots.take(at, self._moment()):
+                self._do(at, more, effects)
+        else:
+            effects.append(effect)
+
+    # Snapshots.
+
+    def _moment(self) -> Moment:
+        return Moment(self.clock.number, self.clock.wire(), self.snapshots.peers())
+
+    def _remember(self, event: Event, effects: list[Any]) -> None:
+        """Timers and work under way, as the world will know them after this event."""
+        if isinstance(event, TimerFired):
+            self.timers.pop(event.timer, None)
+        elif isinstance(event, WorkResult):
+            self.under_way.pop(event.work, None)
+        for effect in effects:
             kind = type(effect)
-            if kind in LINK_EFFECTS:
-                news, asked = self.links.perform(at, effect)
-                effects += asked
-                for more in news:
-                    self._tell(at, more, effects)
-            elif kind is Keep:
-                handles.hold(effect.handle)
-            elif kind is Drop:
-                effects += handles.release(effect.handle)
-            elif kind is Retire:
-                self._retire(effect.floors)
-            else:
-                effects.append(effect)
+            if kind is SetTimer:
+                self.timers[effect.timer] = effect.at
+            elif kind is CancelTimer:
+                self.timers.pop(effect.timer, None)
+            elif isinstance(effect, Work):
+                self.under_way[effect.work] = effect
+
+    def _capture(self) -> list[Effect]:
+        """The state as it is now, for each cut that this event brought; what is still being made is
+        made again by whoever goes on from here."""
+        coming = {handle for work in self.under_way.values() for handle in handles_of(work)[1]}
+        there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
+        begun = self.snapshots.hold(there)
+        for _ in begun:
+            for handle in there:
+                self.handles.hold(handle)
+        state = freeze(self, PACKAGES)
+        return [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
 
     def _retire(self, floors: dict[str, int]) -> None:
         """Forget incarnations that will not be heard of again, also when old messages name them."""

@@ -20,7 +20,7 @@ from ddloco.actor import Actor
 from ddloco.arrays import Arrays
 from ddloco.arrivals import Arrivals
 from ddloco.effects import Finish, Observe, Work
-from ddloco.events import StopRequested, WorkResult
+from ddloco.events import SnapshotRequested, StopRequested, WorkResult
 from ddloco.logs import ActorLog
 from ddloco.messages import Said
 from ddloco.notices import OBSERVER
@@ -162,7 +162,9 @@ class Driver:
         self._allocate = allocate
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")
-        self._window = Window(endpoint, arrays, time.now, self._status, refuse)
+        self._window = Window(
+            endpoint, arrays, time.now, self._status, refuse, request=self._request_snapshot
+        )
         self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Event] = deque()
@@ -204,6 +206,12 @@ class Driver:
             self._inbox.send_nowait(StopRequested(reason))
         except (trio.BrokenResourceError, trio.WouldBlock):
             self._urgent.append(StopRequested(reason))
+
+    def _request_snapshot(self) -> None:
+        try:
+            self._inbox.send_nowait(SnapshotRequested())
+        except trio.WouldBlock:
+            return  # The door is busy; whoever asked asks again.
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log what happened outside the tape: nothing of it reaches the actor."""

@@ -118,6 +118,32 @@ class ModelSaved(WorkResult, frozen=True):
     digest: bytes
 
 
+class Captured(WorkResult, frozen=True):
+    """A piece of one's part of a snapshot is written; ``content`` is its sha256, in hex. Where it
+    could not be, ``failed`` says why."""
+
+    content: str = ""
+    failed: str = ""
+
+
+class Committed(WorkResult, frozen=True):
+    """The snapshot is there; where it is not, ``failed`` says why."""
+
+    failed: str = ""
+
+
+class SnapshotRequested(Event, frozen=True):
+    """Somebody outside wants a snapshot."""
+
+
+class SnapshotSettled(Event, frozen=True):
+    """What became of a snapshot that this actor began: it is there, or ``failed`` says why not.
+    Said by the actor to its machine; on no tape."""
+
+    snapshot: str
+    failed: str = ""
+
+
 class WorkFailed(WorkResult, frozen=True):
     """Work could not be done. ``kind`` says whose fault it is: the task's, or the worker died."""
 
@@ -146,6 +172,9 @@ Happened = (
     | FragmentMerged
     | Evaluated
     | ModelSaved
+    | Captured
+    | Committed
+    | SnapshotRequested
     | WorkFailed
     | StopRequested
 )

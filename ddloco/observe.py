@@ -17,6 +17,7 @@ from ddloco.keys import OBSERVER as KEY
 from ddloco.keys import load_curve
 from ddloco.notices import OBSERVER, Ask, Fragment, News, NoticeError, Reader, Sorry, Told, encode
 from ddloco.sections import ConfigError
+from ddloco.snapshots import BEGUN, DISCARDED, TAKEN
 from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
 from transport.zeromq import open_context
 
@@ -116,6 +117,33 @@ class Observer:
             raise UnansweredError(self._problem(said, problem))
         return said
 
+    async def snapshot(self) -> News:
+        """Have a snapshot taken; the news of what became of it.
+
+        Raises:
+            UnansweredError: nobody answers, or nobody does any more.
+        """
+        name, said = "", None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            nursery.start_soon(self._beat, False)
+            self._ask(Ask("follow", taken=self._taken))
+            self._ask(Ask("snapshot", taken=self._taken))
+            patience_s = self._timeout_s
+            while not (isinstance(said, News) and _settles(said, name)):
+                said = None
+                with trio.move_on_after(patience_s):
+                    said, _ = await self._next()
+                if said is None or isinstance(said, Sorry):
+                    break
+                patience_s = SILENCE_S_MAX
+                if isinstance(said, News) and said.event == BEGUN:
+                    name = name or said.fields["snapshot"]
+            nursery.cancel_scope.cancel()
+        if not isinstance(said, News):
+            raise UnansweredError(self._problem(said, self._nobody()))
+        return said
+
     async def _take_in(
         self, take: Take, said: Any, payload: Payload | None, *, payloads: bool
     ) -> None:
@@ -161,6 +189,14 @@ class Observer:
     def _nobody(self) -> str:
         keys = ", with these keys?" if self._keyed else "? (a job with keys wants --keys)"
         return f"nobody answers at {self._address}: is a syncer listening there{keys}"
+
+
+def _settles(said: News, name: str) -> bool:
+    """Whether it is the end of the snapshot that was asked for; or of all."""
+    if said.event == "ended":
+        return True
+    refused = said.event == DISCARDED and not name
+    return refused or (said.event in {TAKEN, DISCARDED} and said.fields.get("snapshot") == name)
 
 
 @asynccontextmanager

@@ -17,19 +17,13 @@ from ddloco.arena import Arena
 from ddloco.arrays import Arrays
 from ddloco.config import Job
 from ddloco.effects import (
-    AverageGradients,
     CopyState,
-    Differentiate,
-    EncodeFragment,
-    EncodePiece,
-    Evaluate,
     InstallState,
-    MakeParameters,
     MergeFragment,
     Recover,
     RunStep,
-    SaveModel,
     Work,
+    handles_of,
 )
 from ddloco.events import Happened, Recovered, Started, WorkFailed, WorkResult
 from ddloco.host import STATE_PIECES, TASK, machine_for
@@ -327,32 +321,6 @@ class Result:
 
     done: trio.Event = field(default_factory=trio.Event)
     value: WorkResult | None = None
-
-
-def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a piece of work reads, and what it makes."""
-    match work:
-        case Recover():
-            return (), ()
-        case MakeParameters(fragments=parts):
-            return (), tuple(name for p in parts for name in (f"theta/{p}/0", f"wire/{p}/0"))
-        case RunStep():
-            return tuple(each.handle for each in work.overwrites), (work.out,)
-        case EncodeFragment() | Differentiate() | EncodePiece():
-            return (work.source,), (work.out,)
-        case CopyState():
-            return (), (work.out,)
-        case InstallState():
-            return work.pieces, ()
-        case AverageGradients():
-            return (work.theta, *(share.handle for share in work.shares)), work.out
-        case MergeFragment():
-            read = (work.theta, work.momentum, *(share.handle for share in work.shares))
-            return read, work.out
-        case Evaluate() | SaveModel():
-            return work.fragments, ()
-        case _:
-            raise AssertionError(f"unknown work: {work}")
 
 
 def same_bits(event: Any) -> tuple[bytes, bytes]:

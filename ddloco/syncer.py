@@ -28,6 +28,8 @@ from ddloco.events import (
     ParametersMade,
     PieceEncoded,
     Recovered,
+    SnapshotRequested,
+    SnapshotSettled,
     Started,
     StopRequested,
     WorkFailed,
@@ -44,6 +46,7 @@ from ddloco.messages import (
     ShardReport,
     Stop,
 )
+from ddloco.occasions import SNAPSHOT, Occasions
 from ddloco.relay import RELAY, Relay
 from ddloco.rounds import FRUITLESS_MAX, Rounds
 from ddloco.schedule import Schedule
@@ -87,6 +90,7 @@ class Syncer:
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
         self._relay = Relay(self._membership, self._globals, self._next_work)
+        self._occasions = Occasions(job.snapshot)
         self._ready = False
 
     def handle(self, at: float, event: Event) -> list[Effect]:
@@ -121,6 +125,8 @@ class Syncer:
                 return self._relay.encoded(event)
             case TimerFired(timer):
                 return self._timer(at, timer)
+            case SnapshotRequested() | SnapshotSettled():
+                return self._occasions.heard(event)
             case Evaluated(_, loss) if self._farewell is not None:
                 return self._farewell.result(loss)
             case ModelSaved() if self._farewell is not None:
@@ -140,7 +146,8 @@ class Syncer:
             first = next(reason for _, reason in event.refused)
             reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
             effects += self._stop("failed", reason)
-        return effects
+        leads = self._name == self._lead
+        return [*effects, *(self._occasions.merged(rounds.schedule.t) if leads else [])]
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
         """Launch nothing more, and end when nothing is under way."""
@@ -196,7 +203,7 @@ class Syncer:
         agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
         return [
             Listen(agreement),
-            *(self._dial(at, agreement) if self._name != self._lead else []),
+            *(self._dial(at, agreement) if self._name != self._lead else self._occasions.begin(at)),
             Observe("listening", {"fragments": owned, "steps": self._job.job.steps}),
         ]
 
@@ -306,6 +313,8 @@ class Syncer:
             if self._farewell is not None:
                 self._farewell.patient = False
             return []
+        if timer.startswith(SNAPSHOT):
+            return self._occasions.timer(at, timer)
         if timer == SHARDS:
             self._shards.patient = False
             return []
@@ -324,6 +333,8 @@ class Syncer:
         """Nothing is under way any more, and nothing will be."""
         if self._name != self._lead:
             return self._hand_over(at)
+        if not self._occasions.over:
+            return self._occasions.end(at)
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")

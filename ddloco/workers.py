@@ -19,9 +19,13 @@ from clocks import actor_of
 from ddloco import chores
 from ddloco.arena import Arena, Region
 from ddloco.arrays import F32, Arrays, HostCopy
+from ddloco.capture_work import Album, CaptureWork
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
+    CaptureFlight,
+    CaptureState,
+    CommitSnapshot,
     CopyState,
     Differentiate,
     EncodeFragment,
@@ -72,6 +76,7 @@ class Workers:
         process: its JAX worker process.
         folder: the run folder.
         keep: where a syncer keeps its merges.
+        album: where snapshots are written.
     """
 
     def __init__(
@@ -83,6 +88,7 @@ class Workers:
         *,
         folder: Path,
         keep: Keep,
+        album: Album,
     ) -> None:
         self._job = job
         self._name = actor_of(incarnation)
@@ -92,6 +98,7 @@ class Workers:
         self._keep = keep
         self._plan: FragmentPlan | None = None
         self.state = StateWork(arrays, process)
+        self.capture = CaptureWork(arrays, process, album)
         self._segments: dict[int, tuple[Segment, ...]] = {}
 
     async def prepare(self) -> chores.Prepared:
@@ -117,7 +124,8 @@ class Workers:
         except ValueError as error:
             raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
         laid = await self._process.expect(chores.Lay(self._plan), chores.Laid)
-        self.state.nbytes = laid.state_bytes
+        self.state.nbytes = self.capture.nbytes = laid.state_bytes
+        self.capture.plan = self._plan
         return prepared
 
     @property
@@ -156,6 +164,9 @@ class Workers:
             MergeFragment: self._merge_fragment,
             Evaluate: self._evaluate,
             SaveModel: self._save_model,
+            CaptureState: self.capture.state,
+            CaptureFlight: self.capture.flight,
+            CommitSnapshot: self.capture.commit,
         }
 
     # JAX, in the worker process.
@@ -188,6 +199,7 @@ class Workers:
         return ParametersMade(work.work, digest.digest())
 
     def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
+        self.capture.trains = True
         spans: list[tuple[int, chores.Span]] = []
         borrowed: list[Region] = []
         for each in work.overwrites:

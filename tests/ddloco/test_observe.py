@@ -31,10 +31,13 @@ class Syncer:
     def __init__(self):
         self.fabric = MemoryFabric(1)
         self.endpoint = self.fabric.endpoint("syncer")
-        self.arrays, self.refused = Arrays(), []
-        self.window = Window(
-            self.endpoint, self.arrays, Time().now, lambda: {"t": 3}, self.refused.append
-        )
+        self.arrays, self.refused, self.requests = Arrays(), [], 0
+        ways = Time().now, lambda: {"t": 3}, self.refused.append
+        self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
+
+    def request(self):
+        """Somebody asks for a snapshot."""
+        self.requests += 1
 
     async def run(self):
         """Listen and answer."""

@@ -39,9 +39,13 @@ class Stand:
         self.time = ManualTime()
         self.facts = {"t": 3}
         self.refused = []
-        self.window = Window(
-            self.endpoint, self.arrays, self.time.now, lambda: self.facts, self.refused.append
-        )
+        self.requests = 0
+        ways = self.time.now, lambda: self.facts, self.refused.append
+        self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
+
+    def request(self):
+        """Somebody asks for a snapshot."""
+        self.requests += 1
 
     async def observer(self, name="a"):
         """The end of one observer."""

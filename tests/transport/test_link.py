@@ -23,9 +23,9 @@ from transport import (
     SetTimer,
     TimerFired,
 )
-from transport.link import REDIAL_S_MAX, REDIAL_S_MIN
 from transport.message import Bye, Credit, Refused
 from transport.outbox import WAITING_MAX, WINDOW_MESSAGES
+from transport.session import REDIAL_S_MAX, REDIAL_S_MIN
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"

@@ -1,0 +1,183 @@
+"""The work of writing one's own part of a snapshot, in the background.
+
+Arrays are held by handles and never change, so nothing is copied but a learner's own state, which
+its worker goes on to train: one memory copy, between two steps. What can be made from something
+else that is written is left out: a syncer's ``wire/p/v`` are the bytes of its ``theta/p/v``.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import trio
+from numpy.typing import NDArray
+
+from ddloco import chores
+from ddloco.arena import Region
+from ddloco.arrays import F32, Arrays, HostCopy
+from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.events import Captured, Committed
+from ddloco.fragments import FragmentPlan
+from ddloco.process import WorkerProcess, fitting
+from snapshot import Blob, Entry, Part, SnapshotError
+from transport import SENDABLE, Payload, aligned, tensor_bytes
+
+STATE = "state"
+"""The one tensor of bytes whose layout somebody else knows."""
+
+FROZEN = "frozen"
+"""The name of what ``freeze`` wrote."""
+
+WIRE = "wire/"
+
+
+class Album(Protocol):
+    """Where snapshots are written: a store; in a replay, something that only takes digests."""
+
+    def write_bytes(self, data: bytes) -> Blob:
+        """Write a blob."""
+        ...
+
+    def write_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> Blob:
+        """Write named arrays as one blob."""
+        ...
+
+    def write_piece(self, entries: Sequence[Entry]) -> str:
+        """Write what lists them; its sha256."""
+        ...
+
+    def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
+        """Let a snapshot stand."""
+        ...
+
+
+class CaptureWork:
+    """Does it for one actor.
+
+    Args:
+        arrays: its arrays; they need an arena.
+        process: its JAX worker process.
+        album: where to write.
+
+    Attributes:
+        nbytes: of a learner's whole state; 0 where it cannot be copied.
+        trains: whether the worker has a state that a learner could not do without.
+        plan: how parameters are laid out; set once that is known.
+    """
+
+    def __init__(self, arrays: Arrays, process: WorkerProcess, album: Album) -> None:
+        self.nbytes = 0
+        self.trains = False
+        self.plan: FragmentPlan | None = None
+        self._arrays = arrays
+        self._process = process
+        self._album = album
+
+    def state(self, work: CaptureState) -> Awaitable[Captured]:
+        """The worker is asked before this returns, so before it begins a next step."""
+        copying = self._copy_state()
+
+        async def finish() -> Captured:
+            region = await copying
+            if self.trains and region is None:
+                return Captured(work.work, failed="its optimizer's state cannot be copied")
+            try:
+                return await self._caught(work.work, partial(self._write_state, work, region))
+            finally:
+                if region is not None:
+                    self._arrays.shared.free(region)
+
+        return finish()
+
+    def _copy_state(self) -> Awaitable[Region | None]:
+        wanted = self.trains and self.nbytes > 0
+        region = self._arrays.shared.allocate(self.nbytes) if wanted else None
+        request = chores.CopyOut(chores.span_of(region)) if region is not None else None
+        begun = request is not None and self._process.begin(request)
+
+        async def finish() -> Region | None:
+            if request is not None:
+                answer = await (self._process.finish() if begun else self._process.ask(request))
+                fitting(answer, chores.Ready)
+            return region
+
+        return finish()
+
+    async def flight(self, work: CaptureFlight) -> Captured:
+        """What was in flight."""
+        return await self._caught(work.work, partial(self._write_flight, work))
+
+    async def commit(self, work: CommitSnapshot) -> Committed:
+        """The manifest."""
+        try:
+            commit = partial(self._album.commit, work.snapshot, work.parts, work.absent)
+            await trio.to_thread.run_sync(commit)
+        except (OSError, SnapshotError) as error:
+            return Committed(work.work, str(error))
+        return Committed(work.work)
+
+    async def _caught(self, work: int, write: Callable[[], str]) -> Captured:
+        try:
+            return Captured(work, await trio.to_thread.run_sync(write))
+        except (OSError, SnapshotError) as error:
+            return Captured(work, failed=str(error))
+
+    # In a thread.
+
+    def _write_state(self, work: CaptureState, region: Region | None) -> str:
+        blob = self._album.write_bytes(work.state)
+        entries = [Entry("state", FROZEN, blob.sha256, blob.size), *self._held(work.handles)]
+        if region is not None:
+            blob = self._album.write_tensors({STATE: region.data})
+            entries.append(Entry("worker", STATE, blob.sha256, blob.size))
+        return self._album.write_piece(entries)
+
+    def _write_flight(self, work: CaptureFlight) -> str:
+        blob = self._album.write_bytes(work.messages)
+        entries = [Entry("flight", FROZEN, blob.sha256, blob.size), *self._held(work.handles)]
+        return self._album.write_piece(entries)
+
+    def _held(self, handles: tuple[str, ...]) -> list[Entry]:
+        entries: list[Entry] = []
+        for handle in dict.fromkeys(handles):
+            if theta_of(handle) in handles:
+                continue
+            blob = self._album.write_tensors(self._tensors(handle))
+            entries.append(Entry("array", handle, blob.sha256, blob.size))
+        return entries
+
+    def _tensors(self, handle: str) -> Mapping[str, NDArray[Any]]:
+        stored = self._arrays.get(handle)
+        if isinstance(stored, HostCopy):
+            return {STATE: stored.region.data}
+        if isinstance(stored, Payload):
+            return payload_tensors(stored)
+        assert self.plan is not None, "known before anything is merged"
+        return leaf_tensors(self.plan, handle, stored)
+
+
+def theta_of(handle: str) -> str:
+    """What a fragment is made of again as it is sent; empty for other handles."""
+    return f"theta/{handle.removeprefix(WIRE)}" if handle.startswith(WIRE) else ""
+
+
+def leaf_tensors(plan: FragmentPlan, handle: str, flat: F32) -> dict[str, NDArray[Any]]:
+    """The leaves of a global fragment, or of its momentum, by name; float32, without a copy."""
+    tensors: dict[str, NDArray[Any]] = {}
+    at = 0
+    for leaf in plan.fragments[int(handle.split("/")[1])]:
+        tensors[leaf.name] = flat[at : at + leaf.size].reshape(leaf.shape)
+        at += leaf.size
+    return tensors
+
+
+def payload_tensors(payload: Payload) -> dict[str, NDArray[Any]]:
+    """The tensors of a payload, by name; their order is in the names."""
+    tensors: dict[str, NDArray[Any]] = {}
+    at = 0
+    for index, meta in enumerate(payload.tensors):
+        size = tensor_bytes(meta)
+        view = payload.data[at : at + size].view(SENDABLE[meta.dtype])
+        tensors[f"{index:04d}/{meta.name}"] = view.reshape(meta.shape)
+        at += aligned(size)
+    return tensors
