@@ -8,9 +8,9 @@ an event first; what they pass on reaches the machine; what the machine says goe
 from typing import Any, Protocol
 
 from clocks import RunningClock, actor_of, number_of
+from ddloco.cutting import PACKAGES, Cutting
 from ddloco.effects import CaptureState, TakeSnapshot, Work, handles_of
 from ddloco.events import SnapshotRequested, WorkResult
-from ddloco.snapshots import PACKAGES, Snapshots
 from snapshot import Moment, freeze
 from transport import (
     CancelTimer,
@@ -61,7 +61,7 @@ class Actor:
         self.handles = Handles()
         self.clock = RunningClock(incarnation)
         self.links = Links(self.clock, self.handles)
-        self.snapshots = Snapshots(incarnation, self.links)
+        self.snapshots = Cutting(incarnation, self.links)
         self.timers: dict[str, float] = {}
         """What was set and has not fired: part of the state, though only the world looks at it."""
         self.under_way: dict[int, Work] = {}

@@ -5,21 +5,22 @@ its worker goes on to train: one memory copy, between two steps. What can be mad
 else that is written is left out: a syncer's ``wire/p/v`` are the bytes of its ``theta/p/v``.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 from numpy.typing import NDArray
 
 from ddloco import chores
+from ddloco.album import Album
 from ddloco.arena import Region
 from ddloco.arrays import F32, Arrays, HostCopy
 from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.events import Captured, Committed
 from ddloco.fragments import FragmentPlan
 from ddloco.process import WorkerProcess, fitting
-from snapshot import Blob, Entry, Part, SnapshotError
+from snapshot import Entry, SnapshotError
 from transport import SENDABLE, Payload, aligned, tensor_bytes
 
 STATE = "state"
@@ -29,26 +30,6 @@ FROZEN = "frozen"
 """The name of what ``freeze`` wrote."""
 
 WIRE = "wire/"
-
-
-class Album(Protocol):
-    """Where snapshots are written: a store; in a replay, something that only takes digests."""
-
-    def write_bytes(self, data: bytes) -> Blob:
-        """Write a blob."""
-        ...
-
-    def write_tensors(self, tensors: Mapping[str, NDArray[Any]]) -> Blob:
-        """Write named arrays as one blob."""
-        ...
-
-    def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Write what lists them; its sha256."""
-        ...
-
-    def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
-        """Let a snapshot stand."""
-        ...
 
 
 class CaptureWork:

@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     _add_replay(orders)
     _add_simulate(orders)
     _add_tape(orders)
+    _add_snapshot(orders)
     return top
 
 
@@ -263,6 +264,32 @@ def _add_tape(orders: Orders) -> None:
         command.add_argument("folder", metavar="RUN_OR_TAPE", type=Path, help="folder or file")
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
+
+
+def _add_snapshot(orders: Orders) -> None:
+    more = "PLACE is a folder of snapshots, a run folder that has one, or a URL: s3://bucket/run."
+    snapshot = _command(orders, "snapshot", "look at snapshots, check them, export a model", more)
+    actions = snapshot.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, what in (
+        ("list", "print one line per snapshot, the newest first"),
+        ("verify", "read every byte of one snapshot or all, and compare clocks and digests"),
+        ("export", "write a snapshot's global parameters as one safetensors file"),
+    ):
+        command = _command(actions, name, what, more)
+        add = command.add_argument
+        add("place", metavar="PLACE", help="folder of snapshots, run folder, or URL")
+        if name != "list":
+            add(
+                "snapshot",
+                metavar="ID",
+                nargs="?" if name == "verify" else None,
+                help="which one: syncer.1-1042, or latest",
+            )
+        if name == "export":
+            add("--to", metavar="FILE", type=Path, required=True, help="a new .safetensors file")
+        else:
+            add("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=f"snapshot_{name}")
 
 
 SIMULATIONS = """\

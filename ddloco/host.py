@@ -19,7 +19,8 @@ import trio
 
 from clocks import MonotonicTime, actor_of
 from ddloco import chores
-from ddloco.actor import Actor, Machine
+from ddloco.actor import Actor
+from ddloco.album import Machine, Stored, place_of
 from ddloco.arena import Arena
 from ddloco.arrays import Arrays
 from ddloco.averager import Averager
@@ -42,6 +43,7 @@ from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import ChoreError, Workers, wire_layout
 from replay import Header, Recorder, TapeError, TapeWriter
+from snapshot import Store
 from transport import Endpoint, RemoteProtocolError
 
 TAPES = "tapes"
@@ -119,8 +121,15 @@ class Hosted:
             async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
                 keep = KeptFolder(self.folder / KEPT / name, self.job.id)
+                album = Stored(self.job, Store(place_of(self.job, self.folder)))
                 workers = Workers(
-                    self.job, self.incarnation, arrays, process, folder=self.folder, keep=keep
+                    self.job,
+                    self.incarnation,
+                    arrays,
+                    process,
+                    folder=self.folder,
+                    keep=keep,
+                    album=album,
                 )
                 prepared = await workers.prepare()
                 self.driver = self._open_driver(workers, arrays, prepared, log)

@@ -13,6 +13,7 @@ import trio
 from clocks import actor_of
 from ddloco import chores
 from ddloco.actor import Actor
+from ddloco.album import Digested
 from ddloco.arena import Arena
 from ddloco.arrays import Arrays
 from ddloco.config import Job
@@ -122,6 +123,7 @@ class Part:
                 process,
                 folder=self._folder,
                 keep=self._history,
+                album=Digested(),
             )
         self._prepared: chores.Prepared = await self._workers.prepare()
         pieces = self._tape.header.facts.get(STATE_PIECES)

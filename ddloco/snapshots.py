@@ -1,241 +1,253 @@
-"""An actor's part in snapshots, between its links and its machine.
+"""What ``ddloco snapshot`` does: snapshots listed, verified, and made into a model."""
 
-Markers come out of the links, what was in flight is what the links let through, and the state is
-the whole actor: machine, links, clock, handles, timers, work under way. All of that is plain data,
-so a cut costs its encoding; arrays are held, not copied, until they are written.
-
-The cut is at the end of an event: markers leave behind everything that was said while handling it.
-"""
-
+import argparse
+import json
+import re
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from ddloco.effects import CaptureFlight, CommitSnapshot, Observe
-from ddloco.events import Captured, Committed, SnapshotRequested, SnapshotSettled
-from ddloco.messages import SnapshotPart
-from snapshot import (
-    GATHERING_S,
-    Ask,
-    Capture,
-    Commit,
-    Discard,
-    Mark,
-    Moment,
-    Participant,
-    RecordFlight,
-    Tell,
-    freeze,
-)
-from transport import (
-    CONTROL,
-    LANES,
-    Drop,
-    Effect,
-    Keep,
-    Links,
-    Marker,
-    MessageArrived,
-    PeerJoined,
-    Send,
-    SetTimer,
-    TimerFired,
-)
-from transport import Mark as MarkLanes
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress
 
-BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
-"""What people see of one."""
+from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, save_tensors
 
-CUT = "cut/"
-GATHER = "gather/"
-PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
-"""Whose classes a state may consist of."""
+HELD, FOUND, BAD_INPUT = 0, 1, 2
 
-OWN = frozenset({Captured, Committed, SnapshotRequested})
-OWN_BODIES = frozenset({Marker, SnapshotPart})
+SNAPSHOTS = "snapshots"
+"""The folder of a run in which its place is, unless the job says otherwise."""
+
+GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
+"""The entry in which a syncer keeps a fragment: its number, and the version of the parameters."""
 
 
-class Snapshots:
-    """One actor's part in snapshots.
+class PlaceError(ValueError):
+    """Nothing can be looked at there."""
 
-    Args:
-        me: the actor's incarnation.
-        links: its links.
+
+Command = Callable[[argparse.Namespace, Store], int]
+
+
+def _on_place(command: Command, given: argparse.Namespace) -> int:
+    """Run a command on a place; what is wrong with that is one line."""
+    try:
+        return command(given, open_store(given.place))
+    except PlaceError as error:
+        return _complain(error, BAD_INPUT)
+    except (SnapshotError, StorageError) as error:
+        return _complain(error, FOUND)
+
+
+def _complain(problem: object, code: int) -> int:
+    print(f"ddloco: {problem}", file=sys.stderr)
+    return code
+
+
+def open_store(place: str) -> Store:
+    """The store of a place, or of a run folder that has one.
+
+    Raises:
+        PlaceError: there is none.
     """
+    path = Path(place)
+    # A place has a folder of that name, too, for its manifests; but none of blobs within it.
+    inner = path / SNAPSHOTS
+    is_run = "://" not in place and (
+        (inner / "blobs").is_dir() or (inner / SNAPSHOTS).is_dir() or (path / "job.toml").exists()
+    )
+    try:
+        store = Store(inner if is_run else place)
+        if not store.exists():
+            raise PlaceError(f"{store.name}: no snapshots are there")
+    except SnapshotError as error:
+        raise PlaceError(str(error)) from None
+    return store
 
-    def __init__(self, me: str, links: Links) -> None:
-        self._links = links
-        self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
-        self._peers: dict[str, str] = {}
-        """Who is at the other end of each link, by the link's name."""
-        self._cuts: list[Capture] = []
-        """Cuts that this event brings."""
-        self._held: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Handles held for what is being written, with the snapshot, by number of work."""
-        self._flight: list[str] = []
-        """Handles held for messages in flight to cuts that are not complete."""
-        self._commits: dict[int, Commit] = {}
-        self._work = 0
-        self._news: list[SnapshotSettled] = []
 
-    # What happens.
+def _id_of(store: Store, snapshot: str) -> str:
+    try:
+        return store.find(snapshot)
+    except SnapshotError as error:
+        raise PlaceError(str(error)) from None
 
-    def hears(self, event: MessageArrived[Any]) -> list[Effect]:
-        """Before the links hear it: a message that was in flight to a cut is kept for it."""
-        if not self._participant.recording or type(event.body) is Marker:
-            return []
-        if not self._links.carries(event):
-            return []
-        times = self._participant.heard((event.sender, event.lane), event)
-        if not event.handle:
-            return []
-        self._flight += [event.handle] * times
-        return [Keep(event.handle)] * times
 
-    def concerns(self, fact: Any) -> bool:
-        """Whether a fact is for snapshots alone, and not for the machine."""
-        kind = type(fact)
-        if kind is MessageArrived:
-            return type(fact.body) in OWN_BODIES
-        if kind is TimerFired:
-            return fact.timer.startswith((CUT, GATHER))
-        return kind in OWN
+# list
 
-    def take_part(self, at: float, fact: Any, now: Moment) -> list[Effect]:
-        """Whatever concerns snapshots; what is asked for, as a machine would."""
-        participant = self._participant
-        match fact:
-            case MessageArrived(body=Marker(snapshot)):
-                channel = (fact.sender, fact.lane)
-                return self._do(participant.marker(at, snapshot, channel, now))
-            case MessageArrived(body=SnapshotPart(snapshot, part)):
-                return self._do(participant.told(snapshot, part))
-            case SnapshotRequested():
-                return self.take(at, now)
-            case TimerFired(timer) if timer.startswith(CUT):
-                return self._do(participant.late(timer.removeprefix(CUT)))
-            case TimerFired(timer):
-                return self._do(participant.overdue(timer.removeprefix(GATHER)))
-            case Captured():
-                return self._captured(fact)
-            case Committed(work, failed):
-                commit = self._commits.pop(work)
-                return self._settle(commit.snapshot, failed, commit)
-            case _:
-                return []
 
-    def take(self, at: float, now: Moment) -> list[Effect]:
-        """Begin a snapshot with this event."""
-        asked = self._do(self._participant.take(at, now))
-        return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self._cuts), *asked]
+def snapshot_list(given: argparse.Namespace) -> int:
+    """``ddloco snapshot list``: one line for each."""
+    return _on_place(_list, given)
 
-    def joined(self, fact: PeerJoined) -> list[Effect]:
-        """A link is up."""
-        self._peers[fact.peer] = fact.incarnation
-        return self._do(self._participant.joined(fact.incarnation))
 
-    def lost(self, peer: str, reason: str) -> list[Effect]:
-        """A link is no more."""
-        gone = self._peers.pop(peer, None)
-        return self._do(self._participant.gone(gone, reason)) if gone is not None else []
+def _list(given: argparse.Namespace, store: Store) -> int:
+    listed = store.snapshots()
+    rows = rows_of(store, listed)
+    if given.json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("no snapshots")
+    else:
+        for line in table(rows):
+            print(line)
+    return FOUND if any(each.manifest is None for each in listed) else HELD
 
-    def holding(self) -> list[str]:
-        """Every handle that is held, as often as it is."""
-        return [*self._flight, *(each for _, handles in self._held.values() for each in handles)]
 
-    def peers(self) -> tuple[str, ...]:
-        """Who is there, by incarnation."""
-        return tuple(sorted(self._peers.values(), key=str.encode))
+def rows_of(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
+    """What there is to say of snapshots, newest first.
 
-    def news(self) -> list[SnapshotSettled]:
-        """What the machine should hear."""
-        news, self._news = self._news, []
-        return news
+    ``new_bytes`` are those that no older snapshot of the place shares.
+    """
+    seen: set[str] = set()
+    rows: list[dict[str, Any]] = []
+    for each in reversed(listed):
+        if each.manifest is None:
+            rows.append({"id": each.id, "problem": each.problem})
+            continue
+        sizes = store.sizes(each.manifest)
+        new = sum(size for sha256, size in sizes.items() if sha256 not in seen)
+        seen.update(sizes)
+        rows.append(
+            _row(each.manifest, new if sum(sizes.values()) == each.manifest.nbytes else None)
+        )
+    return sorted(rows[::-1], key=lambda row: "problem" in row)
 
-    # The cut.
 
-    @property
-    def due(self) -> bool:
-        """Whether the actor is to be captured at the end of this event."""
-        return bool(self._cuts)
+def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
+    return {
+        "id": manifest.id,
+        "order": manifest.order,
+        "participants": [part.who for part in manifest.parts],
+        "absent": dict(manifest.absent),
+        "bytes": manifest.nbytes,
+        "new_bytes": new_bytes,
+        "facts": dict(manifest.facts),
+    }
 
-    def mark(self) -> list[Effect]:
-        """Markers to everybody, behind all that was said with this event."""
-        effects: list[Effect] = []
-        routes = {incarnation: peer for peer, incarnation in self._peers.items()}
-        for cut in self._cuts:
-            effects += [MarkLanes(routes[peer], cut.snapshot) for peer in cut.peers]
-            effects.append(SetTimer(CUT + cut.snapshot, cut.until))
-            if cut.snapshot in self._participant.began():
-                until = cut.until + GATHERING_S
-                effects.append(SetTimer(GATHER + cut.snapshot, until))
-        return effects
 
-    def hold(self, handles: tuple[str, ...]) -> list[tuple[int, str]]:
-        """The arrays that there are stay until they are written; work and snapshot, for each cut.
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as people read them."""
+    cells = [["id", "order", "participants", "absent", "bytes", "new bytes"]]
+    for row in rows:
+        if "problem" not in row:
+            new = row["new_bytes"]
+            cells.append(
+                [
+                    row["id"],
+                    str(row["order"]),
+                    str(len(row["participants"])),
+                    str(len(row["absent"])),
+                    f"{row['bytes']:,}",
+                    "?" if new is None else f"{new:,}",
+                ]
+            )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([each[0].ljust(widths[0]), *map(str.rjust, each[1:], widths[1:])])
+        for each in cells
+    ]
+    for row in rows:
+        lines += [
+            f"{row['id']}: without {who}: {why}" for who, why in row.get("absent", {}).items()
+        ]
+    return lines + [f"unreadable: {row['problem']}" for row in rows if "problem" in row]
 
-        The caller counts them, once for each cut.
-        """
-        begun: list[tuple[int, str]] = []
-        for cut in self._cuts:
-            work = self._next_work()
-            self._held[work] = cut.snapshot, handles
-            begun.append((work, cut.snapshot))
-        self._cuts.clear()
-        return begun
 
-    def _captured(self, event: Captured) -> list[Effect]:
-        snapshot, handles = self._held.pop(event.work)
-        effects: list[Effect] = [Drop(handle) for handle in handles]
-        if event.failed:
-            failed = self._participant.failed(snapshot, event.failed)
-            seen = {"snapshot": snapshot, "reason": event.failed}
-            return [*effects, Observe("snapshot part failed", seen), *self._do(failed)]
-        return effects + self._do(self._participant.captured(snapshot, event.content))
+# verify
 
-    # What the participant asks for.
 
-    def _do(self, asks: list[Ask[MessageArrived[Any]]]) -> list[Effect]:
-        return [effect for ask in asks for effect in self._ask(ask)]
+def snapshot_verify(given: argparse.Namespace) -> int:
+    """``ddloco snapshot verify``: every byte of one snapshot, or of all."""
+    return _on_place(_verify, given)
 
-    def _ask(self, ask: Ask[MessageArrived[Any]]) -> list[Effect]:
-        match ask:
-            case Capture():
-                self._cuts.append(ask)
-                return []
-            case Mark(snapshot, peer):
-                routes = {incarnation: route for route, incarnation in self._peers.items()}
-                return [MarkLanes(routes[peer], snapshot)]
-            case RecordFlight():
-                return [self._record_flight(ask)]
-            case Tell(peer, snapshot, part):
-                routes = {incarnation: route for route, incarnation in self._peers.items()}
-                if peer not in routes:
-                    return []  # Nobody to tell: whoever began it waits, and then does without.
-                return [Send(routes[peer], CONTROL, SnapshotPart(snapshot, part))]
-            case Commit(snapshot, parts, absent):
-                work = self._next_work()
-                self._commits[work] = ask
-                return [CommitSnapshot(work, snapshot, parts, dict(absent))]
-            case Discard(snapshot, reason):
-                return self._settle(snapshot, reason, None)
 
-    def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
-        messages = [event for _, events in ask.in_flight for event in events]
-        handles = tuple(event.handle for event in messages if event.handle)
-        for handle in handles:
-            self._flight.remove(handle)
-        work = self._next_work()
-        self._held[work] = ask.snapshot, handles
-        return CaptureFlight(work, ask.snapshot, freeze(messages, PACKAGES), handles)
+def _verify(given: argparse.Namespace, store: Store) -> int:
+    listed = store.snapshots()
+    wanted = [each.id for each in listed]
+    if given.snapshot is not None:
+        wanted = [_id_of(store, given.snapshot)]
+    total: dict[str, int] = {}
+    for each in listed:
+        if each.manifest is not None and each.id in wanted:
+            total.update(store.sizes(each.manifest))
+    with Progress(
+        *Progress.get_default_columns(),
+        DownloadColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("verifying", total=sum(total.values()))
+        verifier = store.verifier(partial(bar.advance, task))
+        problems = {id_: verifier.verify(id_) for id_ in wanted}
+    wrong = sum(map(bool, problems.values()))
+    if given.json:
+        found = {"files": verifier.files, "bytes": verifier.nbytes, "problems": problems}
+        print(json.dumps(found, indent=2))
+    else:
+        for line in dict.fromkeys(line for lines in problems.values() for line in lines):
+            print(line)
+        said = f"{verifier.nbytes:,} bytes in {verifier.files} files checked"
+        print(f"{len(wanted) - wrong} of {len(wanted)} snapshots intact; {said}")
+    return FOUND if wrong else HELD
 
-    def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
-        self._news.append(SnapshotSettled(snapshot, failed))
-        if failed or commit is None:
-            return [Observe(DISCARDED, {"snapshot": snapshot, "reason": failed})]
-        parts = [part.who for part in commit.parts]
-        absent = {"absent": dict(commit.absent)} if commit.absent else {}
-        return [Observe(TAKEN, {"snapshot": snapshot, "parts": parts, **absent})]
 
-    def _next_work(self) -> int:
-        """Numbers of one's own, below those of any machine."""
-        self._work -= 1
-        return self._work
+# export
+
+
+def snapshot_export(given: argparse.Namespace) -> int:
+    """``ddloco snapshot export``: the global parameters as one file."""
+    return _on_place(_export, given)
+
+
+def _export(given: argparse.Namespace, store: Store) -> int:
+    id_ = _id_of(store, given.snapshot)
+    if given.to.exists():
+        raise PlaceError(f"{given.to}: is there already; choose a new file")
+    manifest = store.manifest(id_)
+    tensors, versions = parameters(store, manifest)
+    said = ",".join(str(versions[p]) for p in sorted(versions))
+    about = {"snapshot": manifest.snapshot, "versions": said}
+    about.update((f"job.{key}", str(value)) for key, value in sorted(manifest.facts.items()))
+    try:
+        save_tensors(given.to, tensors, about)
+    except OSError as error:
+        raise PlaceError(f"{given.to}: {error.strerror or error}") from None
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    print(f"{given.to}: {len(tensors)} tensors of {len(versions)} fragments, {nbytes:,} bytes")
+    return HELD
+
+
+def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
+    """The global parameters by name, of each fragment the newest version, and which that is.
+
+    Raises:
+        SnapshotError: the snapshot does not have all of them, or a file is damaged.
+    """
+    newest: dict[int, tuple[int, str]] = {}
+    for part in manifest.parts:
+        if _is_syncer(part.who):
+            for sha256 in part.contents:
+                for entry in store.read_piece(sha256):
+                    named = GLOBAL.fullmatch(entry.name)
+                    if entry.kind == "array" and named is not None:
+                        p, version = int(named[1]), int(named[2])
+                        newest[p] = max(newest.get(p, (-1, "")), (version, entry.sha256))
+    absent = [f"{who} ({why})" for who, why in manifest.absent.items() if _is_syncer(who)]
+    missing = [str(p) for p in range(max(newest, default=0) + 1) if p not in newest]
+    if absent or missing:
+        lacks = f"the syncer {absent[0]}" if absent else f"fragment {missing[0]}"
+        raise SnapshotError(f"{store.name}: {manifest.id} is without {lacks}, so no whole model")
+    tensors: dict[str, NDArray[Any]] = {}
+    for p in sorted(newest):
+        for name, tensor in store.read_tensors(newest[p][1]).items():
+            if name in tensors:
+                raise SnapshotError(f"{store.name}: {manifest.id} has {name} in two fragments")
+            tensors[name] = tensor
+    return tensors, {p: version for p, (version, _) in newest.items()}
+
+
+def _is_syncer(who: str) -> bool:
+    """``syncer.1``, and with shards ``syncer-0.1``; learners' names begin otherwise."""
+    return re.fullmatch(r"syncer(-[0-9]+)?\.[0-9]+", who) is not None

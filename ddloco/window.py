@@ -1,9 +1,9 @@
 """The window: where observers look at an actor while it runs, without being noticed by it.
 
 It stands below the door. What an observer asks never becomes an event, but for a snapshot, so that
-tapes are the same with and without observers, and it is answered at once or not at all: whatever an observer has not
-yet taken in is held against it, and a slow one loses news instead of holding anything up. Of the
-fragments only the newest version matters, so a slow observer skips versions.
+tapes are the same with and without observers, and it is answered at once or not at all: whatever an
+observer has not yet taken in is held against it, and a slow one loses news instead of holding
+anything up. Of the fragments only the newest version matters, so a slow observer skips versions.
 """
 
 from collections import deque

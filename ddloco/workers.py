@@ -17,9 +17,10 @@ import xxhash
 
 from clocks import actor_of
 from ddloco import chores
+from ddloco.album import Album
 from ddloco.arena import Arena, Region
 from ddloco.arrays import F32, Arrays, HostCopy
-from ddloco.capture_work import Album, CaptureWork
+from ddloco.capture_work import CaptureWork
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
