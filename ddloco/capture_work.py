@@ -19,7 +19,7 @@ from ddloco.arrays import F32, Arrays, HostCopy
 from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.events import Captured, Committed
 from ddloco.fragments import FragmentPlan
-from ddloco.process import WorkerProcess, fitting
+from ddloco.process import WorkerProcess
 from snapshot import Entry, SnapshotError
 from transport import SENDABLE, Payload, aligned, tensor_bytes
 
@@ -73,13 +73,12 @@ class CaptureWork:
     def _copy_state(self) -> Awaitable[Region | None]:
         wanted = self.trains and self.nbytes > 0
         region = self._arrays.shared.allocate(self.nbytes) if wanted else None
-        request = chores.CopyOut(chores.span_of(region)) if region is not None else None
-        begun = request is not None and self._process.begin(request)
+        if region is None:
+            return _nothing()
+        copied = self._process.expect(chores.CopyOut(chores.span_of(region)), chores.Ready)
 
-        async def finish() -> Region | None:
-            if request is not None:
-                answer = await (self._process.finish() if begun else self._process.ask(request))
-                fitting(answer, chores.Ready)
+        async def finish() -> Region:
+            await copied
             return region
 
         return finish()
@@ -135,6 +134,10 @@ class CaptureWork:
             return payload_tensors(stored)
         assert self.plan is not None, "known before anything is merged"
         return leaf_tensors(self.plan, handle, stored)
+
+
+async def _nothing() -> None:
+    await trio.lowlevel.checkpoint()
 
 
 def theta_of(handle: str) -> str:

@@ -19,8 +19,8 @@ import trio
 
 from clocks import MonotonicTime, actor_of
 from ddloco import chores
-from ddloco.actor import Actor
-from ddloco.album import Machine, Stored, place_of
+from ddloco.actor import Actor, Machine
+from ddloco.album import Stored, place_of
 from ddloco.arena import Arena
 from ddloco.arrays import Arrays
 from ddloco.averager import Averager
@@ -30,18 +30,18 @@ from ddloco.driver import Worker as Doer
 from ddloco.effects import Finish, RunStep, Work
 from ddloco.errors import first_of
 from ddloco.events import Started, WorkResult
-from ddloco.fragments import FragmentPlan
+from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.messages import Contribution, GlobalFragment, StatePiece
-from ddloco.process import WorkerDiedError, open_worker
+from ddloco.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
 from ddloco.state import piece_layout, pieces_of
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
-from ddloco.workers import ChoreError, Workers, wire_layout
+from ddloco.workers import Workers
 from replay import Header, Recorder, TapeError, TapeWriter
 from snapshot import Store
 from transport import Endpoint, RemoteProtocolError

@@ -69,9 +69,9 @@ class Occasions:
         return self._last is True or not self._table.wanted
 
     def end(self, at: float) -> list[Effect]:
-        """The job is about to end: one more, while everybody is there."""
+        """The job is about to end: one more while everybody is there, unless one is under way."""
         if self._last is not None or self.over:
             return []
+        effects = self._take()
         self._last = False
-        self._under_way += 1
-        return [SetTimer(LAST, at + LAST_S), TakeSnapshot()]
+        return [SetTimer(LAST, at + LAST_S), *effects]

@@ -9,7 +9,7 @@ from ddloco import chores
 from ddloco.arrays import Arrays, HostCopy
 from ddloco.effects import CopyState, EncodePiece, InstallState
 from ddloco.events import PieceEncoded, StateCopied, StateInstalled
-from ddloco.process import WorkerProcess, fitting
+from ddloco.process import WorkerProcess
 from ddloco.state import PIECE_BYTES, TENSOR, piece_slice, pieces_of
 from transport import Payload, aligned, describe
 
@@ -37,13 +37,12 @@ class StateWork:
         """One memory copy, in the worker; asked for before this returns, so before a next step."""
         out = self._arrays.shared.allocate(max(self.nbytes, 1))
         request = chores.CopyOut(chores.span_of(out))
-        begun = self.nbytes > 0 and self._process.begin(request)
+        copied = self._process.expect(request, chores.Ready) if self.nbytes else None
 
         async def finish() -> StateCopied:
             digest = b""
-            if self.nbytes:
-                answer = await (self._process.finish() if begun else self._process.ask(request))
-                fitting(answer, chores.Ready)
+            if copied is not None:
+                await copied
                 digest = await trio.to_thread.run_sync(xxhash.xxh3_128_digest, out.data.data)
             self._arrays.put(work.out, HostCopy(out))
             return StateCopied(work.work, pieces_of(self.nbytes, self.piece_bytes), digest)

@@ -30,7 +30,7 @@ from ddloco.environment import fingerprinted
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.state import Moments
 from ddloco.task import TaskError, load_task
-from transport import DTYPES, Bytes
+from transport import DTYPES, Bytes, aligned
 
 
 class Trainer:
@@ -279,12 +279,16 @@ class Trainer:
         return jax.tree.unflatten(self._tree, leaves)
 
     def _copy_out(self, tree: Any, span: chores.Span) -> None:
+        """Lay a tree out; what lies between tensors may be memory used before, and becomes zero."""
         out = self._arena.region(span.offset, span.nbytes)
-        leaves = jax.tree.leaves(tree)
-        for fragment in range(len(self._laid.fragments)):
-            start, stop = self._laid.fragment_slice(fragment)
+        leaves, plan = jax.tree.leaves(tree), self._laid
+        for fragment, described in enumerate(plan.fragments):
+            start, stop = plan.fragment_slice(fragment)
             for index, view in self._views(fragment, out[start:stop]):
                 np.copyto(view, np.asarray(leaves[index]))
+            for index, leaf in enumerate(described):
+                end = plan.tensor_offset(fragment, index) + leaf.nbytes
+                out[end : aligned(end)] = 0
 
 
 def inner_optimizer(inner: Inner) -> optax.GradientTransformation:

@@ -52,11 +52,11 @@ from ddloco.events import (
     WorkFailed,
     WorkResult,
 )
-from ddloco.fragments import FragmentPlan
+from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.keeping import Found, Keep, KeptError
 from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
-from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
+from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess
 from ddloco.state_work import StateWork
 from ddloco.syncs import names
 from snapshot import save_tensors
@@ -213,11 +213,10 @@ class Workers:
             spans.append((each.fragment, chores.span_of(region)))
         out = self._arena.allocate(self.plan.total_bytes)
         request = chores.Train(work.step, tuple(spans), chores.span_of(out), work.skip)
-        begun = self._process.begin(request)
+        answer = self._process.expect(request, chores.Trained)
 
         async def finish() -> StepFinished:
-            answer = await (self._process.finish() if begun else self._process.ask(request))
-            trained = fitting(answer, chores.Trained)
+            trained = await answer
             for region in borrowed:
                 self._arena.free(region)
             self._arrays.put(work.out, HostCopy(out))
@@ -228,7 +227,7 @@ class Workers:
     async def _differentiate(self, work: Differentiate) -> StepFinished:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
         request = chores.Differentiate(chores.span_of(source), chores.span_of(out))
-        trained = fitting(await self._process.ask(request), chores.Trained)
+        trained = await self._process.expect(request, chores.Trained)
         self._arrays.put(work.out, await _in_thread(partial(self._encode, 0, out.data)))
         self._arena.free(source)
         self._arena.free(out)
@@ -387,11 +386,6 @@ class Workers:
         for part, view in _views(self._segments_of(fragment), data):
             view[:] = theta[part]
         return data
-
-
-def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """(name, shape, dtype) of a fragment's tensors, in the order in which they are sent."""
-    return tuple((leaf.name, leaf.shape, leaf.dtype) for leaf in plan.fragments[fragment])
 
 
 def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:

@@ -29,10 +29,10 @@ from ddloco.events import (
     StepFinished,
     StopRequested,
 )
+from ddloco.fragments import wire_layout
 from ddloco.host import expected_tensors, machine_for
 from ddloco.logs import ActorLog
 from ddloco.messages import GlobalFragment, Progress, Said
-from ddloco.workers import wire_layout
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
 from transport import LANES, PROTOCOL_VERSION, Codec, LaneBroken, MessageArrived, describe
 from transport import Header as MessageHeader
