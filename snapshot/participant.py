@@ -63,7 +63,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Send a marker down every lane to a peer that has just joined."""
+    """Send a marker down every lane to a peer; nothing is recorded with it."""
 
     snapshot: str
     peer: str
@@ -166,12 +166,8 @@ class Participant(Generic[M]):
         """A marker came: the first one of a snapshot cuts here, now."""
         asks: list[Ask[M]] = []
         if self._cuts.new(snapshot):
-            if self._busy():
-                # Nor when the next marker of it comes: too much would have been heard by then.
-                self._cuts.see(snapshot)
-                part = Part(self.me, now.number, now.clock, (), {}, failed=REFUSED)
-                return [Tell(channel[0], snapshot, part)]
-            asks = self._cut(at, snapshot, now, channel[0])
+            cut = self._pass_on if self._busy() else self._cut
+            asks = cut(at, snapshot, now, channel[0])
         self._cuts.marked(snapshot, channel)
         return asks + self._look()
 
@@ -189,10 +185,22 @@ class Participant(Generic[M]):
 
     def _cut(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
         self._cuts.begin(snapshot, [(peer, lane) for peer in now.peers for lane in self._lanes])
-        self._towards[snapshot] = towards
-        _forget_oldest(self._towards)
+        self._route(snapshot, towards)
         self._own[snapshot] = Own(now.number, now.clock, now.peers, dict(self._parted))
         return [Capture(snapshot, now.peers, at + PATIENCE_S), *self._look()]
+
+    def _pass_on(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
+        """One's own part is refused; what is said from here on is after the cut all the same, and
+        the others must hear of it."""
+        del at
+        self._cuts.see(snapshot)
+        self._route(snapshot, towards)
+        part = Part(self.me, now.number, now.clock, now.peers, {}, failed=REFUSED)
+        return [*(Mark(snapshot, peer) for peer in now.peers), *self.told(snapshot, part)]
+
+    def _route(self, snapshot: str, towards: str) -> None:
+        self._towards[snapshot] = towards
+        _forget_oldest(self._towards)
 
     def heard(self, channel: Channel, message: M) -> int:
         """A message came; in how many cuts it was in flight, and is held."""
