@@ -251,7 +251,7 @@ def who_was_refused_cuts_at_the_next_marker(patch):
     wrap(patch, Participant, "_pass_on", pass_on)
 
 
-@bug
+@rare(1183)
 def who_is_refused_does_not_pass_markers_on(patch):
     wrap(patch, Participant, "_pass_on", lambda old, *told: [
         ask for ask in old(*told) if not isinstance(ask, Mark)
