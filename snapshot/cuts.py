@@ -86,6 +86,7 @@ class Cuts(Generic[C, M]):
         """Wait for no marker of this cut any longer."""
         cut = self._open.get(snapshot)
         if cut is not None:
+            # A set has no order that a replay would find again.
             cut.broken.update(dict.fromkeys(sorted(cut.awaited, key=repr), reason))
             cut.awaited.clear()
 

@@ -71,10 +71,6 @@ def thaw(data: bytes, packages: Collection[str]) -> Any:
         raise FreezeError(f"{STRANGE}: {type(error).__name__}: {error}") from None
 
 
-def _trusted(module: str, packages: Collection[str]) -> bool:
-    return module.partition(".")[0] in packages
-
-
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     """What an object consists of: its slots and its dict, without what it can compute again."""
     for name in slots(type(thing)):
@@ -261,7 +257,7 @@ def _made_bare(cls: type) -> bool:
 def _class(name: str, packages: Collection[str]) -> type | None:
     """The class of a name, if it is one that is known here and trusted."""
     module, _, path = name.partition(":")
-    if not _trusted(module, packages) or module not in sys.modules:
+    if module.partition(".")[0] not in packages or module not in sys.modules:
         return None
     found: Any = sys.modules[module]
     for step in path.split("."):

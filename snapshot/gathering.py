@@ -36,7 +36,10 @@ class Gathering:
         self._gone.setdefault(who, reason)
 
     def awaited(self) -> list[str]:
-        """Whose part is still to come, in order of names as bytes."""
+        """Whose part is still to come, in order of names as bytes; nobody's, where whoever began
+        could not write its own."""
+        if self._doom():
+            return []
         expected = {self._initiator}
         for part in self._parts.values():
             expected.update(peer for peer in part.peers if peer not in part.lost)
@@ -53,7 +56,7 @@ class Gathering:
         return {who: self._parts[who] for who in _ordered(self._parts) if who not in absent}
 
     def absent(self) -> dict[str, str]:
-        """Who is not part of it, and why, in order of names as bytes."""
+        """Who is not part of it, and why, in order of names as bytes; once nobody is awaited."""
         absent = self._missing()
         whole = [who for who in _ordered(self._parts) if who not in absent]
         odds = self._odds(whole)
@@ -75,8 +78,6 @@ class Gathering:
             for peer in part.peers:
                 if peer not in self._parts:
                     missing.setdefault(peer, self._gone.get(peer) or part.lost[peer])
-        if self._initiator not in self._parts:
-            missing[self._initiator] = self._gone[self._initiator]
         return missing
 
     def _odds(self, whole: list[str]) -> dict[str, dict[str, str]]:
@@ -97,11 +98,15 @@ class Gathering:
         begun, others = self._initiator, odds[who]
         return who != begun, begun in others, len(others), -len(self._parts[who].peers)
 
+    def _doom(self) -> str:
+        own = self._parts.get(self._initiator)
+        return own.failed if own is not None else self._gone.get(self._initiator, "")
+
     def problem(self) -> str | None:
         """Why what was gathered is no consistent cut; None when it is."""
-        absent = self.absent()
-        if self._initiator in absent:
-            return f"{self._initiator}, who began it: {absent[self._initiator]}"
+        doom = self._doom()
+        if doom:
+            return f"{self._initiator}, who began it: {doom}"
         return disagreement({who: part.clock for who, part in self.present().items()})
 
 

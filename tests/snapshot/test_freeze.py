@@ -368,12 +368,11 @@ def test_planted_bugs_are_noticed(plant, notices, monkeypatch):
 
 def test_planted_bugs_of_containers_are_noticed(monkeypatch):
     """A set's order in the bytes; a deque without its length."""
-    words = {f"name {n}" for n in range(40)}
-    other = {f"name {n}" for n in range(999)}
-    other.intersection_update(words)
-    assert freeze(words, ()) == freeze(other, ())
+    one, other = {0, 8}, {8, 0}
+    assert [*one] != [*other]
+    assert freeze(one, ()) == freeze(other, ())
     sets_keep_their_order(monkeypatch)
-    assert freeze(words, ()) != freeze(other, ())
+    assert freeze(one, ()) != freeze(other, ())
     assert 2 == again(deque([1], 2)).maxlen
     deques_have_no_end(monkeypatch)
     with pytest.raises(AssertionError):
