@@ -1,11 +1,16 @@
 """A participant of snapshots: what it records when, whom it tells, and when a snapshot is whole.
 
 A machine: it decides, and knows nothing of how messages travel, what a state consists of or where
-it is written. Whoever drives it does what it asks for, in order, before anything else happens.
-The message type is the driver's own; a channel is a pair of a peer and a lane.
+it is written. Whoever drives it does what it asks for, in order, before anything else happens:
+markers leave with the event that asks for them, ahead of what still waits to be sent, which is part
+of the recorded state and leaves after the cut. The message type is the driver's own; a channel is a
+pair of a peer and a lane.
 
 A part travels to the initiator by the way its marker came: each participant hands parts to whoever
 sent it the first marker, so any connected topology will do.
+
+Whatever happens, each snapshot is committed or discarded. Who dies, cannot write, or has a channel
+that broke or was opened in the middle of it is absent, for a reason; the others make it whole.
 """
 
 from collections.abc import Mapping, Sequence

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snapshot.freeze import freeze, thaw
 from snapshot.part import Part
 from snapshot.participant import (
     GATHERING_S,
@@ -196,6 +197,25 @@ def test_what_comes_after_it_was_given_up_is_nothing():
     assert [] == one.late("me.1:1") == one.overdue("me.1:1")
     part = Part("a.1", 1, {}, (), {})
     assert [] == one.told("me.1:1", part) == one.told("x.1:1", part)
+
+
+def test_a_participant_is_plain_data():
+    """Written and read back in the middle of two snapshots it asks for the same as before."""
+    one = me()
+    one.take(0.0, now(1, "a.1", "b.1"))
+    one.marker(0.0, "i.1:3", A, now(2, "a.1", "b.1"))
+    one.heard(B, "in flight")
+    one.captured("i.1:3", "state")
+    one.gone("c.1", "broken")
+    data = freeze(one, ("snapshot",))
+    other = thaw(data, ("snapshot",))
+    for each in (one, other):
+        asks = each.marker(1.0, "i.1:3", B, now(3, "a.1", "b.1"))
+        asks += each.captured("i.1:3", "flight") + each.gone("a.1", "broken")
+        asks += each.joined("d.1") + each.late("me.1:1") + each.overdue("me.1:1")
+        each.asks = [repr(ask) for ask in asks]
+    assert len(one.asks) == 5
+    assert one.asks == other.asks
 
 
 def test_parts_are_handed_on_as_long_as_is_remembered():
