@@ -17,10 +17,6 @@ from snapshot.part import split
 C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
-UNDER_WAY_MAX = 4
-"""Cuts at once; the next one is refused. What is in flight is held in memory until it is written,
-and more pictures of the same minute tell nobody more."""
-
 
 @dataclass(slots=True)
 class Cut(Generic[C, M]):
@@ -41,26 +37,27 @@ class Cuts(Generic[C, M]):
         self._open: dict[str, Cut[C, M]] = {}
         self._newest: dict[str, int] = {}
 
-    def __contains__(self, snapshot: object) -> bool:
-        return snapshot in self._open
-
     def __len__(self) -> int:
         return len(self._open)
 
-    def may_begin(self, snapshot: str) -> bool:
-        """Whether it is a snapshot that was never seen, and there is room for it.
+    def new(self, snapshot: str) -> bool:
+        """Whether it is a snapshot that was never seen.
 
         Whoever begins snapshots numbers them upwards, and a channel keeps their order, so of each
         initiator only the newest needs to be remembered.
         """
         initiator, number = split(snapshot)
-        return self._newest.get(initiator, -1) < number and len(self._open) < UNDER_WAY_MAX
+        return self._newest.get(initiator, -1) < number
+
+    def see(self, snapshot: str) -> None:
+        """It is new no longer, whether it is taken part in or not."""
+        initiator, number = split(snapshot)
+        self._newest[initiator] = number
 
     def begin(self, snapshot: str, incoming: Collection[C]) -> None:
         """The participant's state is recorded now; ``incoming`` are its channels."""
-        assert self.may_begin(snapshot), "asked before"
-        initiator, number = split(snapshot)
-        self._newest[initiator] = number
+        assert self.new(snapshot), "asked before"
+        self.see(snapshot)
         self._open[snapshot] = Cut(snapshot, set(incoming))
 
     def heard(self, channel: C, message: M) -> int:
@@ -89,12 +86,13 @@ class Cuts(Generic[C, M]):
         """Wait for no marker of this cut any longer."""
         cut = self._open.get(snapshot)
         if cut is not None:
-            cut.broken.update(dict.fromkeys(cut.awaited, reason))
+            # A set has no order that a replay would find again.
+            cut.broken.update(dict.fromkeys(sorted(cut.awaited, key=repr), reason))
             cut.awaited.clear()
 
-    def drop(self, snapshot: str) -> Cut[C, M] | None:
+    def drop(self, snapshot: str) -> None:
         """Forget a cut, complete or not."""
-        return self._open.pop(snapshot, None)
+        self._open.pop(snapshot, None)
 
     def complete(self) -> list[Cut[C, M]]:
         """The cuts for which no marker is awaited any more, forgotten with that."""

@@ -3,8 +3,9 @@
 What may stand in a state: None, bool, int, float, str and bytes; tuples, lists, dicts, sets,
 frozensets and deques; members of enums, msgspec structs, objects by their attributes, and bound
 methods of such objects. Classes are written by name and belong to the packages that the caller
-trusts; reading imports nothing. What two places share is one object again afterwards, so a machine
-that was read back goes on as the one that was written.
+trusts; reading imports nothing, and calls no constructor but that of structs, which is msgspec's.
+What two places share is one object again afterwards, so a machine that was read back goes on as the
+one that was written.
 
 The bytes depend on the state alone: dicts keep their order, sets are sorted.
 """
@@ -12,14 +13,19 @@ The bytes depend on the state alone: dicts keep their order, sets are sorted.
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from enum import Enum
-from types import MethodType
+from itertools import pairwise
+from types import FunctionType, MethodType
 from typing import Any, cast
 
 import msgspec
 
 FORMAT = 1
+
+DEPTH_MAX = 100
+"""How far things may stand in each other. Machines need a tenth of it, and Python's own limit
+depends on who calls."""
 
 PLAIN = frozenset({type(None), bool, float, str, bytes})
 INT_BITS = 63
@@ -42,9 +48,7 @@ def freeze(state: object, packages: Collection[str]) -> bytes:
     Raises:
         FreezeError: something in it is not plain; names the attributes that lead there.
     """
-    writer = _Writer(packages)
-    root = writer.put(state)
-    return msgspec.msgpack.encode([FORMAT, writer.nodes, root])
+    return _Writer(packages, [], 0).whole(state)
 
 
 def thaw(data: bytes, packages: Collection[str]) -> Any:
@@ -63,76 +67,135 @@ def thaw(data: bytes, packages: Collection[str]) -> Any:
         return _Reader(packages, version, nodes).whole(root)
     except FreezeError:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
-        raise FreezeError(f"{STRANGE}: {error}") from None
-
-
-def _trusted(module: str, packages: Collection[str]) -> bool:
-    return module.partition(".")[0] in packages
+    except Exception as error:  # noqa: BLE001, whatever garbage leads to, it is garbage
+        raise FreezeError(f"{STRANGE}: {type(error).__name__}: {error}") from None
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     """What an object consists of: its slots and its dict, without what it can compute again."""
-    cls = type(thing)
-    names = [
-        name
-        for base in reversed(cls.__mro__)
-        for name in _names(base.__dict__.get("__slots__", ()))
-        if name not in {"__dict__", "__weakref__"}
-    ]
-    for name in [*names, *getattr(thing, "__dict__", {})]:
-        unset = object()
-        value = getattr(thing, _mangled(cls, name), unset)
-        if value is not unset and not isinstance(
-            getattr(cls, name, None), functools.cached_property
-        ):
+    for name in slots(type(thing)):
+        try:
+            yield name, getattr(thing, name)
+        except AttributeError:
+            continue  # It was never set.
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if not isinstance(getattr(type(thing), name, None), functools.cached_property):
             yield name, value
 
 
-def _names(slots: str | Collection[str]) -> Collection[str]:
-    return (slots,) if isinstance(slots, str) else slots
+@functools.cache
+def slots(cls: type) -> tuple[str, ...]:
+    """The names of a class's slots, as they are stored: ``__x`` is ``_Class__x``."""
+    found: list[str] = []
+    for base in reversed(cls.__mro__):
+        own: str | Collection[str] = base.__dict__.get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
+            if name not in {"__dict__", "__weakref__"}:
+                hidden = name.startswith("__") and not name.endswith("__")
+                found.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(found)
 
 
-def _mangled(cls: type, name: str) -> str:
-    hidden = name.startswith("__") and not name.endswith("__")
-    return f"_{cls.__name__.lstrip('_')}{name}" if hidden else name
+def _method(owner: object, name: str) -> MethodType | None:
+    """The method of an object under a name; nothing is called to find it."""
+    for base in type(owner).__mro__:
+        found = base.__dict__.get(name)
+        if found is not None:
+            return MethodType(found, owner) if type(found) is FunctionType else None
+    return None
+
+
+def _stored(method: MethodType) -> str:
+    """The name under which its class has a method: ``__x`` is ``_Class__x``."""
+    for base in type(method.__self__).__mro__:
+        for name, found in base.__dict__.items():
+            if found is method.__func__:
+                return name
+    return ""
+
+
+@functools.cache
+def _bare(cls: type) -> bool:
+    """Whether objects of a class are nothing but their attributes; not so those of containers,
+    exceptions, named tuples."""
+    try:
+        object.__new__(cls)
+    except TypeError:
+        return False
+    return not issubclass(cls, Enum)
 
 
 class _Writer:
     """What is mutable or shared becomes a numbered node; the rest stands where it is used."""
 
-    def __init__(self, packages: Collection[str]) -> None:
-        self.nodes: list[Any] = []
+    def __init__(self, packages: Collection[str], path: list[str], depth: int) -> None:
         self._packages = packages
+        self._nodes: list[Any] = []
         self._seen: dict[int, int] = {}
         self._alive: list[object] = []
         """Written objects are held until the end, so that no number is given twice."""
-        self._path: list[str] = []
+        self._path = path
+        self._depth = depth
+        self._around: list[int] = []
+        """The structs around what is written, as far as nothing else is between."""
+
+    def whole(self, state: object) -> bytes:
+        try:
+            root = self.put(state)
+            return msgspec.msgpack.encode([FORMAT, self._nodes, root])
+        except RecursionError:
+            raise self._refusal("too deep for whoever called") from None
 
     def put(self, thing: Any) -> Any:
         kind = type(thing)
         if kind in PLAIN:
+            if kind is str and not thing.isascii():
+                self._encodable(thing)
             return thing
         if kind is int:
-            return thing if thing.bit_length() <= INT_BITS else ["i", str(thing)]
+            return thing if thing.bit_length() <= INT_BITS else ["i", hex(thing)]
+        if self._depth == DEPTH_MAX:
+            raise self._refusal(f"more than {DEPTH_MAX} things stand in each other")
+        self._depth += 1
+        written = self._put(thing, kind)
+        self._depth -= 1
+        return written
+
+    def _encodable(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self._refusal(f"{text!r} is no text") from None
+
+    def _put(self, thing: Any, kind: type) -> list[Any]:
         if kind is tuple:
             return ["t", *map(self.put, thing)]
         if kind is frozenset:
             return ["f", *self._sorted(thing)]
         if isinstance(thing, Enum):
+            if kind.__members__.get(thing.name) is not thing:
+                raise self._refusal(f"{thing} is no single member of an enum")
             return ["e", self._name(kind), thing.name]
         if kind is MethodType:
-            return ["m", self.put(thing.__self__), thing.__name__]
+            name = _stored(thing)
+            if _method(thing.__self__, name) != thing:
+                raise self._refusal(f"{thing.__qualname__} is no method of its object's class")
+            return ["m", self.put(thing.__self__), name]
         return ["r", self._node(thing, kind)]
 
     def _node(self, thing: Any, kind: type) -> int:
         known = self._seen.get(id(thing))
         if known is not None:
+            if known in self._around:
+                raise self._refusal("a struct that leads back to itself")
             return known
-        number = self._seen[id(thing)] = len(self.nodes)
+        number = self._seen[id(thing)] = len(self._nodes)
         self._alive.append(thing)
-        self.nodes.append(None)
-        self.nodes[number] = self._content(thing, kind)
+        self._nodes.append(None)
+        around = self._around
+        self._around = [*around, number] if isinstance(thing, msgspec.Struct) else []
+        self._nodes[number] = self._content(thing, kind)
+        self._around = around
         return number
 
     def _content(self, thing: Any, kind: type) -> list[Any]:
@@ -145,8 +208,14 @@ class _Writer:
         if kind is deque:
             return ["q", thing.maxlen, *map(self.put, thing)]
         if isinstance(thing, msgspec.Struct):
-            return ["S", self._name(kind), self._fields(thing, _struct_fields(thing))]
-        return ["o", self._name(kind), self._fields(thing, attributes(thing))]
+            if dict(attributes(thing)).keys() - {*thing.__struct_fields__} or not _made_bare(kind):
+                raise self._refusal(f"{kind.__qualname__} is more than its fields")
+            fields = ((name, getattr(thing, name)) for name in thing.__struct_fields__)
+            return ["S", self._name(kind), self._fields(thing, fields)]
+        name = self._name(kind)
+        if not _bare(kind):
+            raise self._refusal(f"{kind.__qualname__} is more than its attributes")
+        return ["o", name, self._fields(thing, attributes(thing))]
 
     def _fields(self, thing: object, fields: Iterator[tuple[str, Any]]) -> dict[str, Any]:
         written: dict[str, Any] = {}
@@ -157,17 +226,46 @@ class _Writer:
         return written
 
     def _sorted(self, things: Collection[Any]) -> list[Any]:
-        return sorted(map(self.put, things), key=msgspec.msgpack.encode)
+        """The members of a set, in the order of what each is written as when it is alone: which
+        numbers it has here depends on who came before. None may lead back to the set."""
+        alone = [(self._alone(each), each) for each in things]
+        alone.sort(key=lambda each: each[0])
+        for (one, _), (other, _) in pairwise(alone):
+            if one == other:
+                raise self._refusal("two members of a set cannot be told apart")
+        return [self.put(each) for _, each in alone]
+
+    def _alone(self, thing: Any) -> bytes:
+        return _Writer(self._packages, [*self._path], self._depth).whole(thing)
 
     def _name(self, cls: type) -> str:
-        if not _trusted(cls.__module__, self._packages) or "<" in cls.__qualname__:
-            where = " > ".join(self._path) or "the state itself"
-            raise FreezeError(f"{where}: {cls.__module__}.{cls.__qualname__} is not plain data")
-        return f"{cls.__module__}:{cls.__qualname__}"
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        if _class(name, self._packages) is not cls:
+            raise self._refusal(f"{cls.__module__}.{cls.__qualname__} is not plain data")
+        return name
+
+    def _refusal(self, what: str) -> FreezeError:
+        return FreezeError(f"{' > '.join(self._path) or 'the state itself'}: {what}")
 
 
-def _struct_fields(struct: msgspec.Struct) -> Iterator[tuple[str, Any]]:
-    return ((name, getattr(struct, name)) for name in struct.__struct_fields__)
+@functools.cache
+def _made_bare(cls: type) -> bool:
+    """Whether making a struct executes nothing of its own."""
+    return not hasattr(cls, "__post_init__")
+
+
+def _class(name: str, packages: Collection[str]) -> type | None:
+    """The class of a name, if it is one that is known here and trusted."""
+    module, _, path = name.partition(":")
+    if module.partition(".")[0] not in packages or module not in sys.modules:
+        return None
+    found: Any = sys.modules[module]
+    for step in path.split("."):
+        found = vars(found).get(step)
+        if found is None:
+            return None
+    same = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, path)
+    return cast("type", found) if same else None
 
 
 class _Reader:
@@ -175,23 +273,21 @@ class _Reader:
 
     def __init__(self, packages: Collection[str], version: int, nodes: list[Any]) -> None:
         if version != FORMAT:
-            raise FreezeError(f"a state of format {version}, this is {FORMAT}")
+            raise FreezeError(f"a state of format {version!r}, this is {FORMAT}")
         self._packages = packages
         self._nodes = nodes
         self._made: list[Any] = [None] * len(nodes)
-        self._filled: list[Callable[[], None]] = []
+        self._filled = [False] * len(nodes)
+        self._hashable = [False] * len(nodes)
 
     def whole(self, root: Any) -> Any:
         for number, node in enumerate(self._nodes):
             self._made[number] = self._shell(node)
-        for number, node in enumerate(self._nodes):
-            if node[0] == "S":
-                self._struct(number)
-        # Objects before what may be sorted by their hashes.
-        for kinds in ("o", "lq", "ds"):
-            for made, node in zip(self._made, self._nodes, strict=True):
+        # What is sorted by hashes comes last, when everything else is in its place.
+        for kinds in ("S", "o", "lq", "ds"):
+            for number, node in enumerate(self._nodes):
                 if node[0] in kinds:
-                    self._fill(made, node)
+                    self._fill(number)
         return self.get(root)
 
     def get(self, thing: Any) -> Any:
@@ -200,21 +296,46 @@ class _Reader:
         tag, *rest = cast("list[Any]", thing)
         match tag:
             case "i":
-                return int(rest[0])
+                return int(rest[0], 16)
             case "t":
                 return tuple(map(self.get, rest))
             case "f":
-                return frozenset(map(self.get, rest))
+                return frozenset(map(self._member, rest))
             case "e":
-                return cast("type[Enum]", self._class(rest[0]))[rest[1]]
+                return cast("type[Enum]", self._class(rest[0], Enum))[rest[1]]
             case "m":
-                return self._method(self.get(rest[0]), rest[1])
+                method = _method(self.get(rest[0]), rest[1])
+                if method is None:
+                    raise FreezeError(f"{STRANGE}: {rest[1]!r} is no method")
+                return method
             case "r":
-                return (
-                    self._struct(rest[0]) if self._nodes[rest[0]][0] == "S" else self._made[rest[0]]
-                )
+                if self._nodes[rest[0]][0] == "S":
+                    self._fill(rest[0])
+                return self._made[rest[0]]
             case _:
                 raise FreezeError(f"{STRANGE}: {tag!r}")
+
+    def _member(self, thing: Any) -> Any:
+        """A set's member or a dict's key: all that its hash may depend on is in its place."""
+        if not isinstance(thing, list):
+            return thing
+        self._settle(cast("list[Any]", thing))
+        return self.get(thing)
+
+    def _settle(self, written: Any) -> None:
+        if isinstance(written, dict):
+            written = list(cast("dict[str, Any]", written).values())
+        if not isinstance(written, list):
+            return
+        things = cast("list[Any]", written)
+        if things[:1] != ["r"]:
+            for each in things:
+                self._settle(each)
+        elif not self._hashable[things[1]]:
+            self._hashable[things[1]] = True
+            for each in self._nodes[things[1]]:
+                self._settle(each)
+            self._fill(things[1])
 
     def _shell(self, node: list[Any]) -> Any:
         match node[0]:
@@ -227,51 +348,51 @@ class _Reader:
             case "q":
                 return deque[Any](maxlen=node[1])
             case "o":
-                cls = self._class(node[1])
+                cls = self._class(node[1], object)
+                if not _bare(cls):
+                    raise FreezeError(f"{STRANGE}: {node[1]} is more than its attributes")
                 return object.__new__(cls)
             case "S":
-                return None
+                return None  # It cannot be filled later: what it holds is made before it.
             case _:
                 raise FreezeError(f"{STRANGE}: {node[0]!r}")
 
-    def _struct(self, number: int) -> Any:
-        """A struct cannot be filled later: what it holds is made with it."""
-        if self._made[number] is None:
-            _, name, fields = self._nodes[number]
-            cls = self._class(name)
-            if not issubclass(cls, msgspec.Struct):
-                raise FreezeError(f"{STRANGE}: {name} is no struct")
-            self._made[number] = cls(**{key: self.get(value) for key, value in fields.items()})
-        return self._made[number]
-
-    def _fill(self, made: Any, node: list[Any]) -> None:
-        match node[0]:
+    def _fill(self, number: int) -> None:
+        if self._filled[number]:
+            return
+        self._filled[number] = True
+        made, (kind, *rest) = self._made[number], self._nodes[number]
+        match kind:
             case "l":
-                made.extend(map(self.get, node[1:]))
+                made.extend(map(self.get, rest))
             case "q":
-                made.extend(map(self.get, node[2:]))
+                made.extend(map(self.get, rest[1:]))
             case "s":
-                made.update(map(self.get, node[1:]))
+                made.update(map(self._member, rest))
             case "d":
-                things = [self.get(each) for each in node[1:]]
-                made.update(zip(things[::2], things[1::2], strict=True))
+                made.update(
+                    zip(map(self._member, rest[::2]), map(self.get, rest[1::2]), strict=True)
+                )
+            case "S":
+                cls = self._class(rest[0], msgspec.Struct)
+                if not _made_bare(cls):
+                    raise FreezeError(f"{STRANGE}: {rest[0]} is more than its fields")
+                fields = cast("Mapping[str, Any]", rest[1])
+                self._made[number] = cls(**{key: self.get(value) for key, value in fields.items()})
             case _:
-                for name, value in node[2].items():
-                    object.__setattr__(made, _mangled(type(made), name), self.get(value))
+                self._endow(made, rest[1])
 
-    def _class(self, name: str) -> type:
-        module, _, path = name.partition(":")
-        if not _trusted(module, self._packages) or module not in sys.modules:
-            raise FreezeError(f"{name}: not a class that is known here")
-        found: Any = sys.modules[module]
-        for step in path.split("."):
-            found = getattr(found, step, None)
-        if not isinstance(found, type) or found.__module__ != module:
+    def _endow(self, made: Any, fields: Mapping[str, Any]) -> None:
+        """Give an object its attributes; where it has no place for one, it never had it."""
+        own = slots(type(made))
+        for name, value in fields.items():
+            if name in own:
+                object.__setattr__(made, name, self.get(value))
+            else:
+                made.__dict__[name] = self.get(value)
+
+    def _class(self, name: str, base: type) -> type:
+        found = _class(name, self._packages)
+        if found is None or not issubclass(found, base):
             raise FreezeError(f"{name}: not a class that is known here")
         return found
-
-    def _method(self, owner: Any, name: str) -> Any:
-        method = getattr(owner, name)
-        if type(method) is not MethodType or method.__self__ is not owner:
-            raise FreezeError(f"{type(owner).__name__}.{name} is no method")
-        return method

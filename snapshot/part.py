@@ -13,7 +13,8 @@ class Part(msgspec.Struct, frozen=True):
         number: the number of its last event before the cut.
         clock: its vector clock there, all entries.
         peers: whom it had channels with at the cut, and so sent markers.
-        lost: with whom it had no whole channel, and why: no marker came, or there was none to come.
+        lost: with whom it has no whole channel, and why: no marker came, or the channel had broken
+            before the cut, and what it had said may still have been on its way.
         contents: names of what it wrote, for whoever reads snapshots.
         failed: why it could not be written; empty when it is.
     """

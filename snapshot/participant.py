@@ -1,18 +1,23 @@
 """A participant of snapshots: what it records when, whom it tells, and when a snapshot is whole.
 
 A machine: it decides, and knows nothing of how messages travel, what a state consists of or where
-it is written. Whoever drives it does what it asks for, in order, before anything else happens.
-The message type is the driver's own; a channel is a pair of a peer and a lane.
+it is written. Whoever drives it does what it asks for, in order, before anything else happens:
+markers leave with the event that asks for them, ahead of what still waits to be sent, which is part
+of the recorded state and leaves after the cut. The message type is the driver's own; a channel is a
+pair of a peer and a lane.
 
 A part travels to the initiator by the way its marker came: each participant hands parts to whoever
 sent it the first marker, so any connected topology will do.
+
+Whatever happens, each snapshot is committed or discarded. Who dies, cannot write, or has a channel
+that broke or was opened in the middle of it is absent, for a reason; the others make it whole.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from snapshot.cuts import UNDER_WAY_MAX, Cuts
+from snapshot.cuts import Cuts
 from snapshot.gathering import Gathering
 from snapshot.part import Part, name_of
 
@@ -28,9 +33,15 @@ link comes first, and nobody waits for a snapshot; so there is no hurry."""
 GATHERING_S = 3 * PATIENCE_S
 """How long an initiator waits for parts; theirs are sent after at most one patience and writing."""
 
+UNDER_WAY_MAX = 4
+"""Snapshots at once; the next one is refused. What is in flight is held in memory until it is
+written, and more pictures of the same minute tell nobody more."""
 
-ROUTES_MAX = 64
-"""Snapshots whose way to the initiator is remembered, for parts that come late."""
+REFUSED = f"{UNDER_WAY_MAX} snapshots are under way already"
+
+REMEMBERED_MAX = 64
+"""Snapshots whose way to the initiator is remembered, for parts that come late; and peers whose
+channels broke, which matters to the snapshots of the next minutes."""
 
 PIECES = 2
 """What a participant writes of a snapshot: its state, and what was in flight to it."""
@@ -57,7 +68,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Send a marker down every lane to a peer that has just joined."""
+    """Send a marker down every lane to a peer; nothing is recorded with it."""
 
     snapshot: str
     peer: str
@@ -107,18 +118,16 @@ class Own:
     number: int
     clock: Mapping[str, int]
     peers: tuple[str, ...]
-    towards: str
-    """Who is told of it; empty for oneself."""
-    lost: Mapping[str, str] | None = None
-    """Known once no marker is awaited any more."""
+    lost: dict[str, str]
+    """With whom there is no whole channel, and why."""
+    heard_all: bool = False
+    """Whether no marker is awaited any more."""
     contents: list[str] = field(default_factory=list[str])
-    strangers: dict[str, str] = field(default_factory=dict[str, str])
-    """Peers that joined after the cut, and why that makes them absent."""
 
     @property
     def whole(self) -> bool:
         """Whether the state and what was in flight are both written."""
-        return self.lost is not None and len(self.contents) == PIECES
+        return self.heard_all and len(self.contents) == PIECES
 
 
 class Participant(Generic[M]):
@@ -136,6 +145,8 @@ class Participant(Generic[M]):
         self._own: dict[str, Own] = {}
         self._towards: dict[str, str] = {}
         self._gatherings: dict[str, Gathering] = {}
+        self._parted: dict[str, str] = {}
+        """Peers whose channels broke and were not opened again, and why."""
 
     @property
     def recording(self) -> bool:
@@ -151,36 +162,50 @@ class Participant(Generic[M]):
     def take(self, at: float, now: Moment) -> list[Ask[M]]:
         """Begin a snapshot with this event; nothing but its name is needed to follow it."""
         snapshot = name_of(self.me, now.number)
-        if not self._cuts.may_begin(snapshot):
-            return [Discard(snapshot, f"{UNDER_WAY_MAX} snapshots are under way already")]
+        if self._busy():
+            return [Discard(snapshot, REFUSED)]
         self._gatherings[snapshot] = Gathering(snapshot, self.me)
         return self._cut(at, snapshot, now, "")
 
     def marker(self, at: float, snapshot: str, channel: Channel, now: Moment) -> list[Ask[M]]:
         """A marker came: the first one of a snapshot cuts here, now."""
         asks: list[Ask[M]] = []
-        if self._cuts.may_begin(snapshot):
-            asks = self._cut(at, snapshot, now, channel[0])
-        own = self._own.get(snapshot)
-        if own is not None and channel[0] not in own.peers:
-            # What it said before its marker came after this cut, over a channel that is in neither.
-            own.strangers[channel[0]] = f"it joined after the cut of {self.me}"
+        if self._cuts.new(snapshot):
+            cut = self._pass_on if self._busy() else self._cut
+            asks = cut(at, snapshot, now, channel[0])
         self._cuts.marked(snapshot, channel)
         return asks + self._look()
 
     def joined(self, peer: str) -> list[Ask[M]]:
-        """A channel to a peer is open: it hears first of the cuts that are under way."""
-        return [
-            Mark(snapshot, peer) for snapshot, own in self._own.items() if peer not in own.peers
-        ]
+        """A channel to a peer is open: it hears first of the cuts that are under way.
+
+        So what is said over it is after the peer's own cut, also where an older channel broke with
+        a marker in it.
+        """
+        self._parted.pop(peer, None)
+        return [Mark(snapshot, peer) for snapshot in self._own]
+
+    def _busy(self) -> bool:
+        return len(self._own.keys() | self._gatherings.keys()) >= UNDER_WAY_MAX
 
     def _cut(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
         self._cuts.begin(snapshot, [(peer, lane) for peer in now.peers for lane in self._lanes])
-        self._towards[snapshot] = towards
-        for old in list(self._towards)[:-ROUTES_MAX]:
-            del self._towards[old]
-        self._own[snapshot] = Own(now.number, now.clock, now.peers, towards)
+        self._route(snapshot, towards)
+        self._own[snapshot] = Own(now.number, now.clock, now.peers, dict(self._parted))
         return [Capture(snapshot, now.peers, at + PATIENCE_S), *self._look()]
+
+    def _pass_on(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
+        """One's own part is refused; what is said from here on is after the cut all the same, and
+        the others must hear of it."""
+        del at
+        self._cuts.see(snapshot)
+        self._route(snapshot, towards)
+        part = Part(self.me, now.number, now.clock, now.peers, {}, failed=REFUSED)
+        return [*(Mark(snapshot, peer) for peer in now.peers), *self.told(snapshot, part)]
+
+    def _route(self, snapshot: str, towards: str) -> None:
+        self._towards[snapshot] = towards
+        _forget_oldest(self._towards)
 
     def heard(self, channel: Channel, message: M) -> int:
         """A message came; in how many cuts it was in flight, and is held."""
@@ -190,10 +215,9 @@ class Participant(Generic[M]):
         """Whether some cut knows by now all that was in flight."""
         asks: list[Ask[M]] = []
         for cut in self._cuts.complete():
-            lost: dict[str, str] = {}
-            for (peer, _), reason in cut.broken.items():
-                lost.setdefault(peer, reason)
-            self._own[cut.snapshot].lost = lost
+            own = self._own[cut.snapshot]
+            own.lost.update((peer, reason) for (peer, _), reason in cut.broken.items())
+            own.heard_all = True
             flight = [(channel, tuple(said)) for channel, said in cut.in_flight.items()]
             asks.append(RecordFlight(cut.snapshot, tuple(sorted(flight, key=lambda each: each[0]))))
         return asks
@@ -207,9 +231,7 @@ class Participant(Generic[M]):
         if not own.whole:
             return []
         del self._own[snapshot]
-        assert own.lost is not None, "whole"
-        lost = {**own.lost, **own.strangers}
-        part = Part(self.me, own.number, own.clock, own.peers, lost, tuple(own.contents))
+        part = Part(self.me, own.number, own.clock, own.peers, own.lost, tuple(own.contents))
         return self.told(snapshot, part)
 
     def failed(self, snapshot: str, reason: str) -> list[Ask[M]]:
@@ -246,6 +268,8 @@ class Participant(Generic[M]):
 
     def gone(self, peer: str, reason: str) -> list[Ask[M]]:
         """The channels with a peer are no more; what was in flight there is lost with them."""
+        self._parted[peer] = reason
+        _forget_oldest(self._parted)
         for lane in self._lanes:
             self._cuts.broken((peer, lane), reason)
         asks = self._look()
@@ -266,3 +290,8 @@ class Participant(Generic[M]):
             return []
         gathering.give_up(f"nothing was heard of its part within {GATHERING_S:g} s")
         return self._settle(gathering)
+
+
+def _forget_oldest(remembered: dict[str, str]) -> None:
+    for old in list(remembered)[:-REMEMBERED_MAX]:
+        del remembered[old]
