@@ -212,7 +212,7 @@ def _export(given: argparse.Namespace, store: Store) -> int:
     try:
         save_tensors(given.to, tensors, about)
     except OSError as error:
-        raise PlaceError(f"{given.to}: {error.strerror or error}") from None
+        raise PlaceError(f"{error.filename or given.to}: {error.strerror or error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{given.to}: {len(tensors)} tensors of {len(versions)} fragments, {nbytes:,} bytes")
     return HELD

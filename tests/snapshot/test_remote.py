@@ -3,6 +3,7 @@
 import importlib
 import re
 import threading
+import uuid
 
 import numpy as np
 import pytest
@@ -140,8 +141,9 @@ def bucket():
     options = {"key": "x", "secret": "x", "endpoint_url": f"http://{host}:{port}"}
     before = fsspec.config.conf.get("s3")
     fsspec.config.conf["s3"] = options
-    fsspec.filesystem("s3", **options).mkdir("bucket")
-    yield "s3://bucket/run"
+    name = f"bucket-{uuid.uuid4().hex}"  # The server forgets nothing while this process lives.
+    fsspec.filesystem("s3", **options).mkdir(name)
+    yield f"s3://{name}/run"
     fsspec.config.conf.pop("s3")
     if before is not None:
         fsspec.config.conf["s3"] = before
@@ -195,7 +197,8 @@ def test_a_real_server_takes_failed_uploads_back(bucket, monkeypatch):
         with pytest.raises(StorageError, match="cannot be written: reset by peer"):
             store.write_tensors({"x": array})
     files = store._place._files
-    assert not files.find("bucket")
-    assert not files.call_s3("list_multipart_uploads", Bucket="bucket").get("Uploads")
+    name = bucket.split("/")[2]
+    assert not files.find(name)
+    assert not files.call_s3("list_multipart_uploads", Bucket=name).get("Uploads")
 
     assert store.write_tensors({"x": array}).new
