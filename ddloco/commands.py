@@ -37,9 +37,7 @@ from ddloco.serve import serve_learner, serve_syncer
 from ddloco.signals import stop_on_signal
 from ddloco.simulation.bandwidth_table import bandwidth
 from ddloco.simulation.table import hostile_worlds, scenario_table
-from ddloco.snapshots import snapshot_export as snapshot_export
-from ddloco.snapshots import snapshot_list as snapshot_list
-from ddloco.snapshots import snapshot_verify as snapshot_verify
+from ddloco.snapshots import snapshot_export, snapshot_list, snapshot_verify
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError
@@ -48,6 +46,9 @@ from replay import TapeError
 HELD, FOUND, BAD_INPUT = 0, 1, 2
 
 PORT_MAX = 65535
+
+OF_SNAPSHOTS = (snapshot_export, snapshot_list, snapshot_verify)
+"""Commands of a module of their own; all are found here, by name."""
 
 
 def complain(problem: object) -> int:

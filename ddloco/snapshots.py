@@ -109,10 +109,10 @@ def rows_of(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
         sizes = store.sizes(each.manifest)
         new = sum(size for sha256, size in sizes.items() if sha256 not in seen)
         seen.update(sizes)
-        rows.append(
-            _row(each.manifest, new if sum(sizes.values()) == each.manifest.nbytes else None)
-        )
-    return sorted(rows[::-1], key=lambda row: "problem" in row)
+        known = sum(sizes.values()) == each.manifest.nbytes
+        rows.append(_row(each.manifest, new if known else None))
+    rows.reverse()
+    return sorted(rows, key=lambda row: "problem" in row)
 
 
 def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
@@ -149,9 +149,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
         for each in cells
     ]
     for row in rows:
-        lines += [
-            f"{row['id']}: without {who}: {why}" for who, why in row.get("absent", {}).items()
-        ]
+        absent = row.get("absent", {})
+        lines += [f"{row['id']}: without {who}: {why}" for who, why in absent.items()]
     return lines + [f"unreadable: {row['problem']}" for row in rows if "problem" in row]
 
 
@@ -208,12 +207,12 @@ def _export(given: argparse.Namespace, store: Store) -> int:
     manifest = store.manifest(id_)
     tensors, versions = parameters(store, manifest)
     said = ",".join(str(versions[p]) for p in sorted(versions))
-    about = {"snapshot": manifest.snapshot, "versions": said}
-    about.update((f"job.{key}", str(value)) for key, value in sorted(manifest.facts.items()))
+    facts = {key: str(value) for key, value in manifest.facts.items()}
+    about = {**facts, "snapshot": manifest.snapshot, "versions": said}
     try:
         save_tensors(given.to, tensors, about)
     except OSError as error:
-        raise PlaceError(f"{given.to}: {error.strerror or error}") from None
+        raise PlaceError(f"{error.filename or given.to}: {error.strerror or error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{given.to}: {len(tensors)} tensors of {len(versions)} fragments, {nbytes:,} bytes")
     return HELD

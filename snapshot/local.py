@@ -117,7 +117,7 @@ class LocalPlace:
     def put(self, name: str, data: bytes) -> None:
         """Write a file, or replace it."""
         with (
-            self._partial(".", [memoryview(data)]) as partial,
+            self._partial(MANIFESTS, [memoryview(data)]) as partial,
             _told(self._root / name, "written"),
         ):
             os.replace(partial, self._root / name)
@@ -193,7 +193,9 @@ class LocalPlace:
             with suppress(FileExistsError):
                 os.mkdir(each)
             if not each.is_relative_to(self._root / BLOBS):
-                _sync_folder(each.parent)
+                ours = each.parent.is_relative_to(self._root)
+                with suppress(*(() if ours else (StorageError,))):  # What is above is not ours.
+                    _sync_folder(each.parent)
 
 
 def _file(stat: os.stat_result) -> File:
@@ -216,8 +218,8 @@ def _sync_folder(folder: Path) -> None:
     with _told(folder, "made durable"):
         try:
             descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except (FileNotFoundError, PermissionError):
-            return  # Nothing was written there; or it is above us, and not ours to read.
+        except FileNotFoundError:
+            return  # Nothing was written there.
         try:
             os.fsync(descriptor)
         finally:

@@ -2,7 +2,8 @@
 
 A store has no rename: moving means copying on the server, which is slow and, for big objects, not
 one step. So a blob is hashed before it is sent, and nothing is sent that is there already. An
-upload appears when it is finished, whole; one that fails is taken back.
+upload appears when it is finished, whole; one that fails is taken back. Where a torn one may appear
+all the same it is shorter than it should be, so it is neither taken for whole nor committed.
 
 fsspec is enough: pathlib's manners (universal_pathlib) would add nothing to what is asked here.
 """
@@ -82,26 +83,33 @@ class RemotePlace:
             if size <= ONE_REQUEST_BYTES:
                 self._pipe(name, b"".join(views))
             else:
-                self._upload(name, views)
+                self._upload(name, views, size)
         return Blob(sha256, size, new=True)
 
     def _is_young(self, file: File) -> bool:
         return file.written_at is None or self.now() - file.written_at < GRACE_S / 2
 
-    def _upload(self, name: str, views: Sequence[memoryview]) -> None:
-        file = self._files.open(self._at(name), "wb", autocommit=False)
+    def _upload(self, name: str, views: Sequence[memoryview], size: int) -> None:
+        file = self._files.open(self._at(name), "wb")
         try:
             for chunk in chunks(views):
                 file.write(chunk)
             file.close()
-            file.commit()
         except BaseException:
-            # Closing it, or leaving that to the garbage collector, could finish the upload.
+            # Closing it, as ``with`` and the garbage collector do, would finish the upload.
             with suppress(Exception):
                 file.discard()
             with suppress(Exception):
                 file.closed = True
+            with suppress(Exception):
+                self._remove_torn(name, size)
             raise
+
+    def _remove_torn(self, name: str, size: int) -> None:
+        """Some file systems show what was sent so far; somebody else's whole blob is let be."""
+        there = self._info(name)
+        if there is not None and there.size != size:
+            self._files.rm_file(self._at(name))
 
     def create(self, name: str, data: bytes) -> bool:
         """Write a file that must not be there: one request, which the store itself refuses."""
