@@ -20,6 +20,7 @@ from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.events import Captured, Committed
 from ddloco.fragments import FragmentPlan
 from ddloco.process import WorkerProcess
+from ddloco.syncs import WIRE
 from snapshot import Entry, SnapshotError
 from transport import SENDABLE, Payload, aligned, tensor_bytes
 
@@ -28,8 +29,6 @@ STATE = "state"
 
 FROZEN = "frozen"
 """The name of what ``freeze`` wrote."""
-
-WIRE = "wire/"
 
 
 class CaptureWork:

@@ -71,9 +71,11 @@ class CopyOut(Chore, frozen=True):
 
 
 class Install(Chore, frozen=True):
-    """Take over the whole state that lies in these regions, one after the other."""
+    """Take over the whole state that lies in these regions, one after the other, and leave out
+    ``skip`` batches, which whoever had that state has used up."""
 
     pieces: tuple[Span, ...]
+    skip: int = 0
 
 
 class Fill(Chore, frozen=True):

@@ -18,6 +18,7 @@ from snapshot import (
     Capture,
     Commit,
     Discard,
+    Forget,
     Mark,
     Moment,
     Participant,
@@ -206,6 +207,8 @@ class Cutting:
                 return [MarkLanes(routes[peer], snapshot)]
             case RecordFlight():
                 return [self._record_flight(ask)]
+            case Forget(messages):
+                return self._forget([event.handle for event in messages if event.handle])
             case Tell(peer, snapshot, part):
                 routes = {incarnation: route for route, incarnation in self._peers.items()}
                 if peer not in routes:
@@ -222,10 +225,15 @@ class Cutting:
         messages = [event for _, events in ask.in_flight for event in events]
         handles = tuple(event.handle for event in messages if event.handle)
         for handle in handles:
-            self._flight.remove(handle)
+            self._flight.remove(handle)  # It is held for what is written, from now on.
         work = self._next_work()
         self._held[work] = ask.snapshot, handles
         return CaptureFlight(work, ask.snapshot, freeze(messages, PACKAGES), handles)
+
+    def _forget(self, handles: list[str]) -> list[Effect]:
+        for handle in handles:
+            self._flight.remove(handle)
+        return [Drop(handle) for handle in handles]
 
     def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
         self._news.append(SnapshotSettled(snapshot, failed))

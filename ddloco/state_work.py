@@ -9,9 +9,9 @@ from ddloco import chores
 from ddloco.arrays import Arrays, HostCopy
 from ddloco.effects import CopyState, EncodePiece, InstallState
 from ddloco.events import PieceEncoded, StateCopied, StateInstalled
-from ddloco.process import WorkerProcess
+from ddloco.process import ChoreError, WorkerProcess
 from ddloco.state import PIECE_BYTES, TENSOR, piece_slice, pieces_of
-from transport import Payload, aligned, describe
+from transport import Bytes, Payload, aligned, describe
 
 
 class StateWork:
@@ -77,3 +77,18 @@ class StateWork:
         for region in regions:
             self._arrays.shared.free(region)
         return StateInstalled(work.work, installed.sound)
+
+    async def restore(self, state: Bytes, drawn: int) -> None:
+        """Have a worker that has done nothing yet go on from a state, ``drawn`` batches later.
+
+        Raises:
+            ChoreError: it cannot.
+            WorkerDiedError: the process ended.
+        """
+        if len(state) != self.nbytes:
+            said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
+            raise ChoreError(chores.Failed("task", said))
+        region = self._arrays.lend(state)
+        request = chores.Install((chores.span_of(region),), drawn)
+        await self._process.expect(request, chores.Installed)
+        self._arrays.shared.free(region)

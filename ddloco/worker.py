@@ -62,7 +62,10 @@ class Trainer:
                 state = self._arena.region(out.offset, out.nbytes)
                 self._moments.write(jax.tree.leaves(self._opt_state), state)
                 return chores.Ready()
-            case chores.Install(pieces):
+            case chores.Install(pieces, batches):
+                if batches:
+                    skip(self._batches, batches)
+                    skip(self._again, batches)
                 return chores.Installed(self._install(pieces))
             case chores.Train():
                 return self._train(request)

@@ -181,8 +181,7 @@ class Workers:
     def take_back(self, found: Found) -> None:
         """Put a fragment that was kept under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
-        data = self._wire(p, found.theta)
-        arrays = (found.theta, found.momentum, self._payload(p, data))
+        arrays = (found.theta, found.momentum, self.sent(p, found.theta))
         for handle, array in zip(names(p, version), arrays, strict=True):
             self._arrays.put(handle, array)
 
@@ -298,7 +297,7 @@ class Workers:
                 momentum_factor=outer.momentum,
                 judge=judge,
             )
-            payload = self._payload(work.fragment, self._wire(work.fragment, result.theta))
+            payload = self.sent(work.fragment, result.theta)
             merged = FragmentMerged(
                 work=work.work,
                 accepted=result.accepted,
@@ -362,6 +361,10 @@ class Workers:
 
     def _payload(self, fragment: int, data: Bytes) -> Payload:
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
+
+    def sent(self, fragment: int, theta: F32) -> Payload:
+        """A global fragment as it is sent."""
+        return self._payload(fragment, self._wire(fragment, theta))
 
     def _flat(self, fragment: int, data: Bytes) -> F32:
         """A fragment's bytes as flat float32, without padding."""

@@ -19,6 +19,7 @@ from snapshot.participant import Ask as Ask
 from snapshot.participant import Capture as Capture
 from snapshot.participant import Commit as Commit
 from snapshot.participant import Discard as Discard
+from snapshot.participant import Forget as Forget
 from snapshot.participant import Mark as Mark
 from snapshot.participant import Moment as Moment
 from snapshot.participant import Participant as Participant

@@ -90,9 +90,10 @@ class Cuts(Generic[C, M]):
             cut.broken.update(dict.fromkeys(sorted(cut.awaited, key=repr), reason))
             cut.awaited.clear()
 
-    def drop(self, snapshot: str) -> None:
-        """Forget a cut, complete or not."""
-        self._open.pop(snapshot, None)
+    def drop(self, snapshot: str) -> list[M]:
+        """Forget a cut, complete or not; the messages that were held for it."""
+        cut = self._open.pop(snapshot, None)
+        return [message for said in cut.in_flight.values() for message in said] if cut else []
 
     def complete(self) -> list[Cut[C, M]]:
         """The cuts for which no marker is awaited any more, forgotten with that."""

@@ -83,6 +83,13 @@ class RecordFlight(Generic[M]):
 
 
 @dataclass(frozen=True, slots=True)
+class Forget(Generic[M]):
+    """Messages that were in flight need be held no longer: they will not be written."""
+
+    messages: tuple[M, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tell:
     """Hand a part on to a peer, on its way to who began the snapshot."""
 
@@ -108,7 +115,7 @@ class Discard:
     reason: str
 
 
-Ask = Capture | Mark | RecordFlight[M] | Tell | Commit | Discard
+Ask = Capture | Mark | RecordFlight[M] | Forget[M] | Tell | Commit | Discard
 
 
 @dataclass(slots=True)
@@ -239,9 +246,9 @@ class Participant(Generic[M]):
         own = self._own.pop(snapshot, None)
         if own is None:
             return []
-        self._cuts.drop(snapshot)
+        held = tuple(self._cuts.drop(snapshot))
         part = Part(self.me, own.number, own.clock, own.peers, {}, failed=reason)
-        return self.told(snapshot, part)
+        return [*([Forget(held)] if held else []), *self.told(snapshot, part)]
 
     # Parts find their way to the initiator.
 

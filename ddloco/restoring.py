@@ -1,0 +1,138 @@
+"""Where actors go on from: a snapshot read back, arrays and workers as they were at the cut."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddloco.actor import Actor
+from ddloco.arrays import Arrays, HostCopy, Stored
+from ddloco.capture_work import FROZEN, STATE, theta_of
+from ddloco.cutting import PACKAGES
+from ddloco.fragments import FragmentPlan
+from ddloco.learner import Learner
+from ddloco.syncs import WIRE
+from ddloco.workers import Workers
+from snapshot import Manifest, Part, SnapshotError, Store, thaw
+from transport import Bytes, MessageArrived, Payload, aligned, describe
+
+Tensors = Mapping[str, NDArray[Any]]
+
+Passed = tuple[str, str, int, int]
+"""A message in a lane: sender, lane, session, number."""
+
+
+def passed(event: MessageArrived[Any]) -> Passed:
+    """What names a message at its receiver."""
+    return (event.sender, event.lane, event.session, event.seq)
+
+
+@dataclass
+class Start:
+    """Where one actor goes on from.
+
+    Attributes:
+        part: what the manifest says of it.
+        actor: as it was after its last event before the cut.
+        arrays: what it held, by handle.
+        worker: its worker's state as it was when the step was done that ran at the cut; None where
+            there was none.
+        flight: messages that were in flight to it, in the order in which they came.
+        brought: the arrays of those.
+    """
+
+    part: Part
+    actor: Actor
+    arrays: dict[str, Tensors] = field(default_factory=dict[str, Tensors])
+    worker: Bytes | None = None
+    flight: list[MessageArrived[Any]] = field(default_factory=list[MessageArrived[Any]])
+    brought: dict[str, Tensors] = field(default_factory=dict[str, Tensors])
+
+    async def take_up(self, workers: Workers, arrays: Arrays) -> None:
+        """Put everything where the actor's work looks for it.
+
+        Raises:
+            ChoreError: the worker cannot take its state over.
+            WorkerDiedError: the worker process ended.
+        """
+        for handle, tensors in self.arrays.items():
+            arrays.put(handle, stored_from(tensors, workers.plan, handle, arrays))
+        for handle in sorted(self.actor.handles.names()):
+            if handle.startswith(WIRE) and theta_of(handle) in self.arrays:
+                fragment = int(handle.split("/")[1])
+                arrays.put(handle, workers.sent(fragment, arrays.get(theta_of(handle))))
+        if self.worker is not None:
+            machine = cast("Learner", self.actor.machine)
+            await workers.state.restore(self.worker, machine.drawn)
+            if machine.running_out:
+                size = workers.plan.total_bytes
+                arrays.put(machine.running_out, HostCopy(arrays.lend(self.worker[:size])))
+
+    def payload(self, event: MessageArrived[Any]) -> Payload | None:
+        """What a message in flight had brought."""
+        return payload_from(self.brought[event.handle]) if event.handle else None
+
+
+def load_starts(store: Store, manifest: Manifest) -> dict[str, Start]:
+    """Read all that a snapshot's participants need, by incarnation.
+
+    Raises:
+        SnapshotError: something is missing, damaged, or of another version of this program.
+        StorageError: the place cannot be read.
+    """
+    return {part.who: _start(store, part) for part in manifest.parts}
+
+
+def _start(store: Store, part: Part) -> Start:
+    pieces = [store.read_piece(sha256) for sha256 in part.contents]
+    start: Start | None = None
+    for entries in sorted(pieces, key=lambda each: each[0].kind == "flight"):
+        kinds = {entry.kind: entry for entry in entries if entry.kind != "array"}
+        arrays = {
+            entry.name: store.read_tensors(entry.sha256)
+            for entry in entries
+            if entry.kind == "array"
+        }
+        if "state" in kinds:
+            actor = _thawed(store, kinds["state"].sha256, part.who)
+            start = Start(part, actor, arrays)
+            if "worker" in kinds:
+                start.worker = store.read_tensors(kinds["worker"].sha256)[STATE]
+        elif start is not None and "flight" in kinds:
+            start.flight = _thawed(store, kinds["flight"].sha256, part.who)
+            start.brought = arrays
+    if start is None:
+        raise SnapshotError(f"{store.name}: the part of {part.who} holds no {FROZEN} state")
+    return start
+
+
+def _thawed(store: Store, sha256: str, who: str) -> Any:
+    try:
+        return thaw(bytes(store.read_bytes(sha256)), PACKAGES)
+    except ValueError as error:
+        said = f"{store.name}: blob {sha256[:12]} of {who}: {error}"
+        raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
+
+
+def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
+    """An array as it was held, from the tensors that were written of it."""
+    if STATE in tensors and len(tensors) == 1:
+        return HostCopy(arrays.lend(tensors[STATE]))
+    if all("/" in name and name.partition("/")[0].isdigit() for name in tensors):
+        return payload_from(tensors)
+    leaves = plan.fragments[int(handle.split("/")[1])]
+    return np.concatenate([tensors[leaf.name].reshape(-1) for leaf in leaves])
+
+
+def payload_from(tensors: Tensors) -> Payload:
+    """A payload from its tensors, whose names begin with their places."""
+    named = sorted(tensors.items())
+    layout = tuple((name.partition("/")[2], array.shape, array.dtype.name) for name, array in named)
+    data = np.zeros(sum(aligned(array.nbytes) for _, array in named), np.uint8)
+    at = 0
+    for _, array in named:
+        data[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
+        at += aligned(array.nbytes)
+    return Payload(describe(data, layout), data)
