@@ -1,4 +1,4 @@
-"""Where an actor's part of a snapshot goes: a store; in a replay, nowhere but through the digests."""
+"""Where an actor's part of a snapshot goes: to a store; in a replay, through the digests only."""
 
 import hashlib
 from collections.abc import Mapping, Sequence

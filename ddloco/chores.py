@@ -71,11 +71,11 @@ class CopyOut(Chore, frozen=True):
 
 
 class Install(Chore, frozen=True):
-    """Take over the whole state that lies in these regions, one after the other, and leave out
-    ``skip`` batches, which whoever had that state has used up."""
+    """Take over the whole state that lies in these regions, one after the other: a peer's, if it is
+    sound; or one's own as it was after ``drawn`` batches, which are left out now."""
 
     pieces: tuple[Span, ...]
-    skip: int = 0
+    drawn: int | None = None
 
 
 class Fill(Chore, frozen=True):

@@ -377,18 +377,10 @@ class Learner:
         send = Send(answer.peer, BULK, answer.body, answer.out, key)
         return [send, Drop(answer.source), Drop(answer.out)]
 
-    # Snapshots.
-
     @property
     def drawn(self) -> int:
-        """Batches of its shard that are used up when the step that runs is done, former selves'
-        included."""
+        """Batches of its shard that are used up when the step that runs is done."""
         return (self._recovery.batches or 0) + self._step + (self._running is not None)
-
-    @property
-    def running_out(self) -> str:
-        """The handle of the host copy that the step which runs will leave; empty without one."""
-        return f"host/{self._step + 1}" if self._running is not None else ""
 
     # The end.
 

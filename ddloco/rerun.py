@@ -25,6 +25,7 @@ from ddloco.events import FragmentMerged, StepFinished
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
+from ddloco.restoring import Beginning
 from ddloco.simulation.labour import Vault
 from replay import Divergence, Tape, open_tapes, tape
 
@@ -69,6 +70,7 @@ class Rerun:
         folder: the run folder.
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
+        beginning: a snapshot to begin with; what lies before its cut is not played.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -80,10 +82,13 @@ class Rerun:
         folder: Path,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
+        beginning: Beginning | None = None,
     ) -> None:
-        self.tapes = open_tapes(folder)
-        self.total = sum(each.events for each in self.tapes)
+        self.beginning = beginning
         self.report = Report()
+        tapes = open_tapes(folder)
+        self.tapes = [each for each in tapes if not self._is_past(each)]
+        self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
         self.job = job_from(self.tapes[0].header.job, f"{self.tapes[0].path} (header)")
         self.vaults: dict[str, Vault] = {}
         self.histories: dict[str, KeptHistory] = {}
@@ -96,8 +101,20 @@ class Rerun:
         self._lost: dict[str, tuple[int, int]] = {}
         """Of tapes that lost their ends the newest event that others heard of, and messages."""
         self._mailbox = Mailbox(set(self._recorded))
-        present = {actor_of(name) for name in self._recorded}
+        present = {actor_of(each.incarnation) for each in tapes}
         self._missing = {name: 0 for name in self.job.names() if name not in present}
+
+    def _after(self, each: Tape) -> int:
+        return self.beginning.after(each.incarnation) if self.beginning is not None else 0
+
+    def _is_past(self, each: Tape) -> bool:
+        """Whether a tape is left out, for whoever left it was not in the snapshot."""
+        beginning, name = self.beginning, each.incarnation
+        if beginning is None or not beginning.is_past(name):
+            return False
+        if beginning.heard(name) < each.events and each.closed is None:
+            self.gap(f"{name}: not in the snapshot {beginning.snapshot}, so not played")
+        return True
 
     async def run(self) -> Report:
         """Replay everything; what was found."""

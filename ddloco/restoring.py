@@ -7,10 +7,12 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from clocks import actor_of, number_of
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays, HostCopy, Stored
 from ddloco.capture_work import FROZEN, STATE, theta_of
 from ddloco.cutting import PACKAGES
+from ddloco.effects import RunStep
 from ddloco.fragments import FragmentPlan
 from ddloco.learner import Learner
 from ddloco.syncs import WIRE
@@ -66,9 +68,14 @@ class Start:
         if self.worker is not None:
             machine = cast("Learner", self.actor.machine)
             await workers.state.restore(self.worker, machine.drawn)
-            if machine.running_out:
+            for step in self.running():
                 size = workers.plan.total_bytes
-                arrays.put(machine.running_out, HostCopy(arrays.lend(self.worker[:size])))
+                arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
+
+    def running(self) -> list[RunStep]:
+        """The step that ran at the cut, which is done in what was written."""
+        works = self.actor.under_way.values()
+        return [work for work in works if isinstance(work, RunStep)]
 
     def payload(self, event: MessageArrived[Any]) -> Payload | None:
         """What a message in flight had brought."""
@@ -97,12 +104,12 @@ def _start(store: Store, part: Part) -> Start:
         }
         if "state" in kinds:
             actor = _thawed(store, kinds["state"].sha256, part.who)
-            start = Start(part, actor, arrays)
+            start = Start(part, actor, dict[str, Tensors](arrays))
             if "worker" in kinds:
                 start.worker = store.read_tensors(kinds["worker"].sha256)[STATE]
         elif start is not None and "flight" in kinds:
             start.flight = _thawed(store, kinds["flight"].sha256, part.who)
-            start.brought = arrays
+            start.brought = dict[str, Tensors](arrays)
     if start is None:
         raise SnapshotError(f"{store.name}: the part of {part.who} holds no {FROZEN} state")
     return start
@@ -136,3 +143,33 @@ def payload_from(tensors: Tensors) -> Payload:
         data[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
         at += aligned(array.nbytes)
     return Payload(describe(data, layout), data)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A snapshot that a replay begins with: where everybody stood. It is used up by that."""
+
+    snapshot: str
+    starts: Mapping[str, Start]
+
+    def before(self, sender: str, number: int) -> bool:
+        """Whether an event came before the cut."""
+        start = self.starts.get(sender)
+        return start is not None and number <= start.part.number
+
+    def after(self, incarnation: str) -> int:
+        """The last event of an incarnation that is not played; 0 for one that began later."""
+        start = self.starts.get(incarnation)
+        return start.part.number if start is not None else 0
+
+    def is_past(self, incarnation: str) -> bool:
+        """Whether an incarnation that is not in the snapshot had begun before it."""
+        if incarnation in self.starts:
+            return False
+        name, number = actor_of(incarnation), number_of(incarnation)
+        former = any(actor_of(who) == name and number < number_of(who) for who in self.starts)
+        return former or self.heard(incarnation) > 0
+
+    def heard(self, incarnation: str) -> int:
+        """Of an incarnation's events the newest that anybody in the snapshot had heard of."""
+        return max(start.part.clock.get(incarnation, 0) for start in self.starts.values())

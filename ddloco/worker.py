@@ -62,11 +62,11 @@ class Trainer:
                 state = self._arena.region(out.offset, out.nbytes)
                 self._moments.write(jax.tree.leaves(self._opt_state), state)
                 return chores.Ready()
-            case chores.Install(pieces, batches):
-                if batches:
-                    skip(self._batches, batches)
-                    skip(self._again, batches)
-                return chores.Installed(self._install(pieces))
+            case chores.Install(pieces, drawn):
+                if drawn:
+                    skip(self._batches, drawn)
+                    skip(self._again, drawn)
+                return chores.Installed(self._install(pieces, sound=drawn is None))
             case chores.Train():
                 return self._train(request)
             case chores.Differentiate():
@@ -113,13 +113,14 @@ class Trainer:
             return chores.Laid(0)
         return chores.Laid(self._moments.stop)
 
-    def _install(self, pieces: tuple[chores.Span, ...]) -> bool:
-        """A peer's state in place of one's own, if it holds numbers only."""
+    def _install(self, pieces: tuple[chores.Span, ...], *, sound: bool) -> bool:
+        """A state in place of one's own; one that must be sound, if it holds numbers only."""
         regions = [self._arena.region(each.offset, each.nbytes) for each in pieces]
         state = np.concatenate(regions) if len(regions) > 1 else regions[0]
         params = self._read_tree(state)
         leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in (*jax.tree.leaves(params), *leaves)):
+        numbers = (*jax.tree.leaves(params), *leaves)
+        if sound and not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
             return False
         self._params = params
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)

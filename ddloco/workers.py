@@ -363,7 +363,7 @@ class Workers:
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
     def sent(self, fragment: int, theta: F32) -> Payload:
-        """A global fragment as it is sent."""
+        """A global fragment as it travels."""
         return self._payload(fragment, self._wire(fragment, theta))
 
     def _flat(self, fragment: int, data: Bytes) -> F32:
