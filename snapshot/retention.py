@@ -35,6 +35,8 @@ class Removed:
 
 def retain(place: Place, *, keep: int, every: int, grace_s: float) -> Removed:
     """Remove old snapshots, then the blobs that no snapshot names; see ``Store.retain``."""
+    if not place.exists():
+        return Removed((), 0, 0)
     # Blobs are listed before manifests: whatever is committed after this has blobs that are young
     # now, or were made young later; and what is no longer as it was listed is left alone.
     files = {**place.files(BLOBS), **_partials(place)}

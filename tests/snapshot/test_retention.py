@@ -241,6 +241,6 @@ def test_no_snapshot_at_all_is_never_asked_for(store):
 
 def test_an_empty_place_has_nothing_to_remove(store, take):
     """Nothing is there, or one snapshot only: nothing goes."""
+    assert Removed((), 0, 0) == store.retain()
     take(store, 1)
-
     assert Removed((), 0, 0) == store.retain()
