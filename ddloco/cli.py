@@ -249,6 +249,13 @@ def _add_replay(orders: Orders) -> None:
         "or a tape is missing and the gap is named. 2: a tape cannot be read.",
     )
     command.add_argument("folder", metavar="RUN", type=Path, help="the run folder, or one tape")
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="ID",
+        default="",
+        help="begin with this snapshot of the run, or with the 'latest', and play what follows",
+    )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
 

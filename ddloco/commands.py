@@ -42,6 +42,7 @@ from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError
 from replay import TapeError
+from snapshot import SnapshotError, StorageError
 
 HELD, FOUND, BAD_INPUT = 0, 1, 2
 
@@ -330,10 +331,11 @@ def replay(given: argparse.Namespace) -> int:
                 given.folder,
                 progress=lambda events: bar.update(task, completed=events),
                 warn=lambda what: console.print(f"differs from the recording: {what}"),
+                snapshot=given.snapshot,
             )
             bar.update(task, total=rerun.total)
             report = trio.run(rerun.run)
-    except (TapeError, ConfigError, ChoreError) as error:
+    except (TapeError, ConfigError, ChoreError, SnapshotError, StorageError) as error:
         return complain(error)
     if given.json:
         print(json.dumps(report.as_dict(), indent=2))

@@ -19,15 +19,17 @@ from typing import Any
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.album import place_of
 from ddloco.config import job_from
 from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, StepFinished
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
-from ddloco.restoring import Beginning
+from ddloco.restoring import Beginning, begin_with
 from ddloco.simulation.labour import Vault
 from replay import Divergence, Tape, open_tapes, tape
+from snapshot import Store
 
 
 @dataclass
@@ -70,11 +72,12 @@ class Rerun:
         folder: the run folder.
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
-        beginning: a snapshot to begin with; what lies before its cut is not played.
+        snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
 
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the recorded job is none that this version can run.
+        SnapshotError: the snapshot is not there, not intact, or of another version.
     """
 
     def __init__(
@@ -82,14 +85,16 @@ class Rerun:
         folder: Path,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
-        beginning: Beginning | None = None,
+        snapshot: str = "",
     ) -> None:
-        self.beginning = beginning
         self.report = Report()
         tapes = open_tapes(folder)
+        self.job = job_from(tapes[0].header.job, f"{tapes[0].path} (header)")
+        self.beginning: Beginning | None = None
+        if snapshot:
+            self.beginning = begin_with(Store(place_of(self.job, folder)), snapshot)
         self.tapes = [each for each in tapes if not self._is_past(each)]
         self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
-        self.job = job_from(self.tapes[0].header.job, f"{self.tapes[0].path} (header)")
         self.vaults: dict[str, Vault] = {}
         self.histories: dict[str, KeptHistory] = {}
         self.payloads = 0

@@ -173,3 +173,14 @@ class Beginning:
     def heard(self, incarnation: str) -> int:
         """Of an incarnation's events the newest that anybody in the snapshot had heard of."""
         return max(start.part.clock.get(incarnation, 0) for start in self.starts.values())
+
+
+def begin_with(store: Store, snapshot: str) -> Beginning:
+    """Where everybody stood in a snapshot, every byte of which is as it was written.
+
+    Raises:
+        SnapshotError: it is not there, not intact, or of another version of this program.
+        StorageError: the place cannot be read.
+    """
+    manifest = store.load(snapshot)
+    return Beginning(manifest.snapshot, load_starts(store, manifest))
