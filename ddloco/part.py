@@ -39,7 +39,7 @@ from ddloco.syncs import names
 from ddloco.task import task_digest
 from ddloco.workers import Workers
 from replay import Divergence, Player, Tape, describe, tape
-from transport import Effect, Free, MessageArrived, Payload, Transmit
+from transport import GREETINGS, Effect, Free, Marker, MessageArrived, Payload, Transmit
 
 
 class Theatre(Protocol):
@@ -247,8 +247,10 @@ class Part:
         assert self._start is not None, "whoever began later has heard of nothing before that"
         found = {passed(each): each for each in self._start.flight}.get(passed(event))
         if found is None:
-            # Of a handshake, or from an actor whose channel broke; machines are still checked.
-            self._rerun.unverified += 1
+            if type(event.body) not in GREETINGS | {Marker}:
+                said = f"{describe(event.body)} of {event.sender} was said before the cut"
+                self._rerun.unverified += 1
+                self._rerun.gap(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
             return None
         if found != event:
             raise self._differs(record, event, describe(event), describe(found), "message")

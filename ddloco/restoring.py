@@ -1,7 +1,7 @@
 """Where actors go on from: a snapshot read back, arrays and workers as they were at the cut."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -47,10 +47,10 @@ class Start:
 
     part: Part
     actor: Actor
-    arrays: dict[str, Tensors] = field(default_factory=dict[str, Tensors])
-    worker: Bytes | None = None
-    flight: list[MessageArrived[Any]] = field(default_factory=list[MessageArrived[Any]])
-    brought: dict[str, Tensors] = field(default_factory=dict[str, Tensors])
+    arrays: dict[str, Tensors]
+    worker: Bytes | None
+    flight: list[MessageArrived[Any]]
+    brought: dict[str, Tensors]
 
     async def take_up(self, workers: Workers, arrays: Arrays) -> None:
         """Put everything where the actor's work looks for it.
@@ -93,26 +93,25 @@ def load_starts(store: Store, manifest: Manifest) -> dict[str, Start]:
 
 
 def _start(store: Store, part: Part) -> Start:
-    pieces = [store.read_piece(sha256) for sha256 in part.contents]
-    start: Start | None = None
-    for entries in sorted(pieces, key=lambda each: each[0].kind == "flight"):
-        kinds = {entry.kind: entry for entry in entries if entry.kind != "array"}
-        arrays = {
-            entry.name: store.read_tensors(entry.sha256)
-            for entry in entries
-            if entry.kind == "array"
-        }
-        if "state" in kinds:
-            actor = _thawed(store, kinds["state"].sha256, part.who)
-            start = Start(part, actor, dict[str, Tensors](arrays))
-            if "worker" in kinds:
-                start.worker = store.read_tensors(kinds["worker"].sha256)[STATE]
-        elif start is not None and "flight" in kinds:
-            start.flight = _thawed(store, kinds["flight"].sha256, part.who)
-            start.brought = dict[str, Tensors](arrays)
-    if start is None:
-        raise SnapshotError(f"{store.name}: the part of {part.who} holds no {FROZEN} state")
-    return start
+    kinds: dict[str, str] = {}
+    arrays: dict[str, dict[str, Tensors]] = {"state": {}, "flight": {}}
+    for sha256 in part.contents:
+        entries = store.read_piece(sha256)
+        found = {entry.kind: entry.sha256 for entry in entries if entry.kind != "array"}
+        kinds.update(found)
+        held = arrays["flight" if "flight" in found else "state"]
+        held.update((e.name, store.read_tensors(e.sha256)) for e in entries if e.kind == "array")
+    for kind in ("state", "flight"):
+        if kind not in kinds:
+            raise SnapshotError(f"{store.name}: the part of {part.who} has no {FROZEN} {kind}")
+    return Start(
+        part,
+        _thawed(store, kinds["state"], part.who),
+        arrays["state"],
+        store.read_tensors(kinds["worker"])[STATE] if "worker" in kinds else None,
+        _thawed(store, kinds["flight"], part.who),
+        arrays["flight"],
+    )
 
 
 def _thawed(store: Store, sha256: str, who: str) -> Any:

@@ -37,6 +37,7 @@ from transport.handles import Handles as Handles
 from transport.link import Links as Links
 from transport.message import BULK as BULK
 from transport.message import CONTROL as CONTROL
+from transport.message import GREETINGS as GREETINGS
 from transport.message import LANES as LANES
 from transport.message import PROTOCOL_VERSION as PROTOCOL_VERSION
 from transport.message import Body as Body
