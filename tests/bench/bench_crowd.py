@@ -196,7 +196,8 @@ def serve_crowd(
             endpoints = []
             for name in names:
                 who, arrays = f"{name}.1", Arrays()
-                endpoint = await dial_syncer(new_endpoint(context), address, who)
+                endpoint = new_endpoint(context)
+                await dial_syncer(endpoint, SYNCER, address, who)
                 endpoints.append(endpoint)
                 log: Any = Quiet()
                 driver = Driver(
