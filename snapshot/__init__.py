@@ -6,7 +6,6 @@
 
 from snapshot.freeze import FreezeError as FreezeError
 from snapshot.freeze import freeze as freeze
-from snapshot.freeze import thaw as thaw
 from snapshot.inventory import Verifier as Verifier
 from snapshot.manifest import Entry as Entry
 from snapshot.manifest import Manifest as Manifest
@@ -35,3 +34,4 @@ from snapshot.store import Store as Store
 from snapshot.tensors import load_metadata as load_metadata
 from snapshot.tensors import load_tensors as load_tensors
 from snapshot.tensors import save_tensors as save_tensors
+from snapshot.thaw import thaw as thaw

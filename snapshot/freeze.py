@@ -13,7 +13,7 @@ The bytes depend on the state alone: dicts keep their order, sets are sorted.
 import functools
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from enum import Enum
 from itertools import pairwise
 from types import FunctionType, MethodType
@@ -51,26 +51,6 @@ def freeze(state: object, packages: Collection[str]) -> bytes:
     return _Writer(packages, [], 0).whole(state)
 
 
-def thaw(data: bytes, packages: Collection[str]) -> Any:
-    """Read what ``freeze`` wrote.
-
-    Args:
-        data: as it was written.
-        packages: the top-level packages whose classes may occur in it; their modules must have
-            been imported.
-
-    Raises:
-        FreezeError: it is no such state, or one of other classes; nothing of it was executed.
-    """
-    try:
-        version, nodes, root = msgspec.msgpack.decode(data)
-        return _Reader(packages, version, nodes).whole(root)
-    except FreezeError:
-        raise
-    except Exception as error:  # noqa: BLE001, whatever garbage leads to, it is garbage
-        raise FreezeError(f"{STRANGE}: {type(error).__name__}: {error}") from None
-
-
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
     """What an object consists of: its slots and its dict, without what it can compute again."""
     for name in slots(type(thing)):
@@ -96,7 +76,7 @@ def slots(cls: type) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _method(owner: object, name: str) -> MethodType | None:
+def method_of(owner: object, name: str) -> MethodType | None:
     """The method of an object under a name; nothing is called to find it."""
     for base in type(owner).__mro__:
         found = base.__dict__.get(name)
@@ -115,7 +95,7 @@ def _stored(method: MethodType) -> str:
 
 
 @functools.cache
-def _bare(cls: type) -> bool:
+def bare(cls: type) -> bool:
     """Whether objects of a class are nothing but their attributes; not so those of containers,
     exceptions, named tuples."""
     try:
@@ -178,7 +158,7 @@ class _Writer:
             return ["e", self._name(kind), thing.name]
         if kind is MethodType:
             name = _stored(thing)
-            if _method(thing.__self__, name) != thing:
+            if method_of(thing.__self__, name) != thing:
                 raise self._refusal(f"{thing.__qualname__} is no method of its object's class")
             return ["m", self.put(thing.__self__), name]
         return ["r", self._node(thing, kind)]
@@ -208,12 +188,12 @@ class _Writer:
         if kind is deque:
             return ["q", thing.maxlen, *map(self.put, thing)]
         if isinstance(thing, msgspec.Struct):
-            if dict(attributes(thing)).keys() - {*thing.__struct_fields__} or not _made_bare(kind):
+            if dict(attributes(thing)).keys() - {*thing.__struct_fields__} or not made_bare(kind):
                 raise self._refusal(f"{kind.__qualname__} is more than its fields")
             fields = ((name, getattr(thing, name)) for name in thing.__struct_fields__)
             return ["S", self._name(kind), self._fields(thing, fields)]
         name = self._name(kind)
-        if not _bare(kind):
+        if not bare(kind):
             raise self._refusal(f"{kind.__qualname__} is more than its attributes")
         return ["o", name, self._fields(thing, attributes(thing))]
 
@@ -240,7 +220,7 @@ class _Writer:
 
     def _name(self, cls: type) -> str:
         name = f"{cls.__module__}:{cls.__qualname__}"
-        if _class(name, self._packages) is not cls:
+        if class_of(name, self._packages) is not cls:
             raise self._refusal(f"{cls.__module__}.{cls.__qualname__} is not plain data")
         return name
 
@@ -249,12 +229,12 @@ class _Writer:
 
 
 @functools.cache
-def _made_bare(cls: type) -> bool:
+def made_bare(cls: type) -> bool:
     """Whether making a struct executes nothing of its own."""
     return not hasattr(cls, "__post_init__")
 
 
-def _class(name: str, packages: Collection[str]) -> type | None:
+def class_of(name: str, packages: Collection[str]) -> type | None:
     """The class of a name, if it is one that is known here and trusted."""
     module, _, path = name.partition(":")
     if module.partition(".")[0] not in packages or module not in sys.modules:
@@ -266,133 +246,3 @@ def _class(name: str, packages: Collection[str]) -> type | None:
             return None
     same = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, path)
     return cast("type", found) if same else None
-
-
-class _Reader:
-    """First the shells, then what is in them: a state may lead back to itself."""
-
-    def __init__(self, packages: Collection[str], version: int, nodes: list[Any]) -> None:
-        if version != FORMAT:
-            raise FreezeError(f"a state of format {version!r}, this is {FORMAT}")
-        self._packages = packages
-        self._nodes = nodes
-        self._made: list[Any] = [None] * len(nodes)
-        self._filled = [False] * len(nodes)
-        self._hashable = [False] * len(nodes)
-
-    def whole(self, root: Any) -> Any:
-        for number, node in enumerate(self._nodes):
-            self._made[number] = self._shell(node)
-        # What is sorted by hashes comes last, when everything else is in its place.
-        for kinds in ("S", "o", "lq", "ds"):
-            for number, node in enumerate(self._nodes):
-                if node[0] in kinds:
-                    self._fill(number)
-        return self.get(root)
-
-    def get(self, thing: Any) -> Any:
-        if not isinstance(thing, list):
-            return thing
-        tag, *rest = cast("list[Any]", thing)
-        match tag:
-            case "i":
-                return int(rest[0], 16)
-            case "t":
-                return tuple(map(self.get, rest))
-            case "f":
-                return frozenset(map(self._member, rest))
-            case "e":
-                return cast("type[Enum]", self._class(rest[0], Enum))[rest[1]]
-            case "m":
-                method = _method(self.get(rest[0]), rest[1])
-                if method is None:
-                    raise FreezeError(f"{STRANGE}: {rest[1]!r} is no method")
-                return method
-            case "r":
-                if self._nodes[rest[0]][0] == "S":
-                    self._fill(rest[0])
-                return self._made[rest[0]]
-            case _:
-                raise FreezeError(f"{STRANGE}: {tag!r}")
-
-    def _member(self, thing: Any) -> Any:
-        """A set's member or a dict's key: all that its hash may depend on is in its place."""
-        if not isinstance(thing, list):
-            return thing
-        self._settle(cast("list[Any]", thing))
-        return self.get(thing)
-
-    def _settle(self, written: Any) -> None:
-        if isinstance(written, dict):
-            written = list(cast("dict[str, Any]", written).values())
-        if not isinstance(written, list):
-            return
-        things = cast("list[Any]", written)
-        if things[:1] != ["r"]:
-            for each in things:
-                self._settle(each)
-        elif not self._hashable[things[1]]:
-            self._hashable[things[1]] = True
-            for each in self._nodes[things[1]]:
-                self._settle(each)
-            self._fill(things[1])
-
-    def _shell(self, node: list[Any]) -> Any:
-        match node[0]:
-            case "l":
-                return []
-            case "d":
-                return {}
-            case "s":
-                return set[Any]()
-            case "q":
-                return deque[Any](maxlen=node[1])
-            case "o":
-                cls = self._class(node[1], object)
-                if not _bare(cls):
-                    raise FreezeError(f"{STRANGE}: {node[1]} is more than its attributes")
-                return object.__new__(cls)
-            case "S":
-                return None  # It cannot be filled later: what it holds is made before it.
-            case _:
-                raise FreezeError(f"{STRANGE}: {node[0]!r}")
-
-    def _fill(self, number: int) -> None:
-        if self._filled[number]:
-            return
-        self._filled[number] = True
-        made, (kind, *rest) = self._made[number], self._nodes[number]
-        match kind:
-            case "l":
-                made.extend(map(self.get, rest))
-            case "q":
-                made.extend(map(self.get, rest[1:]))
-            case "s":
-                made.update(map(self._member, rest))
-            case "d":
-                made.update(
-                    zip(map(self._member, rest[::2]), map(self.get, rest[1::2]), strict=True)
-                )
-            case "S":
-                cls = self._class(rest[0], msgspec.Struct)
-                if not _made_bare(cls):
-                    raise FreezeError(f"{STRANGE}: {rest[0]} is more than its fields")
-                fields = cast("Mapping[str, Any]", rest[1])
-                self._made[number] = cls(**{key: self.get(value) for key, value in fields.items()})
-            case _:
-                self._endow(made, rest[1])
-
-    def _endow(self, made: Any, fields: Mapping[str, Any]) -> None:
-        """Give an object its attributes; where it has no place for one, it never had it."""
-        own = slots(type(made))
-        for name, value in fields.items():
-            if name in own:
-                object.__setattr__(made, name, self.get(value))
-            else:
-                made.__dict__[name] = self.get(value)
-
-    def _class(self, name: str, base: type) -> type:
-        found = _class(name, self._packages)
-        if found is None or not issubclass(found, base):
-            raise FreezeError(f"{name}: not a class that is known here")
-        return found

@@ -66,7 +66,7 @@ class Soak:
     broken: list[str] = field(default_factory=list[str])
 
     def say(self, holds: bool, line: str) -> None:
-        """One thing that was looked at; said at once, since the next may take as long as the run."""
+        """One thing that was looked at, said at once: the next may take as long as the run."""
         print(f"{'held  ' if holds else 'BROKEN'} {line}", flush=True)
         if not holds:
             self.broken.append(line)

@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from snapshot import FreezeError, freeze, thaw
 from snapshot import freeze as module
-from snapshot.freeze import DEPTH_MAX, FreezeError, freeze, thaw
+from snapshot.freeze import DEPTH_MAX
 from tests.snapshot import plain
 from tests.snapshot.plain import (
     Base,

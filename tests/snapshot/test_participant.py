@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from snapshot.freeze import freeze, thaw
+from snapshot import freeze, thaw
 from snapshot.part import Part
 from snapshot.participant import (
     GATHERING_S,

@@ -13,7 +13,7 @@ import pytest
 from ddloco.simulation import hostile
 from ddloco.simulation.hostile import draw, happen
 from ddloco.simulation.world import World
-from snapshot.freeze import freeze, thaw
+from snapshot import freeze, thaw
 
 PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
 SEEDS = (3, 8, 16, 24, 36, 45, 141)
