@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshot import FreezeError, freeze, thaw
-from snapshot import freeze as module
 from snapshot.freeze import DEPTH_MAX
 from tests.snapshot import plain
 from tests.snapshot.plain import (
@@ -37,6 +36,8 @@ from tests.snapshot.plain import (
 )
 
 ROOT = Path(__file__).parents[2]
+writing, reading = sys.modules["snapshot.freeze"], sys.modules["snapshot.thaw"]
+
 TRUSTED = ("tests", plain.__name__.partition(".")[0])
 
 ATOMS = st.one_of(
@@ -188,7 +189,7 @@ def refused_things():
         "function": refused_things,
         "builtin": len,
         "class": Open,
-        "module": module,
+        "module": sys,
         "generator": (n for n in ()),
         "array": np.zeros(1),
         "number of numpy": np.float64(1),
@@ -328,26 +329,26 @@ def test_every_cut_and_every_flipped_byte_is_refused_or_read():
 
 
 def shared_things_are_copied(patch):
-    patch.setattr(module._Writer, "_node", lambda self, thing, kind: (
+    patch.setattr(writing._Writer, "_node", lambda self, thing, kind: (
         self._nodes.append(self._content(thing, kind)) or len(self._nodes) - 1
     ))  # fmt: skip
 
 
 def sets_keep_their_order(patch):
-    patch.setattr(module._Writer, "_sorted", lambda self, things: [*map(self.put, things)])
+    patch.setattr(writing._Writer, "_sorted", lambda self, things: [*map(self.put, things)])
 
 
 def private_names_are_as_they_are_said(patch):
-    patch.setattr(module, "slots", lambda cls: getattr(cls, "__slots__", ()))
+    patch.setattr(writing, "slots", lambda cls: getattr(cls, "__slots__", ()))
 
 
 def hashes_are_asked_too_early(patch):
-    patch.setattr(module._Reader, "_settle", lambda self, written: None)
+    patch.setattr(reading._Reader, "_settle", lambda self, written: None)
 
 
 def deques_have_no_end(patch):
-    shell = module._Reader._shell
-    patch.setattr(module._Reader, "_shell", lambda self, node: (
+    shell = reading._Reader._shell
+    patch.setattr(reading._Reader, "_shell", lambda self, node: (
         deque() if node[0] == "q" else shell(self, node)
     ))  # fmt: skip
 
