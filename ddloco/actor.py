@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from clocks import RunningClock, actor_of, number_of
 from ddloco.cutting import PACKAGES, Cutting
 from ddloco.effects import CaptureState, TakeSnapshot, Work, handles_of
-from ddloco.events import SnapshotRequested, WorkResult
+from ddloco.events import Restored, SnapshotRequested, SnapshotSettled, WorkResult
 from snapshot import Moment, freeze
 from transport import (
+    CONTROL,
     CancelTimer,
     Dial,
     Drop,
@@ -21,6 +22,7 @@ from transport import (
     Handles,
     Hangup,
     Keep,
+    LaneBroken,
     Links,
     Listen,
     Mark,
@@ -62,6 +64,8 @@ class Actor:
         self.clock = RunningClock(incarnation)
         self.links = Links(self.clock, self.handles)
         self.snapshots = Cutting(incarnation, self.links)
+        self.at = 0.0
+        """When the newest event was handled."""
         self.timers: dict[str, float] = {}
         """What was set and has not fired: part of the state, though only the world looks at it."""
         self.under_way: dict[int, Work] = {}
@@ -102,6 +106,9 @@ class Actor:
         self._witnessed = None
         effects: list[Effect] = []
         arrived = ""
+        self.at = at
+        if isinstance(event, Restored):
+            self._restored(at, event, effects)
         if isinstance(event, MessageArrived):
             arrived = event.handle
             if arrived:
@@ -183,6 +190,27 @@ class Actor:
                 self.timers.pop(effect.timer, None)
             elif isinstance(effect, Work):
                 self.under_way[effect.work] = effect
+
+    def _restored(self, at: float, event: Restored, effects: list[Effect]) -> None:
+        """Go on in another run: what was being written of snapshots is that run's affair, and who
+        has not come along is lost."""
+        former, links = self.snapshots, self.links
+        self.snapshots = Cutting(self.incarnation, links)
+        for handle in former.holding():
+            effects += self.handles.release(handle)
+        self.under_way = {n: work for n, work in self.under_way.items() if not former.wrote(work)}
+        self.timers = {name: due for name, due in self.timers.items() if not former.timed(name)}
+        for peer in links.peers():
+            self.snapshots.joined(PeerJoined(peer, links.incarnation(peer)))
+        for snapshot in former.began():
+            settled = SnapshotSettled(snapshot, "the job went on from a snapshot")
+            for effect in self.machine.handle(at, settled):
+                self._do(at, effect, effects)
+        for peer in event.missing:
+            heard, asked = links.handle(at, LaneBroken(peer, CONTROL, "it did not come along"))
+            effects += asked
+            for fact in heard:
+                self._tell(at, fact, effects)
 
     def _capture(self) -> list[Effect]:
         """The state as it is now, for each cut that this event brought; what is still being made is

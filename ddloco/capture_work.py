@@ -6,6 +6,7 @@ else that is written is left out: a syncer's ``wire/p/v`` are the bytes of its `
 """
 
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,8 +28,19 @@ from transport import SENDABLE, Payload, aligned, tensor_bytes
 STATE = "state"
 """The one tensor of bytes whose layout somebody else knows."""
 
+LAST = "last"
+"""What the worker's last step had brought."""
+
 FROZEN = "frozen"
 """The name of what ``freeze`` wrote."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A worker's state, and what its last step had brought."""
+
+    region: Region
+    last: chores.Trained | None
 
 
 class CaptureWork:
@@ -58,27 +70,26 @@ class CaptureWork:
         copying = self._copy_state()
 
         async def finish() -> Captured:
-            region = await copying
-            if self.trains and region is None:
+            copy = await copying
+            if self.trains and copy is None:
                 return Captured(work.work, failed="its optimizer's state cannot be copied")
             try:
-                return await self._caught(work.work, partial(self._write_state, work, region))
+                return await self._caught(work.work, partial(self._write_state, work, copy))
             finally:
-                if region is not None:
-                    self._arrays.shared.free(region)
+                if copy is not None:
+                    self._arrays.shared.free(copy.region)
 
         return finish()
 
-    def _copy_state(self) -> Awaitable[Region | None]:
+    def _copy_state(self) -> Awaitable["Copy | None"]:
         wanted = self.trains and self.nbytes > 0
         region = self._arrays.shared.allocate(self.nbytes) if wanted else None
         if region is None:
             return _nothing()
-        copied = self._process.expect(chores.CopyOut(chores.span_of(region)), chores.Ready)
+        copied = self._process.expect(chores.CopyOut(chores.span_of(region)), chores.Copied)
 
-        async def finish() -> Region:
-            await copied
-            return region
+        async def finish() -> Copy:
+            return Copy(region, (await copied).last)
 
         return finish()
 
@@ -103,12 +114,14 @@ class CaptureWork:
 
     # In a thread.
 
-    def _write_state(self, work: CaptureState, region: Region | None) -> str:
+    def _write_state(self, work: CaptureState, copy: "Copy | None") -> str:
         blob = self._album.write_bytes(work.state)
         entries = [Entry("state", FROZEN, blob.sha256, blob.size), *self._held(work.handles)]
-        if region is not None:
-            blob = self._album.write_tensors({STATE: region.data})
+        if copy is not None:
+            blob = self._album.write_tensors({STATE: copy.region.data})
             entries.append(Entry("worker", STATE, blob.sha256, blob.size))
+            blob = self._album.write_bytes(chores.encode(copy.last) if copy.last else b"")
+            entries.append(Entry("worker", LAST, blob.sha256, blob.size))
         return self._album.write_piece(entries)
 
     def _write_flight(self, work: CaptureFlight) -> str:

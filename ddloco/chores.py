@@ -65,7 +65,7 @@ class Laid(Chore, frozen=True):
 
 
 class CopyOut(Chore, frozen=True):
-    """Write the whole state to ``out``."""
+    """Write the whole state to ``out``; the answer says what the last step had brought."""
 
     out: Span
 
@@ -110,6 +110,12 @@ class Trained(Chore, frozen=True):
     loss: float
     tokens: int
     batch: bytes
+
+
+class Copied(Chore, frozen=True):
+    """The state is copied, as it was after the step that brought ``last``."""
+
+    last: Trained | None
 
 
 class Differentiate(Chore, frozen=True):
@@ -164,7 +170,7 @@ Request = (
     | TrainTogether
     | Score
 )
-Answer = Prepared | Laid | Installed | Ready | Trained | Scored | Failed
+Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Failed
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode

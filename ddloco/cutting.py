@@ -9,7 +9,7 @@ The cut is at the end of an event: markers leave behind everything that was said
 
 from typing import Any
 
-from ddloco.effects import CaptureFlight, CommitSnapshot, Observe
+from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.events import Captured, Committed, SnapshotRequested, SnapshotSettled
 from ddloco.messages import SnapshotPart
 from snapshot import (
@@ -97,7 +97,7 @@ class Cutting:
         if kind is MessageArrived:
             return type(fact.body) in OWN_BODIES
         if kind is TimerFired:
-            return fact.timer.startswith((CUT, GATHER))
+            return self.timed(fact.timer)
         return kind in OWN
 
     def take_part(self, at: float, fact: Any, now: Moment) -> list[Effect]:
@@ -141,6 +141,19 @@ class Cutting:
     def holding(self) -> list[str]:
         """Every handle that is held, as often as it is."""
         return [*self._flight, *(each for _, handles in self._held.values() for each in handles)]
+
+    def began(self) -> list[str]:
+        """Snapshots that this actor began, and that are neither there nor given up."""
+        committing = [each.snapshot for each in self._commits.values()]
+        return [*self._participant.began(), *committing]
+
+    def wrote(self, work: Work) -> bool:
+        """Whether a piece of work is about snapshots."""
+        return isinstance(work, CaptureState | CaptureFlight | CommitSnapshot)
+
+    def timed(self, timer: str) -> bool:
+        """Whether a timer is about snapshots."""
+        return timer.startswith((CUT, GATHER))
 
     def peers(self) -> tuple[str, ...]:
         """Who is there, by incarnation."""

@@ -136,6 +136,14 @@ class SnapshotRequested(Event, frozen=True):
     """Somebody outside wants a snapshot."""
 
 
+class Restored(Event, frozen=True):
+    """The actor's first event behind a cut, in another run than the one whose snapshot it is.
+    ``missing`` are links whose other ends do not go on from it."""
+
+    snapshot: str
+    missing: tuple[str, ...] = ()
+
+
 class SnapshotSettled(Event, frozen=True):
     """What became of a snapshot that this actor began: it is there, or ``failed`` says why not.
     Said by the actor to its machine; on no tape."""
@@ -175,6 +183,7 @@ Happened = (
     | Captured
     | Committed
     | SnapshotRequested
+    | Restored
     | WorkFailed
     | StopRequested
 )

@@ -37,7 +37,7 @@ class StateWork:
         """One memory copy, in the worker; asked for before this returns, so before a next step."""
         out = self._arrays.shared.allocate(max(self.nbytes, 1))
         request = chores.CopyOut(chores.span_of(out))
-        copied = self._process.expect(request, chores.Ready) if self.nbytes else None
+        copied = self._process.expect(request, chores.Copied) if self.nbytes else None
 
         async def finish() -> StateCopied:
             digest = b""

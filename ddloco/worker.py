@@ -44,6 +44,7 @@ class Trainer:
         self._tried = False
         """Whether the first step has been run twice, to see that it can be."""
         self._spoilt = False
+        self._last: chores.Trained | None = None
         self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
@@ -61,7 +62,7 @@ class Trainer:
                 self._copy_out(self._params, out)
                 state = self._arena.region(out.offset, out.nbytes)
                 self._moments.write(jax.tree.leaves(self._opt_state), state)
-                return chores.Ready()
+                return chores.Copied(self._last)
             case chores.Install(pieces, drawn):
                 if drawn:
                     skip(self._batches, drawn)
@@ -163,7 +164,8 @@ class Trainer:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
         self._copy_out(self._params, request.out)
-        return chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+        self._last = chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+        return self._last
 
     # One part of a data-parallel job: gradients here, the update at the averager's.
 

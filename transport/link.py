@@ -111,6 +111,14 @@ class Links:
         """Whether there is any link to ``peer``, open or not."""
         return peer in self._links
 
+    def renew(self, agreement: dict[str, str]) -> None:
+        """From now on this must be shared: what was agreed upon before is another run's."""
+        if self._agreement is not None:
+            self._agreement = agreement
+        for link in self._links.values():
+            if link.dialled is not None:
+                link.dialled = agreement
+
     # What the machine above asks for.
 
     def perform(self, at: float, effect: Send[Any] | Dial | Listen | Hangup | Mark) -> Heard:
