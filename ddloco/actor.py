@@ -196,6 +196,7 @@ class Actor:
         has not come along is lost."""
         former, links = self.snapshots, self.links
         self.snapshots = Cutting(self.incarnation, links)
+        self.snapshots.inherit(former)
         for handle in former.holding():
             effects += self.handles.release(handle)
         self.under_way = {n: work for n, work in self.under_way.items() if not former.wrote(work)}

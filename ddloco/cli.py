@@ -113,6 +113,13 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         default=[],
         help="override a key of the job file, such as sync.quorum=2; may be given again",
     )
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="SNAPSHOT",
+        default="",
+        help="go on from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
+    )
 
 
 def _add_run(orders: Orders) -> None:

@@ -32,6 +32,7 @@ from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.observe import UnansweredError
 from ddloco.process import WorkerDiedError
 from ddloco.rerun import Report, Rerun
+from ddloco.restoring import beginning_of
 from ddloco.sections import ConfigError
 from ddloco.serve import serve_learner, serve_syncer
 from ddloco.signals import stop_on_signal
@@ -78,15 +79,15 @@ def run(given: argparse.Namespace) -> int:
             return _drive(given, job, folder)
         _check_chaos(job, given)
         keys_of(job, "tcp" if given.processes else job.transport.kind)
+        beginning = beginning_of(job, given.snapshot, folder)
         open_folder(folder, job, overwrite=given.overwrite)
-    except ConfigError as error:
+    except (ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     if job.job.method == "lone":
         return _run_baseline(job, folder)
     if given.processes:
-        return _run_job(Processes(job, folder))
-
-    return _run_job(Cluster(job, folder))
+        return _run_job(Processes(job, folder, given.snapshot))
+    return _run_job(Cluster(job, folder, beginning))
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
@@ -207,7 +208,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
         job = with_keys(_job(given), given.keys)
         open_folder(given.folder, job, join=given.join)
         finish: Finish = trio.run(serve, job)
-    except ConfigError as error:
+    except (ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     if finish.status == "bad-input":
         return complain(finish.reason)
@@ -222,7 +223,8 @@ def syncer(given: argparse.Namespace) -> int:
 
     async def serve(job: Job) -> Finish:
         who = given.bind, given.name, given.connect
-        return await serve_syncer(job, given.folder, *who, with_parent=given.with_parent)
+        more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
+        return await serve_syncer(job, given.folder, *who, **more)
 
     return _serve(given, serve)
 
@@ -232,7 +234,8 @@ def learner(given: argparse.Namespace) -> int:
 
     async def serve(job: Job) -> Finish:
         folder, connect, name = given.folder, given.connect, given.name
-        return await serve_learner(job, folder, connect, name, with_parent=given.with_parent)
+        more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
+        return await serve_learner(job, folder, connect, name, **more)
 
     return _serve(given, serve)
 

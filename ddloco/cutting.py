@@ -80,10 +80,11 @@ class Cutting:
     # What happens.
 
     def hears(self, event: MessageArrived[Any]) -> list[Effect]:
-        """Before the links hear it: a message that was in flight to a cut is kept for it."""
-        if not self._participant.recording or type(event.body) is Marker:
-            return []
-        if not self._links.carries(event):
+        """Before the links hear it: a message that was in flight to a cut is kept for it.
+
+        A marker that ends what is in flight was in flight itself: it has a number in its lane.
+        """
+        if not self._participant.recording or not self._links.carries(event):
             return []
         times = self._participant.heard((event.sender, event.lane), event)
         if not event.handle:
@@ -146,6 +147,10 @@ class Cutting:
         """Snapshots that this actor began, and that are neither there nor given up."""
         committing = [each.snapshot for each in self._commits.values()]
         return [*self._participant.began(), *committing]
+
+    def inherit(self, former: "Cutting") -> None:
+        """Know all the snapshots that one's former self knew, and nothing else of it."""
+        self._participant.inherit(former._participant)
 
     def wrote(self, work: Work) -> bool:
         """Whether a piece of work is about snapshots."""

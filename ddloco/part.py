@@ -143,6 +143,9 @@ class Part:
         if self._start is not None:
             assert isinstance(self._workers, Workers), "simulated jobs have no store"
             await self._start.take_up(self._workers, self._arrays)
+            if self._tape.header.after:
+                self._start.adopt(self._rerun.job, self._workers.plan)
+                self._start.keep(self._arrays, self._history)
         pieces = self._tape.header.facts.get(STATE_PIECES)
         if pieces is not None and isinstance(self._workers, Workers):
             self._workers.state.cut_into(int(pieces))
@@ -252,7 +255,7 @@ class Part:
                 self._rerun.unverified += 1
                 self._rerun.gap(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
             return None
-        if found != event:
+        if msgspec.structs.replace(found, handle=event.handle) != event:
             raise self._differs(record, event, describe(event), describe(found), "message")
         self._rerun.payloads += bool(event.handle)
         return self._start.payload(found)

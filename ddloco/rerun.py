@@ -11,7 +11,7 @@ missing actor's arrays cannot be: it is counted as unverified, and the gap is na
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,9 @@ from ddloco.events import FragmentMerged, StepFinished
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
-from ddloco.restoring import Beginning, begin_with
+from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, begin_with
 from ddloco.simulation.labour import Vault
 from replay import Divergence, Tape, open_tapes, tape
-from snapshot import Store
 
 
 @dataclass
@@ -90,9 +89,7 @@ class Rerun:
         self.report = Report()
         tapes = open_tapes(folder)
         self.job = job_from(tapes[0].header.job, f"{tapes[0].path} (header)")
-        self.beginning: Beginning | None = None
-        if snapshot:
-            self.beginning = begin_with(Store(place_of(self.job, folder)), snapshot)
+        self.beginning = self._begin(tapes, place_of(self.job, folder), snapshot)
         self.tapes = [each for each in tapes if not self._is_past(each)]
         self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
         self.vaults: dict[str, Vault] = {}
@@ -108,6 +105,16 @@ class Rerun:
         self._mailbox = Mailbox(set(self._recorded))
         present = {actor_of(each.incarnation) for each in tapes}
         self._missing = {name: 0 for name in self.job.names() if name not in present}
+
+    def _begin(self, tapes: Sequence[Tape], place: str | Path, snapshot: str) -> Beginning | None:
+        """With a snapshot that is asked for, or with the one that the run itself went on from."""
+        if snapshot:
+            return begin_with(place, snapshot, self.job)
+        for each in tapes:
+            if each.header.after:
+                facts = each.header.facts
+                return begin_with(facts[RESTORED_PLACE], facts[RESTORED], self.job)
+        return None
 
     def _after(self, each: Tape) -> int:
         return self.beginning.after(each.incarnation) if self.beginning is not None else 0

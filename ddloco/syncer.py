@@ -158,6 +158,11 @@ class Syncer:
                 self._rounds.stop()
         return []
 
+    @property
+    def rounds(self) -> Rounds | None:
+        """Its syncs; None before it has begun."""
+        return self._rounds
+
     # Beginning.
 
     def _started(self, event: Started) -> list[Effect]:

@@ -24,12 +24,14 @@ from snapshot.participant import Moment as Moment
 from snapshot.participant import Participant as Participant
 from snapshot.participant import RecordFlight as RecordFlight
 from snapshot.participant import Tell as Tell
+from snapshot.place import BLOBS as BLOBS
 from snapshot.place import GRACE_S as GRACE_S
 from snapshot.place import Blob as Blob
 from snapshot.place import SnapshotError as SnapshotError
 from snapshot.place import StorageError as StorageError
 from snapshot.reading import Listed as Listed
 from snapshot.retention import Removed as Removed
+from snapshot.store import NEWEST as NEWEST
 from snapshot.store import Store as Store
 from snapshot.tensors import load_metadata as load_metadata
 from snapshot.tensors import load_tensors as load_tensors

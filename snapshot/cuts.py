@@ -49,6 +49,10 @@ class Cuts(Generic[C, M]):
         initiator, number = split(snapshot)
         return self._newest.get(initiator, -1) < number
 
+    def inherit(self, former: "Cuts[C, M]") -> None:
+        """What another has seen is new here no longer."""
+        self._newest = dict(former._newest)
+
     def see(self, snapshot: str) -> None:
         """It is new no longer, whether it is taken part in or not."""
         initiator, number = split(snapshot)

@@ -164,6 +164,10 @@ class Participant(Generic[M]):
         """The snapshots that this participant began, and that are not settled."""
         return list(self._gatherings)
 
+    def inherit(self, former: "Participant[M]") -> None:
+        """Whoever goes on from a snapshot has seen its markers, and those before it."""
+        self._cuts.inherit(former._cuts)
+
     # A cut: one's own state, then what was in flight.
 
     def take(self, at: float, now: Moment) -> list[Ask[M]]:
