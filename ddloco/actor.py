@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from clocks import RunningClock, actor_of, number_of
 from ddloco.cutting import PACKAGES, Cutting
 from ddloco.effects import CaptureState, TakeSnapshot, Work, handles_of
-from ddloco.events import Restored, SnapshotRequested, SnapshotSettled, WorkResult
-from snapshot import Moment, freeze
+from ddloco.events import Captured, Restored, SnapshotRequested, SnapshotSettled, WorkResult
+from snapshot import FreezeError, Moment, freeze
 from transport import (
     CONTROL,
     CancelTimer,
@@ -125,7 +125,9 @@ class Actor:
             for marker in self.snapshots.mark():
                 self._do(at, marker, effects)
         self._remember(event, effects)
-        return effects + self._capture() if self.snapshots.due else effects
+        if self.snapshots.due:
+            self._capture(at, effects)
+        return effects
 
     def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
         """Let snapshots and machine hear a fact, links what they say, and both the links' news."""
@@ -213,17 +215,26 @@ class Actor:
             for fact in heard:
                 self._tell(at, fact, effects)
 
-    def _capture(self) -> list[Effect]:
+    def _capture(self, at: float, effects: list[Effect]) -> None:
         """The state as it is now, for each cut that this event brought; what is still being made is
-        made again by whoever goes on from here."""
+        made again by whoever goes on from here.
+
+        A machine whose state is no plain data takes no part, and says so.
+        """
         coming = {handle for work in self.under_way.values() for handle in handles_of(work)[1]}
         there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
         begun = self.snapshots.hold(there)
         for _ in begun:
             for handle in there:
                 self.handles.hold(handle)
-        state = freeze(self, PACKAGES)
-        return [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
+        own = type(self.machine).__module__.partition(".")[0]
+        try:
+            state = freeze(self, (*PACKAGES, own))
+        except FreezeError as error:
+            for work, _ in begun:
+                self._tell(at, Captured(work, failed=str(error)), effects)
+            return
+        effects += [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
 
     def _retire(self, floors: dict[str, int]) -> None:
         """Forget incarnations that will not be heard of again, also when old messages name them."""
