@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import trio
@@ -64,7 +64,7 @@ from transport import DTYPES, Bytes, Payload, describe
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
-T = TypeVar("T")
+_in_thread = trio.to_thread.run_sync
 
 
 class Workers:
@@ -400,7 +400,3 @@ def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]
         view = data[segment.offset : stop].view(dtype)
         views.append((slice(segment.start, segment.stop), view))
     return views
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(function)
