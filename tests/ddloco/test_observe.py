@@ -255,20 +255,25 @@ async def test_a_job_that_ends_before_its_snapshot(autojump_clock, syncer):
 
 
 async def test_a_snapshot_that_nobody_begins(autojump_clock, syncer):
-    """A syncer that answers and begins none is given up after the timeout; so is one that is not
-    there, and one that falls silent in the middle."""
+    """A syncer that answers and begins none is given up after the timeout: the door was busy."""
     begun = trio.current_time()
     with pytest.raises(UnansweredError, match="s: no snapshot was begun within 5 s"):
         await (await syncer.observer()).snapshot()
     assert pytest.approx(5.0) == trio.current_time() - begun
+
+
+async def test_nobody_to_take_a_snapshot(autojump_clock, syncer):
+    """Where no syncer is, it is said so, and what to look at."""
     with pytest.raises(UnansweredError, match="nobody answers at elsewhere: is a syncer"):
         await (await syncer.observer("elsewhere")).snapshot()
+
+
+async def test_a_syncer_that_dies_over_its_snapshot(autojump_clock, syncer, nursery):
+    """One that falls silent after it began is given up like any other."""
     Photographer(syncer, BEGUN)
-    observer = await syncer.observer()
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(mute_after, syncer, 3.0)
-        with pytest.raises(UnansweredError, match="s: nothing was heard for 30 s"):
-            await observer.snapshot()
+    nursery.start_soon(mute_after, syncer, 3.0)
+    with pytest.raises(UnansweredError, match="s: nothing was heard for 30 s"):
+        await (await syncer.observer()).snapshot()
 
 
 async def test_a_syncer_that_speaks_otherwise_takes_none(autojump_clock, syncer, monkeypatch):
