@@ -65,12 +65,12 @@ class CaptureWork:
 
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
         """The worker is asked before this returns, so before it begins a next step."""
+        if self._refuses:
+            return self._refused(work.work)
         copying, held = self._copy_state(), self._held(work.handles)
 
         async def finish() -> Captured | WorkFailed:
             region = await copying
-            if self._refuses:
-                return Captured(work.work, failed=self._refuses)
             if self.trains and region is None:
                 return Captured(work.work, failed="its optimizer's state cannot be copied")
             try:
@@ -96,6 +96,8 @@ class CaptureWork:
 
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
         """What was in flight."""
+        if self._refuses:
+            return self._refused(work.work)
         held = self._held(work.handles)
         return self._caught(work.work, partial(self._write_flight, work, held))
 
@@ -107,6 +109,10 @@ class CaptureWork:
         except (OSError, SnapshotError) as error:
             return _failed(work.work, error)
         return Committed(work.work)
+
+    async def _refused(self, work: int) -> Captured:
+        await trio.lowlevel.checkpoint()
+        return Captured(work, failed=self._refuses)
 
     async def _caught(self, work: int, write: Callable[[], str]) -> Captured | WorkFailed:
         try:
