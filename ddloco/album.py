@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
 from ddloco.config import Job
-from snapshot import Blob, Entry, Manifest, Part, Store, encode_piece, pack
+from snapshot import Blob, Entry, Manifest, Part, SnapshotError, Store, encode_piece, pack
 
 SNAPSHOTS = "snapshots"
 """The folder of a run folder in which snapshots are, unless the job names another place."""
@@ -70,7 +71,10 @@ class Stored:
         facts = {"job": self._job.id, "name": self._job.job.name}
         self._store.commit(Manifest(snapshot, newest + 1, facts, tuple(parts), absent))
         table = self._job.snapshot
-        self._store.retain(table.keep, table.keep_every)
+        # It stands, whatever becomes of older ones: what is damaged there stops retention, and is
+        # what `ddloco snapshot list` and `verify` are for.
+        with suppress(OSError, SnapshotError):
+            self._store.retain(table.keep, table.keep_every)
 
 
 class Digested:

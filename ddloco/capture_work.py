@@ -18,7 +18,7 @@ from ddloco.album import Album
 from ddloco.arena import Region
 from ddloco.arrays import F32, Arrays, HostCopy
 from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
-from ddloco.events import Captured, Committed
+from ddloco.events import Captured, Committed, WorkFailed
 from ddloco.fragments import FragmentPlan
 from ddloco.process import WorkerProcess
 from ddloco.syncs import WIRE
@@ -33,6 +33,12 @@ LAST = "last"
 
 FROZEN = "frozen"
 """The name of what ``freeze`` wrote."""
+
+
+Tensors = Mapping[str, NDArray[Any]]
+
+Held = list[tuple[str, Tensors]]
+"""Arrays that are written, by handle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,7 @@ class CaptureWork:
         arrays: its arrays; they need an arena.
         process: its JAX worker process.
         album: where to write.
+        refuses: why this job cannot be captured, if it cannot.
 
     Attributes:
         nbytes: of a learner's whole state; 0 where it cannot be copied.
@@ -57,24 +64,29 @@ class CaptureWork:
         plan: how parameters are laid out; set once that is known.
     """
 
-    def __init__(self, arrays: Arrays, process: WorkerProcess, album: Album) -> None:
+    def __init__(
+        self, arrays: Arrays, process: WorkerProcess, album: Album, refuses: str = ""
+    ) -> None:
         self.nbytes = 0
         self.trains = False
         self.plan: FragmentPlan | None = None
         self._arrays = arrays
         self._process = process
         self._album = album
+        self._refuses = refuses
 
-    def state(self, work: CaptureState) -> Awaitable[Captured]:
+    def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
         """The worker is asked before this returns, so before it begins a next step."""
-        copying = self._copy_state()
+        if self._refuses:
+            return self._refused(work.work)
+        copying, held = self._copy_state(), self._held(work.handles)
 
-        async def finish() -> Captured:
+        async def finish() -> Captured | WorkFailed:
             copy = await copying
             if self.trains and copy is None:
                 return Captured(work.work, failed="its optimizer's state cannot be copied")
             try:
-                return await self._caught(work.work, partial(self._write_state, work, copy))
+                return await self._caught(work.work, partial(self._write_state, work, held, copy))
             finally:
                 if copy is not None:
                     self._arrays.shared.free(copy.region)
@@ -93,30 +105,43 @@ class CaptureWork:
 
         return finish()
 
-    async def flight(self, work: CaptureFlight) -> Captured:
+    def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
         """What was in flight."""
-        return await self._caught(work.work, partial(self._write_flight, work))
+        if self._refuses:
+            return self._refused(work.work)
+        held = self._held(work.handles)
+        return self._caught(work.work, partial(self._write_flight, work, held))
 
-    async def commit(self, work: CommitSnapshot) -> Committed:
+    async def commit(self, work: CommitSnapshot) -> Committed | WorkFailed:
         """The manifest."""
         try:
             commit = partial(self._album.commit, work.snapshot, work.parts, work.absent)
             await trio.to_thread.run_sync(commit)
         except (OSError, SnapshotError) as error:
-            return Committed(work.work, str(error))
+            return _failed(work.work, error)
         return Committed(work.work)
 
-    async def _caught(self, work: int, write: Callable[[], str]) -> Captured:
+    async def _refused(self, work: int) -> Captured:
+        await trio.lowlevel.checkpoint()
+        return Captured(work, failed=self._refuses)
+
+    async def _caught(self, work: int, write: Callable[[], str]) -> Captured | WorkFailed:
         try:
             return Captured(work, await trio.to_thread.run_sync(write))
         except (OSError, SnapshotError) as error:
-            return Captured(work, failed=str(error))
+            return _failed(work, error)
+
+    def _held(self, handles: tuple[str, ...]) -> Held:
+        """What to write, looked up now: in the replay of a failed write nobody waits for this, and
+        the handles may be gone by then."""
+        names = [each for each in dict.fromkeys(handles) if theta_of(each) not in handles]
+        return [(name, self._tensors(name)) for name in names]
 
     # In a thread.
 
-    def _write_state(self, work: CaptureState, copy: "Copy | None") -> str:
+    def _write_state(self, work: CaptureState, held: Held, copy: Copy | None) -> str:
         blob = self._album.write_bytes(work.state)
-        entries = [Entry("state", FROZEN, blob.sha256, blob.size), *self._held(work.handles)]
+        entries = [Entry("state", FROZEN, blob.sha256, blob.size), *self._write_held(held)]
         if copy is not None:
             blob = self._album.write_tensors({STATE: copy.region.data})
             entries.append(Entry("worker", STATE, blob.sha256, blob.size))
@@ -124,21 +149,19 @@ class CaptureWork:
             entries.append(Entry("worker", LAST, blob.sha256, blob.size))
         return self._album.write_piece(entries)
 
-    def _write_flight(self, work: CaptureFlight) -> str:
+    def _write_flight(self, work: CaptureFlight, held: Held) -> str:
         blob = self._album.write_bytes(work.messages)
-        entries = [Entry("flight", FROZEN, blob.sha256, blob.size), *self._held(work.handles)]
+        entries = [Entry("flight", FROZEN, blob.sha256, blob.size), *self._write_held(held)]
         return self._album.write_piece(entries)
 
-    def _held(self, handles: tuple[str, ...]) -> list[Entry]:
+    def _write_held(self, held: Held) -> list[Entry]:
         entries: list[Entry] = []
-        for handle in dict.fromkeys(handles):
-            if theta_of(handle) in handles:
-                continue
-            blob = self._album.write_tensors(self._tensors(handle))
+        for handle, tensors in held:
+            blob = self._album.write_tensors(tensors)
             entries.append(Entry("array", handle, blob.sha256, blob.size))
         return entries
 
-    def _tensors(self, handle: str) -> Mapping[str, NDArray[Any]]:
+    def _tensors(self, handle: str) -> Tensors:
         stored = self._arrays.get(handle)
         if isinstance(stored, HostCopy):
             return {STATE: stored.region.data}
@@ -146,6 +169,11 @@ class CaptureWork:
             return payload_tensors(stored)
         assert self.plan is not None, "known before anything is merged"
         return leaf_tensors(self.plan, handle, stored)
+
+
+def _failed(work: int, error: Exception) -> WorkFailed:
+    """The place's doing: in a replay, where nothing is written, a fact like the time."""
+    return WorkFailed(work, "worker", str(error))
 
 
 async def _nothing() -> None:

@@ -365,6 +365,9 @@ def _contradiction(job: Job) -> str | None:
         )
     if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
         return f"job.syncers: {job.job.method} has one"
+    if job.snapshot.wanted and job.job.method != "decoupled-diloco":
+        key = "every_s" if job.snapshot.every_s else "every_steps"
+        return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
     problem = impossible(job.chaos, names, job.syncer_names())
     if problem is not None:
         return f"chaos.{problem}"

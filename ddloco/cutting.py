@@ -10,7 +10,13 @@ The cut is at the end of an event: markers leave behind everything that was said
 from typing import Any
 
 from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
-from ddloco.events import Captured, Committed, SnapshotRequested, SnapshotSettled
+from ddloco.events import (
+    Captured,
+    Committed,
+    SnapshotRequested,
+    SnapshotSettled,
+    WorkFailed,
+)
 from ddloco.messages import SnapshotPart
 from snapshot import (
     GATHERING_S,
@@ -44,6 +50,9 @@ from transport import Mark as MarkLanes
 
 BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
 """What people see of one."""
+
+FAILED = "snapshot part failed"
+"""What they see of a participant that could not write its own part."""
 
 CUT = "cut/"
 GATHER = "gather/"
@@ -99,6 +108,8 @@ class Cutting:
             return type(fact.body) in OWN_BODIES
         if kind is TimerFired:
             return self.timed(fact.timer)
+        if kind is WorkFailed:
+            return fact.work in self._held or fact.work in self._commits
         return kind in OWN
 
     def take_part(self, at: float, fact: Any, now: Moment) -> list[Effect]:
@@ -117,10 +128,13 @@ class Cutting:
             case TimerFired(timer):
                 return self._do(participant.overdue(timer.removeprefix(GATHER)))
             case Captured():
-                return self._captured(fact)
+                return self._captured(fact.work, fact.content, fact.failed)
             case Committed(work, failed):
-                commit = self._commits.pop(work)
-                return self._settle(commit.snapshot, failed, commit)
+                return self._committed(work, failed)
+            case WorkFailed(work, _, reason):
+                if work in self._commits:
+                    return self._committed(work, reason)
+                return self._captured(work, "", reason)
             case _:
                 return []
 
@@ -201,14 +215,19 @@ class Cutting:
         self._cuts.clear()
         return begun
 
-    def _captured(self, event: Captured) -> list[Effect]:
-        snapshot, handles = self._held.pop(event.work)
+    def _captured(self, work: int, content: str, failed: str) -> list[Effect]:
+        snapshot, handles = self._held.pop(work)
         effects: list[Effect] = [Drop(handle) for handle in handles]
-        if event.failed:
-            failed = self._participant.failed(snapshot, event.failed)
-            seen = {"snapshot": snapshot, "reason": event.failed}
-            return [*effects, Observe("snapshot part failed", seen), *self._do(failed)]
-        return effects + self._do(self._participant.captured(snapshot, event.content))
+        if not failed:
+            return effects + self._do(self._participant.captured(snapshot, content))
+        asked = self._do(self._participant.failed(snapshot, failed))
+        if asked:  # Otherwise the other piece had failed already, and was told of.
+            effects.append(Observe(FAILED, {"snapshot": snapshot, "reason": failed}))
+        return effects + asked
+
+    def _committed(self, work: int, failed: str) -> list[Effect]:
+        commit = self._commits.pop(work)
+        return self._settle(commit.snapshot, failed, commit)
 
     # What the participant asks for.
 

@@ -27,6 +27,8 @@ class Occasions:
         self._last: bool | None = None
         """Whether the last one is over; None before it was asked for."""
         self._under_way = 0
+        self._owed = False
+        """Whether the last one waits for another to be over."""
 
     def begin(self, at: float) -> list[Effect]:
         """The job begins."""
@@ -38,7 +40,7 @@ class Occasions:
         if timer == LAST:
             self._last = True
             return []
-        return [*self._take(), *self.begin(at)]
+        return [*self._due(), *self.begin(at)]
 
     def merged(self, t: int) -> list[Effect]:
         """The merge of a global step is done."""
@@ -46,22 +48,26 @@ class Occasions:
         if not every or t < self._step + every:
             return []
         self._step = t - t % every
-        return self._take()
+        return self._due()
+
+    def _due(self) -> list[Effect]:
+        """One at a time: a slow disk would otherwise have more and more to write."""
+        return self._take() if not self._under_way and self._last is None else []
 
     def _take(self) -> list[Effect]:
-        """One at a time: a slow disk would otherwise have more and more to write."""
-        if self._under_way or self._last is not None:
-            return []
         self._under_way += 1
         return [TakeSnapshot()]
 
     def heard(self, event: SnapshotRequested | SnapshotSettled) -> list[Effect]:
         """Somebody asked for one, which is begun without us; or one is there, or will not be."""
         self._under_way += 1 if isinstance(event, SnapshotRequested) else -1
-        if self._last is False and not self._under_way:
-            self._last = True
-            return [CancelTimer(LAST)]
-        return []
+        if self._last is not False or self._under_way:
+            return []
+        if self._owed:
+            self._owed = False
+            return self._take()
+        self._last = True
+        return [CancelTimer(LAST)]
 
     @property
     def over(self) -> bool:
@@ -69,9 +75,9 @@ class Occasions:
         return self._last is True or not self._table.wanted
 
     def end(self, at: float) -> list[Effect]:
-        """The job is about to end: one more while everybody is there, unless one is under way."""
+        """The job is about to end: one more while everybody is there. One that is under way does
+        not hold the end: it comes first."""
         if self._last is not None or self.over:
             return []
-        effects = self._take()
-        self._last = False
-        return [SetTimer(LAST, at + LAST_S), *effects]
+        self._last, self._owed = False, self._under_way > 0
+        return [SetTimer(LAST, at + LAST_S), *([] if self._owed else self._take())]

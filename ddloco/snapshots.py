@@ -1,4 +1,4 @@
-"""What ``ddloco snapshot`` does: snapshots listed, verified, and made into a model."""
+"""What ``ddloco snapshot`` does: snapshots taken, listed, verified, and made into a model."""
 
 import argparse
 import json
@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
-from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, save_tensors
-
-HELD, FOUND, BAD_INPUT = 0, 1, 2
-
-SNAPSHOTS = "snapshots"
-"""The folder of a run in which its place is, unless the job says otherwise."""
+from ddloco.album import SNAPSHOTS
+from ddloco.asking import BAD_INPUT, FOUND, HELD, look, timeout_of
+from ddloco.cutting import DISCARDED, TAKEN
+from ddloco.lookout import say
+from ddloco.notices import News
+from ddloco.observe import UnansweredError, open_observer
+from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
 """The entry in which a syncer keeps a fragment: its number, and the version of the parameters."""
@@ -72,6 +73,44 @@ def _id_of(store: Store, snapshot: str) -> str:
         return store.find(snapshot)
     except SnapshotError as error:
         raise PlaceError(str(error)) from None
+
+
+# take
+
+
+def snapshot_take(given: argparse.Namespace) -> int:
+    """``ddloco snapshot take``: have a running job take one."""
+
+    async def ask() -> None:
+        async with open_observer(given.address, timeout_of(given), given.keys) as observer:
+            said = await observer.snapshot()
+        for line in _said_of(given.address, said, as_json=given.json):
+            say(line)
+
+    return look(ask)
+
+
+def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
+    """What became of it: the id, then who is not in it, and why.
+
+    Raises:
+        UnansweredError: there is no such snapshot.
+    """
+    if said.event == DISCARDED:
+        reason = said.fields["reason"]
+        raise UnansweredError(f"{address}: the snapshot was discarded: {reason}")
+    if said.event != TAKEN:
+        reason = said.fields.get("reason", "no reason was given")
+        raise UnansweredError(f"{address}: the job ended before the snapshot was there: {reason}")
+    id_, absent = id_of(said.fields["snapshot"]), said.fields.get("absent", {})
+    if as_json:
+        taken = {"id": id_, "participants": list(said.fields["parts"]), "absent": dict(absent)}
+        return [json.dumps(taken)]
+    return [id_, *(_without(id_, who, why) for who, why in absent.items())]
+
+
+def _without(id_: str, who: str, why: str) -> str:
+    return f"{id_}: without {who}: {why}"
 
 
 # list
@@ -150,7 +189,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         absent = row.get("absent", {})
-        lines += [f"{row['id']}: without {who}: {why}" for who, why in absent.items()]
+        lines += [_without(row["id"], who, why) for who, why in absent.items()]
     return lines + [f"unreadable: {row['problem']}" for row in rows if "problem" in row]
 
 

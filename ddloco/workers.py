@@ -19,9 +19,9 @@ from clocks import actor_of
 from ddloco import chores
 from ddloco.album import Album
 from ddloco.arena import Arena, Region
-from ddloco.arrays import F32, Arrays, HostCopy
+from ddloco.arrays import F32, Arrays, HostCopy, tensor_views
 from ddloco.capture_work import CaptureWork
-from ddloco.config import Job
+from ddloco.config import DATA_PARALLEL, Job
 from ddloco.effects import (
     AverageGradients,
     CaptureFlight,
@@ -99,7 +99,9 @@ class Workers:
         self._keep = keep
         self._plan: FragmentPlan | None = None
         self.state = StateWork(arrays, process)
-        self.capture = CaptureWork(arrays, process, album)
+        parallel = job.job.method in DATA_PARALLEL
+        refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
+        self.capture = CaptureWork(arrays, process, album, refuses)
         self._segments: dict[int, tuple[Segment, ...]] = {}
 
     async def prepare(self) -> chores.Prepared:
@@ -370,7 +372,7 @@ class Workers:
         """A fragment's bytes as flat float32, without padding."""
         segments = self._segments_of(fragment)
         flat = np.empty(segments[-1].stop, np.float32)
-        for part, view in _views(segments, data):
+        for part, view in tensor_views(segments, data):
             flat[part] = view
         return flat
 
@@ -386,17 +388,6 @@ class Workers:
         if theta.nbytes == stop - start and all(leaf.dtype == "float32" for leaf in leaves):
             return theta.view(np.uint8)  # The same bytes, which nobody changes any more.
         data = np.zeros(stop - start, np.uint8)
-        for part, view in _views(self._segments_of(fragment), data):
+        for part, view in tensor_views(self._segments_of(fragment), data):
             view[:] = theta[part]
         return data
-
-
-def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
-    """Where each tensor stands in the flat fragment, and its view in the bytes."""
-    views: list[tuple[slice, Any]] = []
-    for segment in segments:
-        dtype = DTYPES[segment.dtype]
-        stop = segment.offset + (segment.stop - segment.start) * dtype.itemsize
-        view = data[segment.offset : stop].view(dtype)
-        views.append((slice(segment.start, segment.stop), view))
-    return views

@@ -10,6 +10,7 @@ from snapshot.inventory import Verifier as Verifier
 from snapshot.manifest import Entry as Entry
 from snapshot.manifest import Manifest as Manifest
 from snapshot.manifest import encode_piece as encode_piece
+from snapshot.manifest import id_of as id_of
 from snapshot.packing import PackingError as PackingError
 from snapshot.packing import pack as pack
 from snapshot.part import Part as Part

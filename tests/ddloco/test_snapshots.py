@@ -1,6 +1,8 @@
 """`ddloco snapshot`: what people see of snapshots, and the exit codes that they get."""
 
 import json
+from contextlib import asynccontextmanager
+from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 from ddloco.cli import main
+from ddloco.notices import News
 from ddloco.snapshots import parameters
 from snapshot import Entry, Manifest, SnapshotError, Store, load_metadata
 from snapshot.part import Part
@@ -73,6 +76,74 @@ def store(root):
             made, order, sharded(made, order), {"learner-1.1": "it left"} if order == 2 else {}
         )
     return made
+
+
+@asynccontextmanager
+async def answering(said, *asked):
+    """An observer whose syncer says one thing."""
+
+    class Observer:
+        async def snapshot(self):
+            return said
+
+    yield Observer()
+
+
+def news(event, **fields):
+    """What a syncer says."""
+    return News(1, 0, event, 0.0, "syncer.1:9", fields)
+
+
+def test_take_prints_the_id_and_who_is_absent(monkeypatch, capsys):
+    """The id first, for scripts; then a line for each who is not in it; the same as JSON."""
+    absent = {"learner-1.1": "it left"}
+    said = news("snapshot taken", snapshot="syncer.1:7", parts=["syncer.1"], absent=absent)
+    monkeypatch.setattr("ddloco.snapshots.open_observer", partial(answering, said))
+
+    assert 0 == ddloco("take", "tcp://127.0.0.1:5")
+    out = capsys.readouterr().out.splitlines()
+    assert ["syncer.1-7", "syncer.1-7: without learner-1.1: it left"] == out
+    assert 0 == ddloco("take", "tcp://127.0.0.1:5", "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert {"id": "syncer.1-7", "participants": ["syncer.1"], "absent": absent} == told
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        (
+            news("snapshot discarded", snapshot="syncer.1:7", reason="the disk is full"),
+            "a: the snapshot was discarded: the disk is full",
+        ),
+        (
+            news("ended", status="done", reason="global step 40"),
+            "a: the job ended before the snapshot was there: global step 40",
+        ),
+    ],
+)
+def test_take_says_why_there_is_none(monkeypatch, capsys, said, line):
+    """One line with the reason, and exit code 1."""
+    monkeypatch.setattr("ddloco.snapshots.open_observer", partial(answering, said))
+
+    assert 1 == ddloco("take", "a")
+    assert ("", f"ddloco: {line}\n") == capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["nowhere"], 2, "nowhere: cannot dial nowhere"),
+        (["tcp://127.0.0.1:5", "--timeout", "0"], 2, "--timeout 0.0: want seconds"),
+        (["tcp://127.0.0.1:5", "--keys", "none"], 2, "none/public.toml: cannot be read"),
+        (["tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "nobody answers at tcp://127.0"),
+    ],
+)
+def test_take_wants_somebody_to_ask(capsys, arguments, code, said):
+    """Bad input exits with 2, an address where nobody answers with 1, each with one line."""
+    assert code == ddloco("take", *arguments)
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith(f"ddloco: {said}")
 
 
 def test_a_list_is_one_line_for_each(store, root, capsys):
