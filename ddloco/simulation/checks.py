@@ -28,13 +28,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import actor_of, number_of
+from ddloco.actor import Actor
 from ddloco.effects import Finish, InstallState, MergeFragment, Observe, Overwrite, RunStep
 from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.learner import Learner
 from ddloco.messages import Contribution, GlobalFragment, Resume, StatePiece
 from ddloco.simulation.books import Books, Effects, Role, Stage
 from ddloco.syncer import Syncer
-from transport import Event, Free, MessageArrived, Transmit
+from transport import Event, MessageArrived, Transmit
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Merging(Books[Stage, Role]):
             return
         desk = self._desks[role.actor_name]
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
-            self._contribution(desk, event, event.body, effects)
+            self._contribution(desk, event, event.body, role.actor)
         elif isinstance(event, FragmentMerged):
             self._merged(stage, desk, event)
         elif isinstance(event, Recovered):
@@ -91,11 +92,12 @@ class Merging(Books[Stage, Role]):
                 desk.newest[actor] = max(desk.newest[actor], number_of(number))
 
     def _contribution(
-        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, effects: Effects
+        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, actor: Actor
     ) -> None:
-        """It is taken, or let go of at once: then it was refused, or its sender is no member."""
-        freed = [each.handle for each in effects if isinstance(each, Free)]
-        if event.handle and event.handle not in freed:
+        """It is taken, or let go of at once: then it was refused, or its sender is no member, and
+        if anybody holds it, it is for a snapshot."""
+        holders = actor.handles.held().get(event.handle, 0)
+        if holders > actor.snapshots.holding().count(event.handle):
             newest = desk.newest[actor_of(event.sender)]
             desk.arrived[event.handle] = (event.sender, said, newest)
 
