@@ -186,7 +186,8 @@ class Actor:
 
     def _capture(self) -> list[Effect]:
         """The state as it is now, for each cut that this event brought; what is still being made is
-        made again by whoever goes on from here."""
+        made again by whoever goes on from here. Captures are not: a worker's state of then is
+        gone, so they are no part of what is under way."""
         coming = {handle for work in self.under_way.values() for handle in handles_of(work)[1]}
         there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
         begun = self.snapshots.hold(there)

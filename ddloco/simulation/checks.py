@@ -13,14 +13,17 @@ Which invariant is looked at where:
 * in worlds only, where more is known than actors are told: ``truth``: clock-vs-truth, data-cursor,
   optimizer-with-params, and token-conservation of what arrays really hold. ``bounds``:
   bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
-  honest-believed, starts-over. ``hostile``: heal-progress, participation, and by running a world
+  honest-believed, starts-over. ``pictures``: cut-consistent, channel-complete,
+  snapshot-terminates, concurrent-snapshots, and of what snapshots hold data-cursor,
+  optimizer-with-params, merge-once. ``hostile``: heal-progress, participation, and by running a world
   again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
-  that the tapes of hostile worlds replay (replay-bit-exact). Each check is proved able to fail by
-  the bugs in ``tests/ddloco/simulation/mutations.py``;
-* not yet, for want of what they are about: cut-consistent (snapshots), identity and
-  replay-attack (keys), disk-error-safe beyond what the tape does live.
+  that the tapes of hostile worlds replay (replay-bit-exact); that snapshots delay no step and no
+  merge (snapshot-does-not-stall). Each check is proved able to fail by the bugs in
+  ``mutations.py`` and ``mutations_pictures.py`` of ``tests/ddloco/simulation``;
+* not yet, for want of what they are about: identity and replay-attack (keys), disk-error-safe
+  beyond what the tape does live.
 """
 
 from collections import Counter, deque
