@@ -15,8 +15,8 @@ Which invariant is looked at where:
   bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
   honest-believed, starts-over. ``pictures``: cut-consistent, channel-complete,
   snapshot-terminates, concurrent-snapshots, and of what snapshots hold data-cursor,
-  optimizer-with-params, merge-once. ``hostile``: heal-progress, participation, and by running a world
-  again determinism-check and record-is-inert;
+  optimizer-with-params, merge-once. ``hostile``: heal-progress, participation, and by running a
+  world again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
   that the tapes of hostile worlds replay (replay-bit-exact); that snapshots delay no step and no

@@ -337,8 +337,9 @@ class Labour:
         if event.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            digest = event.theta + event.momentum
-            kept = Kept(work.fragment, work.t, spent, work.batches, digest)
+            # In the order in which a file of it is read.
+            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum)
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 
