@@ -217,7 +217,8 @@ class Actor:
 
     def _capture(self, at: float, effects: list[Effect]) -> None:
         """The state as it is now, for each cut that this event brought; what is still being made is
-        made again by whoever goes on from here.
+        made again by whoever goes on from here. Captures are not: a worker's state of then is
+        gone, so they are no part of what is under way.
 
         A machine whose state is no plain data takes no part, and says so.
         """

@@ -193,9 +193,8 @@ class Cutting:
     def mark(self) -> list[Effect]:
         """Markers to everybody, behind all that was said with this event."""
         effects: list[Effect] = []
-        routes = {incarnation: peer for peer, incarnation in self._peers.items()}
         for cut in self._cuts:
-            effects += [MarkLanes(routes[peer], cut.snapshot) for peer in cut.peers]
+            effects += [mark for peer in cut.peers for mark in self._mark(peer, cut.snapshot)]
             effects.append(SetTimer(CUT + cut.snapshot, cut.until))
             if cut.snapshot in self._participant.began():
                 until = cut.until + GATHERING_S
@@ -240,23 +239,29 @@ class Cutting:
                 self._cuts.append(ask)
                 return []
             case Mark(snapshot, peer):
-                routes = {incarnation: route for route, incarnation in self._peers.items()}
-                return [MarkLanes(routes[peer], snapshot)]
+                return self._mark(peer, snapshot)
             case RecordFlight():
                 return [self._record_flight(ask)]
             case Forget(messages):
                 return self._forget([event.handle for event in messages if event.handle])
             case Tell(peer, snapshot, part):
-                routes = {incarnation: route for route, incarnation in self._peers.items()}
-                if peer not in routes:
-                    return []  # Nobody to tell: whoever began it waits, and then does without.
-                return [Send(routes[peer], CONTROL, SnapshotPart(snapshot, part))]
+                # With nobody to tell, whoever began it waits, and then does without.
+                said = SnapshotPart(snapshot, part)
+                return [Send(route, CONTROL, said) for route in self._routes(peer)]
             case Commit(snapshot, parts, absent):
                 work = self._next_work()
                 self._commits[work] = ask
                 return [CommitSnapshot(work, snapshot, parts, dict(absent))]
             case Discard(snapshot, reason):
                 return self._settle(snapshot, reason, None)
+
+    def _mark(self, peer: str, snapshot: str) -> list[Effect]:
+        """Markers to one peer; to nobody, where it was lost with this very event."""
+        return [MarkLanes(route, snapshot) for route in self._routes(peer)]
+
+    def _routes(self, incarnation: str) -> list[str]:
+        """The link to somebody, if there is one."""
+        return [route for route, each in self._peers.items() if each == incarnation]
 
     def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
         messages = [event for _, events in ask.in_flight for event in events]

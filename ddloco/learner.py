@@ -379,8 +379,10 @@ class Learner:
 
     @property
     def drawn(self) -> int:
-        """Batches of its shard that are used up when the step that runs is done."""
-        return (self._recovery.batches or 0) + self._step + (self._running is not None)
+        """Batches that its worker has drawn when the step that runs is done; those of its former
+        selves are left out with the first one."""
+        steps = self._step + (self._running is not None)
+        return (self._recovery.batches or 0) + steps if steps else 0
 
     # The end.
 

@@ -242,7 +242,8 @@ class Participant(Generic[M]):
         if not own.whole:
             return []
         del self._own[snapshot]
-        part = Part(self.me, own.number, own.clock, own.peers, own.lost, tuple(own.contents))
+        lost = dict(sorted(own.lost.items()))  # As whoever decodes it finds it.
+        part = Part(self.me, own.number, own.clock, own.peers, lost, tuple(own.contents))
         return self.told(snapshot, part)
 
     def failed(self, snapshot: str, reason: str) -> list[Ask[M]]:

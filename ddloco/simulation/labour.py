@@ -337,8 +337,9 @@ class Labour:
         if event.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            digest = event.theta + event.momentum
-            kept = Kept(work.fragment, work.t, spent, work.batches, digest)
+            # In the order in which a file of it is read.
+            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum)
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 
@@ -354,7 +355,7 @@ class Labour:
             array = contents[share.handle].array
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
-        segments = self._segments(work.fragment)
+        segments = _segments(self._plan, work.fragment)
         judge = Judge(work, theta, momentum, segments)
         result = merge_fragment(
             theta,
@@ -371,9 +372,6 @@ class Labour:
         found = (judge.measured, judge.moved(result.theta))
         event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
-
-    def _segments(self, fragment: int) -> tuple[Segment, ...]:
-        return _segments(self._plan, fragment)
 
     def _recover(self, work: Recover, contents: Contents) -> Recovered:
         found = [self._vault.kept[p] for p in sorted(self._vault.kept)]

@@ -71,3 +71,12 @@ def test_a_job_without_snapshots_does_not_wait():
     occasions.heard(SnapshotRequested())
     assert occasions.over
     assert [] == occasions.end(9.0)
+
+
+def test_one_that_somebody_asked_for_counts():
+    """It is under way without us; what became of it is heard like of our own."""
+    occasions = Occasions(SnapshotTable(every_s=3.0))
+    assert [] == occasions.heard(SnapshotRequested())
+    assert [SetTimer(SNAPSHOT, 6.0)] == occasions.timer(3.0, SNAPSHOT)
+    occasions.heard(SnapshotSettled("syncer.1:3", "a disk is full"))
+    assert [TakeSnapshot()] == occasions.timer(6.0, SNAPSHOT)[:1]

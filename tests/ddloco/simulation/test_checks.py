@@ -6,21 +6,25 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, truth
+from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, pictures, truth
+from tests.ddloco.simulation import mutations_pictures
 from tests.ddloco.simulation.mutations import MUTATIONS
 
 SEEDS_MAX = 60
 """Seeds that are tried after those in which a bug is known to be noticed."""
 
 MUTATIONS_MIN = 40
+assert mutations_pictures, "importing it is what plants its bugs in the list"
+
 AGAIN = {"determinism-check", "record-is-inert"}
 """Invariants of one world that runs twice."""
 
 
 def invariants():
     """Every name that some check can raise, from the source."""
-    return sorted({name for module in (checks, launches, truth, bounds, oracle, belief, hostile)
-                   for name in names_in(Path(module.__file__).read_text())})  # fmt: skip
+    modules = (checks, launches, truth, bounds, oracle, belief, hostile, pictures)
+    sources = [Path(module.__file__).read_text() for module in modules]
+    return sorted({name for source in sources for name in names_in(source)})
 
 
 def names_in(source):
