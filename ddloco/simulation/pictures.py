@@ -21,7 +21,7 @@ from ddloco.simulation.world import World
 from ddloco.syncer import Syncer
 from snapshot import Part, thaw
 from snapshot.participant import REFUSED, UNDER_WAY_MAX
-from transport import LANES, Event, LaneBroken, Marker, MessageArrived, Transmit
+from transport import LANES, Event, LaneBroken, MessageArrived, Transmit
 from transport.message import GREETINGS, Bye
 
 TERMINATES = "snapshot-terminates"
@@ -41,16 +41,16 @@ class Said:
 
     seqs: list[int] = field(default_factory=list[int])
     said: list[int] = field(default_factory=list[int])
-    markers: set[int] = field(default_factory=set[int])
     heard: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """Numbers of the receiver's events, as many as have come; where it has died meanwhile, the
     rest may reach the next one."""
 
     def between(self, sender: int, receiver: Part) -> list[int]:
-        """What was said before the sender's cut and not heard before the receiver's."""
+        """What was said before the sender's cut and not heard before the receiver's; the markers
+        of the cut are the last of it."""
         come = bisect_right(self.heard[receiver.who], receiver.number)
         before = bisect_right(self.said, sender)
-        return [seq for seq in self.seqs[come:before] if seq not in self.markers]
+        return self.seqs[come:before]
 
     def too_early(self, sender: int, receiver: Part) -> int:
         """How many were heard before the receiver's cut that were said after the sender's."""
@@ -120,8 +120,6 @@ class Pictures(Books[World, Node]):
         self._of[lane[:2]].add(lane)
         known.seqs.append(said.seq)
         known.said.append(number)
-        if isinstance(said.body, Marker):
-            known.markers.add(said.seq)
 
     def _heard(self, lane: Lane, seq: int, node: Node) -> None:
         """What comes after a hole is not heard: the link breaks."""

@@ -11,7 +11,7 @@ from ddloco.arrays import Arrays, HostCopy
 from ddloco.capture_work import FROZEN, STATE, CaptureWork, leaf_tensors, payload_tensors, theta_of
 from ddloco.config import job_from
 from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
-from ddloco.events import Committed
+from ddloco.events import WorkFailed
 from ddloco.fragments import Leaf, make_plan
 from snapshot import SnapshotError, Store
 from transport import Payload, describe
@@ -35,7 +35,7 @@ class Process:
             await trio.lowlevel.checkpoint()
             assert chores.span_of(self.region) == request.out
             self.region.data[:] = 1
-            return answer()
+            return answer(chores.Trained(0.5, 8, b"batch"))
 
         return copied()
 
@@ -165,11 +165,17 @@ class Full(Digested):
 def test_what_cannot_be_written_is_a_result(tmp_path):
     """With the reason; no exception ends the actor."""
     desk = Desk(tmp_path, Full())
-    assert "no space left" == desk.state()[0].failed
-    work = CaptureFlight(-2, NAME, b"messages", ())
-    assert "no space left" == desk.ended(lambda: desk.work.flight(work))[0].failed
-    committed = trio.run(desk.work.commit, CommitSnapshot(-3, NAME, (), {}))
-    assert Committed(-3, "a blob is missing") == committed
+    works = (
+        (desk.work.state, CaptureState(-1, NAME, b"frozen", ()), "no space left"),
+        (desk.work.flight, CaptureFlight(-2, NAME, b"messages", ()), "no space left"),
+        (desk.work.commit, CommitSnapshot(-3, NAME, (), {}), "a blob is missing"),
+    )
+    for do, work, reason in works:
+
+        async def done(do=do, work=work):
+            return await do(work)
+
+        assert WorkFailed(work.work, "worker", reason) == trio.run(done)
     desk.arena.close()
 
 

@@ -190,8 +190,14 @@ def test_what_waits_for_credit_belongs_to_the_state(town):
     town.run()
     heard = [each.body for each in town.actors[ANNA].machine.heard[-window - 1 :]]
     assert fragments == heard
-    flight = thaw(town.work(CaptureFlight, ANNA).messages, PACKAGES)
+    *flight, marker = thaw(town.work(CaptureFlight, ANNA).messages, PACKAGES)
     assert fragments[:window] == [each.body for each in flight]
+    assert isinstance(marker.body, Marker), "it has a number in its lane, like all that came"
+
+
+def said(work):
+    """What was in flight, but for the markers that end it."""
+    return [each for each in thaw(work.messages, PACKAGES) if not isinstance(each.body, Marker)]
 
 
 @pytest.mark.parametrize("failed", ["", "the disk is full"])
@@ -205,7 +211,7 @@ def test_what_was_in_flight_is_kept_until_it_is_written(town, failed):
     town.run()
 
     work = town.work(CaptureFlight, HUB)
-    assert [arrived] == thaw(work.messages, PACKAGES)
+    assert [arrived] == said(work)
     assert (arrived.handle,) == work.handles
     assert [arrived.handle] == town.actors[HUB].snapshots.holding()
     town.do(CaptureFlight, failed)
@@ -227,7 +233,7 @@ def test_what_comes_behind_the_marker_was_not_in_flight(town):
     town.deliver(HUB, ANNA, CONTROL)
     town.ask(ANNA, Send("hub", BULK, GlobalFragment(0, 1), payload="mine"))
     town.run()
-    assert [] == thaw(town.work(CaptureFlight, HUB).messages, PACKAGES)
+    assert [] == said(town.work(CaptureFlight, HUB))
     assert 1 == len(town.freed)
 
 
