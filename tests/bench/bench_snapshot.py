@@ -10,8 +10,8 @@ some megabytes, Adam, steps of 0.1 s. Its log has all that is measured.
 * Time: seconds from ``snapshot begun`` to ``snapshot taken``, divided by those that one writer
   needs to write and fsync as many bytes as the snapshot has, to the same file system. What 1 leaves
   out: digests, three participants who write at once, the flight of messages, the commit.
-* Steps meanwhile: the median of the learners' steps that ended between ``begun`` and ``taken``, by
-  the median of those outside: what background writing takes from training.
+* Steps meanwhile: the median of the steps in the same seconds after a learner's cut, by the median
+  of those outside: what background writing takes from training.
 
 A size is run where there is memory and disk for it; where there is not, a line says so.
 """
@@ -27,6 +27,7 @@ import numpy as np
 from bench_return import STATES, available_bytes
 from tools import median, say
 
+from clocks import actor_of
 from snapshot import Store
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
@@ -38,6 +39,8 @@ STEP_S = 0.1
 SNAPSHOTS, KEPT = 5, 2
 STEPS_BEFORE = 20
 TAKEN_S_MAX = 300.0
+TOUCHED = 3
+"""Steps at least that a capture may touch: the one that runs, the one after the copy, one more."""
 MEMORY_FACTOR = 45
 """Bytes of memory of the whole job for each byte of parameters; what is being written included."""
 SPARE_BYTES = 2e9
@@ -119,9 +122,15 @@ def one_job(megabytes: float, snapshots: int) -> dict[str, Any]:
             cluster.stop()
         taken = whole(cluster)[1 : snapshots + 1]
         store = Store(folder / "place")
-        nbytes = median([store.manifest(line["snapshot"]).nbytes for line in taken])
+        manifests = [store.manifest(line["snapshot"]) for line in taken]
+        cuts = [{actor_of(part.who): part.number for part in each.parts} for each in manifests]
+        nbytes = median([each.nbytes for each in manifests])
         state_bytes = int(STATES * megabytes * 1e6)
-        figures = {**times(cluster, taken), "state_mb": state_bytes / 1e6, "bytes_mb": nbytes / 1e6}
+        figures = {
+            **times(cluster, taken, cuts),
+            "state_mb": state_bytes / 1e6,
+            "bytes_mb": nbytes / 1e6,
+        }
         figures["copy_s"] = copy_s(state_bytes)
         figures["write_s"] = write_s(folder / "plain", int(nbytes))
     figures["pause_ratio"] = figures["pause_s"] / figures["copy_s"]
@@ -135,39 +144,44 @@ def whole(cluster: Cluster) -> list[dict[str, Any]]:
     return [line for line in taken if len(line["parts"]) == len(LEARNERS) + 1]
 
 
-def times(cluster: Cluster, taken: list[dict[str, Any]]) -> dict[str, Any]:
-    """Pauses of the learners, seconds of the snapshots, and steps meanwhile."""
+def times(cluster: Cluster, taken: list[dict[str, Any]], cuts: list[dict[str, int]]) -> Any:
+    """Pauses of the learners, seconds of the snapshots, and steps meanwhile.
+
+    Each actor's time is its own, so a learner's cut is found by the number of its event.
+    """
     begun = {line["snapshot"]: line["at"] for line in cluster.events(SYNCER, "snapshot begun")}
-    spans = [(begun[line["snapshot"]], line["at"]) for line in taken]
+    lasted = [line["at"] - begun[line["snapshot"]] for line in taken]
     pauses: list[float] = []
     ratios: list[float] = []
     for learner in LEARNERS:
-        shift = ahead_s(cluster, learner)
-        steps = [(line["at"] + shift, line["step_s"]) for line in cluster.events(learner, "step")]
-        steps = steps[STEPS_BEFORE // 2 :]  # The first ones compile.
-        # Those that a capture may have touched end within it or one step later.
-        within = [[s for at, s in steps if a <= at <= b + 2 * s] for a, b in spans]
-        touched = [s for each in within for s in each]
-        outside = [s for at, s in steps if not any(a <= at <= b + 2 * s for a, b in spans)]
-        usual = median(outside or touched)
-        pauses += [max(0.0, max(each) - usual) for each in within if each]
-        ratios += [s / usual for s in touched]
+        # The first ones compile.
+        steps = [Step(line) for line in cluster.events(learner, "step")][STEPS_BEFORE // 2 :]
+        within: list[list[Step]] = []
+        for cut, seconds in zip(cuts, lasted, strict=True):
+            after = [each for each in steps if each.number > cut[learner]]
+            # The step that runs at the cut ends first; the copy, and the next one, come after it.
+            long = [each for each in after if each.at <= after[0].at + seconds]
+            within.append(after[:TOUCHED] if len(long) < TOUCHED else long)
+        touched = {each.number: each for some in within for each in some}
+        outside = [each.step_s for each in steps if each.number not in touched]
+        usual = median(outside or [each.step_s for each in touched.values()])
+        pauses += [max(0.0, *(each.step_s - usual for each in some)) for some in within if some]
+        ratios += [each.step_s / usual for each in touched.values()]
     return {
         "pause_s": median(pauses),
         "pause_worst_s": max(pauses),
         "captures": len(pauses),
-        "taken_s": median([b - a for a, b in spans]),
+        "taken_s": median(lasted),
         "step_ratio": median(ratios),
     }
 
 
-def ahead_s(cluster: Cluster, learner: str) -> float:
-    """How much later a learner's time began than the syncer's, from the greeting of the two."""
-    joined = next(
-        line for line in cluster.events(SYNCER, "joined") if line["learner"].startswith(learner)
-    )
-    waiting = cluster.events(learner, "waiting")[0]
-    return joined["at"] - waiting["at"]
+class Step:
+    """A learner's step, by its line in the log."""
+
+    def __init__(self, line: dict[str, Any]) -> None:
+        self.number = int(line["ref"].rpartition(":")[2])
+        self.at, self.step_s = line["at"], line["step_s"]
 
 
 def copy_s(nbytes: int) -> float:
