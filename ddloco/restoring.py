@@ -268,9 +268,12 @@ class Beginning:
         """Whether an incarnation that is not in the snapshot had begun before it."""
         if incarnation in self.starts:
             return False
+        return self.is_former(incarnation) or self.heard(incarnation) > 0
+
+    def is_former(self, incarnation: str) -> bool:
+        """Whether the snapshot has a later incarnation of the same actor."""
         name, number = actor_of(incarnation), number_of(incarnation)
-        former = any(actor_of(who) == name and number < number_of(who) for who in self.starts)
-        return former or self.heard(incarnation) > 0
+        return any(actor_of(who) == name and number < number_of(who) for who in self.starts)
 
     def heard(self, incarnation: str) -> int:
         """Of an incarnation's events the newest that anybody in the snapshot had heard of."""

@@ -76,3 +76,14 @@ def test_the_place_of_a_job(tmp_path):
     """In its run folder, unless it names another."""
     assert tmp_path / SNAPSHOTS == place_of(job(), tmp_path)
     assert "memory://there" == place_of(job(place="memory://there"), tmp_path)
+
+
+def test_old_damage_does_not_undo_a_new_snapshot(store, tmp_path):
+    """Retention stops at a manifest that cannot be read; what was committed stands all the same."""
+    album = Stored(job(keep=1), store)
+    album.commit(NAME.format(5), [part(album, 5)], {})
+    (tmp_path / "place" / "snapshots" / "syncer.1-5.json").write_text("{}")
+    album.commit(NAME.format(9), [part(album, 9)], {})
+
+    assert NAME.format(9) == store.load().snapshot
+    assert ["syncer.1-5"] == [each.id for each in store.snapshots() if each.manifest is None]

@@ -153,6 +153,8 @@ def test_who_is_past_and_who_is_yet_to_come(place):
     past = ["learner-0.1", WHO, "learner-0.3", "syncer.1", "learner-9.1"]
     assert [True, False, False, True, False] == [beginning.is_past(who) for who in past]
     assert 12 == beginning.heard("syncer.1")
+    former = ["learner-0.1", WHO, "learner-0.3", "syncer.1"]
+    assert [True, False, False, False] == [beginning.is_former(who) for who in former]
 
 
 def test_what_is_missing_is_one_line(place):
