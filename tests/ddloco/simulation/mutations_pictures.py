@@ -11,9 +11,22 @@ from ddloco.learner import Learner
 from ddloco.simulation.album import Album, Photographer
 from ddloco.syncer import Syncer
 from snapshot import Participant, freeze, gathering, participant, thaw
-from tests.ddloco.simulation.mutations import after, always, bug, wrap
+from tests.ddloco.simulation.mutations import Mutation, after, always, wrap
 from transport import BULK, CONTROL, SetTimer
 from transport.link import Links
+
+PICTURES: list[Mutation] = []
+"""A list of their own: tapes alone show none of them."""
+
+
+def bug(invariant, *worlds):
+    """Note a function that plants a bug with pytest's ``monkeypatch``."""
+
+    def note(plant):
+        PICTURES.append(Mutation(plant.__name__.replace("_", " "), invariant, worlds, plant))
+        return plant
+
+    return note
 
 
 @bug("cut-consistent", 18)
