@@ -10,7 +10,7 @@ from ddloco.events import SnapshotRequested
 from ddloco.faults import Fault
 from ddloco.simulation.world import World
 
-SHARE = 0.4
+SHARE = 0.3
 """Of all worlds; a snapshot of a small world costs as much as some dozens of its events."""
 
 MBIT_MIN = 0.01
@@ -19,9 +19,9 @@ it can say is behind for as long as it was slow, also when nothing is wrong with
 
 TABLES = (
     SnapshotTable(every_s=0.5),
-    SnapshotTable(every_s=3.0),
-    SnapshotTable(every_s=10.0),
-    SnapshotTable(every_steps=3),
+    SnapshotTable(every_s=4.0),
+    SnapshotTable(every_s=12.0),
+    SnapshotTable(every_steps=6),
 )
 
 Asked = tuple[tuple[float, str], ...]
@@ -37,7 +37,7 @@ def requests(seed: int, job: Job, heal_at: float) -> tuple[SnapshotTable, Asked]
     if rng.random() >= SHARE:
         return job.snapshot, ()
     table, asked = rng.choice(TABLES), list[tuple[float, str]]()
-    for _ in range(rng.choice([0, 2, 6])):
+    for _ in range(rng.choice([0, 1, 4])):
         at = rng.uniform(0, 1.5 * heal_at)
         asked += [(at, rng.choice(job.names())) for _ in range(rng.choice([1, 1, 1, 6]))]
     return table, tuple(asked)

@@ -11,9 +11,22 @@ from ddloco.learner import Learner
 from ddloco.simulation.album import Album, Photographer
 from ddloco.syncer import Syncer
 from snapshot import Participant, freeze, gathering, participant, thaw
-from tests.ddloco.simulation.mutations import after, always, bug, wrap
+from tests.ddloco.simulation.mutations import Mutation, after, always, wrap
 from transport import BULK, CONTROL, SetTimer
 from transport.link import Links
+
+PICTURES: list[Mutation] = []
+"""A list of their own: tapes alone show none of them."""
+
+
+def bug(invariant, *worlds):
+    """Note a function that plants a bug with pytest's ``monkeypatch``."""
+
+    def note(plant):
+        PICTURES.append(Mutation(plant.__name__.replace("_", " "), invariant, worlds, plant))
+        return plant
+
+    return note
 
 
 @bug("cut-consistent", 18)
@@ -75,12 +88,12 @@ def nobody_looks_whether_markers_are_late(patch):
     ])  # fmt: skip
 
 
-@bug("snapshot-terminates", 0)
+@bug("snapshot-terminates", 2)
 def a_marker_of_who_is_gone_is_awaited(patch):
     wrap(patch, Cutting, "lost", lambda _old, self, peer, _reason: self._peers.pop(peer, []) and [])
 
 
-@bug("snapshot-terminates", 2)
+@bug("snapshot-terminates", 1)
 def bulk_has_no_markers(patch):
     def mark(old, self, peer, snapshot):
         link = self._links.get(peer)
@@ -92,7 +105,7 @@ def bulk_has_no_markers(patch):
     wrap(patch, Links, "_mark", mark)
 
 
-@bug("concurrent-snapshots", 9)
+@bug("concurrent-snapshots", 18)
 def there_may_be_any_number_at_once(patch):
     always(patch, Participant, "_busy", False)
 
@@ -102,7 +115,7 @@ def two_at_once_are_too_many(patch):
     patch.setattr(participant, "UNDER_WAY_MAX", 2)
 
 
-@bug("data-cursor", 10006)
+@bug("data-cursor", 48)
 def batches_of_former_selves_count_before_the_first_step(patch):
     patch.setattr(Learner, "drawn", property(lambda self: (
         (self._recovery.batches or 0) + self._step + (self._running is not None)

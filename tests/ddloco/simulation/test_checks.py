@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, pictures, truth
-from tests.ddloco.simulation import mutations_pictures
-from tests.ddloco.simulation.mutations import MUTATIONS
+from tests.ddloco.simulation import mutations
+from tests.ddloco.simulation.mutations_pictures import PICTURES
+
+MUTATIONS = [*mutations.MUTATIONS, *PICTURES]
 
 SEEDS_MAX = 60
 """Seeds that are tried after those in which a bug is known to be noticed."""
 
 MUTATIONS_MIN = 40
-assert mutations_pictures, "importing it is what plants its bugs in the list"
-
 AGAIN = {"determinism-check", "record-is-inert"}
 """Invariants of one world that runs twice."""
 

@@ -67,7 +67,8 @@ def test_what_is_compared_would_differ(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("seed", "what"), [(1, "five learners"), (2, "shards"), (10_006, "somebody has come back")]
+    ("seed", "what"),
+    [(1, "five learners"), (2, "shards"), (24, "a syncer that stalls"), (48, "many came back")],
 )
 def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
     """Digests of every state and of what was in flight are on the tapes, and come again."""

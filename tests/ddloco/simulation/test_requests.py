@@ -15,7 +15,7 @@ def test_some_worlds_take_snapshots():
     taking = [each for each in drawn if each.job.snapshot.wanted]
     assert abs(len(taking) / len(drawn) - SHARE) < 0.1
     tables = {(each.job.snapshot.every_s, each.job.snapshot.every_steps) for each in taking}
-    assert {(0.5, 0), (3.0, 0), (10.0, 0), (0.0, 3)} == tables
+    assert {(0.5, 0), (4.0, 0), (12.0, 0), (0.0, 6)} == tables
     assert not any(each.asked for each in drawn if each not in taking)
     names = {name for each in taking for _, name in each.asked}
     assert any(name.startswith("learner") for name in names)
