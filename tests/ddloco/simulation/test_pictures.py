@@ -120,4 +120,4 @@ def test_what_was_between_two_cuts(said, sender, receiver, flight, early):
 
 def test_another_incarnation_has_heard_nothing(said):
     """What its former self heard was not heard by it."""
-    assert [1, 2, 4, 5] == said.between(20, part("b.2", 99))
+    assert [1, 2, 3, 4, 5] == said.between(20, part("b.2", 99))
