@@ -58,6 +58,12 @@ class Occasions:
         self._under_way += 1
         return [TakeSnapshot()]
 
+    def go_on(self, at: float, t: int) -> list[Effect]:
+        """The job goes on from a snapshot, behind ``t``, also from one of its former end."""
+        self._last, self._under_way, self._owed = None, 0, False
+        self._step = t
+        return [CancelTimer(LAST), *self.begin(at)]
+
     def heard(self, event: SnapshotRequested | SnapshotSettled) -> list[Effect]:
         """Somebody asked for one, which is begun without us; or one is there, or will not be."""
         self._under_way += 1 if isinstance(event, SnapshotRequested) else -1

@@ -103,14 +103,14 @@ class Start:
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Go on in a run whose job is another one."""
-        machine = self.actor.machine
+        machine: Any = self.actor.machine
         self.actor.links.renew(job.agreement(plan))
         if isinstance(machine, Syncer) and machine.rounds is not None:
             machine.rounds.schedule.extend(job.job.steps)
 
     def keep(self, arrays: Arrays, keep: Keep) -> None:
         """A syncer that starts again goes on from its merges: keep those of this one anew."""
-        machine = self.actor.machine
+        machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
         for fragment, version, spent, batches in rounds.kept() if rounds is not None else ():
             theta, momentum, _ = names(fragment, version)

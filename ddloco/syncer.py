@@ -28,6 +28,7 @@ from ddloco.events import (
     ParametersMade,
     PieceEncoded,
     Recovered,
+    Restored,
     SnapshotRequested,
     SnapshotSettled,
     Started,
@@ -85,7 +86,7 @@ class Syncer:
         self._handed_over = False
         """Whether the lead has been sent what this shard owns, at the end."""
         self._membership = Membership(0)
-        self._rounds: Rounds | None = None
+        self.rounds: Rounds | None = None
         self._work = 0
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
@@ -100,7 +101,7 @@ class Syncer:
 
     def status(self, at: float) -> dict[str, Any]:
         """How things stand at ``at``, as plain data for people; see ``standing``."""
-        told = standing.tell(at, self._membership, self._globals, self._rounds)
+        told = standing.tell(at, self._membership, self._globals, self.rounds)
         return {**told, "recovering": self._relay.waiting(at)}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
@@ -127,6 +128,8 @@ class Syncer:
                 return self._timer(at, timer)
             case SnapshotRequested() | SnapshotSettled():
                 return self._occasions.heard(event)
+            case Restored() if self.rounds is not None and self._name == self._lead:
+                return self._occasions.go_on(at, self.rounds.schedule.t)
             case Evaluated(_, loss) if self._farewell is not None:
                 return self._farewell.result(loss)
             case ModelSaved() if self._farewell is not None:
@@ -146,22 +149,18 @@ class Syncer:
             first = next(reason for _, reason in event.refused)
             reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
             effects += self._stop("failed", reason)
-        leads = self._name == self._lead
-        return [*effects, *(self._occasions.merged(rounds.schedule.t) if leads else [])]
+        if self._name == self._lead:
+            effects += self._occasions.merged(rounds.schedule.t)
+        return effects
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
         """Launch nothing more, and end when nothing is under way."""
         if self._farewell is None:
             if self._stopping is None or status == "stopped":
                 self._stopping = status, reason
-            if self._rounds is not None:
-                self._rounds.stop()
+            if self.rounds is not None:
+                self.rounds.stop()
         return []
-
-    @property
-    def rounds(self) -> Rounds | None:
-        """Its syncs; None before it has begun."""
-        return self._rounds
 
     # Beginning.
 
@@ -192,9 +191,9 @@ class Syncer:
         schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
         found = self._membership, self._globals, self._next_work
-        self._rounds = Rounds(self._job, schedule, *found)
+        self.rounds = Rounds(self._job, schedule, *found)
         if self._stopping:
-            self._rounds.stop()
+            self.rounds.stop()
         effects = [*self._membership.recovered(), *self._globals.keep()]
         if event.kept:
             effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
@@ -329,8 +328,8 @@ class Syncer:
 
     @property
     def _under_way(self) -> Rounds:
-        assert self._rounds is not None, "whoever is heard was listened to, after the start"
-        return self._rounds
+        assert self.rounds is not None, "whoever is heard was listened to, after the start"
+        return self.rounds
 
     # The end.
 

@@ -136,7 +136,7 @@ def holders(actor: Actor) -> int:
         for waiting in lane.outbox.waiting
     )
     if isinstance(actor.machine, Syncer):
-        parts, syncs = machine._globals, machine._rounds.syncs if machine._rounds else {}
+        parts, syncs = machine._globals, machine.rounds.syncs if machine.rounds else {}
         total += machine._relay.held() + len(machine._shards.finals)
         total += sum(len(parts[p].handles()) for p in parts.owned)
         return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())

@@ -192,7 +192,7 @@ class Pictures(Books[World, Node]):
             for by, at, name, fragment, base in self._merged[actor]
             if by != who or at <= number
         }
-        syncs = syncer._rounds.syncs if syncer._rounds else {}
+        syncs = syncer.rounds.syncs if syncer.rounds else {}
         coming = [(peer, part.said) for sync in syncs.values() for peer, part in sync.parts.items()]
         flight = [event for event in each.messages if isinstance(event.body, Contribution)]
         coming += [(event.sender, event.body) for event in flight if event.body.t in syncs]

@@ -80,3 +80,13 @@ def test_one_that_somebody_asked_for_counts():
     assert [SetTimer(SNAPSHOT, 6.0)] == occasions.timer(3.0, SNAPSHOT)
     occasions.heard(SnapshotSettled("syncer.1:3", "a disk is full"))
     assert [TakeSnapshot()] == occasions.timer(6.0, SNAPSHOT)[:1]
+
+
+def test_a_job_that_goes_on_from_its_end_has_another():
+    """Its last snapshot was taken while it waited for that; of then nothing is waited for now."""
+    occasions = Occasions(SnapshotTable(every_s=5.0, every_steps=10))
+    occasions.end(9.0)
+    assert [CancelTimer(LAST), SetTimer(SNAPSHOT, 14.0)] == occasions.go_on(9.0, 40)
+    assert [[], [TakeSnapshot()]] == [occasions.merged(t) for t in (48, 50)]
+    occasions.heard(SETTLED)
+    assert [SetTimer(LAST, 60.0 + LAST_S), TakeSnapshot()] == occasions.end(60.0)

@@ -41,7 +41,11 @@ def learners_of(job, at_least):
     return {actor_of(name) for merge in merges for name in merge["learners"]}
 
 
-@pytest.mark.parametrize("form", [(), ("--processes",)], ids=["one process", "processes"])
+@pytest.mark.parametrize(
+    "form",
+    [(), pytest.param(("--processes",), marks=pytest.mark.slow)],
+    ids=["one process", "processes"],
+)
 def test_a_job_goes_on_where_the_snapshot_was(pictured, tmp_path, form):
     """No link is lost, no step is taken twice, nothing is merged twice; the tapes begin behind the
     cut, and a replay goes on from the snapshot, too."""
@@ -88,7 +92,7 @@ def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
     assert "identical" in replay(again.run_folder).stdout
 
 
-@pytest.mark.parametrize("learners", [2, 4])
+@pytest.mark.parametrize("learners", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
     """Who does not come along is lost by name; who is new takes part."""
     job = go_on(pictured, tmp_path, snapshots(pictured)[1], f"--set=job.learners={learners}")

@@ -55,7 +55,10 @@ class Run:
         return sum(tape.events for tape in open_tapes(self.folder))
 
 
-@pytest.fixture(scope="module", params=FORMS)
+@pytest.fixture(
+    scope="module",
+    params=["one-process", pytest.param("processes", marks=pytest.mark.slow), "shards"],
+)
 def run(request, tools, tmp_path_factory):
     """One run of each form; look at it, do not change it."""
     done = Run(tools.Job(tmp_path_factory.mktemp(request.param)), tools)
@@ -136,7 +139,7 @@ def test_a_flipped_byte_is_refused(run, tools, tmp_path):
     store = Store(copy.folder / "snapshots")
     learner = store.manifest(newest["id"]).parts[0]
     entries = [each for sha256 in learner.contents for each in store.read_piece(sha256)]
-    (state,) = [each.sha256 for each in entries if each.kind == "worker"]
+    (state,) = [each.sha256 for each in entries if (each.kind, each.name) == ("worker", "state")]
     blob = copy.folder / "snapshots" / "blobs" / state[:2] / state
     data = bytearray(blob.read_bytes())
     data[len(data) // 2] ^= 1

@@ -9,17 +9,17 @@ from ddloco.simulation.scenario import cases_of, find
 from ddloco.simulation.study import run_case
 from ddloco.simulation.sweep import sweep
 
-SEEDS = range(10_000, 10_300)
+SEEDS = range(10_000, 10_200)
 """Other worlds than those that `make simulate` begins with."""
 
 
 def test_every_invariant_holds_in_hostile_worlds():
-    """300 worlds, every check beside them; a failure names seed and invariant."""
+    """200 worlds, every check beside them; a failure names seed and invariant."""
     outcomes = list(sweep(hostile.run, list(SEEDS), 2, lambda _: None))
 
     assert [] == [(each.seed, each.violation) for each in outcomes if each.violation]
-    assert 300 == len(outcomes)
-    assert sum(each.merges for each in outcomes) > 3000
+    assert 200 == len(outcomes)
+    assert sum(each.merges for each in outcomes) > 2000
     assert sum(each.faults for each in outcomes) > 1500
 
 

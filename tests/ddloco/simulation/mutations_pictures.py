@@ -29,7 +29,7 @@ def bug(invariant, *worlds):
     return note
 
 
-@bug("cut-consistent", 18)
+@bug("channel-complete", 18)
 def the_second_marker_is_early_enough(patch):
     def marker(old, self, at, snapshot, channel, now):
         peer, lane = channel
