@@ -79,6 +79,7 @@ def cut_of(snapshot):
     return int(snapshot.rpartition("-")[2])
 
 
+@pytest.mark.slow
 def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
     """It takes more of them; a replay begins with any, and another run goes on from the last."""
     job = go_on(pictured, tmp_path, "latest")
