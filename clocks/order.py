@@ -44,19 +44,24 @@ class Clocked(Protocol):
 C = TypeVar("C", bound=Clocked)
 
 
-def causal_sort(sequences: Mapping[str, Sequence[C]], cut_short: Collection[str] = ()) -> list[C]:
+def causal_sort(
+    sequences: Mapping[str, Sequence[C]],
+    cut_short: Collection[str] = (),
+    after: Mapping[str, int] | None = None,
+) -> list[C]:
     """Merge the actors' event sequences into one order in which every cause precedes its effect.
 
     The result is a linear extension of happened-before and depends on nothing but its input: among
     events that may come next, the one with the smaller number goes first, then the smaller name.
     Causes in actors that are not given are taken as having happened; so are those after the last
-    event of the actors named in ``cut_short``.
+    event of the actors named in ``cut_short``, and those up to ``after[actor]``, which the
+    sequences begin behind.
 
     Raises:
         CausalityError: no such order exists; names an event and the cause that it lacks.
     """
-    done = dict.fromkeys(sequences, 0)
-    lasts = {name: len(sequences[name]) for name in cut_short if name in sequences}
+    done = {name: (after or {}).get(name, 0) for name in sequences}
+    lasts = {name: done[name] + len(sequences[name]) for name in cut_short if name in sequences}
     position = dict.fromkeys(sequences, 0)
     waiting: dict[tuple[str, int], list[str]] = {}
     ready: list[tuple[int, str]] = []

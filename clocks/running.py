@@ -72,7 +72,9 @@ class RunningClock:
                 break
             if sources[name] != reader:
                 delta[name] = counts[name]
-        return delta
+        # In the order in which whoever decodes it finds it: clocks remember in which order they
+        # were told, and what was told within this process must leave the same clock behind.
+        return dict(sorted(delta.items())) if len(delta) > 1 else delta
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of entries whose incarnations will never be heard of again."""

@@ -19,11 +19,11 @@ class TimeSource(Protocol):
 class MonotonicTime:
     """The machine's monotonic clock; wall-clock jumps do not touch it."""
 
-    def __init__(self) -> None:
-        self._start = time.monotonic()
+    def __init__(self, start: float = 0.0) -> None:
+        self._start = time.monotonic() - start
 
     def now(self) -> float:
-        """Seconds since this source was made."""
+        """Seconds since this source was made, and ``start`` before that."""
         return time.monotonic() - self._start
 
 

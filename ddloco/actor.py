@@ -8,7 +8,13 @@ an event first; what they pass on reaches the machine; what the machine says goe
 from typing import Any, Protocol
 
 from clocks import RunningClock, actor_of, number_of
+from ddloco.cutting import PACKAGES, Cutting
+from ddloco.effects import CaptureState, TakeSnapshot, Work, handles_of
+from ddloco.events import Captured, Restored, SnapshotRequested, SnapshotSettled, WorkResult
+from snapshot import FreezeError, Moment, freeze
 from transport import (
+    CONTROL,
+    CancelTimer,
     Dial,
     Drop,
     Effect,
@@ -16,14 +22,20 @@ from transport import (
     Handles,
     Hangup,
     Keep,
+    LaneBroken,
     Links,
     Listen,
+    Mark,
     MessageArrived,
+    PeerJoined,
+    PeerLost,
     Retire,
     Send,
+    SetTimer,
+    TimerFired,
 )
 
-LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup})
+LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
 class Machine(Protocol):
@@ -51,6 +63,13 @@ class Actor:
         self.handles = Handles()
         self.clock = RunningClock(incarnation)
         self.links = Links(self.clock, self.handles)
+        self.snapshots = Cutting(incarnation, self.links)
+        self.at = 0.0
+        """When the newest event was handled."""
+        self.timers: dict[str, float] = {}
+        """What was set and has not fired: part of the state, though only the world looks at it."""
+        self.under_way: dict[int, Work] = {}
+        """Work that was asked for and has not ended."""
         self.learned: dict[str, int] = {}
         """What the newest event added to the clock, the actor's own count left out."""
         self._witnessed: Event | None = None
@@ -85,35 +104,138 @@ class Actor:
         if self._witnessed is not event:
             self.witness(event)
         self._witnessed = None
-        arrived = event.handle if isinstance(event, MessageArrived) else ""
-        if arrived:
-            self.handles.hold(arrived)
-        heard, effects = self.links.handle(at, event)
+        effects: list[Effect] = []
+        arrived = ""
+        self.at = at
+        if isinstance(event, Restored):
+            self._restored(at, event, effects)
+        if isinstance(event, MessageArrived):
+            arrived = event.handle
+            if arrived:
+                self.handles.hold(arrived)
+            for kept in self.snapshots.hears(event):
+                self._do(at, kept, effects)
+        heard, asked = self.links.handle(at, event)
+        effects += asked
         for fact in heard:
             self._tell(at, fact, effects)
         if arrived:
             effects += self.handles.release(arrived)
+        if self.snapshots.due:
+            for marker in self.snapshots.mark():
+                self._do(at, marker, effects)
+        self._remember(event, effects)
+        if self.snapshots.due:
+            self._capture(at, effects)
         return effects
 
-    def _tell(self, at: float, fact: Event, effects: list[Effect]) -> None:
-        """Let the machine hear a fact, and its links what it says, and the machine their news."""
-        handles = self.handles
-        for effect in self.machine.handle(at, fact):
-            # By exact type: this is where an actor's time goes.
+    def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
+        """Let snapshots and machine hear a fact, links what they say, and both the links' news."""
+        snapshots = self.snapshots
+        if snapshots.concerns(fact):
+            asked = snapshots.take_part(at, fact, self._moment())
+            if type(fact) is SnapshotRequested:
+                asked = [*self.machine.handle(at, fact), *asked]
+        else:
+            asked = self.machine.handle(at, fact)
+            kind = type(fact)
+            if kind is PeerJoined:
+                asked = [*snapshots.joined(fact), *asked]
+            elif kind is PeerLost:
+                asked = [*snapshots.lost(fact.peer, fact.reason), *asked]
+        for effect in asked:
+            self._do(at, effect, effects)
+        for news in snapshots.news():
+            for effect in self.machine.handle(at, news):
+                self._do(at, effect, effects)
+
+    def _do(self, at: float, effect: Any, effects: list[Effect]) -> None:
+        """One effect, in its turn: what is the actor's own is done now, the rest is the world's."""
+        # By exact type: this is where an actor's time goes.
+        kind = type(effect)
+        if kind in LINK_EFFECTS:
+            if kind is Hangup:
+                for more in self.snapshots.lost(effect.peer, effect.reason):
+                    self._do(at, more, effects)
+            news, asked = self.links.perform(at, effect)
+            effects += asked
+            for more in news:
+                self._tell(at, more, effects)
+        elif kind is Keep:
+            self.handles.hold(effect.handle)
+        elif kind is Drop:
+            effects += self.handles.release(effect.handle)
+        elif kind is Retire:
+            self._retire(effect.floors)
+        elif kind is TakeSnapshot:
+            for more in self.snapshots.take(at, self._moment()):
+                self._do(at, more, effects)
+        else:
+            effects.append(effect)
+
+    # Snapshots.
+
+    def _moment(self) -> Moment:
+        return Moment(self.clock.number, self.clock.wire(), self.snapshots.peers())
+
+    def _remember(self, event: Event, effects: list[Any]) -> None:
+        """Timers and work under way, as the world will know them after this event."""
+        if isinstance(event, TimerFired):
+            self.timers.pop(event.timer, None)
+        elif isinstance(event, WorkResult):
+            self.under_way.pop(event.work, None)
+        for effect in effects:
             kind = type(effect)
-            if kind in LINK_EFFECTS:
-                news, asked = self.links.perform(at, effect)
-                effects += asked
-                for more in news:
-                    self._tell(at, more, effects)
-            elif kind is Keep:
-                handles.hold(effect.handle)
-            elif kind is Drop:
-                effects += handles.release(effect.handle)
-            elif kind is Retire:
-                self._retire(effect.floors)
-            else:
-                effects.append(effect)
+            if kind is SetTimer:
+                self.timers[effect.timer] = effect.at
+            elif kind is CancelTimer:
+                self.timers.pop(effect.timer, None)
+            elif isinstance(effect, Work):
+                self.under_way[effect.work] = effect
+
+    def _restored(self, at: float, event: Restored, effects: list[Effect]) -> None:
+        """Go on in another run: what was being written of snapshots is that run's affair, and who
+        has not come along is lost."""
+        former, links = self.snapshots, self.links
+        self.snapshots = Cutting(self.incarnation, links)
+        self.snapshots.inherit(former)
+        for handle in former.holding():
+            effects += self.handles.release(handle)
+        self.under_way = {n: work for n, work in self.under_way.items() if not former.wrote(work)}
+        self.timers = {name: due for name, due in self.timers.items() if not former.timed(name)}
+        for peer in links.peers():
+            self.snapshots.joined(PeerJoined(peer, links.incarnation(peer)))
+        for snapshot in former.began():
+            settled = SnapshotSettled(snapshot, "the job went on from a snapshot")
+            for effect in self.machine.handle(at, settled):
+                self._do(at, effect, effects)
+        for peer in event.missing:
+            heard, asked = links.handle(at, LaneBroken(peer, CONTROL, "it did not come along"))
+            effects += asked
+            for fact in heard:
+                self._tell(at, fact, effects)
+
+    def _capture(self, at: float, effects: list[Effect]) -> None:
+        """The state as it is now, for each cut that this event brought; what is still being made is
+        made again by whoever goes on from here. Captures are not: a worker's state of then is
+        gone, so they are no part of what is under way.
+
+        A machine whose state is no plain data takes no part, and says so.
+        """
+        coming = {handle for work in self.under_way.values() for handle in handles_of(work)[1]}
+        there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
+        begun = self.snapshots.hold(there)
+        for _ in begun:
+            for handle in there:
+                self.handles.hold(handle)
+        own = type(self.machine).__module__.partition(".")[0]
+        try:
+            state = freeze(self, (*PACKAGES, own))
+        except FreezeError as error:
+            for work, _ in begun:
+                self._tell(at, Captured(work, failed=str(error)), effects)
+            return
+        effects += [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
 
     def _retire(self, floors: dict[str, int]) -> None:
         """Forget incarnations that will not be heard of again, also when old messages name them."""

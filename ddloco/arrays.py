@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddloco.arena import Arena, Region
-from transport import Bytes, Payload
+from ddloco.merging import Segment
+from transport import DTYPES, Bytes, Payload
 
 F32 = NDArray[np.float32]
 
@@ -74,3 +75,14 @@ class Arrays:
             self.arena.free(stored.region)
         elif isinstance(stored, Payload):
             self.discard(stored.data)
+
+
+def tensor_views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
+    """Where each tensor stands in the flat fragment, and its view in the bytes."""
+    views: list[tuple[slice, Any]] = []
+    for segment in segments:
+        dtype = DTYPES[segment.dtype]
+        stop = segment.offset + (segment.stop - segment.start) * dtype.itemsize
+        view = data[segment.offset : stop].view(dtype)
+        views.append((slice(segment.start, segment.stop), view))
+    return views

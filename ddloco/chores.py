@@ -65,15 +65,17 @@ class Laid(Chore, frozen=True):
 
 
 class CopyOut(Chore, frozen=True):
-    """Write the whole state to ``out``."""
+    """Write the whole state to ``out``; the answer says what the last step had brought."""
 
     out: Span
 
 
 class Install(Chore, frozen=True):
-    """Take over the whole state that lies in these regions, one after the other."""
+    """Take over the whole state that lies in these regions, one after the other: a peer's, if it is
+    sound; or one's own as it was after ``drawn`` batches, which are left out now."""
 
     pieces: tuple[Span, ...]
+    drawn: int | None = None
 
 
 class Fill(Chore, frozen=True):
@@ -108,6 +110,12 @@ class Trained(Chore, frozen=True):
     loss: float
     tokens: int
     batch: bytes
+
+
+class Copied(Chore, frozen=True):
+    """The state is copied, as it was after the step that brought ``last``."""
+
+    last: Trained | None
 
 
 class Differentiate(Chore, frozen=True):
@@ -162,7 +170,7 @@ Request = (
     | TrainTogether
     | Score
 )
-Answer = Prepared | Laid | Installed | Ready | Trained | Scored | Failed
+Answer = Prepared | Laid | Installed | Ready | Trained | Copied | Scored | Failed
 
 encode = Encoder().encode
 decode_request = Decoder(Request).decode

@@ -12,50 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-OVERVIEW = """\
-Decoupled DiLoCo training that you can rewind.
-
-Independent learners train with JAX and exchange parameter fragments with a syncer over ZeroMQ;
-nobody waits for a learner that is slow or dead; and every job leaves tapes from which the run
-is executed again, bit for bit, on one machine of the same kind."""
-
-EXAMPLES = """\
-a first run:
-  ddloco run examples/quickstart.toml --dir runs/first
-  ddloco replay runs/first
-
-the same job over tcp, every actor a process of its own:
-  ddloco run examples/quickstart.toml --processes --dir runs/second
-
-on several hosts (syncer first or last, in any order):
-  ddloco syncer  job.toml --bind tcp://127.0.0.1:5555 --dir runs/host-a
-  ddloco learner job.toml --connect tcp://127.0.0.1:5555 --name learner-0 --dir runs/host-b
-
-a look at a job that runs:
-  ddloco status  tcp://127.0.0.1:5555
-  ddloco observe tcp://127.0.0.1:5555 --prometheus 9000 --evaluate runs/host-a/job.toml
-
-exit codes: 0 it held, 1 it found a difference, a gap or a failure, 2 the input was bad"""
-
-
-RUN_MORE = """\
-Ctrl-C ends the job in good order: the model is saved and the tapes replay.
-A second Ctrl-C ends it at once; the tapes replay all the same.
-
---chaos breaks things on purpose, at times in seconds from when all learners are ready:
-
-  [[fault]]             # crash, stall, slow, leave, join; cut, reset, delay, bandwidth of a link
-  what = "crash"
-  who = "learner-1"
-  at_s = 20
-  for_s = 5             # it is back as the next incarnation after this; for ever without it
-
-  [[storm]]             # or at random: the same seed draws the same faults
-  what = ["stall", "cut"]
-  every_s = 10
-  for_s = 2
-
-examples/chaos.toml teaches the rest."""
+from ddloco.lessons import EXAMPLES, OVERVIEW, RUN_MORE, SIMULATIONS, SNAPSHOTS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -77,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     _add_replay(orders)
     _add_simulate(orders)
     _add_tape(orders)
+    _add_snapshot(orders)
     return top
 
 
@@ -111,6 +69,13 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         action="append",
         default=[],
         help="override a key of the job file, such as sync.quorum=2; may be given again",
+    )
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="SNAPSHOT",
+        default="",
+        help="go on from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
     )
 
 
@@ -248,6 +213,13 @@ def _add_replay(orders: Orders) -> None:
         "or a tape is missing and the gap is named. 2: a tape cannot be read.",
     )
     command.add_argument("folder", metavar="RUN", type=Path, help="the run folder, or one tape")
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="ID",
+        default="",
+        help="begin with this snapshot of the run, or with the 'latest', and play what follows",
+    )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
 
@@ -265,22 +237,45 @@ def _add_tape(orders: Orders) -> None:
         command.set_defaults(run=run)
 
 
-SIMULATIONS = """\
-the scenarios that come with ddloco:
-  ddloco simulate goodput            Table 1: 150k to 1.2M chips, data-parallel and decoupled
-  ddloco simulate heterogeneous      two speeds of hardware, with and without a grace window
-  ddloco simulate scavenging         a job that is lent more learners for a while
-  ddloco simulate bandwidth          Gbit/s that each method needs; see its options
-  ddloco simulate hostile --seeds 2000   small worlds where everything goes wrong, checked
+def _add_snapshot(orders: Orders) -> None:
+    what = "take snapshots of a job, look at them, check them, export a model"
+    snapshot = _command(orders, "snapshot", what, SNAPSHOTS)
+    actions = snapshot.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_take(actions)
+    for name, what in (
+        ("list", "print one line per snapshot, the newest first"),
+        ("verify", "read every byte of one snapshot or all, and compare clocks and digests"),
+        ("export", "write a snapshot's global parameters as one safetensors file"),
+    ):
+        command = _command(actions, name, what, SNAPSHOTS)
+        add = command.add_argument
+        add("place", metavar="PLACE", help="folder of snapshots, run folder, or URL")
+        if name != "list":
+            add(
+                "snapshot",
+                metavar="ID",
+                nargs="?" if name == "verify" else None,
+                help="which one: syncer.1-1042, or latest",
+            )
+        if name == "export":
+            add("--to", metavar="FILE", type=Path, required=True, help="a new .safetensors file")
+        else:
+            add("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=f"snapshot_{name}")
 
-a run, with its own speeds and delays, under another schedule:
-  ddloco simulate runs/first --set sync.quorum=2
 
-your own: copy one from ddloco/simulation/scenarios, and
-  ddloco simulate mine.toml --seeds 20 --set sync.quorum=2
-
-Exit code 1: an invariant did not hold. The seed and the command that shows it again are printed,
-and the tapes of that world are left behind, to be looked at with tape show and replay."""
+def _add_take(actions: Orders) -> None:
+    command = _command(
+        actions,
+        "take",
+        "have a running job take a snapshot, and print its id",
+        "Whoever is not in it is named, with the reason. The job trains on meanwhile.\n\n"
+        "Exit code 0: it is there. 1: it was discarded, and why; or nobody answers, or the job\n"
+        "ended before.",
+    )
+    command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
+    _add_asking(command)
+    command.set_defaults(run="snapshot_take")
 
 
 def _add_simulate(orders: Orders) -> None:

@@ -14,6 +14,7 @@ from ddloco.effects import Finish
 from ddloco.host import Hosted
 from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
+from ddloco.restoring import Beginning
 from transport import LANES
 from transport.curve import Curve
 from transport.zeromq import ZmqEndpoint, open_context
@@ -49,17 +50,19 @@ class Cluster:
     Args:
         job: the resolved job.
         folder: its run folder.
+        beginning: the snapshot to go on from, if any.
 
     Raises:
         ConfigError: the job's keys cannot be used.
     """
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, beginning: Beginning | None = None) -> None:
         self.job = job
+        self._beginning = beginning
         self.folder = folder
         self.outcome = Outcome()
         self._keys = keys_of(job, job.transport.kind)
-        self._lead = f"{job.syncer_names()[0]}.1"
+        self._lead = self._incarnation(job.syncer_names()[0])
         self._hosted: dict[str, Hosted] = {}
 
     def request_stop(self, reason: str) -> None:
@@ -74,7 +77,9 @@ class Cluster:
             async with open_context() as context:
                 endpoints = await self._connected(context, wanted)
                 for incarnation, endpoint in endpoints.items():
-                    self._hosted[incarnation] = Hosted(self.job, incarnation, self.folder, endpoint)
+                    hosted = Hosted(self.job, incarnation, self.folder, endpoint)
+                    hosted.beginning = self._beginning
+                    self._hosted[incarnation] = hosted
                 async with trio.open_nursery() as nursery:
                     for hosted in self._hosted.values():
                         nursery.start_soon(self._host, hosted)
@@ -86,14 +91,18 @@ class Cluster:
         endpoints: dict[str, ZmqEndpoint] = {}
         addresses: dict[str, str] = {}
         for name in self.job.names():
-            endpoint = endpoints[f"{name}.1"] = new_endpoint(context, self._keys.get(name))
+            incarnation = self._incarnation(name)
+            endpoint = endpoints[incarnation] = new_endpoint(context, self._keys.get(name))
             dialled = syncers
             if name in syncers:
                 addresses[name] = await endpoint.listen(wanted[name])
                 dialled = syncers[:1] if name != syncers[0] else ()
             for syncer in dialled:
-                await dial_syncer(endpoint, syncer, addresses[syncer], f"{name}.1")
+                await dial_syncer(endpoint, syncer, addresses[syncer], incarnation)
         return endpoints
+
+    def _incarnation(self, name: str) -> str:
+        return self._beginning.incarnation(name) if self._beginning is not None else f"{name}.1"
 
     async def _host(self, hosted: Hosted) -> None:
         """Run one actor; when it ends for a reason that ends the job, end the others."""

@@ -2,9 +2,8 @@
 
 import argparse
 import json
-import math
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from importlib.metadata import version
@@ -15,6 +14,7 @@ import trio
 from rich.console import Console
 from rich.progress import Progress
 
+from ddloco.asking import look, timeout_of
 from ddloco.baseline import run_baseline
 from ddloco.chaos import live_schedule
 from ddloco.cluster import Cluster, Outcome, keys_of
@@ -22,29 +22,33 @@ from ddloco.config import Job, load_job
 from ddloco.display import Board, show
 from ddloco.drive import Drive
 from ddloco.effects import Finish
-from ddloco.errors import first_of
 from ddloco.folder import next_folder, open_folder
 from ddloco.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.launch import Processes
 from ddloco.lookout import follow, say, show_status
 from ddloco.memory import keep_freed_memory
 from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
-from ddloco.observe import UnansweredError
 from ddloco.process import WorkerDiedError
 from ddloco.rerun import Report, Rerun
+from ddloco.restoring import beginning_of
 from ddloco.sections import ConfigError
 from ddloco.serve import serve_learner, serve_syncer
 from ddloco.signals import stop_on_signal
 from ddloco.simulation.bandwidth_table import bandwidth
 from ddloco.simulation.table import hostile_worlds, scenario_table
+from ddloco.snapshots import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError
 from replay import TapeError
+from snapshot import SnapshotError, StorageError
 
 HELD, FOUND, BAD_INPUT = 0, 1, 2
 
 PORT_MAX = 65535
+
+OF_SNAPSHOTS = (snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
+"""Commands of a module of their own; all are found here, by name."""
 
 
 def complain(problem: object) -> int:
@@ -73,15 +77,15 @@ def run(given: argparse.Namespace) -> int:
             return _drive(given, job, folder)
         _check_chaos(job, given)
         keys_of(job, "tcp" if given.processes else job.transport.kind)
+        beginning = beginning_of(job, given.snapshot, folder)
         open_folder(folder, job, overwrite=given.overwrite)
-    except ConfigError as error:
+    except (ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     if job.job.method == "lone":
         return _run_baseline(job, folder)
     if given.processes:
-        return _run_job(Processes(job, folder))
-
-    return _run_job(Cluster(job, folder))
+        return _run_job(Processes(job, folder, given.snapshot))
+    return _run_job(Cluster(job, folder, beginning))
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
@@ -202,7 +206,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
         job = with_keys(_job(given), given.keys)
         open_folder(given.folder, job, join=given.join)
         finish: Finish = trio.run(serve, job)
-    except ConfigError as error:
+    except (ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     if finish.status == "bad-input":
         return complain(finish.reason)
@@ -217,7 +221,8 @@ def syncer(given: argparse.Namespace) -> int:
 
     async def serve(job: Job) -> Finish:
         who = given.bind, given.name, given.connect
-        return await serve_syncer(job, given.folder, *who, with_parent=given.with_parent)
+        more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
+        return await serve_syncer(job, given.folder, *who, **more)
 
     return _serve(given, serve)
 
@@ -227,7 +232,8 @@ def learner(given: argparse.Namespace) -> int:
 
     async def serve(job: Job) -> Finish:
         folder, connect, name = given.folder, given.connect, given.name
-        return await serve_learner(job, folder, connect, name, with_parent=given.with_parent)
+        more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
+        return await serve_learner(job, folder, connect, name, **more)
 
     return _serve(given, serve)
 
@@ -252,13 +258,13 @@ def status(given: argparse.Namespace) -> int:
     async def ask() -> None:
         await show_status(
             given.addresses,
-            timeout_s=_timeout(given),
+            timeout_s=timeout_of(given),
             keys=given.keys,
             as_json=given.json,
             watch=given.watch,
         )
 
-    return _look(ask)
+    return look(ask)
 
 
 def observe(given: argparse.Namespace) -> int:
@@ -270,37 +276,14 @@ def observe(given: argparse.Namespace) -> int:
             prints = given.json or (given.prometheus is None and given.tensorboard is None)
             await follow(
                 given.address,
-                timeout_s=_timeout(given),
+                timeout_s=timeout_of(given),
                 keys=given.keys,
                 metrics=metrics,
                 lines=Lines(say, as_json=given.json) if prints else None,
                 evaluate=(load_job(scored), scored) if scored is not None else None,
             )
 
-    return _look(watch)
-
-
-def _look(what: Callable[[], Awaitable[None]]) -> int:
-    """Look at a job; whatever is wrong comes out of trio's groups as its one line."""
-    try:
-        trio.run(what)
-    except BaseException as error:
-        match first_of(error):
-            case ConfigError() | ChoreError() as found:
-                return complain(found)
-            case UnansweredError() | WorkerDiedError() as found:
-                return complain_found(str(found))
-            case KeyboardInterrupt():
-                return FOUND
-            case _:
-                raise
-    return HELD
-
-
-def _timeout(given: argparse.Namespace) -> float:
-    if not 0 < given.timeout < math.inf:
-        raise ConfigError(f"--timeout {given.timeout}: want seconds, more than 0")
-    return given.timeout
+    return look(watch)
 
 
 def _sinks(given: argparse.Namespace) -> list[Sink]:
@@ -326,10 +309,11 @@ def replay(given: argparse.Namespace) -> int:
                 given.folder,
                 progress=lambda events: bar.update(task, completed=events),
                 warn=lambda what: console.print(f"differs from the recording: {what}"),
+                snapshot=given.snapshot,
             )
             bar.update(task, total=rerun.total)
             report = trio.run(rerun.run)
-    except (TapeError, ConfigError, ChoreError) as error:
+    except (TapeError, ConfigError, ChoreError, SnapshotError, StorageError) as error:
         return complain(error)
     if given.json:
         print(json.dumps(report.as_dict(), indent=2))

@@ -131,6 +131,27 @@ class TapeTable(Section, frozen=True):
         return self.ship and self.level != "off"
 
 
+class SnapshotTable(Section, frozen=True):
+    """``[snapshot]``: when pictures of the whole job are taken, where they are, how many stay.
+
+    Every ``every_s`` seconds, every ``every_steps`` global steps (0 for never), and with either of
+    them once more at a graceful end; on request always. ``place`` is a folder or an address that
+    fsspec knows; where it is empty, ``RUN/snapshots``. The newest ``keep`` stay, and of the older
+    ones every ``keep_every``-th (0 for none).
+    """
+
+    every_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    every_steps: Whole = 0
+    place: str = ""
+    keep: Positive = 5
+    keep_every: Whole = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any are taken without being asked for."""
+        return bool(self.every_s or self.every_steps)
+
+
 class Worker(Section, frozen=True):
     """``[worker]``: the environment of the processes that run JAX.
 
@@ -162,6 +183,7 @@ class Job(Section, frozen=True):
     outer: Outer = Outer()
     transport: Transport = Transport()
     tape: TapeTable = TapeTable()
+    snapshot: SnapshotTable = SnapshotTable()
     worker: Worker = Worker()
     chaos: Faults = Faults()
     learner: dict[str, LearnerTable] = {}
@@ -343,6 +365,9 @@ def _contradiction(job: Job) -> str | None:
         )
     if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
         return f"job.syncers: {job.job.method} has one"
+    if job.snapshot.wanted and job.job.method != "decoupled-diloco":
+        key = "every_s" if job.snapshot.every_s else "every_steps"
+        return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
     problem = impossible(job.chaos, names, job.syncer_names())
     if problem is not None:
         return f"chaos.{problem}"

@@ -6,9 +6,8 @@ performs them. Every door through which nondeterminism enters is in this file: t
 of arrivals, the completion of work, and requests from outside.
 """
 
-import heapq
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -20,10 +19,11 @@ from ddloco.actor import Actor
 from ddloco.arrays import Arrays
 from ddloco.arrivals import Arrivals
 from ddloco.effects import Finish, Observe, Work
-from ddloco.events import StopRequested, WorkResult
+from ddloco.events import Restored, SnapshotRequested, StopRequested, WorkResult
 from ddloco.logs import ActorLog
 from ddloco.messages import Said
 from ddloco.notices import OBSERVER
+from ddloco.timers import Timers
 from ddloco.window import Window
 from replay import Recorder, TapeError
 from transport import (
@@ -82,38 +82,6 @@ class Arrived:
     message: Message[Any]
 
 
-class Timers:
-    """Timers by name, and which one is due next."""
-
-    def __init__(self) -> None:
-        self._due: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
-
-    def set(self, timer: str, at: float) -> None:
-        """Set or move a timer."""
-        self._due[timer] = at
-        heapq.heappush(self._heap, (at, timer))
-
-    def cancel(self, timer: str) -> None:
-        """Forget a timer, if it is set."""
-        self._due.pop(timer, None)
-
-    def next_at(self) -> float | None:
-        """When the next timer is due."""
-        while self._heap and self._due.get(self._heap[0][1]) != self._heap[0][0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][0] if self._heap else None
-
-    def pop_due(self, now: float) -> str | None:
-        """A timer that is due, now no longer set."""
-        at = self.next_at()
-        if at is None or at > now:
-            return None
-        _, timer = heapq.heappop(self._heap)
-        del self._due[timer]
-        return timer
-
-
 class Driver:
     """Runs one actor until it is finished.
 
@@ -162,31 +130,38 @@ class Driver:
         self._allocate = allocate
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")
-        self._window = Window(endpoint, arrays, time.now, self._status, refuse)
+        self._window = Window(
+            endpoint, arrays, time.now, self._status, refuse, request=self._request_snapshot
+        )
         self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
-        self._urgent: deque[Event] = deque()
+        self._urgent: deque[Arrived | Event] = deque()
         self._finish: Finish | None = None
         self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
 
-    async def run(self, first: Event) -> Finish:
+    async def run(self, first: Event, behind: Sequence[Arrived | Event] = ()) -> Finish:
         """Handle ``first``, then whatever comes, until the actor finishes; how it finished.
+
+        Where ``first`` says that the actor goes on from a snapshot, its timers are set and its work
+        is begun again, but for that whose results are ``behind``, with what had been in flight.
 
         Raises:
             TapeError: the tape cannot be written, and the job says that this ends the actor.
         """
         try:
-            return await self._run(first)
+            return await self._run(first, behind)
         finally:
             self._recorder.close(self.actor.number, None)  # Cancelled or failed: it just ends.
 
-    async def _run(self, first: Event) -> Finish:
+    async def _run(self, first: Event, behind: Sequence[Arrived | Event]) -> Finish:
         unwritten: TapeError | None = None
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             nursery.start_soon(self._endpoint.run, self._deliver)
             try:
                 self._admit(first, None)
+                if isinstance(first, Restored):
+                    self._go_on(behind)
                 while self._finish is None:
                     await self._next()
             except TapeError as error:
@@ -198,12 +173,27 @@ class Driver:
         self._recorder.close(self.actor.number, self._finish.reason)
         return self._finish
 
+    def _go_on(self, behind: Sequence[Arrived | Event]) -> None:
+        self._urgent.extend(behind)
+        done = {each.work for each in behind if isinstance(each, WorkResult)}
+        for timer, due in self.actor.timers.items():
+            self._timers.set(timer, due)
+        for number, work in self.actor.under_way.items():
+            if number not in done:
+                self._nursery.start_soon(self._work, self._worker.do(work))
+
     def request_stop(self, reason: str) -> None:
         """Ask the actor, from outside, to end in good order."""
         try:
             self._inbox.send_nowait(StopRequested(reason))
         except (trio.BrokenResourceError, trio.WouldBlock):
             self._urgent.append(StopRequested(reason))
+
+    def _request_snapshot(self) -> None:
+        try:
+            self._inbox.send_nowait(SnapshotRequested())
+        except trio.WouldBlock:
+            return  # The door is busy; whoever asked asks again.
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log what happened outside the tape: nothing of it reaches the actor."""
@@ -214,7 +204,7 @@ class Driver:
     async def _next(self) -> None:
         """Let the next event in: our own troubles, then due timers, then whoever came first."""
         if self._urgent:
-            self._admit(self._urgent.popleft(), None)
+            self._take(self._urgent.popleft())
             return
         timer = self._timers.pop_due(self._time.now())
         if timer is not None:
@@ -226,6 +216,9 @@ class Driver:
             came = await self._wait()
             if came is None:
                 return
+        self._take(came)
+
+    def _take(self, came: Arrived | Event) -> None:
         if isinstance(came, Arrived):
             self._admit_message(came)
         else:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
+from snapshot import Part
 from transport import Effect
 
 Status = Literal["done", "stopped", "bad-input", "failed"]
@@ -147,6 +148,36 @@ class SaveModel(Work, frozen=True):
     fragments: tuple[str, ...]
 
 
+class CaptureState(Work, frozen=True):
+    """Write one's own part of ``snapshot``: the actor as it stood at the cut, frozen, the arrays
+    that it held, and its worker's state, as it is when the step that then ran is done."""
+
+    snapshot: str
+    state: bytes
+    handles: tuple[str, ...]
+
+
+class CaptureFlight(Work, frozen=True):
+    """Write what was in flight: messages, frozen, and the arrays that they brought."""
+
+    snapshot: str
+    messages: bytes
+    handles: tuple[str, ...]
+
+
+class CommitSnapshot(Work, frozen=True):
+    """Write the manifest: from now on the snapshot is there."""
+
+    snapshot: str
+    parts: tuple[Part, ...]
+    absent: dict[str, str]
+
+
+class TakeSnapshot(Effect, frozen=True):
+    """Begin a snapshot with this event; performed by the actor, never reaches the world. Its end
+    is told with ``SnapshotSettled``."""
+
+
 class Observe(Effect, frozen=True):
     """Something that people should see; ``fields`` are plain data."""
 
@@ -159,3 +190,33 @@ class Finish(Effect, frozen=True):
 
     status: Status
     reason: str
+
+
+def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a piece of work reads, and what it makes."""
+    match work:
+        case Recover():
+            return (), ()
+        case MakeParameters(fragments=parts):
+            return (), tuple(name for p in parts for name in (f"theta/{p}/0", f"wire/{p}/0"))
+        case RunStep():
+            return tuple(each.handle for each in work.overwrites), (work.out,)
+        case EncodeFragment() | Differentiate() | EncodePiece():
+            return (work.source,), (work.out,)
+        case CopyState():
+            return (), (work.out,)
+        case InstallState():
+            return work.pieces, ()
+        case AverageGradients():
+            return (work.theta, *(share.handle for share in work.shares)), work.out
+        case MergeFragment():
+            read = (work.theta, work.momentum, *(share.handle for share in work.shares))
+            return read, work.out
+        case Evaluate() | SaveModel():
+            return work.fragments, ()
+        case CaptureState() | CaptureFlight():
+            return work.handles, ()
+        case CommitSnapshot():
+            return (), ()
+        case _:
+            raise AssertionError(f"unknown work: {work}")

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import tomli_w
 
+from ddloco.album import SNAPSHOTS
 from ddloco.config import Job
 from ddloco.keeping import KEPT
 from ddloco.logs import LOG_FILE
 from ddloco.sections import ConfigError
 
 JOB_FILE = "job.toml"
-CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT)
-"""All that a run writes, and so all that overwriting one may delete."""
+CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT, SNAPSHOTS)
+"""All that a run writes, and so all that overwriting one may delete. Another place of snapshots is
+shared with other runs, and left alone."""
 
 
 def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool = False) -> Path:

@@ -107,6 +107,11 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
         return next((t for t in steps if self.fragment_due(t) is not None), None)
 
 
+def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    """(name, shape, dtype) of a fragment's tensors, in the order in which they are sent."""
+    return tuple((leaf.name, leaf.shape, leaf.dtype) for leaf in plan.fragments[fragment])
+
+
 def make_plan(
     leaves: Iterable[Leaf], *, fragments: int, interval: int, strategy: str
 ) -> FragmentPlan:

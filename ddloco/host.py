@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,29 +20,32 @@ import trio
 from clocks import MonotonicTime, actor_of
 from ddloco import chores
 from ddloco.actor import Actor, Machine
+from ddloco.album import Stored, place_of
 from ddloco.arena import Arena
 from ddloco.arrays import Arrays
 from ddloco.averager import Averager
 from ddloco.config import DATA_PARALLEL, Job
-from ddloco.driver import Driver
+from ddloco.driver import Arrived, Driver
 from ddloco.driver import Worker as Doer
 from ddloco.effects import Finish, RunStep, Work
 from ddloco.errors import first_of
-from ddloco.events import Started, WorkResult
-from ddloco.fragments import FragmentPlan
+from ddloco.events import Restored, Started, WorkResult
+from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
 from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.messages import Contribution, GlobalFragment, StatePiece
-from ddloco.process import WorkerDiedError, open_worker
+from ddloco.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
+from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, Start
 from ddloco.state import piece_layout, pieces_of
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
-from ddloco.workers import ChoreError, Workers, wire_layout
+from ddloco.workers import Workers
 from replay import Header, Recorder, TapeError, TapeWriter
-from transport import Endpoint, RemoteProtocolError
+from snapshot import Store
+from transport import Endpoint, Event, RemoteProtocolError
 
 TAPES = "tapes"
 
@@ -88,6 +91,8 @@ class Hosted:
     driver: Driver | None = None
     stop_reason: str | None = None
     finish: Finish | None = None
+    beginning: Beginning | None = None
+    """The snapshot that it goes on from, if it was in one."""
 
     def request_stop(self, reason: str) -> None:
         """Ask it to end in good order, also before it has begun."""
@@ -119,23 +124,47 @@ class Hosted:
             async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
                 keep = KeptFolder(self.folder / KEPT / name, self.job.id)
+                album = Stored(self.job, Store(place_of(self.job, self.folder)))
                 workers = Workers(
-                    self.job, self.incarnation, arrays, process, folder=self.folder, keep=keep
+                    self.job,
+                    self.incarnation,
+                    arrays,
+                    process,
+                    folder=self.folder,
+                    keep=keep,
+                    album=album,
                 )
                 prepared = await workers.prepare()
+                first, behind = await self._begin(workers, arrays, prepared, keep)
                 self.driver = self._open_driver(workers, arrays, prepared, log)
                 if self.stop_reason is not None:
                     self.driver.request_stop(self.stop_reason)
-                started = Started(self.incarnation, prepared.leaves)
-                return await self._drive(self.driver, started)
+                return await self._drive(partial(self.driver.run, first, behind))
 
-    async def _drive(self, driver: Driver, first: Started) -> Finish:
+    async def _begin(
+        self, workers: Workers, arrays: Arrays, prepared: chores.Prepared, keep: KeptFolder
+    ) -> tuple[Event, list[Arrived | Event]]:
+        """The first event, and what is behind it: of an actor that is new, or goes on."""
+        start, beginning = self._start, self.beginning
+        if start is None or beginning is None:
+            return Started(self.incarnation, prepared.leaves), []
+        await start.take_up(workers, arrays)
+        start.adopt(self.job, workers.plan)
+        await trio.to_thread.run_sync(start.keep, arrays, keep)
+        restored = Restored(beginning.snapshot, beginning.missing(start, self.job))
+        return restored, [*start.results(), *start.arrivals(self.job.id)]
+
+    @property
+    def _start(self) -> Start | None:
+        return self.beginning.starts.get(self.incarnation) if self.beginning is not None else None
+
+    async def _drive(self, run: Callable[[], Awaitable[Finish]]) -> Finish:
         """Run the actor, and whatever goes on beside it a little longer."""
         if self.beside is None:
-            return await driver.run(first)
+            return await run()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._aside, self.beside.run)
-            finish = await driver.run(first)
+            finish = await run()
             nursery.cancel_scope.cancel()
         await self._aside(self.beside.finish)
         return finish
@@ -158,15 +187,18 @@ class Hosted:
     def _open_driver(
         self, workers: Workers, arrays: Arrays, prepared: chores.Prepared, log: ActorLog
     ) -> Driver:
-        name = actor_of(self.incarnation)
+        name, start = actor_of(self.incarnation), self._start
+        fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
         return Driver(
-            Actor(self.incarnation, machine_for(self.job, self.incarnation)),
+            start.actor if start is not None else fresh,
             job_id=self.job.id,
             endpoint=self.endpoint,
             worker=slowed(workers, self.job.learner_table(name).factor),
             arrays=arrays,
-            recorder=recorder_for(self.job, self.incarnation, self.folder, prepared),
-            time=MonotonicTime(),
+            recorder=recorder_for(
+                self.job, self.incarnation, self.folder, prepared, beginning=self.beginning
+            ),
+            time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
             expected=expected_tensors(workers.plan, workers.state.nbytes),
             # Fragments arrive where the worker process can see them, without another copy, and
@@ -189,6 +221,8 @@ def recorder_for(
     folder: Path,
     prepared: chores.Prepared,
     facts: dict[str, str] | None = None,
+    *,
+    beginning: Beginning | None = None,
 ) -> Recorder:
     """The pen at the door of an actor with a worker, as the job wants it.
 
@@ -197,6 +231,9 @@ def recorder_for(
     """
     if job.tape.level == "off":
         return Recorder(None)
+    start = beginning.starts.get(incarnation) if beginning is not None else None
+    if start is not None and beginning is not None:
+        facts = {**(facts or {}), RESTORED: beginning.snapshot, RESTORED_PLACE: beginning.place}
     header = Header(
         incarnation=incarnation,
         job_id=job.id,
@@ -211,6 +248,8 @@ def recorder_for(
             TASK: task_digest(job.job.task),
             **(facts or {}),
         },
+        after=start.part.number if start is not None else 0,
+        clock=dict(start.part.clock) if start is not None else {},
     )
     writer = TapeWriter(folder / TAPES / f"{incarnation}.tape", header)
     return Recorder(writer, job.tape.on_error)

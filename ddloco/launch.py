@@ -106,13 +106,15 @@ class Processes:
     Args:
         job: the resolved job.
         folder: its run folder, with the job file inside.
+        snapshot: what to go on from, as people say it; empty for a job that begins.
 
     Raises:
         ConfigError: the job's chaos cannot happen to processes.
     """
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, snapshot: str = "") -> None:
         self.job = job
+        self._snapshot = snapshot
         self.folder = folder
         self.outcome = Outcome()
         self.awaited: set[str] = set()
@@ -208,7 +210,9 @@ class Processes:
             self.chaos.calm()
 
     def _common(self) -> list[str]:
-        return [str(self.folder / JOB_FILE), "--dir", str(self.folder), "--join", "--with-parent"]
+        goes_on = ["--from", self._snapshot] if self._snapshot else []
+        said = [str(self.folder / JOB_FILE), "--dir", str(self.folder), "--join", "--with-parent"]
+        return [*said, *goes_on]
 
     async def _start(self, name: str, arguments: list[str]) -> None:
         process = await trio.lowlevel.open_process(

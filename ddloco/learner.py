@@ -377,6 +377,13 @@ class Learner:
         send = Send(answer.peer, BULK, answer.body, answer.out, key)
         return [send, Drop(answer.source), Drop(answer.out)]
 
+    @property
+    def drawn(self) -> int:
+        """Batches that its worker has drawn when the step that runs is done; those of its former
+        selves are left out with the first one."""
+        steps = self._step + (self._running is not None)
+        return (self._recovery.batches or 0) + steps if steps else 0
+
     # The end.
 
     def _stop(self, reason: str) -> list[Effect]:

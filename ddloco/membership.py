@@ -91,8 +91,8 @@ class Membership:
         return [*effects, Retire({actor: number})] if number > 1 else effects
 
     def _floors(self) -> dict[str, int]:
-        """Only who has ever come back has incarnations to forget."""
-        return {name: number for name, number in self.newest.items() if number > 1}
+        """Only who has ever come back has incarnations to forget. In the order of the decoded."""
+        return {name: number for name, number in sorted(self.newest.items()) if number > 1}
 
     def _merged(self, incarnation: str) -> list[int]:
         return self.merged.setdefault(incarnation, [-1] * self.fragments)

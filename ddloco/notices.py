@@ -44,10 +44,10 @@ class Notice(Struct, frozen=True, tag=True):
 
 
 class Ask(Notice, frozen=True):
-    """Tell me the status, or (go on to) tell me the news. ``taken`` is the greatest ``seq`` that
-    the observer has taken in: what it has not, is held against it."""
+    """Tell me the status, or (go on to) tell me the news, or take a snapshot. ``taken`` is the
+    greatest ``seq`` that the observer has taken in: what it has not, is held against it."""
 
-    what: Literal["status", "follow"]
+    what: Literal["status", "follow", "snapshot"]
     version: int = VERSION
     taken: Count = 0
     payloads: bool = False

@@ -13,6 +13,7 @@ from typing import Any
 import trio
 
 from ddloco.cluster import new_endpoint
+from ddloco.cutting import BEGUN, DISCARDED, TAKEN
 from ddloco.keys import OBSERVER as KEY
 from ddloco.keys import load_curve
 from ddloco.notices import OBSERVER, Ask, Fragment, News, NoticeError, Reader, Sorry, Told, encode
@@ -109,8 +110,40 @@ class Observer:
                 if said is None or isinstance(said, Sorry):
                     break
                 patience_s = SILENCE_S_MAX
-                problem = f"{self._address}: nothing was heard for {SILENCE_S_MAX:.0f} s"
+                problem = self._silent()
                 await self._take_in(take, said, payload, payloads=payloads)
+            nursery.cancel_scope.cancel()
+        if not isinstance(said, News):
+            raise UnansweredError(self._problem(said, problem))
+        return said
+
+    async def snapshot(self) -> News:
+        """Have a snapshot taken; the news of what became of it, or of the job's end before that.
+
+        Raises:
+            UnansweredError: nobody answers, or nobody does any more.
+        """
+        name, said = "", None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            nursery.start_soon(self._beat, False)
+            self._ask(Ask("follow", taken=self._taken))
+            self._ask(Ask("snapshot", taken=self._taken))
+            begins_by, problem = trio.current_time() + self._timeout_s, self._nobody()
+            while not (isinstance(said, News) and _settles(said, name)):
+                said = None
+                # Others' news and statuses are no sign that ours was begun: a door that is too
+                # busy drops the request.
+                patience_s = SILENCE_S_MAX if name else begins_by - trio.current_time()
+                with trio.move_on_after(max(patience_s, 0.0)):
+                    said, _ = await self._next()
+                if said is None or isinstance(said, Sorry):
+                    break
+                problem = f"{self._address}: no snapshot was begun within {self._timeout_s:g} s"
+                if isinstance(said, News) and said.event == BEGUN:
+                    name = name or said.fields["snapshot"]
+                if name:
+                    problem = self._silent()
             nursery.cancel_scope.cancel()
         if not isinstance(said, News):
             raise UnansweredError(self._problem(said, problem))
@@ -158,9 +191,25 @@ class Observer:
     def _problem(self, said: Any, otherwise: str) -> str:
         return f"{self._address}: {said.reason}" if isinstance(said, Sorry) else otherwise
 
+    def _silent(self) -> str:
+        return f"{self._address}: nothing was heard for {SILENCE_S_MAX:.0f} s"
+
     def _nobody(self) -> str:
         keys = ", with these keys?" if self._keyed else "? (a job with keys wants --keys)"
         return f"nobody answers at {self._address}: is a syncer listening there{keys}"
+
+
+def _settles(said: News, name: str) -> bool:
+    """Whether it is the end of the snapshot that was asked for; or of all.
+
+    One that is refused was never begun: it is discarded with the event that it is named after.
+    """
+    if said.event == "ended":
+        return True
+    if said.event not in {TAKEN, DISCARDED}:
+        return False
+    snapshot = said.fields.get("snapshot")
+    return snapshot == name if name else said.event == DISCARDED and said.ref == snapshot
 
 
 @asynccontextmanager

@@ -13,37 +13,33 @@ import trio
 from clocks import actor_of
 from ddloco import chores
 from ddloco.actor import Actor
+from ddloco.album import Digested
 from ddloco.arena import Arena
 from ddloco.arrays import Arrays
 from ddloco.config import Job
 from ddloco.effects import (
-    AverageGradients,
     CopyState,
-    Differentiate,
-    EncodeFragment,
-    EncodePiece,
-    Evaluate,
     InstallState,
-    MakeParameters,
     MergeFragment,
     Recover,
     RunStep,
-    SaveModel,
     Work,
+    handles_of,
 )
-from ddloco.events import Happened, Recovered, Started, WorkFailed, WorkResult
+from ddloco.events import Captured, Happened, Recovered, Started, WorkFailed, WorkResult
 from ddloco.host import STATE_PIECES, TASK, machine_for
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Key, Mailbox, Posted
 from ddloco.process import open_worker
 from ddloco.provenance import code_version
+from ddloco.restoring import Beginning, passed
 from ddloco.simulation.labour import Vault
 from ddloco.simulation.workers import SimulatedWorkers, is_simulated
 from ddloco.syncs import names
 from ddloco.task import task_digest
 from ddloco.workers import Workers
 from replay import Divergence, Player, Tape, describe, tape
-from transport import Effect, Free, MessageArrived, Payload, Transmit
+from transport import GREETINGS, Effect, Free, Marker, MessageArrived, Payload, Transmit
 
 
 class Theatre(Protocol):
@@ -59,6 +55,11 @@ class Theatre(Protocol):
     @property
     def mailbox(self) -> Mailbox:
         """Where messages travel."""
+        ...
+
+    @property
+    def beginning(self) -> Beginning | None:
+        """The snapshot that it begins with, if it does."""
         ...
 
     def note(self, what: str) -> None:
@@ -86,8 +87,16 @@ class Part:
         self._tape = tape
         self._folder = folder
         self._name = tape.incarnation
-        self._actor = Actor(self._name, machine_for(rerun.job, self._name))
-        self._player: Player[Any] = Player(tape, Happened, self._actor)
+        beginning = rerun.beginning
+        start = self._start = beginning.starts.get(self._name) if beginning is not None else None
+        fresh = start is None
+        self._actor = (
+            Actor(self._name, machine_for(rerun.job, self._name)) if fresh else start.actor
+        )
+        after = beginning.after(self._name) if beginning is not None else 0
+        self._player: Player[Any] = Player(tape, Happened, self._actor, after)
+        self._given: set[int] = set()
+        """Work that a snapshot has the result of."""
         self._results: dict[int, Result] = {}
         self._outputs: dict[int, tuple[str, ...]] = {}
         self._in_step = True
@@ -128,8 +137,15 @@ class Part:
                 process,
                 folder=self._folder,
                 keep=self._history,
+                album=Digested(),
             )
         self._prepared: chores.Prepared = await self._workers.prepare()
+        if self._start is not None:
+            assert isinstance(self._workers, Workers), "simulated jobs have no store"
+            await self._start.take_up(self._workers, self._arrays)
+            if self._tape.header.after:
+                self._start.adopt(self._rerun.job, self._workers.plan)
+                self._start.keep(self._arrays, self._history)
         pieces = self._tape.header.facts.get(STATE_PIECES)
         if pieces is not None and isinstance(self._workers, Workers):
             self._workers.state.cut_into(int(pieces))
@@ -164,6 +180,7 @@ class Part:
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
+            self._go_on()
             for record, event, outcome in self._player.moments():
                 sure = await self._confirm(record, event)
                 effects = self._handle(record, sure, outcome)
@@ -184,6 +201,17 @@ class Part:
     ) -> Sequence[Any]:
         return self._player.play(record, event, outcome)
 
+    def _go_on(self) -> None:
+        """Whatever was being done at the cut is done again, but for what only the worker's state of
+        then could do: of a step the snapshot has what came out."""
+        if self._start is None:
+            return
+        steps = self._start.running()
+        self._given = {step.work for step in steps}
+        for work in list(self._actor.under_way.values()):
+            if work.work not in self._given and not isinstance(work, CopyState):
+                self._begin(work)
+
     # What the event says must be so again.
 
     async def _confirm(self, record: tape.Event, event: Any) -> Any:
@@ -202,7 +230,10 @@ class Part:
 
     async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
         payload: Payload | None = None
-        if self._rerun.posted_by(event.sender, event.clock.get(event.sender, 0)):
+        beginning, number = self._rerun.beginning, event.clock.get(event.sender, 0)
+        if beginning is not None and beginning.before(event.sender, number):
+            payload = self._confirm_flight(record, event)
+        elif self._rerun.posted_by(event.sender, event.clock.get(event.sender, 0)):
             key = self._key_of(event)
             posted = await self._rerun.mailbox.take(key)
             if posted is None:
@@ -213,6 +244,21 @@ class Part:
                 self._rerun.mailbox.take_payload(key)
         if event.handle:
             self._arrays.put(event.handle, payload)
+
+    def _confirm_flight(self, record: tape.Event, event: MessageArrived[Any]) -> Payload | None:
+        """It was said before the cut and came after it: it must have been in flight."""
+        assert self._start is not None, "whoever began later has heard of nothing before that"
+        found = {passed(each): each for each in self._start.flight}.get(passed(event))
+        if found is None:
+            if type(event.body) not in GREETINGS | {Marker}:
+                said = f"{describe(event.body)} of {event.sender} was said before the cut"
+                self._rerun.unverified += 1
+                self._rerun.gap(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
+            return None
+        if msgspec.structs.replace(found, handle=event.handle) != event:
+            raise self._differs(record, event, describe(event), describe(found), "message")
+        self._rerun.payloads += bool(event.handle)
+        return self._start.payload(found)
 
     def _key_of(self, event: MessageArrived[Any]) -> Key:
         """A listening side is addressed by its actor's name, a dialling one by incarnation."""
@@ -245,6 +291,8 @@ class Part:
         if isinstance(event, Recovered) and isinstance(self._workers, Workers):
             self._recover(record, event, self._workers)
             return
+        if event.work in self._given or self._wrote(event):
+            return
         if result is None:
             # Its inputs are missing: taken from the tape.
             self._rerun.unverified += 1
@@ -257,6 +305,12 @@ class Part:
             raise self._differs(record, event, describe(event), describe(result.value))
         if isinstance(self._workers, SimulatedWorkers):
             self._workers.settle(event)
+
+    def _wrote(self, event: Any) -> bool:
+        """Whether it tells of what was written of the snapshot that this replay begins with."""
+        if self._start is None or not isinstance(event, Captured):
+            return False
+        return event.content in self._start.part.contents
 
     def _recover(self, record: tape.Event, event: Recovered, workers: Workers) -> None:
         """What the disk held is a fact; that it is what was merged is checked."""
@@ -290,16 +344,19 @@ class Part:
             case Free(handle):
                 self._arrays.free(handle)
             case Work():
-                inputs, outputs = handles_of(effect)
-                self._outputs[effect.work] = outputs
-                if self._can_do(effect, inputs):
-                    result = self._results[effect.work] = Result()
-                    if isinstance(effect, MergeFragment):
-                        self._merges = [each for each in self._merges if not each.done.is_set()]
-                        self._merges.append(result)
-                    self._nursery.start_soon(self._work, self._workers.do(effect), result)
+                self._begin(effect)
             case _:
                 pass  # Timers and observations belong to the first run.
+
+    def _begin(self, work: Work) -> None:
+        inputs, outputs = handles_of(work)
+        self._outputs[work.work] = outputs
+        if self._can_do(work, inputs):
+            result = self._results[work.work] = Result()
+            if isinstance(work, MergeFragment):
+                self._merges = [each for each in self._merges if not each.done.is_set()]
+                self._merges.append(result)
+            self._nursery.start_soon(self._work, self._workers.do(work), result)
 
     def _can_do(self, work: Work, inputs: tuple[str, ...]) -> bool:
         """Whether all that the work reads is known: arrays, and the worker's own state.
@@ -327,32 +384,6 @@ class Result:
 
     done: trio.Event = field(default_factory=trio.Event)
     value: WorkResult | None = None
-
-
-def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a piece of work reads, and what it makes."""
-    match work:
-        case Recover():
-            return (), ()
-        case MakeParameters(fragments=parts):
-            return (), tuple(name for p in parts for name in (f"theta/{p}/0", f"wire/{p}/0"))
-        case RunStep():
-            return tuple(each.handle for each in work.overwrites), (work.out,)
-        case EncodeFragment() | Differentiate() | EncodePiece():
-            return (work.source,), (work.out,)
-        case CopyState():
-            return (), (work.out,)
-        case InstallState():
-            return work.pieces, ()
-        case AverageGradients():
-            return (work.theta, *(share.handle for share in work.shares)), work.out
-        case MergeFragment():
-            read = (work.theta, work.momentum, *(share.handle for share in work.shares))
-            return read, work.out
-        case Evaluate() | SaveModel():
-            return work.fragments, ()
-        case _:
-            raise AssertionError(f"unknown work: {work}")
 
 
 def same_bits(event: Any) -> tuple[bytes, bytes]:

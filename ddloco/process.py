@@ -5,7 +5,8 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from typing import TypeVar
 
 import trio
@@ -48,6 +49,10 @@ def fitting(answer: chores.Answer, answer_type: type[T]) -> T:
     return answer
 
 
+async def _fitting(coming: Awaitable[chores.Answer], answer_type: type[T]) -> T:
+    return fitting(await coming, answer_type)
+
+
 class WorkerProcess:
     """One worker: requests are answered in order, one at a time."""
 
@@ -55,69 +60,62 @@ class WorkerProcess:
         self._process = process
         self._socket = link
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
-        self._turn = trio.Semaphore(1)
+        self._line: deque[trio.Event] = deque()
+        """Who asks, and who waits to ask, in order. A lock would not do: who waits for a lock has
+        its place when its task has run, and a later request may begin before that."""
 
     @property
     def pid(self) -> int:
         """The process id."""
         return self._process.pid
 
-    async def ask(self, request: chores.Request) -> chores.Answer:
-        """Send a request, wait for its answer.
+    def ask(self, request: chores.Request) -> Awaitable[chores.Answer]:
+        """Take a place in line now, whatever else begins before the answer is awaited; the answer.
 
-        Raises:
+        A request that is the first in line leaves at once, while the event that asked for it is
+        still being handled: the worker computes while reports are sent and written.
+
+        Raises, when awaited:
             WorkerDiedError: the process ended first.
         """
-        if not self.begin(request):
-            await self._turn.acquire()
-            with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await self._stream.send_all(chores.framed(request))
-        return await self.finish()
+        message, turn = chores.framed(request), trio.Event()
+        self._line.append(turn)
+        sent = self._line[0] is turn and self._send_now(message)
+        return self._answer(message, turn, sent=sent)
 
-    def begin(self, request: chores.Request) -> bool:
-        """Send a request now, if nothing else is under way; ``finish`` waits for its answer.
-
-        A step's request leaves while the event that asked for it is still being handled: the
-        worker computes while reports are sent and written.
-        """
-        try:
-            self._turn.acquire_nowait()
-        except trio.WouldBlock:
-            return False
-        message = chores.framed(request)
+    def _send_now(self, message: bytes) -> bool:
         try:
             sent = self._socket.send(message)
         except BlockingIOError:
-            sent = 0
+            return False
         except OSError:
-            return True  # It is gone, as finish will find.
-        if sent == len(message):
-            return True
-        assert sent == 0, "a socket pair takes a short message whole or not at all"
-        self._turn.release()
-        return False
+            return True  # It is gone, as reading will find.
+        assert sent == len(message), "a socket pair takes a short message whole or not at all"
+        return True
 
-    async def finish(self) -> chores.Answer:
-        """Wait for the answer to what was begun.
-
-        Raises:
-            WorkerDiedError: the process ended first.
-        """
+    async def _answer(self, message: bytes, turn: trio.Event, *, sent: bool) -> chores.Answer:
         try:
+            if not sent:
+                if self._line[0] is not turn:
+                    await turn.wait()
+                with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await self._stream.send_all(message)
             return chores.decode_answer(await self._read())
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
         finally:
-            self._turn.release()
+            self._line.remove(turn)
+            if self._line:
+                self._line[0].set()
 
-    async def expect(self, request: chores.Request, answer_type: type[T]) -> T:
-        """Send a request, wait for an answer of the one type that fits it.
+    def expect(self, request: chores.Request, answer_type: type[T]) -> Awaitable[T]:
+        """As ``ask``, for an answer of the one type that fits.
 
-        Raises:
+        Raises, when awaited:
             ChoreError: the worker could not do it.
             WorkerDiedError: the process ended first.
         """
-        return fitting(await self.ask(request), answer_type)
+        return _fitting(self.ask(request), answer_type)
 
     async def _read(self) -> bytes:
         """One whole message; nothing follows it before the next request."""

@@ -11,7 +11,7 @@ missing actor's arrays cannot be: it is counted as unverified, and the gap is na
 """
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,14 @@ from typing import Any
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.album import place_of
 from ddloco.config import job_from
 from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, StepFinished
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
+from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, begin_with
 from ddloco.simulation.labour import Vault
 from replay import Divergence, Tape, open_tapes, tape
 
@@ -69,10 +71,12 @@ class Rerun:
         folder: the run folder.
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
+        snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
 
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the recorded job is none that this version can run.
+        SnapshotError: the snapshot is not there, not intact, or of another version.
     """
 
     def __init__(
@@ -80,11 +84,14 @@ class Rerun:
         folder: Path,
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
+        snapshot: str = "",
     ) -> None:
-        self.tapes = open_tapes(folder)
-        self.total = sum(each.events for each in self.tapes)
         self.report = Report()
-        self.job = job_from(self.tapes[0].header.job, f"{self.tapes[0].path} (header)")
+        tapes = open_tapes(folder)
+        self.job = job_from(tapes[0].header.job, f"{tapes[0].path} (header)")
+        self.beginning = self._begin(tapes, place_of(self.job, folder), snapshot)
+        self.tapes = [each for each in tapes if not self._is_past(each)]
+        self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
         self.vaults: dict[str, Vault] = {}
         self.histories: dict[str, KeptHistory] = {}
         self.payloads = 0
@@ -96,8 +103,35 @@ class Rerun:
         self._lost: dict[str, tuple[int, int]] = {}
         """Of tapes that lost their ends the newest event that others heard of, and messages."""
         self._mailbox = Mailbox(set(self._recorded))
-        present = {actor_of(name) for name in self._recorded}
+        present = {actor_of(each.incarnation) for each in tapes}
         self._missing = {name: 0 for name in self.job.names() if name not in present}
+
+    def _begin(self, tapes: Sequence[Tape], place: str | Path, snapshot: str) -> Beginning | None:
+        """With a snapshot that is asked for, or with the one that the run itself went on from."""
+        if snapshot:
+            return begin_with(place, snapshot, self.job)
+        for each in tapes:
+            if each.header.after:
+                facts = each.header.facts
+                return begin_with(facts[RESTORED_PLACE], facts[RESTORED], self.job)
+        return None
+
+    def _after(self, each: Tape) -> int:
+        return self.beginning.after(each.incarnation) if self.beginning is not None else 0
+
+    def _is_past(self, each: Tape) -> bool:
+        """Whether a tape is left out, for whoever left it was not in the snapshot."""
+        beginning, name = self.beginning, each.incarnation
+        if beginning is None or not beginning.is_past(name):
+            return False
+        if beginning.heard(name) < each.events and each.closed is None:
+            if beginning.is_former(name):
+                # What it did at its end nobody in the snapshot had heard of; should anybody hear
+                # of it later, that is a gap by itself.
+                self.note(f"{name}: had come back before {beginning.snapshot}, so not played")
+            else:
+                self.gap(f"{name}: not in the snapshot {beginning.snapshot}, so not played")
+        return True
 
     async def run(self) -> Report:
         """Replay everything; what was found."""

@@ -74,6 +74,12 @@ class Rounds:
         """Whether nothing is under way and nothing will be."""
         return not self.syncs and (self._stopping or self.schedule.next() is None)
 
+    def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
+        """Of every fragment that was merged: version, whose tokens are spent, batches drawn."""
+        merged = ((p, self._globals[p].version) for p in self._globals.owned)
+        batches = dict(self._membership.batches)
+        return [(p, v, self._membership.spent(p), batches) for p, v in merged if v]
+
     def stop(self) -> None:
         """Launch nothing more; the quorum of what waits may never come."""
         self._stopping, self.waiting = True, None

@@ -28,6 +28,10 @@ class Schedule:
         """Go on behind ``t``: what lay before it and was not merged is due an interval later."""
         self.t = t
 
+    def extend(self, steps: int) -> None:
+        """The job has another last global step than it had."""
+        self._steps = steps
+
     def next(self) -> int | None:
         """The global step of the next sync, None when the schedule is through."""
         if self._again:

@@ -13,10 +13,9 @@ import trio
 from ddloco import chores
 from ddloco.arena import Arena
 from ddloco.config import Job
-from ddloco.fragments import FragmentPlan
+from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.process import WorkerProcess, open_worker
 from ddloco.sections import ConfigError
-from ddloco.workers import wire_layout
 from transport import DTYPES, Payload
 
 Scored = Callable[[int, float], None]

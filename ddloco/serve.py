@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import trio
 from rich.console import Console
 
-from clocks import actor_of
+from clocks import actor_of, number_of
 from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import Job
 from ddloco.display import follow
@@ -19,13 +19,22 @@ from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
 from ddloco.quay import ship_tape, take_in_tapes
 from ddloco.refusals import Refusals
+from ddloco.restoring import Beginning, begin_with, place_and_id
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
+from replay.tape import SUFFIX
 from transport.zeromq import ZmqEndpoint, open_context
 
 
 async def serve_syncer(
-    job: Job, folder: Path, bind: str, name: str, connect: str | None, *, with_parent: bool
+    job: Job,
+    folder: Path,
+    bind: str,
+    name: str,
+    connect: str | None,
+    *,
+    with_parent: bool,
+    snapshot: str = "",
 ) -> Finish:
     """Run a syncer, listening on ``bind``; the address is written to the run folder.
 
@@ -36,8 +45,10 @@ async def serve_syncer(
         name: which shard this is; empty for the one that leads.
         connect: where the shard that leads listens; needed by the others.
         with_parent: end when standard input does.
+        snapshot: to go on from, unless it has gone on from there already.
 
     Raises:
+        SnapshotError: the snapshot cannot be used.
         ConfigError: the address cannot be bound, or is open to everyone without keys or a word;
             the job has no such shard; or the keys cannot be used.
     """
@@ -51,7 +62,7 @@ async def serve_syncer(
         said = f"{lead} leads, and dials nobody" if connect else f"missing; {name} dials {lead}"
         raise ConfigError(f"--connect: {said}")
     curve = curve_of(job, name)
-    incarnation = next_incarnation(folder, name)
+    incarnation, beginning = who_begins(job, folder, name, snapshot)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
         try:
@@ -63,7 +74,7 @@ async def serve_syncer(
         partial = folder / f".{name}.address.partial"
         partial.write_text(address)
         partial.replace(address_file(folder, name))
-        hosted = Hosted(job, incarnation, folder, endpoint)
+        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning)
         if job.tape.ships and connect is None:
             take_in_tapes(hosted)
         elif job.tape.ships and connect is not None:
@@ -72,12 +83,19 @@ async def serve_syncer(
 
 
 async def serve_learner(
-    job: Job, folder: Path, connect: Sequence[str], name: str, *, with_parent: bool
+    job: Job,
+    folder: Path,
+    connect: Sequence[str],
+    name: str,
+    *,
+    with_parent: bool,
+    snapshot: str = "",
 ) -> Finish:
     """Run one learner against the syncers at ``connect``, one address for each, in order; it waits
     for those that are late.
 
     Raises:
+        SnapshotError: the ``snapshot`` to go on from cannot be used.
         ConfigError: the job has no such learner or another number of syncers, an address is none,
             or its keys cannot be used.
     """
@@ -89,12 +107,12 @@ async def serve_learner(
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
     curve = curve_of(job, name)
-    incarnation = next_incarnation(folder, name)
+    incarnation, beginning = who_begins(job, folder, name, snapshot)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
         for syncer, address in zip(syncers, connect, strict=True):
             await _dial(endpoint, syncer, address, incarnation)
-        hosted = Hosted(job, incarnation, folder, endpoint)
+        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning)
         if job.tape.ships:
             await ship_tape(hosted, syncers[0], connect[0])
         return await _serve(hosted, endpoint, with_parent=with_parent)
@@ -122,12 +140,27 @@ async def _serve(hosted: Hosted, endpoint: ZmqEndpoint, *, with_parent: bool) ->
     return finish
 
 
+def who_begins(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Beginning | None]:
+    """An actor's next incarnation, and the snapshot that it goes on from.
+
+    One that has a tape here has gone on from it before: whoever starts it again with the same words
+    wants it to go on from there.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used.
+    """
+    incarnation = next_incarnation(folder, name)
+    if not snapshot or number_of(incarnation) > 1:
+        return incarnation, None
+    beginning = begin_with(*place_and_id(snapshot), job, name)
+    return beginning.incarnation(name), beginning
+
+
 def next_incarnation(folder: Path, name: str) -> str:
-    """The actor's name with the next number that has no tape in this folder."""
-    number = 1
-    while (folder / TAPES / f"{name}.{number}.tape").exists():
-        number += 1
-    return f"{name}.{number}"
+    """The actor's name with the number behind those that have a tape in this folder."""
+    there = (path.name.removesuffix(SUFFIX) for path in (folder / TAPES).glob(f"{name}.*{SUFFIX}"))
+    known = (number_of(each) for each in there if actor_of(each) == name)
+    return f"{name}.{max(known, default=0) + 1}"
 
 
 def check_bind(job: Job, bind: str) -> None:

@@ -4,6 +4,7 @@ What a peer gives to a learner that comes back. Every tensor starts aligned; pad
 """
 
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,16 @@ class Moments:
         for leaf in leaves:
             dtype = np.dtype(leaf.dtype)
             self._leaves.append((self.stop, tuple(leaf.shape), dtype))
-            self.stop += aligned(int(np.prod(leaf.shape, dtype=np.int64)) * dtype.itemsize)
+            self.stop += aligned(_nbytes(leaf.shape, dtype))
 
     def write(self, leaves: Sequence[Any], state: Bytes) -> None:
-        """Copy the leaves to where they belong."""
+        """Copy the leaves to where they belong; what lies between them may be memory used before,
+        and becomes zero."""
         for leaf, view in zip(leaves, self._views(state), strict=True):
             np.copyto(view, np.asarray(leaf))
+        stops = [start for start, _, _ in self._leaves[1:]] + [self.stop]
+        for (start, shape, dtype), stop in zip(self._leaves, stops, strict=True):
+            state[start + _nbytes(shape, dtype) : stop] = 0
 
     def read(self, state: Bytes) -> list[Any]:
         """The leaves, as copies."""
@@ -49,9 +54,13 @@ class Moments:
     def _views(self, state: Bytes) -> list[Any]:
         views: list[Any] = []
         for start, shape, dtype in self._leaves:
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+            size = _nbytes(shape, dtype)
             views.append(state[start : start + size].view(dtype).reshape(shape))
         return views
+
+
+def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
+    return prod(shape) * dtype.itemsize
 
 
 def pieces_of(nbytes: int, piece_bytes: int = PIECE_BYTES) -> int:

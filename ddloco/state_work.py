@@ -9,9 +9,9 @@ from ddloco import chores
 from ddloco.arrays import Arrays, HostCopy
 from ddloco.effects import CopyState, EncodePiece, InstallState
 from ddloco.events import PieceEncoded, StateCopied, StateInstalled
-from ddloco.process import WorkerProcess, fitting
+from ddloco.process import ChoreError, WorkerProcess
 from ddloco.state import PIECE_BYTES, TENSOR, piece_slice, pieces_of
-from transport import Payload, aligned, describe
+from transport import Bytes, Payload, aligned, describe
 
 
 class StateWork:
@@ -37,13 +37,12 @@ class StateWork:
         """One memory copy, in the worker; asked for before this returns, so before a next step."""
         out = self._arrays.shared.allocate(max(self.nbytes, 1))
         request = chores.CopyOut(chores.span_of(out))
-        begun = self.nbytes > 0 and self._process.begin(request)
+        copied = self._process.expect(request, chores.Copied) if self.nbytes else None
 
         async def finish() -> StateCopied:
             digest = b""
-            if self.nbytes:
-                answer = await (self._process.finish() if begun else self._process.ask(request))
-                fitting(answer, chores.Ready)
+            if copied is not None:
+                await copied
                 digest = await trio.to_thread.run_sync(xxhash.xxh3_128_digest, out.data.data)
             self._arrays.put(work.out, HostCopy(out))
             return StateCopied(work.work, pieces_of(self.nbytes, self.piece_bytes), digest)
@@ -78,3 +77,18 @@ class StateWork:
         for region in regions:
             self._arrays.shared.free(region)
         return StateInstalled(work.work, installed.sound)
+
+    async def restore(self, state: Bytes, drawn: int) -> None:
+        """Have a worker that has done nothing yet go on from a state, ``drawn`` batches later.
+
+        Raises:
+            ChoreError: it cannot.
+            WorkerDiedError: the process ended.
+        """
+        if len(state) != self.nbytes:
+            said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
+            raise ChoreError(chores.Failed("task", said))
+        region = self._arrays.lend(state)
+        request = chores.Install((chores.span_of(region),), drawn)
+        await self._process.expect(request, chores.Installed)
+        self._arrays.shared.free(region)

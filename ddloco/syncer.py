@@ -28,6 +28,9 @@ from ddloco.events import (
     ParametersMade,
     PieceEncoded,
     Recovered,
+    Restored,
+    SnapshotRequested,
+    SnapshotSettled,
     Started,
     StopRequested,
     WorkFailed,
@@ -44,6 +47,7 @@ from ddloco.messages import (
     ShardReport,
     Stop,
 )
+from ddloco.occasions import SNAPSHOT, Occasions
 from ddloco.relay import RELAY, Relay
 from ddloco.rounds import FRUITLESS_MAX, Rounds
 from ddloco.schedule import Schedule
@@ -82,11 +86,12 @@ class Syncer:
         self._handed_over = False
         """Whether the lead has been sent what this shard owns, at the end."""
         self._membership = Membership(0)
-        self._rounds: Rounds | None = None
+        self.rounds: Rounds | None = None
         self._work = 0
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
         self._relay = Relay(self._membership, self._globals, self._next_work)
+        self._occasions = Occasions(job.snapshot)
         self._ready = False
 
     def handle(self, at: float, event: Event) -> list[Effect]:
@@ -96,7 +101,7 @@ class Syncer:
 
     def status(self, at: float) -> dict[str, Any]:
         """How things stand at ``at``, as plain data for people; see ``standing``."""
-        told = standing.tell(at, self._membership, self._globals, self._rounds)
+        told = standing.tell(at, self._membership, self._globals, self.rounds)
         return {**told, "recovering": self._relay.waiting(at)}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
@@ -121,6 +126,10 @@ class Syncer:
                 return self._relay.encoded(event)
             case TimerFired(timer):
                 return self._timer(at, timer)
+            case SnapshotRequested() | SnapshotSettled():
+                return self._occasions.heard(event)
+            case Restored() if self.rounds is not None and self._name == self._lead:
+                return self._occasions.go_on(at, self.rounds.schedule.t)
             case Evaluated(_, loss) if self._farewell is not None:
                 return self._farewell.result(loss)
             case ModelSaved() if self._farewell is not None:
@@ -140,6 +149,8 @@ class Syncer:
             first = next(reason for _, reason in event.refused)
             reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
             effects += self._stop("failed", reason)
+        if self._name == self._lead:
+            effects += self._occasions.merged(rounds.schedule.t)
         return effects
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
@@ -147,8 +158,8 @@ class Syncer:
         if self._farewell is None:
             if self._stopping is None or status == "stopped":
                 self._stopping = status, reason
-            if self._rounds is not None:
-                self._rounds.stop()
+            if self.rounds is not None:
+                self.rounds.stop()
         return []
 
     # Beginning.
@@ -180,9 +191,9 @@ class Syncer:
         schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
         found = self._membership, self._globals, self._next_work
-        self._rounds = Rounds(self._job, schedule, *found)
+        self.rounds = Rounds(self._job, schedule, *found)
         if self._stopping:
-            self._rounds.stop()
+            self.rounds.stop()
         effects = [*self._membership.recovered(), *self._globals.keep()]
         if event.kept:
             effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
@@ -196,7 +207,7 @@ class Syncer:
         agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
         return [
             Listen(agreement),
-            *(self._dial(at, agreement) if self._name != self._lead else []),
+            *(self._dial(at, agreement) if self._name != self._lead else self._occasions.begin(at)),
             Observe("listening", {"fragments": owned, "steps": self._job.job.steps}),
         ]
 
@@ -306,6 +317,8 @@ class Syncer:
             if self._farewell is not None:
                 self._farewell.patient = False
             return []
+        if timer.startswith(SNAPSHOT):
+            return self._occasions.timer(at, timer)
         if timer == SHARDS:
             self._shards.patient = False
             return []
@@ -315,8 +328,8 @@ class Syncer:
 
     @property
     def _under_way(self) -> Rounds:
-        assert self._rounds is not None, "whoever is heard was listened to, after the start"
-        return self._rounds
+        assert self.rounds is not None, "whoever is heard was listened to, after the start"
+        return self.rounds
 
     # The end.
 
@@ -324,6 +337,8 @@ class Syncer:
         """Nothing is under way any more, and nothing will be."""
         if self._name != self._lead:
             return self._hand_over(at)
+        if not self._occasions.over:
+            return self._occasions.end(at)
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")

@@ -200,6 +200,9 @@ class Globals:
         ]
 
 
+WIRE = "wire/"
+
+
 def names(fragment: int, t: int) -> tuple[str, str, str]:
     """Handles of what the merge of global step ``t`` makes: parameters, momentum, payload."""
     return f"theta/{fragment}/{t}", f"momentum/{fragment}/{t}", f"wire/{fragment}/{t}"

@@ -90,7 +90,8 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
     """
     tapes = open_tapes(folder)
     verdicts, between = verify(tapes, receipt_of)
-    findings = Audit(tapes).run()
+    goes_on = any(each.header.after for each in tapes)  # What checks count began before that.
+    findings = Audit(tapes).run() if not goes_on else []
     sound = not between and not any(verdict.problems for verdict in verdicts)
     held = sound and not any(finding.violation for finding in findings)
     if as_json:
@@ -111,6 +112,9 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
     lines += between
     lines += [finding.line() for finding in findings]
     good = f"held: {total} events of {len(verdicts)} tapes, every record, clock and invariant"
+    if goes_on:
+        good = f"held: {total} events of {len(verdicts)} tapes, every record and clock; invariants "
+        good += "were not looked at: these tapes go on from a snapshot"
     return held, [*lines, good if held else "failed"]
 
 

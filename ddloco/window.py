@@ -1,9 +1,9 @@
 """The window: where observers look at an actor while it runs, without being noticed by it.
 
-It stands below the door. What an observer asks never becomes an event, so that tapes are the same
-with and without observers, and it is answered at once or not at all: whatever an observer has not
-yet taken in is held against it, and a slow one loses news instead of holding anything up. Of the
-fragments only the newest version matters, so a slow observer skips versions.
+It stands below the door. What an observer asks never becomes an event, but for a snapshot, so that
+tapes are the same with and without observers, and it is answered at once or not at all: whatever an
+observer has not yet taken in is held against it, and a slow one loses news instead of holding
+anything up. Of the fragments only the newest version matters, so a slow observer skips versions.
 """
 
 from collections import deque
@@ -82,6 +82,7 @@ class Window:
         now: seconds since the actor's start.
         status: what is to be told of it, plain data.
         refuse: told why a frame was refused.
+        request: called when an observer asks for a snapshot: that alone goes on to the door.
     """
 
     def __init__(
@@ -91,12 +92,15 @@ class Window:
         now: Callable[[], float],
         status: Callable[[], dict[str, Any]],
         refuse: Callable[[str], None],
+        *,
+        request: Callable[[], None],
     ) -> None:
         self._endpoint = endpoint
         self._arrays = arrays
         self._now = now
         self._status = status
         self._refuse = refuse
+        self._request = request
         self._watchers: dict[str, Watcher] = {}
         self._newest: dict[int, int] = {}
         self._told: tuple[float, dict[str, Any]] | None = None
@@ -120,6 +124,8 @@ class Window:
         watcher.took(ask.taken)
         if ask.what == "status":
             self._tell(route, watcher)
+        elif ask.what == "snapshot":
+            self._request()
         else:
             self._follow(watcher, ask)
         self._hand_over(route, watcher)

@@ -30,7 +30,7 @@ from ddloco.environment import fingerprinted
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.state import Moments
 from ddloco.task import TaskError, load_task
-from transport import DTYPES, Bytes
+from transport import DTYPES, Bytes, aligned
 
 
 class Trainer:
@@ -44,6 +44,7 @@ class Trainer:
         self._tried = False
         """Whether the first step has been run twice, to see that it can be."""
         self._spoilt = False
+        self._last: chores.Trained | None = None
         self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
@@ -61,9 +62,12 @@ class Trainer:
                 self._copy_out(self._params, out)
                 state = self._arena.region(out.offset, out.nbytes)
                 self._moments.write(jax.tree.leaves(self._opt_state), state)
-                return chores.Ready()
-            case chores.Install(pieces):
-                return chores.Installed(self._install(pieces))
+                return chores.Copied(self._last)
+            case chores.Install(pieces, drawn):
+                if drawn:
+                    skip(self._batches, drawn)
+                    skip(self._again, drawn)
+                return chores.Installed(self._install(pieces, sound=drawn is None))
             case chores.Train():
                 return self._train(request)
             case chores.Differentiate():
@@ -110,13 +114,14 @@ class Trainer:
             return chores.Laid(0)
         return chores.Laid(self._moments.stop)
 
-    def _install(self, pieces: tuple[chores.Span, ...]) -> bool:
-        """A peer's state in place of one's own, if it holds numbers only."""
+    def _install(self, pieces: tuple[chores.Span, ...], *, sound: bool) -> bool:
+        """A state in place of one's own; one that must be sound, if it holds numbers only."""
         regions = [self._arena.region(each.offset, each.nbytes) for each in pieces]
         state = np.concatenate(regions) if len(regions) > 1 else regions[0]
         params = self._read_tree(state)
         leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
-        if not all(bool(jnp.isfinite(leaf).all()) for leaf in (*jax.tree.leaves(params), *leaves)):
+        numbers = (*jax.tree.leaves(params), *leaves)
+        if sound and not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
             return False
         self._params = params
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
@@ -159,7 +164,8 @@ class Trainer:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
         self._copy_out(self._params, request.out)
-        return chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+        self._last = chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+        return self._last
 
     # One part of a data-parallel job: gradients here, the update at the averager's.
 
@@ -279,12 +285,16 @@ class Trainer:
         return jax.tree.unflatten(self._tree, leaves)
 
     def _copy_out(self, tree: Any, span: chores.Span) -> None:
+        """Lay a tree out; what lies between tensors may be memory used before, and becomes zero."""
         out = self._arena.region(span.offset, span.nbytes)
-        leaves = jax.tree.leaves(tree)
-        for fragment in range(len(self._laid.fragments)):
-            start, stop = self._laid.fragment_slice(fragment)
+        leaves, plan = jax.tree.leaves(tree), self._laid
+        for fragment, described in enumerate(plan.fragments):
+            start, stop = plan.fragment_slice(fragment)
             for index, view in self._views(fragment, out[start:stop]):
                 np.copyto(view, np.asarray(leaves[index]))
+            for index, leaf in enumerate(described):
+                end = plan.tensor_offset(fragment, index) + leaf.nbytes
+                out[end : aligned(end)] = 0
 
 
 def inner_optimizer(inner: Inner) -> optax.GradientTransformation:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import trio
@@ -17,11 +17,16 @@ import xxhash
 
 from clocks import actor_of
 from ddloco import chores
+from ddloco.album import Album
 from ddloco.arena import Arena, Region
-from ddloco.arrays import F32, Arrays, HostCopy
-from ddloco.config import Job
+from ddloco.arrays import F32, Arrays, HostCopy, tensor_views
+from ddloco.capture_work import CaptureWork
+from ddloco.config import DATA_PARALLEL, Job
 from ddloco.effects import (
     AverageGradients,
+    CaptureFlight,
+    CaptureState,
+    CommitSnapshot,
     CopyState,
     Differentiate,
     EncodeFragment,
@@ -47,11 +52,11 @@ from ddloco.events import (
     WorkFailed,
     WorkResult,
 )
-from ddloco.fragments import FragmentPlan
+from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.keeping import Found, Keep, KeptError
 from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
-from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess, fitting
+from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess
 from ddloco.state_work import StateWork
 from ddloco.syncs import names
 from snapshot import save_tensors
@@ -59,7 +64,7 @@ from transport import DTYPES, Bytes, Payload, describe
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
-T = TypeVar("T")
+_in_thread = trio.to_thread.run_sync
 
 
 class Workers:
@@ -72,6 +77,7 @@ class Workers:
         process: its JAX worker process.
         folder: the run folder.
         keep: where a syncer keeps its merges.
+        album: where snapshots are written.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class Workers:
         *,
         folder: Path,
         keep: Keep,
+        album: Album,
     ) -> None:
         self._job = job
         self._name = actor_of(incarnation)
@@ -92,6 +99,9 @@ class Workers:
         self._keep = keep
         self._plan: FragmentPlan | None = None
         self.state = StateWork(arrays, process)
+        parallel = job.job.method in DATA_PARALLEL
+        refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
+        self.capture = CaptureWork(arrays, process, album, refuses)
         self._segments: dict[int, tuple[Segment, ...]] = {}
 
     async def prepare(self) -> chores.Prepared:
@@ -117,7 +127,8 @@ class Workers:
         except ValueError as error:
             raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
         laid = await self._process.expect(chores.Lay(self._plan), chores.Laid)
-        self.state.nbytes = laid.state_bytes
+        self.state.nbytes = self.capture.nbytes = laid.state_bytes
+        self.capture.plan = self._plan
         return prepared
 
     @property
@@ -156,6 +167,9 @@ class Workers:
             MergeFragment: self._merge_fragment,
             Evaluate: self._evaluate,
             SaveModel: self._save_model,
+            CaptureState: self.capture.state,
+            CaptureFlight: self.capture.flight,
+            CommitSnapshot: self.capture.commit,
         }
 
     # JAX, in the worker process.
@@ -169,8 +183,7 @@ class Workers:
     def take_back(self, found: Found) -> None:
         """Put a fragment that was kept under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
-        data = self._wire(p, found.theta)
-        arrays = (found.theta, found.momentum, self._payload(p, data))
+        arrays = (found.theta, found.momentum, self.sent(p, found.theta))
         for handle, array in zip(names(p, version), arrays, strict=True):
             self._arrays.put(handle, array)
 
@@ -188,6 +201,7 @@ class Workers:
         return ParametersMade(work.work, digest.digest())
 
     def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
+        self.capture.trains = True
         spans: list[tuple[int, chores.Span]] = []
         borrowed: list[Region] = []
         for each in work.overwrites:
@@ -200,11 +214,10 @@ class Workers:
             spans.append((each.fragment, chores.span_of(region)))
         out = self._arena.allocate(self.plan.total_bytes)
         request = chores.Train(work.step, tuple(spans), chores.span_of(out), work.skip)
-        begun = self._process.begin(request)
+        answer = self._process.expect(request, chores.Trained)
 
         async def finish() -> StepFinished:
-            answer = await (self._process.finish() if begun else self._process.ask(request))
-            trained = fitting(answer, chores.Trained)
+            trained = await answer
             for region in borrowed:
                 self._arena.free(region)
             self._arrays.put(work.out, HostCopy(out))
@@ -215,7 +228,7 @@ class Workers:
     async def _differentiate(self, work: Differentiate) -> StepFinished:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
         request = chores.Differentiate(chores.span_of(source), chores.span_of(out))
-        trained = fitting(await self._process.ask(request), chores.Trained)
+        trained = await self._process.expect(request, chores.Trained)
         self._arrays.put(work.out, await _in_thread(partial(self._encode, 0, out.data)))
         self._arena.free(source)
         self._arena.free(out)
@@ -286,7 +299,7 @@ class Workers:
                 momentum_factor=outer.momentum,
                 judge=judge,
             )
-            payload = self._payload(work.fragment, self._wire(work.fragment, result.theta))
+            payload = self.sent(work.fragment, result.theta)
             merged = FragmentMerged(
                 work=work.work,
                 accepted=result.accepted,
@@ -351,11 +364,15 @@ class Workers:
     def _payload(self, fragment: int, data: Bytes) -> Payload:
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
+    def sent(self, fragment: int, theta: F32) -> Payload:
+        """A global fragment as it travels."""
+        return self._payload(fragment, self._wire(fragment, theta))
+
     def _flat(self, fragment: int, data: Bytes) -> F32:
         """A fragment's bytes as flat float32, without padding."""
         segments = self._segments_of(fragment)
         flat = np.empty(segments[-1].stop, np.float32)
-        for part, view in _views(segments, data):
+        for part, view in tensor_views(segments, data):
             flat[part] = view
         return flat
 
@@ -371,26 +388,6 @@ class Workers:
         if theta.nbytes == stop - start and all(leaf.dtype == "float32" for leaf in leaves):
             return theta.view(np.uint8)  # The same bytes, which nobody changes any more.
         data = np.zeros(stop - start, np.uint8)
-        for part, view in _views(self._segments_of(fragment), data):
+        for part, view in tensor_views(self._segments_of(fragment), data):
             view[:] = theta[part]
         return data
-
-
-def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    """(name, shape, dtype) of a fragment's tensors, in the order in which they are sent."""
-    return tuple((leaf.name, leaf.shape, leaf.dtype) for leaf in plan.fragments[fragment])
-
-
-def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
-    """Where each tensor stands in the flat fragment, and its view in the bytes."""
-    views: list[tuple[slice, Any]] = []
-    for segment in segments:
-        dtype = DTYPES[segment.dtype]
-        stop = segment.offset + (segment.stop - segment.start) * dtype.itemsize
-        view = data[segment.offset : stop].view(dtype)
-        views.append((slice(segment.start, segment.stop), view))
-    return views
-
-
-async def _in_thread(function: Callable[[], T]) -> T:
-    return await trio.to_thread.run_sync(function)

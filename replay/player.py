@@ -44,14 +44,16 @@ class Player(Generic[E]):
     Args:
         tape: opened, not necessarily scanned.
         event_type: the union that the tape's events belong to.
-        actor: the machine, as it was before event 1.
+        actor: the machine, as it was after event ``after``.
+        after: the number of the last event that is not played.
     """
 
-    def __init__(self, tape: Tape, event_type: Any, actor: Playable) -> None:
+    def __init__(self, tape: Tape, event_type: Any, actor: Playable, after: int = 0) -> None:
         self.tape = tape
         self.actor = actor
         self.played = 0
         """Events handled and found equal."""
+        self._after = after
         self._decode = msgspec.msgpack.Decoder(event_type).decode
         self._context: deque[tuple[int, E]] = deque(maxlen=CONTEXT_EVENTS)
 
@@ -65,7 +67,7 @@ class Player(Generic[E]):
             if isinstance(record, tape.Event):
                 if pending is not None:
                     yield pending, self._event(pending), None
-                pending = record
+                pending = record if record.n > self._after else None
             elif isinstance(record, tape.Effects | tape.Raised) and pending is not None:
                 yield pending, self._event(pending), record
                 pending = None

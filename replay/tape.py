@@ -61,7 +61,8 @@ class Header(Record, frozen=True):
 
     ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
     device, threads, flags), ``semantics`` the behaviours that later versions may switch off for
-    old tapes, ``facts`` what only people read.
+    old tapes, ``facts`` what only people read. A tape that goes on from a snapshot begins behind
+    event ``after``, where the actor's clock was ``clock``.
     """
 
     incarnation: str
@@ -71,6 +72,8 @@ class Header(Record, frozen=True):
     fingerprint: dict[str, str]
     semantics: tuple[str, ...] = ()
     facts: dict[str, str] = {}
+    after: int = 0
+    clock: dict[str, int] = {}
 
 
 class Event(Record, frozen=True):
@@ -172,7 +175,7 @@ class Tape:
 
     Attributes:
         header: its first record.
-        events: number of events; known after ``scan``.
+        events: number of the last event; known after ``scan``.
         truncated_at: the byte where the last whole record ends, if the tape ends in the middle of
             another (its process was killed while writing it); known after reading to the end.
         closed: the reason of its orderly end, if it had one.
@@ -192,6 +195,7 @@ class Tape:
         if not isinstance(first[1], Header):
             raise TapeError(path, 16, "the first record is no header")
         self.header = first[1]
+        self.events = self.header.after
 
     @property
     def incarnation(self) -> str:
@@ -211,7 +215,7 @@ class Tape:
         Raises:
             TapeError: at the first damaged byte, or an event out of its order.
         """
-        previous = 0
+        previous = self.header.after
         for start, record in self._records():
             if isinstance(record, Header):
                 if start != _PREFIX.size:

@@ -69,7 +69,7 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
         if verdict.incarnation in cut_short:
             verdict.lost = _lost(verdict, moments)
     try:
-        causal_sort(moments, cut_short)
+        causal_sort(moments, cut_short, {each.incarnation: each.header.after for each in tapes})
     except CausalityError as error:
         return verdicts, [str(error)]
     return verdicts, []
@@ -78,7 +78,7 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
 def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment]]:
     me = each.incarnation
     verdict = Verdict(me)
-    clock = VectorClock()
+    clock = VectorClock(each.header.clock)
     heard: dict[tuple[Any, ...], Receipt] = {}
     moments: list[Moment] = []
     unanswered = 0
@@ -107,7 +107,8 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
         clock = clock.merge(record.clock).tick(me)
         moments.append(Moment(me, record.n, clock))
     verdict.events = len(moments)
-    verdict.ends = each.closed or f"not closed, after event {len(moments)}"
+    last = each.header.after + len(moments)
+    verdict.ends = each.closed or f"not closed, after event {last}"
     return verdict, moments
 
 
@@ -115,9 +116,10 @@ def _lost(verdict: Verdict, moments: Mapping[str, Sequence[Moment]]) -> str | No
     """What of a tape without an end is known to be missing, if anything is."""
     name = verdict.incarnation
     heard = max((each[-1].clock[name] for each in moments.values() if each), default=0)
-    if heard <= verdict.events:
+    last = moments[name][-1].number if moments[name] else verdict.events
+    if heard <= last:
         return None
-    return f"events {verdict.events + 1} to {heard} are missing: others have heard of them"
+    return f"events {last + 1} to {heard} are missing: others have heard of them"
 
 
 def _succeeded(name: str, known: list[str]) -> bool:

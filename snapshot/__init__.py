@@ -1,5 +1,40 @@
-"""State on disk: tensors as safetensors files, whole or not at all."""
+"""Pictures of a whole job, taken without stopping it; and the places where they lie.
 
+``participant`` is the machine (Chandy and Lamport), ``freeze`` a machine's state as bytes,
+``store`` blobs by digest with a sealed manifest last, ``tensors`` named tensors in one file.
+"""
+
+from snapshot.freeze import FreezeError as FreezeError
+from snapshot.freeze import freeze as freeze
+from snapshot.inventory import Verifier as Verifier
+from snapshot.manifest import Entry as Entry
+from snapshot.manifest import Manifest as Manifest
+from snapshot.manifest import encode_piece as encode_piece
+from snapshot.manifest import id_of as id_of
+from snapshot.packing import PackingError as PackingError
+from snapshot.packing import pack as pack
+from snapshot.part import Part as Part
+from snapshot.participant import GATHERING_S as GATHERING_S
+from snapshot.participant import Ask as Ask
+from snapshot.participant import Capture as Capture
+from snapshot.participant import Commit as Commit
+from snapshot.participant import Discard as Discard
+from snapshot.participant import Forget as Forget
+from snapshot.participant import Mark as Mark
+from snapshot.participant import Moment as Moment
+from snapshot.participant import Participant as Participant
+from snapshot.participant import RecordFlight as RecordFlight
+from snapshot.participant import Tell as Tell
+from snapshot.place import BLOBS as BLOBS
+from snapshot.place import GRACE_S as GRACE_S
+from snapshot.place import Blob as Blob
+from snapshot.place import SnapshotError as SnapshotError
+from snapshot.place import StorageError as StorageError
+from snapshot.reading import Listed as Listed
+from snapshot.retention import Removed as Removed
+from snapshot.store import NEWEST as NEWEST
+from snapshot.store import Store as Store
 from snapshot.tensors import load_metadata as load_metadata
 from snapshot.tensors import load_tensors as load_tensors
 from snapshot.tensors import save_tensors as save_tensors
+from snapshot.thaw import thaw as thaw

@@ -23,7 +23,8 @@ transport/outbox transport/handles transport/message transport/events transport/
 ddloco/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddloco/membership
 ddloco/farewell ddloco/pacing ddloco/estimates ddloco/messages ddloco/events ddloco/effects
 ddloco/fragments ddloco/merging ddloco/measure ddloco/bands ddloco/averager ddloco/replica
-replay/player
+ddloco/cutting ddloco/occasions transport/sending snapshot/part snapshot/cuts snapshot/gathering
+snapshot/participant replay/player
 """)
 
 FILE_LINES_MAX = 400

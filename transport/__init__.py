@@ -17,6 +17,7 @@ from transport.effects import Free as Free
 from transport.effects import Hangup as Hangup
 from transport.effects import Keep as Keep
 from transport.effects import Listen as Listen
+from transport.effects import Mark as Mark
 from transport.effects import Retire as Retire
 from transport.effects import Send as Send
 from transport.effects import SetTimer as SetTimer
@@ -36,6 +37,7 @@ from transport.handles import Handles as Handles
 from transport.link import Links as Links
 from transport.message import BULK as BULK
 from transport.message import CONTROL as CONTROL
+from transport.message import GREETINGS as GREETINGS
 from transport.message import LANES as LANES
 from transport.message import PROTOCOL_VERSION as PROTOCOL_VERSION
 from transport.message import Body as Body
@@ -43,11 +45,14 @@ from transport.message import Count as Count
 from transport.message import Header as Header
 from transport.message import Lane as Lane
 from transport.message import LinkBody as LinkBody
+from transport.message import Marker as Marker
 from transport.message import Name as Name
 from transport.message import Reason as Reason
 from transport.message import TensorMeta as TensorMeta
 from transport.payload import DTYPES as DTYPES
+from transport.payload import SENDABLE as SENDABLE
 from transport.payload import Bytes as Bytes
 from transport.payload import Payload as Payload
 from transport.payload import aligned as aligned
 from transport.payload import describe as describe
+from transport.payload import tensor_bytes as tensor_bytes

@@ -41,6 +41,14 @@ class Send(Effect, Generic[B], frozen=True):
     barrier: bool = False
 
 
+class Mark(Effect, frozen=True):
+    """Send a marker down both lanes to ``peer``, now: what waits for credit is part of the sender's
+    state, and so belongs behind it."""
+
+    peer: str
+    snapshot: str
+
+
 class Hangup(Effect, frozen=True):
     """Say goodbye to ``peer`` and forget it; ``final`` tells it never to dial again."""
 

@@ -20,7 +20,16 @@ with Reset. What the peers say is absolute, so they then simply say the newest o
 from typing import Any
 
 from clocks import RunningClock, Verdict
-from transport.effects import CancelTimer, Dial, Effect, Hangup, Listen, Send, SetTimer, Transmit
+from transport.effects import (
+    CancelTimer,
+    Dial,
+    Effect,
+    Hangup,
+    Listen,
+    Mark,
+    Send,
+    SetTimer,
+)
 from transport.events import (
     Event,
     LaneBroken,
@@ -34,18 +43,22 @@ from transport.handles import Handles
 from transport.message import (
     BULK,
     CONTROL,
+    GREETINGS,
     LANES,
-    Body,
     Bye,
     Credit,
     Hello,
     Lane,
+    Marker,
     Refused,
     Reset,
     Welcome,
 )
 from transport.outbox import WINDOW_MESSAGES, OutboxFullError, Waiting
+from transport.sending import Sending
 from transport.session import (
+    REDIAL_S_MIN,
+    STALL_S,
     LaneState,
     Link,
     disagreement,
@@ -53,23 +66,6 @@ from transport.session import (
     redial_timer,
     stall_timer,
 )
-
-REDIAL_S_MIN = 0.5
-REDIAL_S_MAX = 8.0
-"""A dialling side repeats Hello after 0.5 s, then 1, 2, 4, and every 8 s: soon enough to follow a
-syncer that starts late, seldom enough not to matter. Half a second also keeps a broken pair of
-links from shaking hands in a tight loop."""
-
-DOUBLINGS_MAX = 8
-"""More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
-
-STALL_S = 30.0
-"""A lane whose messages wait for credit this long, with none coming, may have lost all that it had
-on its way: nothing that follows could show the hole. The link is given up, which costs a handshake
-where the other side was merely stopped."""
-
-GREETINGS = frozenset({Hello, Welcome, Reset, Refused})
-"""Bodies of the handshake, which stand outside the numbers of a session."""
 
 Heard = tuple[list[Event], list[Effect]]
 
@@ -88,12 +84,23 @@ class Links:
         self.counters: dict[str, int] = {}
         """What was refused or dropped, by reason."""
         self._handles = handles
+        self._sending = Sending(clock, handles)
         self._links: dict[str, Link] = {}
         self._agreement: dict[str, str] | None = None
 
     def peers(self) -> list[str]:
         """Whoever's link is up, in order of names as bytes."""
         return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
+
+    def incarnation(self, peer: str) -> str:
+        """Who is at the other end of a link; empty where there is none."""
+        link = self._links.get(peer)
+        return link.incarnation if link is not None else ""
+
+    def carries(self, event: MessageArrived[Any]) -> bool:
+        """Whether a message is one of an open lane's, and not of a handshake."""
+        link = self._links.get(event.peer)
+        return link is not None and link.carries(event.lane, event.session, event.body)
 
     def waiting(self, peer: str, lane: Lane) -> tuple[int, bool]:
         """How many messages wait in a lane, and whether there is credit for another."""
@@ -104,9 +111,17 @@ class Links:
         """Whether there is any link to ``peer``, open or not."""
         return peer in self._links
 
+    def renew(self, agreement: dict[str, str]) -> None:
+        """From now on this must be shared: what was agreed upon before is another run's."""
+        if self._agreement is not None:
+            self._agreement = agreement
+        for link in self._links.values():
+            if link.dialled is not None:
+                link.dialled = agreement
+
     # What the machine above asks for.
 
-    def perform(self, at: float, effect: Send[Any] | Dial | Listen | Hangup) -> Heard:
+    def perform(self, at: float, effect: Send[Any] | Dial | Listen | Hangup | Mark) -> Heard:
         """Do what the machine above asks of its links."""
         match effect:
             case Send():
@@ -119,6 +134,8 @@ class Links:
                 return [], []
             case Hangup():
                 return [], self._hangup(effect)
+            case Mark(peer, snapshot):
+                return [], self._mark(peer, snapshot)
 
     def _send(self, at: float, send: Send[Any]) -> Heard:
         link = self._links.get(send.peer)
@@ -127,7 +144,7 @@ class Links:
             return [], []
         lane = link.lanes[send.lane]
         if lane.outbox.pass_through():
-            number = self._number(link, send.lane, lane, send.body, send.payload)
+            number = self._sending.number(link, send.lane, lane, send.body, send.payload)
             return [], [number]
         waiting = Waiting(send.body, send.payload, send.key, send.barrier)
         try:
@@ -142,6 +159,16 @@ class Links:
             effects += self._handles.release(replaced.payload)
         return [], effects
 
+    def _mark(self, peer: str, snapshot: str) -> list[Effect]:
+        link = self._links.get(peer)
+        effects: list[Effect] = []
+        if link is None or not link.up:
+            return effects
+        for lane in LANES:
+            link.lanes[lane].outbox.put_first(Waiting(Marker(snapshot), free_of_charge=True))
+            effects += self._sending.pump(link, lane)
+        return effects
+
     def _hangup(self, hangup: Hangup) -> list[Effect]:
         peer = hangup.peer
         link = self._links.get(peer)
@@ -151,7 +178,7 @@ class Links:
         if link.up:
             body = Refused(hangup.reason) if hangup.final else Bye(hangup.reason)
             link.lanes[CONTROL].outbox.put_first(Waiting(body, free_of_charge=True))
-            effects += self._pump(link, CONTROL)
+            effects += self._sending.pump(link, CONTROL)
         effects += self._forget_waiting(link)
         if link.dialled is not None:
             effects.append(CancelTimer(redial_timer(peer)))
@@ -212,7 +239,7 @@ class Links:
         heard, effects = self._stale()
         link = self._links.get(event.peer)
         if link is None or link.dialled is None:
-            effects += self._out_of_band(event, Reset("this session is unknown here"))
+            effects += self._sending.out_of_band(event, Reset("this session is unknown here"))
         return heard, effects
 
     def _numbered(
@@ -231,7 +258,9 @@ class Links:
         match event.body:
             case Credit(of_lane, taken):
                 link.lanes[of_lane].outbox.credited(taken)
-                return [], self._pump(link, of_lane)
+                return [], self._sending.pump(link, of_lane)
+            case Marker():
+                return [event], []
             case Bye(reason):
                 # Whoever dialled keeps trying: a syncer that failed may come back.
                 return self._lose(at, link, reason)
@@ -239,17 +268,18 @@ class Links:
                 lane.taken += 1
                 if lane.taken - lane.credited < WINDOW_MESSAGES[event.lane] // 2:
                     return [event], []
-                return [event], self._give_credit(link, event.lane)
+                return [event], self._sending.give_credit(link, event.lane)
 
     # Handshake.
 
     def _dial(self, at: float, link: Link) -> list[Effect]:
-        wait = min(REDIAL_S_MIN * 2 ** min(link.attempts, DOUBLINGS_MAX), REDIAL_S_MAX)
+        wait = link.redial_wait()
         link.session += 1
         link.attempts += 1
         link.lanes = new_lanes()
         effects: list[Effect] = [
-            self._number(link, lane, link.lanes[lane], Hello(link.dialled or {})) for lane in LANES
+            self._sending.number(link, lane, link.lanes[lane], Hello(link.dialled or {}))
+            for lane in LANES
         ]
         return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
 
@@ -261,7 +291,7 @@ class Links:
         difference = disagreement(self._agreement, hello.agreement)
         if difference is not None:
             self._count("refused at the handshake")
-            return [], self._out_of_band(event, Refused(difference))
+            return [], self._sending.out_of_band(event, Refused(difference))
         heard: list[Event] = []
         effects: list[Effect] = []
         if link is None or event.session > link.session:
@@ -277,7 +307,7 @@ class Links:
         lane.open = True
         if link.whole:
             lanes = link.lanes
-            effects += [self._number(link, each, lanes[each], Welcome()) for each in LANES]
+            effects += [self._sending.number(link, each, lanes[each], Welcome()) for each in LANES]
             link.up = True
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects
@@ -303,7 +333,7 @@ class Links:
 
     def _break(self, at: float, link: Link, event: MessageArrived[Any], reason: str) -> Heard:
         self._count("gap or false clock")
-        effects = self._out_of_band(event, Reset(reason)) if link.dialled is None else []
+        effects = self._sending.out_of_band(event, Reset(reason)) if link.dialled is None else []
         heard, more = self._lose(at, link, f"{event.lane} lane: {reason}")
         return heard, effects + more
 
@@ -358,42 +388,6 @@ class Links:
     def _stale(self) -> Heard:
         self._count("stale")
         return [], []
-
-    # Sending.
-
-    def _pump(self, link: Link, lane: Lane) -> list[Effect]:
-        """Send what credit lets go; what a message held is released once it has left."""
-        state = link.lanes[lane]
-        if not state.outbox.waiting:
-            return []
-        effects: list[Effect] = []
-        for message in state.outbox.release():
-            effects.append(self._number(link, lane, state, message.body, message.payload))
-            if message.payload:
-                effects += self._handles.release(message.payload)
-        return effects
-
-    def _give_credit(self, link: Link, lane: Lane) -> list[Effect]:
-        state = link.lanes[lane]
-        state.credited = state.taken
-        credit = Waiting(Credit(lane, state.taken), free_of_charge=True)
-        link.lanes[CONTROL].outbox.put_first(credit)
-        return self._pump(link, CONTROL)
-
-    def _number(
-        self, link: Link, lane: Lane, state: LaneState, body: Body, payload: str = ""
-    ) -> Transmit[Any]:
-        """Sequence number and clock are stamped here, when a message really leaves."""
-        # Before anything was told in a lane, everything is: this may be another incarnation.
-        delta = self.clock.since(state.told, link.incarnation if state.told else "")
-        state.told = self.clock.number
-        seq = state.outgoing.take()
-        return Transmit(link.peer, lane, link.session, seq, delta, body, payload)
-
-    def _out_of_band(self, event: MessageArrived[Any], body: Body) -> list[Effect]:
-        """An answer outside any sequence, to a session that is not (or no longer) ours."""
-        clock = self.clock.wire()
-        return [Transmit(event.peer, CONTROL, event.session, 0, clock, body)]
 
     def _count(self, what: str) -> None:
         self.counters[what] = self.counters.get(what, 0) + 1

@@ -77,7 +77,17 @@ class Bye(Body, frozen=True):
     reason: Reason
 
 
-LinkBody = Hello | Welcome | Refused | Reset | Credit | Bye
+class Marker(Body, frozen=True):
+    """What the sender said in this lane before this belongs before the cut ``snapshot``, what it
+    says after it behind the cut (Chandy and Lamport). It needs no credit."""
+
+    snapshot: Annotated[str, Meta(min_length=3, max_length=160)]
+
+
+GREETINGS = frozenset({Hello, Welcome, Reset, Refused})
+"""Bodies of the handshake, which stand outside the numbers of a session."""
+
+LinkBody = Hello | Welcome | Refused | Reset | Credit | Bye | Marker
 
 B = TypeVar("B", bound=Body)
 

@@ -3,8 +3,22 @@
 from dataclasses import dataclass, field
 
 from clocks import LaneSequence
-from transport.message import LANES, Lane
+from transport.message import GREETINGS, LANES, Body, Lane
 from transport.outbox import WINDOW_MESSAGES, Outbox
+
+REDIAL_S_MIN = 0.5
+REDIAL_S_MAX = 8.0
+"""A dialling side repeats Hello after 0.5 s, then 1, 2, 4, and every 8 s: soon enough to follow a
+syncer that starts late, seldom enough not to matter. Half a second also keeps a broken pair of
+links from shaking hands in a tight loop."""
+
+DOUBLINGS_MAX = 8
+"""More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
+
+STALL_S = 30.0
+"""A lane whose messages wait for credit this long, with none coming, may have lost all that it had
+on its way: nothing that follows could show the hole. The link is given up, which costs a handshake
+where the other side was merely stopped."""
 
 REASON_CHARS_MAX = 1000
 """A peer's own words may be long; a reason that quotes them must still fit its field."""
@@ -46,6 +60,15 @@ class Link:
     def whole(self) -> bool:
         """Whether both lanes are open for what comes in."""
         return all(self.lanes[lane].open for lane in LANES)
+
+    def carries(self, lane: Lane, session: int, body: Body) -> bool:
+        """Whether a message has a number in an open lane, and is none of a handshake."""
+        numbered = session == self.session and type(body) not in GREETINGS
+        return numbered and self.lanes[lane].open
+
+    def redial_wait(self) -> float:
+        """Seconds until Hello is said again, after those that were said."""
+        return min(REDIAL_S_MIN * 2 ** min(self.attempts, DOUBLINGS_MAX), REDIAL_S_MAX)
 
 
 def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:

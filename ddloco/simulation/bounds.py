@@ -9,10 +9,10 @@ from ddloco.effects import (
     Finish,
     Observe,
     Work,
+    handles_of,
 )
 from ddloco.events import Recovered, WorkResult
 from ddloco.learner import Learner
-from ddloco.part import handles_of
 from ddloco.simulation.books import Books, hold
 from ddloco.simulation.labour import PIECES
 from ddloco.simulation.node import Node
@@ -51,6 +51,7 @@ class Bounds(Books[World, Node]):
         most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
         if node.actor_name in world.vaults:
             most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
+        most += len(set(actor.snapshots.holding()))
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
         entries = 2 * (learners + len(world.vaults)) + 2
         hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
@@ -105,7 +106,7 @@ class Holders(Books[World, Node]):
             return
         pending = self._pending[node.incarnation]
         if isinstance(event, WorkResult):
-            del pending[event.work]
+            pending.pop(event.work)
         ended = False
         for effect in effects:
             if isinstance(effect, Work):
@@ -128,14 +129,14 @@ def holders(actor: Actor) -> int:
     """How many holders of arrays an actor's state accounts for."""
     machine: Any = actor.machine
     links: Any = actor.links
-    total = sum(
+    total = len(actor.snapshots.holding()) + sum(
         bool(waiting.payload)
         for link in links._links.values()
         for lane in link.lanes.values()
         for waiting in lane.outbox.waiting
     )
     if isinstance(actor.machine, Syncer):
-        parts, syncs = machine._globals, machine._rounds.syncs if machine._rounds else {}
+        parts, syncs = machine._globals, machine.rounds.syncs if machine.rounds else {}
         total += machine._relay.held() + len(machine._shards.finals)
         total += sum(len(parts[p].handles()) for p in parts.owned)
         return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())

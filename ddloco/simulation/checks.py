@@ -13,14 +13,17 @@ Which invariant is looked at where:
 * in worlds only, where more is known than actors are told: ``truth``: clock-vs-truth, data-cursor,
   optimizer-with-params, and token-conservation of what arrays really hold. ``bounds``:
   bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
-  honest-believed, starts-over. ``hostile``: heal-progress, participation, and by running a world
-  again determinism-check and record-is-inert;
+  honest-believed, starts-over. ``pictures``: cut-consistent, channel-complete,
+  snapshot-terminates, concurrent-snapshots, and of what snapshots hold data-cursor,
+  optimizer-with-params, merge-once. ``hostile``: heal-progress, participation, and by running a
+  world again determinism-check and record-is-inert;
 * in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
   other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
-  that the tapes of hostile worlds replay (replay-bit-exact). Each check is proved able to fail by
-  the bugs in ``tests/ddloco/simulation/mutations.py``;
-* not yet, for want of what they are about: cut-consistent (snapshots), identity and
-  replay-attack (keys), disk-error-safe beyond what the tape does live.
+  that the tapes of hostile worlds replay (replay-bit-exact); that snapshots delay no step and no
+  merge (snapshot-does-not-stall). Each check is proved able to fail by the bugs in
+  ``mutations.py`` and ``mutations_pictures.py`` of ``tests/ddloco/simulation``;
+* not yet, for want of what they are about: identity and replay-attack (keys), disk-error-safe
+  beyond what the tape does live.
 """
 
 from collections import Counter, deque
@@ -28,13 +31,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import actor_of, number_of
+from ddloco.actor import Actor
 from ddloco.effects import Finish, InstallState, MergeFragment, Observe, Overwrite, RunStep
 from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.learner import Learner
 from ddloco.messages import Contribution, GlobalFragment, Resume, StatePiece
 from ddloco.simulation.books import Books, Effects, Role, Stage
 from ddloco.syncer import Syncer
-from transport import Event, Free, MessageArrived, Transmit
+from transport import Event, MessageArrived, Transmit
 
 
 @dataclass
@@ -78,7 +82,7 @@ class Merging(Books[Stage, Role]):
             return
         desk = self._desks[role.actor_name]
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
-            self._contribution(desk, event, event.body, effects)
+            self._contribution(desk, event, event.body, role.actor)
         elif isinstance(event, FragmentMerged):
             self._merged(stage, desk, event)
         elif isinstance(event, Recovered):
@@ -91,11 +95,12 @@ class Merging(Books[Stage, Role]):
                 desk.newest[actor] = max(desk.newest[actor], number_of(number))
 
     def _contribution(
-        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, effects: Effects
+        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, actor: Actor
     ) -> None:
-        """It is taken, or let go of at once: then it was refused, or its sender is no member."""
-        freed = [each.handle for each in effects if isinstance(each, Free)]
-        if event.handle and event.handle not in freed:
+        """It is taken, or let go of at once: then it was refused, or its sender is no member, and
+        if anybody holds it, it is for a snapshot."""
+        holders = actor.handles.held().get(event.handle, 0)
+        if holders > actor.snapshots.holding().count(event.handle):
             newest = desk.newest[actor_of(event.sender)]
             desk.arrived[event.handle] = (event.sender, said, newest)
 

@@ -29,7 +29,9 @@ from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.physics import Check, Physics
+from ddloco.simulation.pictures import Endings, Pictures
 from ddloco.simulation.quadratic import Wrong
+from ddloco.simulation.requests import Asked, ask, not_too_narrow, requests
 from ddloco.simulation.tapes import logbook, pen
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.workers import TENSORS
@@ -55,7 +57,8 @@ LATEST_S = 600.0
 @dataclass(frozen=True)
 class Hostile:
     """One world, as drawn. Of those ``poisoned``, chips make no numbers between two times; what
-    those who are ``wrong`` contribute is finite, and not what they trained."""
+    those who are ``wrong`` contribute is finite, and not what they trained. Those who are ``asked``
+    begin snapshots, beside those of the job file."""
 
     seed: int
     job: Job
@@ -65,6 +68,7 @@ class Hostile:
     wrong: tuple[tuple[str, float, float, Wrong], ...] = ()
     heal_at: float = 0.0
     end_at: float = LATEST_S
+    asked: Asked = ()
 
 
 def _job(rng: random.Random, seed: int) -> Job:
@@ -106,7 +110,8 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
     variance = rng.choice([0.0, 0.1, 0.3])
     heal_at = steps * rng.uniform(0.4, 1.0)
     chaos = _chaos(rng, job, heal_at)
-    job = replace(job, chaos=chaos)
+    table, asked = requests(seed, job, heal_at)
+    job = replace(job, chaos=chaos, snapshot=table)
     physics = Physics(
         leaves=leaves_of(job.task[TENSORS]),
         seed=seed,
@@ -135,7 +140,8 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
     faults = [_healed(each, heal_at) for each in schedule(
         chaos, job.learner_names(), until_s=heal_at
     )]  # fmt: skip
-    return Hostile(seed, job, physics, _bearable(faults), poisoned, wrong, heal_at, end_at)
+    faults = not_too_narrow(faults) if table.wanted else faults
+    return Hostile(seed, job, physics, _bearable(faults), poisoned, wrong, heal_at, end_at, asked)
 
 
 def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
@@ -286,13 +292,17 @@ class Watch:
     merging: Merging = field(default_factory=Merging)
     learning: Learning = field(default_factory=Learning)
     trail: Trail = field(default_factory=Trail)
+    endings: Endings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.endings = Endings(self.heal_at)
 
     def checks(self) -> list[Check]:
         """All of them, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
         told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
         known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle()]
-        return [*told, *known, PerSyncer(Belief), healing, self.trail]
+        return [*told, *known, PerSyncer(Belief), healing, Pictures(), self.endings, self.trail]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
@@ -313,7 +323,10 @@ def happen(drawn: Hostile) -> Outcome:
         for name, begin, end, how in drawn.wrong:
             world.call(begin, _spoil, world, name, how)
             world.call(end, _spoil, world, name, None)
+        for at, name in drawn.asked:
+            world.call(at, ask, world, name)
         world.run(drawn.end_at, events_max=EVENTS_MAX)
+        watch.endings.ended(world)
         hold(
             world.nodes[world.lead].finish is not None,
             "heal-progress",

@@ -21,6 +21,9 @@ from numpy.typing import NDArray
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
+    CaptureFlight,
+    CaptureState,
+    CommitSnapshot,
     CopyState,
     Differentiate,
     EncodeFragment,
@@ -51,6 +54,7 @@ from ddloco.events import (
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.simulation.album import Album, Photographer
 from ddloco.simulation.quadratic import FAR, Wrong, pull, spoil, target
 
 F32 = NDArray[np.float32]
@@ -122,10 +126,18 @@ class Labour:
         plan: how the parameters are cut.
         arithmetic: whether there are numbers.
         vault: where a syncer keeps its merges.
+        album: where snapshots are.
     """
 
     def __init__(
-        self, job: Job, incarnation: str, plan: FragmentPlan, vault: Vault, *, arithmetic: bool
+        self,
+        job: Job,
+        incarnation: str,
+        plan: FragmentPlan,
+        vault: Vault,
+        album: Album | None = None,
+        *,
+        arithmetic: bool,
     ) -> None:
         self.poisoned = False
         """Whether the parameters hold something that is no number, as after a broken chip."""
@@ -136,6 +148,7 @@ class Labour:
         self._name = incarnation
         self._plan = plan
         self._vault = vault
+        self.photographer = Photographer(album if album is not None else Album())
         self._arithmetic = arithmetic
         self._unsettled: dict[int, tuple[Kept, Content, Content]] = {}
         self._device: list[tuple[int, int]] = [(-1, 0)] * len(plan.fragments)
@@ -157,6 +170,7 @@ class Labour:
             Recover: self._recover,
             Evaluate: self._evaluate,
             SaveModel: self._save,
+            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self.photographer.do),
         }
 
     def settle(self, result: WorkResult) -> None:
@@ -172,6 +186,7 @@ class Labour:
 
     def begin(self, work: Work) -> None:
         """Work is asked for: a copy is of what there is now, before a next step begins."""
+        self.photographer.begin(work, self._state)
         if isinstance(work, CopyState):
             what = (self._name, tuple(self._device), self._batch)
             array = self._params.copy() if self._arithmetic else None
@@ -180,6 +195,11 @@ class Labour:
     def do(self, work: Work, contents: Contents) -> WorkResult:
         """Do one piece of work, now; what it makes is put among the contents."""
         return self._doers[type(work)](work, contents)
+
+    def _state(self) -> tuple[Any, ...]:
+        """All that a worker knows."""
+        params = self._params.tobytes() if self._arithmetic else b""
+        return tuple(self._device), self._batch, params
 
     # A learner's.
 
@@ -200,6 +220,7 @@ class Labour:
             loss = self._descend(work.step)
             copy = self._params.copy()
         contents[work.out] = Content((*self._device, work.step), copy)
+        self.photographer.stepped(self._state())
         batch = self._batch.to_bytes(16, "little")
         return StepFinished(work.work, work.step, loss, TOKENS, batch)
 
@@ -316,8 +337,9 @@ class Labour:
         if event.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            digest = event.theta + event.momentum
-            kept = Kept(work.fragment, work.t, spent, work.batches, digest)
+            # In the order in which a file of it is read.
+            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum)
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 
@@ -333,7 +355,7 @@ class Labour:
             array = contents[share.handle].array
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
-        segments = self._segments(work.fragment)
+        segments = _segments(self._plan, work.fragment)
         judge = Judge(work, theta, momentum, segments)
         result = merge_fragment(
             theta,
@@ -350,9 +372,6 @@ class Labour:
         found = (judge.measured, judge.moved(result.theta))
         event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
-
-    def _segments(self, fragment: int) -> tuple[Segment, ...]:
-        return _segments(self._plan, fragment)
 
     def _recover(self, work: Recover, contents: Contents) -> Recovered:
         found = [self._vault.kept[p] for p in sorted(self._vault.kept)]

@@ -168,7 +168,7 @@ class Launches(Books[Stage, Role]):
     def _waits(self, stage: Stage, role: Role, event: Event) -> None:
         """A sync whose quorum has come is launched when its floor and grace window are over."""
         machine: Any = role.actor.machine
-        waiting, at = machine._under_way.waiting if machine._rounds else None, role.at
+        waiting, at = machine._under_way.waiting if machine.rounds else None, role.at
         self._graced = None
         if waiting is None or waiting.quorum_at is None:
             self._overdue = 0

@@ -107,6 +107,8 @@ class Node:
     faults: list[Fault] = field(default_factory=list[Fault])
     held: list[tuple[Callable[[Any, Any], None], Any]] = field(default_factory=list[Any])
     contents: dict[str, Content] = field(default_factory=dict[str, Content])
+    step_until: float = 0.0
+    """When the step that runs will be done, as far as anybody knows."""
     timers: dict[str, float] = field(default_factory=dict[str, float])
 
     @property

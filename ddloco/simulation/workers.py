@@ -69,6 +69,8 @@ class SimulatedWorkers:
 
     async def _do(self, work: Work) -> WorkResult:
         await trio.lowlevel.checkpoint()
+        while not self._labour.photographer.ready(work):
+            await trio.lowlevel.checkpoint()
         return self._labour.do(work, self._contents)
 
     def settle(self, result: WorkResult) -> None:

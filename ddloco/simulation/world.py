@@ -19,6 +19,7 @@ from ddloco.events import Started, StepFinished, StopRequested, WorkResult
 from ddloco.faults import LINK_KINDS, Fault
 from ddloco.fragments import FragmentPlan
 from ddloco.host import machine_for
+from ddloco.simulation.album import Album
 from ddloco.simulation.labour import Labour, Vault
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
@@ -61,6 +62,7 @@ class World:
         self.events = 0
         self.plan: FragmentPlan = job.plan(physics.leaves)
         self.vaults = {name: Vault() for name in job.syncer_names()}
+        self.album = Album()
         self.lead = job.syncer_names()[0]
         self.nodes: dict[str, Node] = {}
         """The newest incarnation of each actor, dead or alive, by actor."""
@@ -112,6 +114,7 @@ class World:
                 incarnation,
                 self.plan,
                 self.vaults.get(actor, Vault()),
+                self.album,
                 arithmetic=physics.arithmetic,
             ),
             pace=self._paces[actor],
@@ -331,9 +334,14 @@ class World:
         node.labour.begin(work)
         steps = isinstance(work, RunStep | Differentiate)
         seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
+        if steps:
+            node.step_until = self.now + seconds
         self.push(self.now + seconds, node, self._end_work, work)
 
     def _end_work(self, node: Node, work: Work) -> None:
+        if not node.labour.photographer.ready(work):
+            self.push(max(node.step_until, self.now), node, self._end_work, work)
+            return
         result: WorkResult = node.labour.do(work, node.contents)
         node.labour.settle(result)
         if isinstance(result, StepFinished):

@@ -33,8 +33,8 @@ from ddloco.config import load_job
 from ddloco.driver import Driver
 from ddloco.effects import EncodeFragment, RunStep
 from ddloco.events import FragmentEncoded, Started, StepFinished, WorkFailed
+from ddloco.fragments import wire_layout
 from ddloco.host import expected_tensors, machine_for
-from ddloco.workers import wire_layout
 from replay import Recorder
 from tests.hosts.cluster import DDLOCO, SYNCER, Cluster, wait_until
 from tests.hosts.fuzz import LEAVES
@@ -196,7 +196,8 @@ def serve_crowd(
             endpoints = []
             for name in names:
                 who, arrays = f"{name}.1", Arrays()
-                endpoint = await dial_syncer(new_endpoint(context), address, who)
+                endpoint = new_endpoint(context)
+                await dial_syncer(endpoint, SYNCER, address, who)
                 endpoints.append(endpoint)
                 log: Any = Quiet()
                 driver = Driver(

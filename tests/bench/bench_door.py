@@ -49,11 +49,10 @@ from ddloco.events import (
     Started,
     StepFinished,
 )
-from ddloco.fragments import Leaf
+from ddloco.fragments import Leaf, wire_layout
 from ddloco.host import expected_tensors, machine_for
 from ddloco.logs import ActorLog
 from ddloco.messages import Said
-from ddloco.workers import wire_layout
 from replay import Header, Recorder, TapeWriter
 from transport import Arrival, Assembler, Codec, Payload, TimerFired, describe
 

@@ -87,6 +87,20 @@ def test_a_causal_sort_is_a_linear_extension(seed):
 
 
 @settings(max_examples=40, deadline=None)
+@given(seeds_st, st.data())
+def test_what_lies_behind_a_cut_sorts_without_what_lies_before_it(seed, data):
+    """Sequences may begin behind a consistent cut; the order is that of all, without the rest."""
+    history = simulate(seed)
+    merged = causal_sort(history)
+    before = merged[: data.draw(st.integers(0, len(merged)))]
+    after = {actor: sum(event.actor == actor for event in before) for actor in ACTORS}
+
+    rest = {actor: history[actor][after[actor] :] for actor in ACTORS}
+
+    assert causal_sort(rest, (), after) == [event for event in merged if event not in before]
+
+
+@settings(max_examples=40, deadline=None)
 @given(seeds_st, st.permutations(ACTORS))
 def test_a_causal_sort_does_not_depend_on_the_order_of_its_input(seed, order):
     """The same tapes give the same order, in whatever order they are given."""

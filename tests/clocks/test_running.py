@@ -128,3 +128,12 @@ def test_a_delta_looks_only_at_what_changed(entries):
     clock._changed = Looked(clock._changed)
     assert clock.since(1) == {ME: 2, "n3.1": 2}
     assert len(looked) == 2
+
+
+def test_a_delta_is_in_the_order_in_which_it_is_decoded():
+    """So a clock that is handed it within a process remembers the same order as one far away."""
+    clock = RunningClock(ME)
+    for name in ("c.1", "a.1", "b.1"):
+        clock.tick({name: 3}, name)
+    assert ["a.1", "b.1", "c.1", ME] == list(clock.since(0))
+    assert [ME] == list(clock.since(3))

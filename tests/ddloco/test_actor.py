@@ -3,7 +3,8 @@
 import pytest
 
 from ddloco.actor import Actor
-from ddloco.events import StopRequested
+from ddloco.effects import CaptureState, Observe
+from ddloco.events import Restored, SnapshotRequested, SnapshotSettled, StopRequested
 from ddloco.messages import Pull
 from transport import (
     BULK,
@@ -13,6 +14,7 @@ from transport import (
     Free,
     Keep,
     Listen,
+    Marker,
     MessageArrived,
     PeerJoined,
     PeerLost,
@@ -65,6 +67,41 @@ def test_every_event_is_one_tick():
     for index, event in enumerate([TimerFired("x"), StopRequested("y"), arrived(9, Pull(1, 0))]):
         actor.handle(0.0, event)
         assert actor.number == actor.clock[ME] == start + index + 1
+
+
+def test_who_goes_on_in_another_run_leaves_what_was_written_of_snapshots():
+    """Its arrays are held no longer, its timers are forgotten, its machine hears that nothing will
+    come of what it began; who has not come along is lost; markers of then are old news."""
+    peers = ("learner-0.1", "learner-1.1")
+    actor = joined(peers=peers)
+    actor.handles.hold("theta/0/0")
+    actor.handle(1.0, SnapshotRequested())
+    (snapshot,) = actor.snapshots.began()
+    assert ["theta/0/0"] == actor.snapshots.holding()
+    assert {f"cut/{snapshot}", f"gather/{snapshot}"} <= actor.timers.keys()
+
+    actor.machine.heard.clear()
+    effects = actor.handle(1.0, Restored("syncer.1-9", (peers[1],)))
+
+    assert [SnapshotSettled, PeerLost] == [type(fact) for fact in actor.machine.heard][:2]
+    assert ([], []) == (actor.snapshots.holding(), actor.snapshots.began())
+    assert not [each for each in actor.timers if each.startswith(("cut/", "gather/"))]
+    assert (peers[0],) == actor.snapshots.peers()
+    assert not [each for each in effects if isinstance(each, Free)], "the machine still has it"
+    again = actor.handle(2.0, arrived(1, Marker(snapshot), peer=peers[0]))
+    assert not [each for each in again if isinstance(each, CaptureState)]
+
+
+def test_a_state_that_is_no_plain_data_is_no_part_of_a_snapshot():
+    """The actor goes on, holds nothing for it, and says why."""
+    actor = joined()
+    actor.machine.key = lambda: 0
+    actor.handles.hold("theta/0/0")
+    effects = actor.handle(1.0, SnapshotRequested())
+    (failed,) = [e for e in effects if isinstance(e, Observe) and e.event == "snapshot part failed"]
+    assert "Script.key" in failed.fields["reason"]
+    assert not [each for each in effects if isinstance(each, CaptureState)]
+    assert [] == actor.snapshots.holding()
 
 
 def test_what_is_witnessed_is_not_counted_again():

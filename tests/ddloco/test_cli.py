@@ -32,7 +32,7 @@ def test_no_actor_process_imports_jax():
     assert done.stdout == "False\n"
 
 
-@pytest.mark.parametrize("command", ["run", "syncer", "learner", "replay", "tape"])
+@pytest.mark.parametrize("command", ["run", "syncer", "learner", "replay", "tape", "snapshot"])
 def test_every_command_has_help(command, capsys):
     """Each command explains itself and exits with 0."""
     with pytest.raises(SystemExit) as left:

@@ -115,6 +115,14 @@ def test_only_the_task_has_to_be_said(path):
         ("syncers = 65", "job.syncers: "),
         ("syncers = 25", "job.syncers: 25 shards of 24 fragments"),
         ("syncers = 2\nmethod = 'data-parallel'", "job.syncers: data-parallel has one"),
+        (
+            "method = 'data-parallel'\n[snapshot]\nevery_s = 1.0",
+            "snapshot.every_s: data-parallel jobs take no snapshots",
+        ),
+        (
+            "method = 'lone'\n[snapshot]\nevery_steps = 9",
+            "snapshot.every_steps: lone jobs take no snapshots",
+        ),
         ("name = ''", "job.name: "),
         ("name = 'a b'", "job.name: "),
         ("name = '../x'", "job.name: "),

@@ -15,7 +15,7 @@ import trio.testing
 
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays
-from ddloco.driver import REFUSALS_LOGGED_MAX, Driver, Timers
+from ddloco.driver import REFUSALS_LOGGED_MAX, Driver
 from ddloco.effects import EncodeFragment, MakeParameters, MergeFragment, Observe, Recover, RunStep
 from ddloco.events import (
     Evaluated,
@@ -29,10 +29,10 @@ from ddloco.events import (
     StepFinished,
     StopRequested,
 )
+from ddloco.fragments import wire_layout
 from ddloco.host import expected_tensors, machine_for
 from ddloco.logs import ActorLog
 from ddloco.messages import GlobalFragment, Progress, Said
-from ddloco.workers import wire_layout
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
 from transport import LANES, PROTOCOL_VERSION, Codec, LaneBroken, MessageArrived, describe
 from transport import Header as MessageHeader
@@ -526,16 +526,3 @@ async def test_a_message_is_one_event(office, autojump_clock):
         for number, (_, event, _) in enumerate(decisions, start=1):
             if isinstance(event, MessageArrived) and event.handle:
                 assert (f"in/{number}", 16) == (event.handle, len(event.payload))
-
-
-def test_timers_come_in_order_and_once():
-    """The earliest is due first; one set again moves; one cancelled never comes."""
-    timers = Timers()
-    for name, at in (("b", 2.0), ("a", 1.0), ("c", 3.0), ("d", 2.5)):
-        timers.set(name, at)
-    timers.set("a", 4.0)
-    timers.cancel("d")
-    timers.cancel("never set")
-    assert (2.0, None) == (timers.next_at(), timers.pop_due(1.9))
-    assert ["b", "c", "a", None] == [timers.pop_due(9.0) for _ in range(4)]
-    assert timers.next_at() is None

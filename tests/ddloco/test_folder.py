@@ -21,6 +21,7 @@ def test_a_run_is_never_overwritten_by_accident(tmp_path):
     (tmp_path / "tapes").mkdir()
     (tmp_path / "tapes" / "syncer.1.tape").write_text("precious")
     (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "snapshots" / "blobs").mkdir(parents=True)
 
     with pytest.raises(ConfigError, match="holds a run already"):
         open_folder(tmp_path, JOB)
@@ -28,6 +29,7 @@ def test_a_run_is_never_overwritten_by_accident(tmp_path):
     assert (tmp_path / "tapes" / "syncer.1.tape").exists()
     open_folder(tmp_path, JOB, overwrite=True)
     assert not (tmp_path / "tapes").exists()
+    assert not (tmp_path / "snapshots").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

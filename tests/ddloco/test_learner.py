@@ -418,6 +418,18 @@ def test_who_comes_back_waits_to_hear_where_its_data_goes_on(make_job, leaves):
     assert 8 == desk.machine._state().batches
 
 
+def test_batches_of_former_selves_are_drawn_with_the_first_step(make_job, leaves):
+    """Before it, whoever goes on from a picture must still leave them out; after it, no more."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    desk.join()
+    desk.say(Resume(7, ""))
+    assert 0 == desk.machine.drawn
+    desk.parameters()
+    assert 8 == desk.machine.drawn
+    desk.finish_step()
+    assert 9 == desk.machine.drawn
+
+
 def test_a_peers_state_is_as_good_a_beginning(returned):
     """With the versions that the peer held; what was newer already goes in with the first step."""
     returned.say(GlobalFragment(0, 3))

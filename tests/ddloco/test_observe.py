@@ -31,10 +31,13 @@ class Syncer:
     def __init__(self):
         self.fabric = MemoryFabric(1)
         self.endpoint = self.fabric.endpoint("syncer")
-        self.arrays, self.refused = Arrays(), []
-        self.window = Window(
-            self.endpoint, self.arrays, Time().now, lambda: {"t": 3}, self.refused.append
-        )
+        self.arrays, self.refused, self.requests = Arrays(), [], 0
+        ways = Time().now, lambda: {"t": 3}, self.refused.append
+        self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
+
+    def request(self):
+        """Somebody asks for a snapshot."""
+        self.requests += 1
 
     async def run(self):
         """Listen and answer."""
@@ -180,6 +183,104 @@ async def test_a_syncer_that_falls_silent_is_taken_for_dead(autojump_clock, sync
 
     assert 33 <= trio.current_time() - begun + observe.BEAT_S
     assert 2 <= len(heard) <= 4
+
+
+class Photographer:
+    """What a syncer says when it is asked for a snapshot: news, each with its event and name."""
+
+    def __init__(self, syncer, *news):
+        self.syncer, self.news = syncer, news
+        syncer.request = self.request
+        syncer.window._request = self.request
+
+    def request(self):
+        """Somebody asks."""
+        self.syncer.requests += 1
+        for event, ref, snapshot, more in self.news:
+            self.say(event, ref, snapshot, **more)
+
+    def say(self, event, ref, snapshot, **more):
+        """One of the news."""
+        self.syncer.window.news(event, 0.0, ref, {"snapshot": snapshot, **more})
+
+
+TAKEN = ("snapshot taken", "syncer.1:9", "syncer.1:7", {"parts": ["syncer.1"]})
+BEGUN = ("snapshot begun", "syncer.1:7", "syncer.1:7", {})
+
+
+async def test_a_snapshot_is_asked_for_once(autojump_clock, syncer, nursery):
+    """However long it takes, one ask; what comes back is the news that it is there."""
+    slow = Photographer(syncer, BEGUN)
+    observer = await syncer.observer()
+
+    async def finish():
+        await trio.sleep(70)
+        slow.say(*TAKEN[:3], **TAKEN[3])
+
+    nursery.start_soon(finish)
+    said = await observer.snapshot()
+    assert ("snapshot taken", ["syncer.1"]) == (said.event, said.fields["parts"])
+    assert 1 == syncer.requests
+
+
+async def test_snapshots_of_others_settle_first(autojump_clock, syncer):
+    """What becomes of one that was begun before is not what became of ours."""
+    Photographer(
+        syncer,
+        ("snapshot discarded", "syncer.1:6", "syncer.1:2", {"reason": "the disk is full"}),
+        BEGUN,
+        ("snapshot taken", "syncer.1:8", "syncer.1:3", {"parts": []}),
+        ("snapshot discarded", "syncer.1:8", "syncer.1:4", {"reason": "the disk is full"}),
+        TAKEN,
+    )
+    said = await (await syncer.observer()).snapshot()
+
+    assert ("snapshot taken", "syncer.1:7") == (said.event, said.fields["snapshot"])
+
+
+async def test_a_snapshot_that_is_refused(autojump_clock, syncer):
+    """It is discarded with the event that asked for it, and was never begun."""
+    Photographer(syncer, ("snapshot discarded", "syncer.1:7", "syncer.1:7", {"reason": "enough"}))
+    said = await (await syncer.observer()).snapshot()
+
+    assert ("snapshot discarded", "enough") == (said.event, said.fields["reason"])
+
+
+async def test_a_job_that_ends_before_its_snapshot(autojump_clock, syncer):
+    """Nobody waits for what will not come."""
+    Photographer(syncer, BEGUN, ("ended", "syncer.1:8", "", {"status": "done", "reason": "enough"}))
+    said = await (await syncer.observer()).snapshot()
+
+    assert ("ended", "enough") == (said.event, said.fields["reason"])
+
+
+async def test_a_snapshot_that_nobody_begins(autojump_clock, syncer):
+    """A syncer that answers and begins none is given up after the timeout: the door was busy."""
+    begun = trio.current_time()
+    with pytest.raises(UnansweredError, match="s: no snapshot was begun within 5 s"):
+        await (await syncer.observer()).snapshot()
+    assert pytest.approx(5.0) == trio.current_time() - begun
+
+
+async def test_nobody_to_take_a_snapshot(autojump_clock, syncer):
+    """Where no syncer is, it is said so, and what to look at."""
+    with pytest.raises(UnansweredError, match="nobody answers at elsewhere: is a syncer"):
+        await (await syncer.observer("elsewhere")).snapshot()
+
+
+async def test_a_syncer_that_dies_over_its_snapshot(autojump_clock, syncer, nursery):
+    """One that falls silent after it began is given up like any other."""
+    Photographer(syncer, BEGUN)
+    nursery.start_soon(mute_after, syncer, 3.0)
+    with pytest.raises(UnansweredError, match="s: nothing was heard for 30 s"):
+        await (await syncer.observer()).snapshot()
+
+
+async def test_a_syncer_that_speaks_otherwise_takes_none(autojump_clock, syncer, monkeypatch):
+    """Its reason is what people read."""
+    monkeypatch.setattr("ddloco.window.VERSION", 2)
+    with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
+        await (await syncer.observer()).snapshot()
 
 
 def noted(heard):

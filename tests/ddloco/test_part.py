@@ -1,7 +1,6 @@
 """What a replay knows of work; whole replays are tested in tests/processes."""
 
-from ddloco.effects import Evaluate, MergeFragment, Overwrite, Recover, RunStep, Share
-from ddloco.part import handles_of
+from ddloco.effects import Evaluate, MergeFragment, Overwrite, Recover, RunStep, Share, handles_of
 
 
 def test_what_work_reads_and_makes():

@@ -9,9 +9,9 @@ import trio
 import trio.testing
 
 from ddloco.arena import Arena
+from ddloco.fragments import wire_layout
 from ddloco.scorer import Scorer
 from ddloco.sections import ConfigError
-from ddloco.workers import wire_layout
 from transport import Payload, describe
 
 

@@ -7,7 +7,8 @@ import pytest
 from ddloco.config import job_from
 from ddloco.keys import with_keys
 from ddloco.sections import ConfigError
-from ddloco.serve import check_bind, next_incarnation
+from ddloco.serve import check_bind, next_incarnation, who_begins
+from snapshot import SnapshotError
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
 CLOSED = job_from({"job": {"task": "x:y"}}, "test")
@@ -40,3 +41,15 @@ def test_incarnations_are_numbered_by_their_tapes(tmp_path):
     (tmp_path / "tapes" / "learner-1.1.tape").touch()
     assert next_incarnation(tmp_path, "learner-1") == "learner-1.2"
     assert next_incarnation(tmp_path, "learner-10") == "learner-10.1"
+    (tmp_path / "tapes" / "learner-10.7.tape").touch()
+    assert next_incarnation(tmp_path, "learner-10") == "learner-10.8"
+
+
+def test_whoever_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path):
+    """The same words are typed again after a crash; the snapshot is not even looked for then."""
+    (tmp_path / "tapes").mkdir()
+    (tmp_path / "tapes" / "learner-1.3.tape").touch()
+    who = who_begins(OPEN, tmp_path, "learner-1", str(tmp_path / "nowhere" / "latest"))
+    assert ("learner-1.4", None) == who
+    with pytest.raises(SnapshotError, match="nowhere"):
+        who_begins(OPEN, tmp_path, "learner-2", str(tmp_path / "nowhere" / "latest"))

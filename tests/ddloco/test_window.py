@@ -39,9 +39,13 @@ class Stand:
         self.time = ManualTime()
         self.facts = {"t": 3}
         self.refused = []
-        self.window = Window(
-            self.endpoint, self.arrays, self.time.now, lambda: self.facts, self.refused.append
-        )
+        self.requests = 0
+        ways = self.time.now, lambda: self.facts, self.refused.append
+        self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
+
+    def request(self):
+        """Somebody asks for a snapshot."""
+        self.requests += 1
 
     async def observer(self, name="a"):
         """The end of one observer."""
@@ -161,6 +165,24 @@ async def test_bad_frames_are_refused_and_counted(frames, reason):
         assert reason in stand.refused[0]
         assert [] == guest.heard
         assert {} == stand.window._watchers
+
+
+async def test_a_request_for_a_snapshot_goes_on_once():
+    """Each ask that is understood is one request; whoever asks does not hear the news by that."""
+    async with opened("a", "b") as (stand, guest, other):
+        await other.say(Ask("follow"))
+        assert 0 == stand.requests
+        await guest.say(Ask("snapshot"))
+        assert 1 == stand.requests
+        await guest.say(Ask("snapshot", version=7))
+        assert 1 == stand.requests
+        await guest.say(Ask("snapshot"))
+        assert 2 == stand.requests
+        stand.window.news("snapshot begun", 0.0, "syncer.1:7", {"snapshot": "syncer.1:7"})
+        await trio.testing.wait_all_tasks_blocked()
+
+        assert ["snapshot begun"] == [said.event for said in other.said(News)]
+        assert [] == guest.said(News)
 
 
 async def test_another_version_is_told_so():

@@ -20,7 +20,7 @@ import numpy as np
 import zmq
 
 from ddloco.config import load_job
-from ddloco.fragments import Leaf
+from ddloco.fragments import Leaf, wire_layout
 from ddloco.keys import load_curve, make_keys
 from ddloco.messages import (
     Contribution,
@@ -31,7 +31,6 @@ from ddloco.messages import (
     Said,
     Stop,
 )
-from ddloco.workers import wire_layout
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
 from transport import PROTOCOL_VERSION, Codec, Header, Payload, describe

@@ -13,7 +13,7 @@ What = Literal["kill", "stop", "leave", "join", "kill-worker", "line", "wall"]
 EVERYBODY = "everybody"
 
 LONGER_THAN_ANY_TIMEOUT_S = 35.0
-"""`transport.link.STALL_S` is the longest time-out of all, 30 s; a test holds this to it."""
+"""`transport.session.STALL_S` is the longest time-out of all, 30 s; a test holds this to it."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ def copied(finished: Job, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished.run_folder, tmp_path / "copy"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tools():
     """The helpers above, for test modules (which cannot import a conftest)."""
 

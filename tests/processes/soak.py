@@ -61,14 +61,13 @@ GROWTH_MAX = 1.25
 
 @dataclass
 class Soak:
-    """What came of one: a line for each thing that was looked at, and what does not hold."""
+    """What came of one: what does not hold of that which was looked at."""
 
-    lines: list[str] = field(default_factory=list[str])
     broken: list[str] = field(default_factory=list[str])
 
     def say(self, holds: bool, line: str) -> None:
-        """One thing that was looked at."""
-        self.lines.append(f"{'held  ' if holds else 'BROKEN'} {line}")
+        """One thing that was looked at, said at once: the next may take as long as the run."""
+        print(f"{'held  ' if holds else 'BROKEN'} {line}", flush=True)
         if not holds:
             self.broken.append(line)
 
@@ -146,12 +145,12 @@ def soak(folder: Path, minutes: float, seed: int, *, compare: bool = True) -> So
     for line in verified.stdout.splitlines():
         if "VIOLATED" in line:
             found.say(False, line)
+    growth = memory.growth()
+    found.say(growth <= GROWTH_MAX, f"memory of a settled process grew {growth:.2f} times at most")
     replayed = call("replay", str(run))
     last = (replayed.stdout + replayed.stderr).strip().splitlines()[-1:]
     identical = replayed.returncode == 0 and "identical" in replayed.stdout
     found.say(identical, f"replay: {' '.join(last)}")
-    growth = memory.growth()
-    found.say(growth <= GROWTH_MAX, f"memory of a settled process grew {growth:.2f} times at most")
     if compare and results:
         found.say(*_beside(folder, results[-1]))
     return found
@@ -183,7 +182,6 @@ def main() -> int:
         folder = given.dir or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
         found = soak(folder, given.minutes, given.seed)
-    print("\n".join(found.lines))
     return 1 if found.broken else 0
 
 

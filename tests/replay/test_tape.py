@@ -257,6 +257,17 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
         Tape(path)
 
 
+def test_a_tape_may_begin_behind_an_event(tmp_path):
+    """One that goes on from a snapshot says behind which; anything else there is a hole."""
+    goes_on = msgspec.structs.replace(header(), after=7, clock={"a.1": 7, "b.1": 2})
+    write(tmp_path / "a.tape", [event(8), Effects(8, 0, bytes(16))], goes_on)
+    tape = Tape(tmp_path / "a.tape").scan()
+    assert (8, 7, {"a.1": 7, "b.1": 2}) == (tape.events, tape.header.after, tape.header.clock)
+    write(tmp_path / "b.tape", [event(1)], goes_on)
+    with pytest.raises(TapeError, match="event 1 where 8 was due"):
+        Tape(tmp_path / "b.tape").scan()
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path):
     """What cannot be opened is a TapeError that says why."""
     with pytest.raises(TapeError, match=r"gone\.tape: byte 0: cannot be opened: No such file"):

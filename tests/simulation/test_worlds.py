@@ -9,18 +9,18 @@ from ddloco.simulation.scenario import cases_of, find
 from ddloco.simulation.study import run_case
 from ddloco.simulation.sweep import sweep
 
-SEEDS = range(10_000, 10_300)
+SEEDS = range(10_000, 10_150)
 """Other worlds than those that `make simulate` begins with."""
 
 
 def test_every_invariant_holds_in_hostile_worlds():
-    """300 worlds, every check beside them; a failure names seed and invariant."""
+    """150 worlds, every check beside them; a failure names seed and invariant."""
     outcomes = list(sweep(hostile.run, list(SEEDS), 2, lambda _: None))
 
     assert [] == [(each.seed, each.violation) for each in outcomes if each.violation]
-    assert 300 == len(outcomes)
-    assert sum(each.merges for each in outcomes) > 3000
-    assert sum(each.faults for each in outcomes) > 1500
+    assert 150 == len(outcomes)
+    assert sum(each.merges for each in outcomes) > 1400
+    assert sum(each.faults for each in outcomes) > 700
 
 
 def cells(scenario, only, *overrides):

@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from clocks import RunningClock
 from ddloco.messages import GlobalFragment, Pull
@@ -15,6 +16,8 @@ from transport import (
     LaneBroken,
     Links,
     Listen,
+    Mark,
+    Marker,
     MessageArrived,
     PeerJoined,
     PeerLost,
@@ -23,9 +26,9 @@ from transport import (
     SetTimer,
     TimerFired,
 )
-from transport.link import REDIAL_S_MAX, REDIAL_S_MIN
 from transport.message import Bye, Credit, Refused
 from transport.outbox import WAITING_MAX, WINDOW_MESSAGES
+from transport.session import REDIAL_S_MAX, REDIAL_S_MIN
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"
@@ -420,3 +423,58 @@ def test_what_does_not_concern_links_passes_by(pair):
     assert pair.spoke.heard[-1] == TimerFired("grace")
     assert pair.spoke.links.perform(0.0, SetTimer("grace", 1.0)) is None
     assert pair.spoke.links.perform(0.0, Free("x")) is None
+
+
+# Markers.
+
+
+def test_a_marker_goes_ahead_of_what_waits(pair):
+    """In both lanes, without credit; what waits leaves behind it."""
+    window = WINDOW_MESSAGES[BULK]
+    for t in range(window + 2):
+        pair.send(pair.hub, GlobalFragment(0, t), BULK)
+    before = len(pair.queues[HUB, BULK])
+    pair.ask(pair.hub, Mark(SPOKE, "hub.1:9"))
+    assert before == window
+    assert [Marker("hub.1:9")] == [said.body for said in pair.queues[HUB, BULK][window:]]
+    assert [Marker("hub.1:9")] == [said.body for said in pair.queues[HUB, CONTROL]]
+    assert (2, False) == pair.hub.links.waiting(SPOKE, BULK)
+    pair.settle()
+    bulk = [e.body for e in pair.spoke.heard if isinstance(e, MessageArrived) and e.lane == BULK]
+    assert Marker("hub.1:9") == bulk[window]
+    assert [*range(window), window, window + 1] == [
+        body.version for body in bulk if isinstance(body, GlobalFragment)
+    ]
+
+
+def test_a_marker_is_no_message_that_costs_credit(pair):
+    """Neither side counts it."""
+    outbox = pair.hub.links._links[SPOKE].lanes[BULK].outbox
+    for number in range(9):
+        pair.ask(pair.hub, Mark(SPOKE, f"hub.1:{number}"))
+    pair.settle()
+    assert (0, 0) == (outbox.sent, outbox.taken)
+    assert 0 == pair.spoke.links._links[HUB].lanes[BULK].taken
+    assert 18 == pair.spoke.said().count(Marker("hub.1:0")) * 9
+
+
+def test_without_a_link_there_is_no_marker(new_pair):
+    """To a stranger, or to one who has not joined yet."""
+    pair = new_pair()
+    waiting = {key: list(said) for key, said in pair.queues.items()}
+    pair.ask(pair.spoke, Mark(HUB, "hub.1:9"))
+    pair.ask(pair.hub, Mark("nobody", "hub.1:9"))
+    assert waiting == {key: list(said) for key, said in pair.queues.items()}
+
+
+def test_what_an_open_lane_carries(pair):
+    """Messages of the current session; none of a handshake, of another session, or of nobody."""
+    links = pair.hub.links
+    session = links._links[SPOKE].session
+    event = MessageArrived(SPOKE, BULK, SPOKE, session, 1, {}, Pull(1, 0))
+    assert links.carries(event)
+    assert SPOKE == links.incarnation(SPOKE)
+    assert "" == links.incarnation("nobody")
+    assert not links.carries(replace(event, session=session + 1))
+    assert not links.carries(replace(event, body=Refused("x")))
+    assert not links.carries(replace(event, peer="nobody"))

@@ -19,9 +19,9 @@ from transport import (
     PeerJoined,
     PeerLost,
 )
-from transport.link import REDIAL_S_MIN
 from transport.message import Hello, Refused, Reset, Welcome
 from transport.outbox import WINDOW_MESSAGES
+from transport.session import REDIAL_S_MIN
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"

@@ -19,13 +19,15 @@ from ddloco.messages import (
     Roster,
     Said,
     ShardReport,
+    SnapshotPart,
     StatePiece,
     StateRefused,
     StateWanted,
     Stop,
 )
+from snapshot import Part
 from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta
-from transport.message import Bye, Chunk, Credit, Hello, Refused, Reset, Welcome
+from transport.message import Bye, Chunk, Credit, Hello, Marker, Refused, Reset, Welcome
 
 counts_st = st.integers(0, 2**63 - 1)
 tuples_st = st.lists(counts_st, max_size=3).map(tuple)
@@ -33,6 +35,19 @@ versions_st = st.lists(st.integers(-1, 2**63 - 1), max_size=3).map(tuple)
 floats_st = st.floats(0, allow_nan=False)
 text_st = st.text(st.characters(codec="utf-8"), max_size=8)
 names_st = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8)
+snapshots_st = st.builds("{}:{}".format, names_st, counts_st)
+reasons_st = st.dictionaries(names_st, text_st, max_size=2)
+clocks_st = st.dictionaries(names_st, counts_st, max_size=3)
+parts_st = st.builds(
+    Part,
+    names_st,
+    counts_st,
+    clocks_st,
+    st.lists(names_st, max_size=2).map(tuple),
+    reasons_st,
+    st.lists(names_st, max_size=2).map(tuple),
+    text_st,
+)
 
 BODIES = {
     Hello: st.builds(Hello, st.dictionaries(text_st, text_st, max_size=2)),
@@ -41,6 +56,8 @@ BODIES = {
     Reset: st.builds(Reset, text_st),
     Credit: st.builds(Credit, st.sampled_from(LANES), counts_st),
     Bye: st.builds(Bye, text_st),
+    Marker: st.builds(Marker, snapshots_st),
+    SnapshotPart: st.builds(SnapshotPart, snapshots_st, parts_st),
     Progress: st.builds(
         Progress, counts_st, floats_st, versions_st, tuples_st, tuples_st, counts_st
     ),

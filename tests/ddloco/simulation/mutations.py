@@ -46,6 +46,7 @@ from transport import link as links
 from transport.handles import Handles
 from transport.link import Links
 from transport.outbox import Outbox
+from transport.sending import Sending
 
 
 class Mutation(NamedTuple):
@@ -584,7 +585,7 @@ def what_changed_last_is_not_told(patch):
         state.told += 3
         return said
 
-    wrap(patch, Links, "_number", number)
+    wrap(patch, Sending, "number", number)
 
 
 # Bounds.
@@ -628,7 +629,7 @@ def reports_wait_one_behind_the_other(patch):
         return old(self, link, lane) if lane == BULK else []
 
     wrap(patch, Outbox, "put", put)
-    wrap(patch, Links, "_give_credit", credit)
+    wrap(patch, Sending, "give_credit", credit)
     patch.setitem(links.WINDOW_MESSAGES, CONTROL, 8)
 
 
@@ -660,7 +661,7 @@ def credit_lets_nothing_go(patch):
         first = link.lanes[lane].outbox.waiting
         return old(self, link, lane) if first and first[0].free_of_charge else []
 
-    wrap(patch, Links, "_pump", pump)
+    wrap(patch, Sending, "pump", pump)
 
 
 # Durability.
@@ -897,7 +898,7 @@ def bulk_gets_no_credit(patch):
     def credit(old, self, link, lane):
         return old(self, link, lane) if lane == CONTROL else []
 
-    wrap(patch, Links, "_give_credit", credit)
+    wrap(patch, Sending, "give_credit", credit)
 
 
 @bug("heal-progress", 4)

@@ -6,8 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, truth
-from tests.ddloco.simulation.mutations import MUTATIONS
+from ddloco.simulation import belief, bounds, checks, hostile, launches, oracle, pictures, truth
+from tests.ddloco.simulation import mutations
+from tests.ddloco.simulation.mutations_pictures import PICTURES
+
+MUTATIONS = [*mutations.MUTATIONS, *PICTURES]
 
 SEEDS_MAX = 60
 """Seeds that are tried after those in which a bug is known to be noticed."""
@@ -19,8 +22,9 @@ AGAIN = {"determinism-check", "record-is-inert"}
 
 def invariants():
     """Every name that some check can raise, from the source."""
-    return sorted({name for module in (checks, launches, truth, bounds, oracle, belief, hostile)
-                   for name in names_in(Path(module.__file__).read_text())})  # fmt: skip
+    modules = (checks, launches, truth, bounds, oracle, belief, hostile, pictures)
+    sources = [Path(module.__file__).read_text() for module in modules]
+    return sorted({name for source in sources for name in names_in(source)})
 
 
 def names_in(source):

@@ -1,0 +1,291 @@
+"""An actor's part in snapshots, between its links and its machine.
+
+Markers come out of the links, what was in flight is what the links let through, and the state is
+the whole actor: machine, links, clock, handles, timers, work under way. All of that is plain data,
+so a cut costs its encoding; arrays are held, not copied, until they are written.
+
+The cut is at the end of an event: markers leave behind everything that was said while handling it.
+"""
+
+from typing import Any
+
+from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.events import (
+    Captured,
+    Committed,
+    SnapshotRequested,
+    SnapshotSettled,
+    WorkFailed,
+)
+from ddloco.messages import SnapshotPart
+from snapshot import (
+    GATHERING_S,
+    Ask,
+    Capture,
+    Commit,
+    Discard,
+    Forget,
+    Mark,
+    Moment,
+    Participant,
+    RecordFlight,
+    Tell,
+    freeze,
+)
+from transport import (
+    CONTROL,
+    LANES,
+    Drop,
+    Effect,
+    Keep,
+    Links,
+    Marker,
+    MessageArrived,
+    PeerJoined,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+from transport import Mark as MarkLanes
+
+BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
+"""What people see of one."""
+
+FAILED = "snapshot part failed"
+"""What they see of a participant that could not write its own part."""
+
+CUT = "cut/"
+GATHER = "gather/"
+PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
+"""Whose classes a state may consist of."""
+
+OWN = frozenset({Captured, Committed, SnapshotRequested})
+OWN_BODIES = frozenset({Marker, SnapshotPart})
+
+
+class Cutting:
+    """One actor's part in snapshots.
+
+    Args:
+        me: the actor's incarnation.
+        links: its links.
+    """
+
+    def __init__(self, me: str, links: Links) -> None:
+        self._links = links
+        self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
+        self._peers: dict[str, str] = {}
+        """Who is at the other end of each link, by the link's name."""
+        self._cuts: list[Capture] = []
+        """Cuts that this event brings."""
+        self._held: dict[int, tuple[str, tuple[str, ...]]] = {}
+        """Handles held for what is being written, with the snapshot, by number of work."""
+        self._flight: list[str] = []
+        """Handles held for messages in flight to cuts that are not complete."""
+        self._commits: dict[int, Commit] = {}
+        self._work = 0
+        self._news: list[SnapshotSettled] = []
+
+    # What happens.
+
+    def hears(self, event: MessageArrived[Any]) -> list[Effect]:
+        """Before the links hear it: a message that was in flight to a cut is kept for it.
+
+        A marker that ends what is in flight was in flight itself: it has a number in its lane.
+        """
+        if not self._participant.recording or not self._links.carries(event):
+            return []
+        times = self._participant.heard((event.sender, event.lane), event)
+        if not event.handle:
+            return []
+        self._flight += [event.handle] * times
+        return [Keep(event.handle)] * times
+
+    def concerns(self, fact: Any) -> bool:
+        """Whether a fact is for snapshots alone, and not for the machine."""
+        kind = type(fact)
+        if kind is MessageArrived:
+            return type(fact.body) in OWN_BODIES
+        if kind is TimerFired:
+            return self.timed(fact.timer)
+        if kind is WorkFailed:
+            return fact.work in self._held or fact.work in self._commits
+        return kind in OWN
+
+    def take_part(self, at: float, fact: Any, now: Moment) -> list[Effect]:
+        """Whatever concerns snapshots; what is asked for, as a machine would."""
+        participant = self._participant
+        match fact:
+            case MessageArrived(body=Marker(snapshot)):
+                channel = (fact.sender, fact.lane)
+                return self._do(participant.marker(at, snapshot, channel, now))
+            case MessageArrived(body=SnapshotPart(snapshot, part)):
+                return self._do(participant.told(snapshot, part))
+            case SnapshotRequested():
+                return self.take(at, now)
+            case TimerFired(timer) if timer.startswith(CUT):
+                return self._do(participant.late(timer.removeprefix(CUT)))
+            case TimerFired(timer):
+                return self._do(participant.overdue(timer.removeprefix(GATHER)))
+            case Captured():
+                return self._captured(fact.work, fact.content, fact.failed)
+            case Committed(work, failed):
+                return self._committed(work, failed)
+            case WorkFailed(work, _, reason):
+                if work in self._commits:
+                    return self._committed(work, reason)
+                return self._captured(work, "", reason)
+            case _:
+                return []
+
+    def take(self, at: float, now: Moment) -> list[Effect]:
+        """Begin a snapshot with this event."""
+        asked = self._do(self._participant.take(at, now))
+        return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self._cuts), *asked]
+
+    def joined(self, fact: PeerJoined) -> list[Effect]:
+        """A link is up."""
+        self._peers[fact.peer] = fact.incarnation
+        return self._do(self._participant.joined(fact.incarnation))
+
+    def lost(self, peer: str, reason: str) -> list[Effect]:
+        """A link is no more."""
+        gone = self._peers.pop(peer, None)
+        return self._do(self._participant.gone(gone, reason)) if gone is not None else []
+
+    def holding(self) -> list[str]:
+        """Every handle that is held, as often as it is."""
+        return [*self._flight, *(each for _, handles in self._held.values() for each in handles)]
+
+    def began(self) -> list[str]:
+        """Snapshots that this actor began, and that are neither there nor given up."""
+        committing = [each.snapshot for each in self._commits.values()]
+        return [*self._participant.began(), *committing]
+
+    def inherit(self, former: "Cutting") -> None:
+        """Know all the snapshots that one's former self knew, and nothing else of it."""
+        self._participant.inherit(former._participant)
+
+    def wrote(self, work: Work) -> bool:
+        """Whether a piece of work is about snapshots."""
+        return isinstance(work, CaptureState | CaptureFlight | CommitSnapshot)
+
+    def timed(self, timer: str) -> bool:
+        """Whether a timer is about snapshots."""
+        return timer.startswith((CUT, GATHER))
+
+    def peers(self) -> tuple[str, ...]:
+        """Who is there, by incarnation."""
+        return tuple(sorted(self._peers.values(), key=str.encode))
+
+    def news(self) -> list[SnapshotSettled]:
+        """What the machine should hear."""
+        news, self._news = self._news, []
+        return news
+
+    # The cut.
+
+    @property
+    def due(self) -> bool:
+        """Whether the actor is to be captured at the end of this event."""
+        return bool(self._cuts)
+
+    def mark(self) -> list[Effect]:
+        """Markers to everybody, behind all that was said with this event."""
+        effects: list[Effect] = []
+        for cut in self._cuts:
+            effects += [mark for peer in cut.peers for mark in self._mark(peer, cut.snapshot)]
+            effects.append(SetTimer(CUT + cut.snapshot, cut.until))
+            if cut.snapshot in self._participant.began():
+                until = cut.until + GATHERING_S
+                effects.append(SetTimer(GATHER + cut.snapshot, until))
+        return effects
+
+    def hold(self, handles: tuple[str, ...]) -> list[tuple[int, str]]:
+        """The arrays that there are stay until they are written; work and snapshot, for each cut.
+
+        The caller counts them, once for each cut.
+        """
+        begun: list[tuple[int, str]] = []
+        for cut in self._cuts:
+            work = self._next_work()
+            self._held[work] = cut.snapshot, handles
+            begun.append((work, cut.snapshot))
+        self._cuts.clear()
+        return begun
+
+    def _captured(self, work: int, content: str, failed: str) -> list[Effect]:
+        snapshot, handles = self._held.pop(work)
+        effects: list[Effect] = [Drop(handle) for handle in handles]
+        if not failed:
+            return effects + self._do(self._participant.captured(snapshot, content))
+        asked = self._do(self._participant.failed(snapshot, failed))
+        if asked:  # Otherwise the other piece had failed already, and was told of.
+            effects.append(Observe(FAILED, {"snapshot": snapshot, "reason": failed}))
+        return effects + asked
+
+    def _committed(self, work: int, failed: str) -> list[Effect]:
+        commit = self._commits.pop(work)
+        return self._settle(commit.snapshot, failed, commit)
+
+    # What the participant asks for.
+
+    def _do(self, asks: list[Ask[MessageArrived[Any]]]) -> list[Effect]:
+        return [effect for ask in asks for effect in self._ask(ask)]
+
+    def _ask(self, ask: Ask[MessageArrived[Any]]) -> list[Effect]:
+        match ask:
+            case Capture():
+                self._cuts.append(ask)
+                return []
+            case Mark(snapshot, peer):
+                return self._mark(peer, snapshot)
+            case RecordFlight():
+                return [self._record_flight(ask)]
+            case Forget(messages):
+                return self._forget([event.handle for event in messages if event.handle])
+            case Tell(peer, snapshot, part):
+                # With nobody to tell, whoever began it waits, and then does without.
+                said = SnapshotPart(snapshot, part)
+                return [Send(route, CONTROL, said) for route in self._routes(peer)]
+            case Commit(snapshot, parts, absent):
+                work = self._next_work()
+                self._commits[work] = ask
+                return [CommitSnapshot(work, snapshot, parts, dict(absent))]
+            case Discard(snapshot, reason):
+                return self._settle(snapshot, reason, None)
+
+    def _mark(self, peer: str, snapshot: str) -> list[Effect]:
+        """Markers to one peer; to nobody, where it was lost with this very event."""
+        return [MarkLanes(route, snapshot) for route in self._routes(peer)]
+
+    def _routes(self, incarnation: str) -> list[str]:
+        """The link to somebody, if there is one."""
+        return [route for route, each in self._peers.items() if each == incarnation]
+
+    def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
+        messages = [event for _, events in ask.in_flight for event in events]
+        handles = tuple(event.handle for event in messages if event.handle)
+        for handle in handles:
+            self._flight.remove(handle)  # It is held for what is written, from now on.
+        work = self._next_work()
+        self._held[work] = ask.snapshot, handles
+        return CaptureFlight(work, ask.snapshot, freeze(messages, PACKAGES), handles)
+
+    def _forget(self, handles: list[str]) -> list[Effect]:
+        for handle in handles:
+            self._flight.remove(handle)
+        return [Drop(handle) for handle in handles]
+
+    def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
+        self._news.append(SnapshotSettled(snapshot, failed))
+        if failed or commit is None:
+            return [Observe(DISCARDED, {"snapshot": snapshot, "reason": failed})]
+        parts = [part.who for part in commit.parts]
+        absent = {"absent": dict(commit.absent)} if commit.absent else {}
+        return [Observe(TAKEN, {"snapshot": snapshot, "parts": parts, **absent})]
+
+    def _next_work(self) -> int:
+        """Numbers of one's own, below those of any machine."""
+        self._work -= 1
+        return self._work

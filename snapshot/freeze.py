@@ -1,0 +1,248 @@
+"""A machine's whole state as bytes, and back: plain data, nothing that could be executed.
+
+What may stand in a state: None, bool, int, float, str and bytes; tuples, lists, dicts, sets,
+frozensets and deques; members of enums, msgspec structs, objects by their attributes, and bound
+methods of such objects. Classes are written by name and belong to the packages that the caller
+trusts; reading imports nothing, and calls no constructor but that of structs, which is msgspec's.
+What two places share is one object again afterwards, so a machine that was read back goes on as the
+one that was written.
+
+The bytes depend on the state alone: dicts keep their order, sets are sorted.
+"""
+
+import functools
+import sys
+from collections import deque
+from collections.abc import Collection, Iterator
+from enum import Enum
+from itertools import pairwise
+from types import FunctionType, MethodType
+from typing import Any, cast
+
+import msgspec
+
+FORMAT = 1
+
+DEPTH_MAX = 100
+"""How far things may stand in each other. Machines need a tenth of it, and Python's own limit
+depends on who calls."""
+
+PLAIN = frozenset({type(None), bool, float, str, bytes})
+INT_BITS = 63
+"""What fits a msgpack integer whatever its sign; a longer one is written as text."""
+
+STRANGE = "not a state as freeze writes it"
+
+
+class FreezeError(ValueError):
+    """Something cannot be part of a state, or bytes are none; names where."""
+
+
+def freeze(state: object, packages: Collection[str]) -> bytes:
+    """Write everything that ``state`` consists of.
+
+    Args:
+        state: any object.
+        packages: the top-level packages whose classes may occur in it.
+
+    Raises:
+        FreezeError: something in it is not plain; names the attributes that lead there.
+    """
+    return _Writer(packages, [], 0).whole(state)
+
+
+def attributes(thing: object) -> Iterator[tuple[str, Any]]:
+    """What an object consists of: its slots and its dict, without what it can compute again."""
+    for name in slots(type(thing)):
+        try:
+            yield name, getattr(thing, name)
+        except AttributeError:
+            continue  # It was never set.
+    for name, value in getattr(thing, "__dict__", {}).items():
+        if not isinstance(getattr(type(thing), name, None), functools.cached_property):
+            yield name, value
+
+
+@functools.cache
+def slots(cls: type) -> tuple[str, ...]:
+    """The names of a class's slots, as they are stored: ``__x`` is ``_Class__x``."""
+    found: list[str] = []
+    for base in reversed(cls.__mro__):
+        own: str | Collection[str] = base.__dict__.get("__slots__", ())
+        for name in (own,) if isinstance(own, str) else own:
+            if name not in {"__dict__", "__weakref__"}:
+                hidden = name.startswith("__") and not name.endswith("__")
+                found.append(f"_{base.__name__.lstrip('_')}{name}" if hidden else name)
+    return tuple(found)
+
+
+def method_of(owner: object, name: str) -> MethodType | None:
+    """The method of an object under a name; nothing is called to find it."""
+    for base in type(owner).__mro__:
+        found = base.__dict__.get(name)
+        if found is not None:
+            return MethodType(found, owner) if type(found) is FunctionType else None
+    return None
+
+
+def _stored(method: MethodType) -> str:
+    """The name under which its class has a method: ``__x`` is ``_Class__x``."""
+    for base in type(method.__self__).__mro__:
+        for name, found in base.__dict__.items():
+            if found is method.__func__:
+                return name
+    return ""
+
+
+@functools.cache
+def bare(cls: type) -> bool:
+    """Whether objects of a class are nothing but their attributes; not so those of containers,
+    exceptions, named tuples."""
+    try:
+        object.__new__(cls)
+    except TypeError:
+        return False
+    return not issubclass(cls, Enum)
+
+
+class _Writer:
+    """What is mutable or shared becomes a numbered node; the rest stands where it is used."""
+
+    def __init__(self, packages: Collection[str], path: list[str], depth: int) -> None:
+        self._packages = packages
+        self._nodes: list[Any] = []
+        self._seen: dict[int, int] = {}
+        self._alive: list[object] = []
+        """Written objects are held until the end, so that no number is given twice."""
+        self._path = path
+        self._depth = depth
+        self._around: list[int] = []
+        """The structs around what is written, as far as nothing else is between."""
+
+    def whole(self, state: object) -> bytes:
+        try:
+            root = self.put(state)
+            return msgspec.msgpack.encode([FORMAT, self._nodes, root])
+        except RecursionError:
+            raise self._refusal("too deep for whoever called") from None
+
+    def put(self, thing: Any) -> Any:
+        kind = type(thing)
+        if kind in PLAIN:
+            if kind is str and not thing.isascii():
+                self._encodable(thing)
+            return thing
+        if kind is int:
+            return thing if thing.bit_length() <= INT_BITS else ["i", hex(thing)]
+        if self._depth == DEPTH_MAX:
+            raise self._refusal(f"more than {DEPTH_MAX} things stand in each other")
+        self._depth += 1
+        written = self._put(thing, kind)
+        self._depth -= 1
+        return written
+
+    def _encodable(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise self._refusal(f"{text!r} is no text") from None
+
+    def _put(self, thing: Any, kind: type) -> list[Any]:
+        if kind is tuple:
+            return ["t", *map(self.put, thing)]
+        if kind is frozenset:
+            return ["f", *self._sorted(thing)]
+        if isinstance(thing, Enum):
+            if kind.__members__.get(thing.name) is not thing:
+                raise self._refusal(f"{thing} is no single member of an enum")
+            return ["e", self._name(kind), thing.name]
+        if kind is MethodType:
+            name = _stored(thing)
+            if method_of(thing.__self__, name) != thing:
+                raise self._refusal(f"{thing.__qualname__} is no method of its object's class")
+            return ["m", self.put(thing.__self__), name]
+        return ["r", self._node(thing, kind)]
+
+    def _node(self, thing: Any, kind: type) -> int:
+        known = self._seen.get(id(thing))
+        if known is not None:
+            if known in self._around:
+                raise self._refusal("a struct that leads back to itself")
+            return known
+        number = self._seen[id(thing)] = len(self._nodes)
+        self._alive.append(thing)
+        self._nodes.append(None)
+        around = self._around
+        self._around = [*around, number] if isinstance(thing, msgspec.Struct) else []
+        self._nodes[number] = self._content(thing, kind)
+        self._around = around
+        return number
+
+    def _content(self, thing: Any, kind: type) -> list[Any]:
+        if kind is list:
+            return ["l", *map(self.put, thing)]
+        if kind is dict:
+            return ["d", *(self.put(each) for pair in thing.items() for each in pair)]
+        if kind is set:
+            return ["s", *self._sorted(thing)]
+        if kind is deque:
+            return ["q", thing.maxlen, *map(self.put, thing)]
+        if isinstance(thing, msgspec.Struct):
+            if dict(attributes(thing)).keys() - {*thing.__struct_fields__} or not made_bare(kind):
+                raise self._refusal(f"{kind.__qualname__} is more than its fields")
+            fields = ((name, getattr(thing, name)) for name in thing.__struct_fields__)
+            return ["S", self._name(kind), self._fields(thing, fields)]
+        name = self._name(kind)
+        if not bare(kind):
+            raise self._refusal(f"{kind.__qualname__} is more than its attributes")
+        return ["o", name, self._fields(thing, attributes(thing))]
+
+    def _fields(self, thing: object, fields: Iterator[tuple[str, Any]]) -> dict[str, Any]:
+        written: dict[str, Any] = {}
+        for name, value in fields:
+            self._path.append(f"{type(thing).__name__}.{name}")
+            written[name] = self.put(value)
+            self._path.pop()
+        return written
+
+    def _sorted(self, things: Collection[Any]) -> list[Any]:
+        """The members of a set, in the order of what each is written as when it is alone: which
+        numbers it has here depends on who came before. None may lead back to the set."""
+        alone = [(self._alone(each), each) for each in things]
+        alone.sort(key=lambda each: each[0])
+        for (one, _), (other, _) in pairwise(alone):
+            if one == other:
+                raise self._refusal("two members of a set cannot be told apart")
+        return [self.put(each) for _, each in alone]
+
+    def _alone(self, thing: Any) -> bytes:
+        return _Writer(self._packages, [*self._path], self._depth).whole(thing)
+
+    def _name(self, cls: type) -> str:
+        name = f"{cls.__module__}:{cls.__qualname__}"
+        if class_of(name, self._packages) is not cls:
+            raise self._refusal(f"{cls.__module__}.{cls.__qualname__} is not plain data")
+        return name
+
+    def _refusal(self, what: str) -> FreezeError:
+        return FreezeError(f"{' > '.join(self._path) or 'the state itself'}: {what}")
+
+
+@functools.cache
+def made_bare(cls: type) -> bool:
+    """Whether making a struct executes nothing of its own."""
+    return not hasattr(cls, "__post_init__")
+
+
+def class_of(name: str, packages: Collection[str]) -> type | None:
+    """The class of a name, if it is one that is known here and trusted."""
+    module, _, path = name.partition(":")
+    if module.partition(".")[0] not in packages or module not in sys.modules:
+        return None
+    found: Any = sys.modules[module]
+    for step in path.split("."):
+        found = vars(found).get(step)
+        if found is None:
+            return None
+    same = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, path)
+    return cast("type", found) if same else None

@@ -1,0 +1,119 @@
+"""Which snapshots go when there are many, and which blobs go with them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from snapshot.inventory import Inventory, take_inventory
+from snapshot.manifest import Manifest, file_of
+from snapshot.place import (
+    BLOBS,
+    MANIFESTS,
+    PARTIAL,
+    File,
+    Place,
+    SnapshotError,
+    StorageError,
+    blob_name,
+)
+from snapshot.reading import read_all
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """What retention took away.
+
+    Attributes:
+        snapshots: their names, oldest first.
+        files: how many blobs and partial files.
+        nbytes: how many bytes those had.
+    """
+
+    snapshots: tuple[str, ...]
+    files: int
+    nbytes: int
+
+
+def retain(place: Place, *, keep: int, every: int, grace_s: float) -> Removed:
+    """Remove old snapshots, then the blobs that no snapshot names; see ``Store.retain``."""
+    if not place.exists():
+        return Removed((), 0, 0)
+    # Blobs are listed before manifests: whatever is committed after this has blobs that are young
+    # now, or were made young later; and what is no longer as it was listed is left alone.
+    files = {**place.files(BLOBS), **_partials(place)}
+    now = place.now()
+    listed = read_all(place)
+    inventories: dict[str, Inventory] = {}
+    for each in listed:
+        if each.manifest is not None:
+            inventories[each.id] = take_inventory(place, each.manifest)
+    _stop_unless_read(place, [each.id for each in listed if each.manifest is None], inventories)
+    manifests = [each.manifest for each in listed if each.manifest is not None]
+    kept, going = _divided(manifests, inventories, files, keep, every)
+    for manifest in going:
+        place.remove(file_of(manifest.id))
+    # No blob may go while a crash could still bring back a manifest that names it.
+    place.settle([file_of(each.id) for each in going])
+    wanted = {
+        blob_name(sha256)
+        for each in kept
+        for named in (inventories[each.id].blobs, *(part.contents for part in each.parts))
+        for sha256 in named
+    }
+    old = [
+        name
+        for name, file in files.items()
+        if name not in wanted and _is_old(file, now, grace_s) and place.stat(name) == file
+    ]
+    for name in old:
+        place.remove(name)
+    nbytes = sum(files[name].size for name in old)
+    return Removed(tuple(each.snapshot for each in going), len(old), nbytes)
+
+
+def _partials(place: Place) -> dict[str, File]:
+    return {name: file for name, file in place.files(MANIFESTS).items() if PARTIAL in name}
+
+
+def _stop_unless_read(
+    place: Place, unreadable: list[str], inventories: Mapping[str, Inventory]
+) -> None:
+    """Nothing follows from what could not be read: a disk that is away may come back."""
+    unread = [problem for each in inventories.values() for problem in each.unread]
+    if unread:
+        raise StorageError(f"{unread[0]}; nothing was removed")
+    if unreadable:
+        name = place.path(file_of(unreadable[0]))
+        raise SnapshotError(
+            f"{name}: cannot be read, so nobody knows which blobs are its own and nothing was "
+            "removed; move it away to give it up"
+        )
+
+
+def _divided(
+    manifests: list[Manifest],
+    inventories: Mapping[str, Inventory],
+    files: Mapping[str, File],
+    keep: int,
+    every: int,
+) -> tuple[list[Manifest], list[Manifest]]:
+    """Which snapshots stay, and which go, oldest first."""
+    kept: list[Manifest] = []
+    going: list[Manifest] = []
+    whole = 0
+    for manifest in manifests:
+        stays = whole < keep or (every > 0 and manifest.order % every == 0)
+        (kept if stays else going).append(manifest)
+        # One that lacks something is no reason for an older one to go.
+        whole += _is_whole(inventories[manifest.id], files)
+    return kept, going[::-1]
+
+
+def _is_whole(inventory: Inventory, files: Mapping[str, File]) -> bool:
+    return not inventory.problems and all(
+        (file := files.get(blob_name(sha256))) is not None and file.size == needed.size
+        for sha256, needed in inventory.blobs.items()
+    )
+
+
+def _is_old(file: File, now: float, grace_s: float) -> bool:
+    return grace_s <= 0 or (file.written_at is not None and now - file.written_at > grace_s)

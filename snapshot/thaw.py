@@ -1,0 +1,181 @@
+"""What ``freeze`` wrote, read back: nothing is imported, nothing of it is executed."""
+
+from collections import deque
+from collections.abc import Collection, Mapping
+from enum import Enum
+from typing import Any, cast
+
+import msgspec
+
+from snapshot.freeze import (
+    FORMAT,
+    STRANGE,
+    FreezeError,
+    bare,
+    class_of,
+    made_bare,
+    method_of,
+    slots,
+)
+
+
+def thaw(data: bytes, packages: Collection[str], given: Mapping[type, object] | None = None) -> Any:
+    """Read what ``freeze`` wrote.
+
+    Args:
+        data: as it was written.
+        packages: the top-level packages whose classes may occur in it; their modules must have
+            been imported.
+        given: structs that take the place of those of the same type in the state, such as settings
+            that are others now.
+
+    Raises:
+        FreezeError: it is no such state, or one of other classes; nothing of it was executed.
+    """
+    try:
+        version, nodes, root = msgspec.msgpack.decode(data)
+        return _Reader(packages, version, nodes, given or {}).whole(root)
+    except FreezeError:
+        raise
+    except Exception as error:  # noqa: BLE001, whatever garbage leads to, it is garbage
+        raise FreezeError(f"{STRANGE}: {type(error).__name__}: {error}") from None
+
+
+class _Reader:
+    """First the shells, then what is in them: a state may lead back to itself."""
+
+    def __init__(
+        self,
+        packages: Collection[str],
+        version: int,
+        nodes: list[Any],
+        given: Mapping[type, object],
+    ) -> None:
+        if version != FORMAT:
+            raise FreezeError(f"a state of format {version!r}, this is {FORMAT}")
+        self._packages = packages
+        self._given = given
+        self._nodes = nodes
+        self._made: list[Any] = [None] * len(nodes)
+        self._filled = [False] * len(nodes)
+        self._hashable = [False] * len(nodes)
+
+    def whole(self, root: Any) -> Any:
+        for number, node in enumerate(self._nodes):
+            self._made[number] = self._shell(node)
+        # What is sorted by hashes comes last, when everything else is in its place.
+        for kinds in ("S", "o", "lq", "ds"):
+            for number, node in enumerate(self._nodes):
+                if node[0] in kinds:
+                    self._fill(number)
+        return self.get(root)
+
+    def get(self, thing: Any) -> Any:
+        if not isinstance(thing, list):
+            return thing
+        tag, *rest = cast("list[Any]", thing)
+        match tag:
+            case "i":
+                return int(rest[0], 16)
+            case "t":
+                return tuple(map(self.get, rest))
+            case "f":
+                return frozenset(map(self._member, rest))
+            case "e":
+                return cast("type[Enum]", self._class(rest[0], Enum))[rest[1]]
+            case "m":
+                method = method_of(self.get(rest[0]), rest[1])
+                if method is None:
+                    raise FreezeError(f"{STRANGE}: {rest[1]!r} is no method")
+                return method
+            case "r":
+                if self._nodes[rest[0]][0] == "S":
+                    self._fill(rest[0])
+                return self._made[rest[0]]
+            case _:
+                raise FreezeError(f"{STRANGE}: {tag!r}")
+
+    def _member(self, thing: Any) -> Any:
+        """A set's member or a dict's key: all that its hash may depend on is in its place."""
+        if not isinstance(thing, list):
+            return thing
+        self._settle(cast("list[Any]", thing))
+        return self.get(thing)
+
+    def _settle(self, written: Any) -> None:
+        if isinstance(written, dict):
+            written = list(cast("dict[str, Any]", written).values())
+        if not isinstance(written, list):
+            return
+        things = cast("list[Any]", written)
+        if things[:1] != ["r"]:
+            for each in things:
+                self._settle(each)
+        elif not self._hashable[things[1]]:
+            self._hashable[things[1]] = True
+            for each in self._nodes[things[1]]:
+                self._settle(each)
+            self._fill(things[1])
+
+    def _shell(self, node: list[Any]) -> Any:
+        match node[0]:
+            case "l":
+                return []
+            case "d":
+                return {}
+            case "s":
+                return set[Any]()
+            case "q":
+                return deque[Any](maxlen=node[1])
+            case "o":
+                cls = self._class(node[1], object)
+                if not bare(cls):
+                    raise FreezeError(f"{STRANGE}: {node[1]} is more than its attributes")
+                return object.__new__(cls)
+            case "S":
+                return None  # It cannot be filled later: what it holds is made before it.
+            case _:
+                raise FreezeError(f"{STRANGE}: {node[0]!r}")
+
+    def _fill(self, number: int) -> None:
+        if self._filled[number]:
+            return
+        self._filled[number] = True
+        made, (kind, *rest) = self._made[number], self._nodes[number]
+        match kind:
+            case "l":
+                made.extend(map(self.get, rest))
+            case "q":
+                made.extend(map(self.get, rest[1:]))
+            case "s":
+                made.update(map(self._member, rest))
+            case "d":
+                made.update(
+                    zip(map(self._member, rest[::2]), map(self.get, rest[1::2]), strict=True)
+                )
+            case "S":
+                cls = self._class(rest[0], msgspec.Struct)
+                if cls in self._given:
+                    self._made[number] = self._given[cls]
+                    return
+                if not made_bare(cls):
+                    raise FreezeError(f"{STRANGE}: {rest[0]} is more than its fields")
+                fields = cast("Mapping[str, Any]", rest[1])
+                self._made[number] = cls(**{key: self.get(value) for key, value in fields.items()})
+            case _:
+                self._endow(made, rest[1])
+
+    def _endow(self, made: Any, fields: Mapping[str, Any]) -> None:
+        """Give an object its attributes; where it has no place for one, it never had it."""
+        own = slots(type(made))
+        for name, value in fields.items():
+            if name in own:
+                object.__setattr__(made, name, self.get(value))
+            else:
+                made.__dict__[name] = self.get(value)
+
+    def _class(self, name: str, base: type) -> type:
+        found = class_of(name, self._packages)
+        if found is None or not issubclass(found, base):
+            raise FreezeError(f"{name}: not a class that is known here")
+        return found

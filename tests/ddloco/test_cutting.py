@@ -1,0 +1,371 @@
+"""An actor's part in snapshots: a few actors wired in memory, whose messages wait until told."""
+
+from collections import defaultdict
+
+import pytest
+
+from ddloco import actor as actors
+from ddloco import cutting
+from ddloco.actor import Actor
+from ddloco.cutting import BEGUN, CUT, DISCARDED, GATHER, TAKEN
+from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, TakeSnapshot, Work
+from ddloco.events import Captured, Committed, SnapshotRequested, SnapshotSettled, StopRequested
+from ddloco.messages import GlobalFragment, Pull, SnapshotPart
+from snapshot import GATHERING_S, freeze, thaw
+from snapshot.participant import PATIENCE_S, REFUSED
+from transport import (
+    BULK,
+    CONTROL,
+    LANES,
+    Dial,
+    Free,
+    Hangup,
+    LaneBroken,
+    Listen,
+    Marker,
+    MessageArrived,
+    PeerJoined,
+    Send,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+from transport.outbox import WINDOW_MESSAGES
+
+HUB, ANNA, BERT = "hub.1", "anna.1", "bert.1"
+
+
+class Script:
+    """A machine that does what a test asks for, and writes down what it hears."""
+
+    def __init__(self):
+        self.heard, self.asked = [], []
+
+    def handle(self, at, event):
+        self.heard.append(event)
+        asked, self.asked = self.asked, []
+        return asked
+
+
+PACKAGES = (*cutting.PACKAGES, Script.__module__.partition(".")[0])
+
+
+@pytest.fixture(autouse=True)
+def machines_of_tests(monkeypatch):
+    """The states here hold a machine of this file."""
+    monkeypatch.setattr(cutting, "PACKAGES", PACKAGES)
+    monkeypatch.setattr(actors, "PACKAGES", PACKAGES)
+
+
+class Town:
+    """A hub and those who dial it. Messages wait in one queue for each lane and direction."""
+
+    def __init__(self, *spokes):
+        self.actors = {}
+        self.queues = defaultdict(list)
+        self.works, self.seen, self.freed, self.timers = [], [], [], {}
+        self.add(HUB, Listen({}))
+        for spoke in spokes:
+            self.add(spoke, Dial("hub", {}))
+        self.run()
+
+    def add(self, name, first):
+        """Somebody comes."""
+        self.actors[name] = Actor(name, Script())
+        self.ask(name, first)
+
+    def ask(self, name, *effects):
+        """Its machine asks for something, at an event of no meaning."""
+        self.actors[name].machine.asked = list(effects)
+        return self.tell(name, StopRequested("now"))
+
+    def tell(self, name, event, at=1.0):
+        """An event happens; its effects, which are done."""
+        effects = self.actors[name].handle(at, event)
+        for effect in effects:
+            if isinstance(effect, Transmit):
+                to = HUB if effect.peer == "hub" else effect.peer
+                self.queues[name, to, effect.lane].append(effect)
+            elif isinstance(effect, Work):
+                self.works.append((name, effect))
+            elif isinstance(effect, Observe):
+                self.seen.append((effect.event, effect.fields))
+            elif isinstance(effect, Free):
+                self.freed.append((name, effect.handle))
+            elif isinstance(effect, SetTimer):
+                self.timers[name, effect.timer] = effect.at
+        return effects
+
+    def bodies(self, sender, receiver, lane):
+        """What is on its way."""
+        return [said.body for said in self.queues[sender, receiver, lane]]
+
+    def deliver(self, sender, receiver, lane, count=1):
+        """The next messages of a lane arrive."""
+        for _ in range(count):
+            said = self.queues[sender, receiver, lane].pop(0)
+            actor = self.actors[receiver]
+            handle = f"in/{actor.number + 1}" if said.payload else ""
+            digest = said.payload.encode().ljust(16) if said.payload else b""
+            peer = "hub" if sender == HUB else sender
+            head = (peer, lane, sender, said.session, said.seq, said.clock)
+            self.tell(receiver, MessageArrived(*head, said.body, digest, handle))
+
+    def run(self):
+        """All that is said arrives, and whatever it leads to."""
+        while waiting := [key for key, said in self.queues.items() if said]:
+            self.deliver(*waiting[0])
+
+    def do(self, kind=Work, failed=""):
+        """Work of a kind is done, or fails."""
+        works = [each for each in self.works if isinstance(each[1], kind)]
+        self.works = [each for each in self.works if not isinstance(each[1], kind)]
+        for name, work in works:
+            if isinstance(work, CommitSnapshot):
+                self.tell(name, Committed(work.work, failed))
+            else:
+                content = f"{name} {type(work).__name__}"
+                self.tell(name, Captured(work.work, "" if failed else content, failed))
+
+    def finish(self):
+        """Everything arrives and is written."""
+        while self.works or any(self.queues.values()):
+            self.run()
+            self.do()
+
+    def work(self, kind, name):
+        """The one piece of work of a kind that somebody asked for."""
+        (found,) = [work for who, work in self.works if who == name and isinstance(work, kind)]
+        return found
+
+    def of(self, what):
+        """What was seen of a kind."""
+        return [fields for event, fields in self.seen if event == what]
+
+
+@pytest.fixture
+def town():
+    """A hub and one who has joined it."""
+    return Town(ANNA)
+
+
+def test_the_cut_is_at_the_end_of_its_event(town):
+    """What is said with the event goes ahead of the marker, in a state that knows of both."""
+    town.ask(HUB, TakeSnapshot(), Send(ANNA, CONTROL, Pull(1, 0)))
+
+    number = town.actors[HUB].number
+    name = f"{HUB}:{number}"
+    assert [Pull(1, 0), Marker(name)] == town.bodies(HUB, ANNA, CONTROL)
+    assert [Marker(name)] == town.bodies(HUB, ANNA, BULK)
+    work = town.work(CaptureState, HUB)
+    frozen = thaw(work.state, PACKAGES)
+    assert (name, number) == (work.snapshot, frozen.number)
+    assert StopRequested("now") == frozen.machine.heard[-1]
+    assert frozen.links.incarnation(ANNA) == ANNA
+    assert work.state == freeze(frozen, PACKAGES)
+    assert [{"snapshot": name}] == town.of(BEGUN)
+
+
+def test_timers_say_when_to_wait_no_longer(town):
+    """For markers everybody, for parts whoever began."""
+    town.ask(HUB, TakeSnapshot())
+    town.deliver(HUB, ANNA, BULK)
+    name = town.work(CaptureState, HUB).snapshot
+    assert 1.0 + PATIENCE_S == town.timers[HUB, CUT + name] == town.timers[ANNA, CUT + name]
+    assert 1.0 + PATIENCE_S + GATHERING_S == town.timers[HUB, GATHER + name]
+    assert (ANNA, GATHER + name) not in town.timers
+
+
+def test_what_waits_for_credit_belongs_to_the_state(town):
+    """The marker goes ahead of it; when there is credit it leaves behind the marker."""
+    window = WINDOW_MESSAGES[BULK]
+    fragments = [GlobalFragment(p, 1) for p in range(window + 1)]
+    town.ask(HUB, *(Send(ANNA, BULK, each) for each in fragments))
+    town.ask(HUB, TakeSnapshot())
+
+    frozen = thaw(town.work(CaptureState, HUB).state, PACKAGES)
+    assert (1, False) == frozen.links.waiting(ANNA, BULK)
+    name = town.work(CaptureState, HUB).snapshot
+    assert [*fragments[:window], Marker(name)] == town.bodies(HUB, ANNA, BULK)
+    town.run()
+    heard = [each.body for each in town.actors[ANNA].machine.heard[-window - 1 :]]
+    assert fragments == heard
+    *flight, marker = thaw(town.work(CaptureFlight, ANNA).messages, PACKAGES)
+    assert fragments[:window] == [each.body for each in flight]
+    assert isinstance(marker.body, Marker), "it has a number in its lane, like all that came"
+
+
+def said(work):
+    """What was in flight, but for the markers that end it."""
+    return [each for each in thaw(work.messages, PACKAGES) if not isinstance(each.body, Marker)]
+
+
+@pytest.mark.parametrize("failed", ["", "the disk is full"])
+def test_what_was_in_flight_is_kept_until_it_is_written(town, failed):
+    """Its array is held, though the machine lets it go; given back, also when it is not written."""
+    town.ask(ANNA, Send("hub", BULK, GlobalFragment(0, 1), payload="mine"))
+    town.ask(HUB, TakeSnapshot())
+    town.deliver(ANNA, HUB, BULK)
+    arrived = town.actors[HUB].machine.heard[-1]
+    assert [] == town.freed
+    town.run()
+
+    work = town.work(CaptureFlight, HUB)
+    assert [arrived] == said(work)
+    assert (arrived.handle,) == work.handles
+    assert [arrived.handle] == town.actors[HUB].snapshots.holding()
+    town.do(CaptureFlight, failed)
+    assert [(HUB, arrived.handle)] == town.freed
+    town.do(CaptureState)
+    town.finish()
+    assert [] == town.actors[HUB].snapshots.holding()
+    if failed:
+        (seen,) = town.of(DISCARDED)
+        assert failed in seen["reason"]
+        assert failed == town.of("snapshot part failed")[0]["reason"]
+    else:
+        assert [HUB, ANNA] == sorted(town.of(TAKEN)[0]["parts"], reverse=True)
+
+
+def test_what_comes_behind_the_marker_was_not_in_flight(town):
+    """It is after the cut."""
+    town.ask(HUB, TakeSnapshot())
+    town.deliver(HUB, ANNA, CONTROL)
+    town.ask(ANNA, Send("hub", BULK, GlobalFragment(0, 1), payload="mine"))
+    town.run()
+    assert [] == said(town.work(CaptureFlight, HUB))
+    assert 1 == len(town.freed)
+
+
+def test_what_is_in_flight_when_the_state_cannot_be_written_is_let_go(town):
+    """Its cut is not complete yet; nothing is written of it."""
+    town.ask(ANNA, Send("hub", BULK, GlobalFragment(0, 1), payload="mine"))
+    town.ask(HUB, TakeSnapshot())
+    town.deliver(ANNA, HUB, BULK)
+    town.do(CaptureState, "the disk is full")
+    assert 1 == len(town.freed)
+    assert [] == town.actors[HUB].snapshots.holding()
+
+
+def test_arrays_that_are_held_stay_until_they_are_written(town):
+    """What the machine drops meanwhile is freed when the capture is done."""
+    actor = town.actors[HUB]
+    actor.handles.hold("theta/0/1")
+    town.ask(HUB, TakeSnapshot())
+    assert ("theta/0/1",) == town.work(CaptureState, HUB).handles
+    assert [] == actor.handles.release("theta/0/1")
+    town.do(CaptureState)
+    assert [(HUB, "theta/0/1")] == town.freed
+
+
+def test_a_machine_hears_what_became_of_what_it_took(town):
+    """Once the manifest stands; or why there is none."""
+    town.ask(HUB, TakeSnapshot())
+    name = town.work(CaptureState, HUB).snapshot
+    town.finish()
+    assert SnapshotSettled(name) == town.actors[HUB].machine.heard[-1]
+    assert [{"snapshot": name, "parts": [ANNA, HUB]}] == town.of(TAKEN)
+
+    town.tell(HUB, SnapshotRequested())
+    assert SnapshotRequested() == town.actors[HUB].machine.heard[-1]
+    name = town.work(CaptureState, HUB).snapshot
+    for _ in range(3):
+        town.run()
+        town.do(CaptureState)
+        town.do(CaptureFlight)
+    assert ["anna.1 CaptureFlight", "anna.1 CaptureState"] == sorted(
+        content for part in town.work(CommitSnapshot, HUB).parts[:1] for content in part.contents
+    )
+    town.do(CommitSnapshot, "the place is full")
+    assert SnapshotSettled(name, "the place is full") == town.actors[HUB].machine.heard[-1]
+    assert [{"snapshot": name, "reason": "the place is full"}] == town.of(DISCARDED)
+
+
+def test_one_too_many_is_refused_by_name(town):
+    """The machine hears it at once, and nothing else happens."""
+    for _ in range(4):
+        town.ask(HUB, TakeSnapshot())
+    before = len(town.works)
+    town.ask(HUB, TakeSnapshot())
+    assert REFUSED == town.actors[HUB].machine.heard[-1].failed
+    assert [REFUSED] == [each["reason"] for each in town.of(DISCARDED)]
+    assert before == len(town.works) == 4
+    town.finish()
+    assert 4 == len(town.of(TAKEN))
+
+
+def test_a_peer_that_is_lost_is_waited_for_no_longer(town):
+    """It is absent, and why."""
+    town.ask(HUB, TakeSnapshot())
+    town.tell(HUB, LaneBroken(ANNA, BULK, "it is gone"))
+    town.do()
+    town.do()
+    (seen,) = town.of(TAKEN)
+    assert [HUB] == seen["parts"]
+    assert "it is gone" in seen["absent"][ANNA]
+
+
+def test_who_is_hung_up_with_the_event_of_the_cut_is_told_nothing(town):
+    """There is no way for its marker any more; it is absent."""
+    town.ask(HUB, TakeSnapshot(), Hangup(ANNA, "enough"))
+    assert Marker not in {type(body) for lane in LANES for body in town.bodies(HUB, ANNA, lane)}
+    town.do()
+    town.do()
+    assert {ANNA: "enough"} == town.of(TAKEN)[0]["absent"]
+
+
+def test_who_joins_in_the_middle_hears_of_the_cut_first(town):
+    """Before anything else that is said over the new link; its part is none of this snapshot."""
+    town.ask(HUB, TakeSnapshot())
+    name = town.work(CaptureState, HUB).snapshot
+    town.add(BERT, Dial("hub", {}))
+    for lane in LANES:
+        town.deliver(BERT, HUB, lane)
+    assert isinstance(town.actors[HUB].machine.heard[-1], PeerJoined)
+    for lane in LANES:
+        assert Marker(name) == town.bodies(HUB, BERT, lane)[1]
+    town.finish()
+    (seen,) = town.of(TAKEN)
+    assert [ANNA, HUB] == seen["parts"]
+
+
+def test_a_part_whose_way_is_gone_is_told_to_nobody(town):
+    """Whoever began it waits for as long as it waits, and does without."""
+    town.ask(HUB, TakeSnapshot())
+    for lane in LANES:
+        town.deliver(HUB, ANNA, lane)
+    town.tell(ANNA, LaneBroken("hub", CONTROL, "it is gone"))
+    said = town.bodies(ANNA, HUB, CONTROL)
+    town.do()
+    later = town.bodies(ANNA, HUB, CONTROL)[len(said) :]
+    assert SnapshotPart not in {type(body) for body in later}
+
+
+def test_markers_that_do_not_come_are_waited_for_so_long(town):
+    """Then for no longer; the same with parts."""
+    town.ask(HUB, TakeSnapshot())
+    name = town.work(CaptureState, HUB).snapshot
+    town.tell(HUB, TimerFired(CUT + name), 70.0)
+    town.do()
+    assert [] == town.of(TAKEN)
+    town.tell(HUB, TimerFired(GATHER + name), 300.0)
+    town.do()
+    (seen,) = town.of(TAKEN)
+    assert [ANNA] == list(seen["absent"])
+    assert TimerFired not in {type(event) for event in town.actors[HUB].machine.heard}
+
+
+def test_whoever_is_told_of_a_snapshot_passes_it_on():
+    """Three in a row: the far one's part comes by way of the hub."""
+    town = Town(ANNA, BERT)
+    town.tell(ANNA, SnapshotRequested())
+    town.finish()
+    (seen,) = town.of(TAKEN)
+    assert [ANNA, BERT, HUB] == seen["parts"]
+    assert "absent" not in seen
+    snapshot = seen["snapshot"]
+    assert snapshot.startswith(ANNA)
+    assert [SnapshotSettled(snapshot)] == [
+        each for each in town.actors[ANNA].machine.heard if isinstance(each, SnapshotSettled)
+    ]
+    assert not town.actors[HUB].snapshots._participant.recording

@@ -1,0 +1,220 @@
+"""Reading a snapshot back: arrays as they were held, and who is past, present, or not there."""
+
+import numpy as np
+import pytest
+
+from ddloco import chores
+from ddloco.actor import Actor
+from ddloco.album import Stored
+from ddloco.arena import Arena
+from ddloco.arrays import Arrays, HostCopy
+from ddloco.capture_work import FROZEN, LAST, STATE, leaf_tensors, payload_tensors
+from ddloco.config import job_from
+from ddloco.cutting import PACKAGES
+from ddloco.effects import CopyState, RunStep
+from ddloco.events import StepFinished
+from ddloco.farewell import Farewell
+from ddloco.fragments import Leaf, make_plan
+from ddloco.learner import Learner
+from ddloco.messages import GlobalFragment
+from ddloco.restoring import (
+    begin_with,
+    beginning_of,
+    load_starts,
+    passed,
+    payload_from,
+    place_and_id,
+    stored_from,
+)
+from ddloco.sections import ConfigError
+from snapshot import Entry, Part, SnapshotError, Store, freeze
+from transport import BULK, MessageArrived, Payload, describe
+
+WHO = "learner-0.2"
+TRAINED = chores.Trained(0.5, 8, b"batch")
+LEAVES = (Leaf("w", (2, 3), "float32"), Leaf("b", (4,), "float32"))
+JOB = job_from({"job": {"task": "none:none"}}, "test")
+PLAN = make_plan(LEAVES, fragments=1, interval=1, strategy="tensor")
+MESSAGE = MessageArrived("syncer", BULK, "syncer.1", 2, 5, {"syncer.1": 9},
+                         GlobalFragment(0, 3), b"0" * 16, "in/8")  # fmt: skip
+
+
+def payload():
+    """Tensors of two kinds, in an order that is not that of their names."""
+    layout = (("w", (2,), "float32"), ("b", (3,), "uint8"))
+    data = np.zeros(128, np.uint8)
+    data[:8], data[64:67] = range(8), range(3)
+    return Payload(describe(data, layout), data)
+
+
+class Place:
+    """A store, and what one learner writes to it."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.store = Store(folder)
+        self.album = Stored(JOB, self.store)
+        self.actor = Actor(WHO, Farewell("done", "enough", 1, 1, 0))
+
+    def piece(self, kind, data, *more):
+        """What lists frozen bytes, and more."""
+        blob = self.album.write_bytes(data)
+        return self.album.write_piece([Entry(kind, FROZEN, blob.sha256, blob.size), *more])
+
+    def entry(self, kind, name, tensors):
+        """A blob of tensors."""
+        blob = self.album.write_tensors(tensors)
+        return Entry(kind, name, blob.sha256, blob.size)
+
+    def commit(self, *contents):
+        """A snapshot of that one learner."""
+        clock = {WHO: 7, "syncer.1": 12}
+        self.album.commit(f"{WHO}:7", [Part(WHO, 7, clock, (), {}, contents)], {})
+
+    def whole(self):
+        """One with a worker, an array, and a message in flight."""
+        worker = self.entry("worker", STATE, {STATE: np.arange(8, dtype=np.uint8)})
+        last = self.album.write_bytes(chores.encode(TRAINED))
+        last = Entry("worker", LAST, last.sha256, last.size)
+        host = self.entry("array", "host/4", {STATE: np.ones(4, np.uint8)})
+        brought = self.entry("array", "in/8", payload_tensors(payload()))
+        self.commit(
+            self.piece("flight", freeze([MESSAGE], PACKAGES), brought),
+            self.piece("state", freeze(self.actor, PACKAGES), host, worker, last),
+        )
+
+
+@pytest.fixture
+def place(tmp_path):
+    """Nothing is there yet."""
+    return Place(tmp_path / "place")
+
+
+@pytest.fixture
+def arrays():
+    """Arrays in an arena."""
+    arena = Arena()
+    yield Arrays(arena)
+    arena.close()
+
+
+def test_a_payload_comes_back_to_the_byte():
+    """Names, shapes, digests, and their order, which the names alone would not give."""
+    before = payload()
+    after = payload_from(payload_tensors(before))
+    assert before.tensors == after.tensors
+    assert before.data.tobytes() == after.data.tobytes()
+    assert before.digest == after.digest
+
+
+def test_arrays_come_back_as_they_were_held(arrays):
+    """Host copies in shared memory, payloads, and fragments in one piece."""
+    data = np.arange(16, dtype=np.uint8)
+    host = stored_from({STATE: data}, PLAN, "host/4", arrays)
+    assert isinstance(host, HostCopy)
+    assert data.tolist() == host.region.data.tolist()
+    flat = np.arange(10, dtype=np.float32)
+    theta = stored_from(leaf_tensors(PLAN, "theta/0/3", flat), PLAN, "theta/0/3", arrays)
+    assert flat.tobytes() == theta.tobytes()
+    assert isinstance(stored_from(payload_tensors(payload()), PLAN, "in/9", arrays), Payload)
+
+
+def test_a_snapshot_is_read_back(place):
+    """Everybody with actor, arrays, worker and what was in flight."""
+    place.whole()
+    beginning = begin_with(place.folder, f"{WHO}:7", JOB)
+    start = beginning.starts[WHO]
+    assert (f"{WHO}-7", 7) == (beginning.snapshot, start.part.number)
+    assert WHO == start.actor.incarnation
+    assert list(range(8)) == start.worker.tolist()
+    assert ["host/4"] == list(start.arrays)
+    assert [MESSAGE] == start.flight
+    assert payload().digest == start.payload(MESSAGE).digest
+    assert ("syncer.1", BULK, 2, 5) == passed(MESSAGE)
+
+
+def test_only_the_step_that_ran_is_done_already(place):
+    """Whatever else was under way is done again."""
+    step = RunStep(3, 3, (), "host/3")
+    place.actor.under_way = {3: step, 4: CopyState(4, "copy/4")}
+    place.whole()
+    start = begin_with(place.folder, f"{WHO}:7", JOB).starts[WHO]
+    assert [step] == start.running()
+    assert [StepFinished(3, 3, 0.5, 8, b"batch")] == start.results()
+
+
+def test_who_is_past_and_who_is_yet_to_come(place):
+    """Former selves are past, and whoever had been heard of; the rest begin later."""
+    place.whole()
+    beginning = begin_with(place.folder, f"{WHO}:7", JOB)
+    assert [True, False] == [beginning.before(WHO, number) for number in (7, 8)]
+    assert not beginning.before("syncer.1", 1)
+    assert [7, 0] == [beginning.after(who) for who in (WHO, "learner-0.3")]
+    past = ["learner-0.1", WHO, "learner-0.3", "syncer.1", "learner-9.1"]
+    assert [True, False, False, True, False] == [beginning.is_past(who) for who in past]
+    assert 12 == beginning.heard("syncer.1")
+    former = ["learner-0.1", WHO, "learner-0.3", "syncer.1"]
+    assert [True, False, False, False] == [beginning.is_former(who) for who in former]
+
+
+def test_what_is_missing_is_one_line(place):
+    """A snapshot that is not there, and a part that lacks something."""
+    with pytest.raises(SnapshotError) as missing:
+        begin_with(place.folder, "syncer.1:9", JOB)
+    place.commit(place.piece("state", freeze(place.actor, PACKAGES)))
+    with pytest.raises(SnapshotError, match="has no frozen flight") as lacking:
+        load_starts(place.store, place.store.load(), JOB)
+    for error in (missing, lacking):
+        assert "\n" not in str(error.value)
+
+
+def test_another_version_is_named(place):
+    """Whatever cannot be read back names its blob, and what may be the matter."""
+    place.commit(place.piece("state", b"other"), place.piece("flight", freeze([], PACKAGES)))
+    with pytest.raises(SnapshotError, match=f"of {WHO}.*another version of ddloco") as error:
+        begin_with(place.folder, f"{WHO}:7", JOB)
+    assert "\n" not in str(error.value)
+
+
+def test_numbers_go_on_above_all_that_were_heard_of(place):
+    """Whoever was not there begins as nobody that anybody has heard of."""
+    place.whole()
+    beginning = begin_with(place.folder, "latest", JOB)
+    assert WHO == beginning.incarnation("learner-0")
+    assert ["syncer.2", "learner-1.1"] == [
+        beginning.incarnation(name) for name in ("syncer", "learner-1")
+    ]
+    alone = begin_with(place.folder, "latest", JOB, "learner-1")
+    assert {} == alone.starts
+    assert "learner-0.3" == alone.incarnation("learner-0")
+
+
+def test_settings_are_those_of_now(place):
+    """A machine's job is the one that is run, whatever it was; its own state is as it was."""
+    now = job_from({"job": {"task": "none:none", "steps": 7}, "sync": {"quorum": 2}}, "test")
+    place.actor.machine = Learner(JOB)
+    place.actor.machine._step = 4
+    place.whole()
+    machine = begin_with(place.folder, "latest", now).starts[WHO].actor.machine
+    assert machine._job is now
+    assert machine._job.sync is now.sync
+    assert 4 == machine._step
+
+
+@pytest.mark.parametrize("said", ["", "/", "/snapshots", "/snapshots/"])
+def test_a_run_or_its_place_means_the_newest(tmp_path, said):
+    """Otherwise the last part of a path or a URL is the snapshot."""
+    Store(tmp_path / "snapshots").write_bytes(b"x")
+    place = str(tmp_path / "snapshots")
+    assert (place, "latest") == place_and_id(f"{tmp_path}{said}")
+    assert (place, "syncer.1-7") == place_and_id(f"{place}/syncer.1-7")
+    assert ("s3://bucket/run", "latest") == place_and_id("s3://bucket/run/latest")
+
+
+def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
+    """Its snapshots would be overwritten."""
+    place.whole()
+    assert beginning_of(JOB, "", tmp_path) is None
+    with pytest.raises(ConfigError, match="choose another folder"):
+        beginning_of(JOB, str(place.folder), tmp_path)
+    assert WHO in beginning_of(JOB, str(place.folder), tmp_path / "other").starts

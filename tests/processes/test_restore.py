@@ -1,0 +1,154 @@
+"""Jobs that go on from a snapshot, whatever became of the run that it was taken of."""
+
+import signal
+import subprocess
+
+import pytest
+
+from clocks import actor_of
+from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
+
+SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
+
+
+@pytest.fixture(scope="module")
+def pictured(tmp_path_factory):
+    """A run of forty global steps with a snapshot after every ten; look at it only."""
+    job = Job(tmp_path_factory.mktemp("pictured"), JOB + SNAPSHOTS)
+    done = job.run("--set=sync.quorum=3")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return job
+
+
+def snapshots(job):
+    """The ids of a run's snapshots, the oldest first."""
+    names = (path.stem for path in (job.run_folder / "snapshots" / "snapshots").glob("*.json"))
+    return sorted(names, key=lambda name: int(name.rpartition("-")[2]))
+
+
+def go_on(job, folder, snapshot, *more):
+    """Go on from a snapshot of a job in another folder; the job as it is there."""
+    next_job = Job(folder, job.file.read_text())
+    place = job.run_folder / "snapshots" / snapshot
+    done = next_job.run(f"--from={place}", "--set=job.steps=60", *more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return next_job
+
+
+def learners_of(job, at_least):
+    """The learners in the merges of a job from some global step on."""
+    merges = [line for line in job.log() if line["event"] == "merge" and line["t"] >= at_least]
+    return {actor_of(name) for merge in merges for name in merge["learners"]}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [(), pytest.param(("--processes",), marks=pytest.mark.slow)],
+    ids=["one process", "processes"],
+)
+def test_a_job_goes_on_where_the_snapshot_was(pictured, tmp_path, form):
+    """No link is lost, no step is taken twice, nothing is merged twice; the tapes begin behind the
+    cut, and a replay goes on from the snapshot, too."""
+    first = snapshots(pictured)[0]
+    job = go_on(pictured, tmp_path, first, *form)
+    log = job.log()
+    merged = [(line["t"], line["fragment"]) for line in log if line["event"] == "merge"]
+    before = {
+        (line["t"], line["fragment"])
+        for line in pictured.log()
+        if line["event"] == "merge" and int(line["ref"].rpartition(":")[2]) <= cut_of(first)
+    }
+    steps = [
+        line["step"] for line in log if line["event"] == "step" and line["actor"] == "learner-0"
+    ]
+
+    assert [] == [line for line in log if line["event"] in {"joined", "waiting"}]
+    assert not before & set(merged)
+    assert 60 == max(t for t, _ in merged)
+    assert steps == list(range(steps[0], steps[0] + len(steps)))
+    assert steps[0] > 1
+    replayed = replay(job.run_folder)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    assert "identical" in replayed.stdout
+    verified = call([*DDLOCO, "tape", "verify", str(job.run_folder)])
+    assert verified.returncode == 0, verified.stdout
+
+
+def cut_of(snapshot):
+    """The syncer's last event before the cut."""
+    return int(snapshot.rpartition("-")[2])
+
+
+@pytest.mark.slow
+def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
+    """It takes more of them; a replay begins with any, and another run goes on from the last."""
+    job = go_on(pictured, tmp_path, "latest")
+    assert len(snapshots(job)) >= 2
+    replayed = replay(job.run_folder, f"--from={snapshots(job)[0]}")
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    (tmp_path / "again").mkdir()
+    again = Job(tmp_path / "again", job.file.read_text())
+    done = again.run(f"--from={job.run_folder}", "--set=job.steps=80")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "identical" in replay(again.run_folder).stdout
+
+
+@pytest.mark.parametrize("learners", [pytest.param(2, marks=pytest.mark.slow), 4])
+def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
+    """Who does not come along is lost by name; who is new takes part."""
+    job = go_on(pictured, tmp_path, snapshots(pictured)[1], f"--set=job.learners={learners}")
+    wanted = {f"learner-{n}" for n in range(learners)}
+    lost = {line["learner"] for line in job.log() if "did not come along" in line.get("reason", "")}
+    assert {f"learner-{n}.1" for n in range(learners, 3)} == lost
+    assert learners_of(job, 40) <= wanted
+    replayed = replay(job.run_folder)
+    assert "identical" in replayed.stdout, replayed.stdout
+
+
+def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
+    """SIGKILL to every process; what comes after the newest snapshot is trained once more, and the
+    loss goes on from where it was."""
+    (tmp_path / "killed").mkdir()
+    job = Job(tmp_path / "killed", JOB + SNAPSHOTS)
+    more = ("--processes", "--set=job.steps=100000", "--set=job.syncers=2")
+    running = job.start(*more)
+    job.wait_for("snapshot taken", 3)
+    found = subprocess.run(
+        ["pgrep", "-f", str(job.run_folder)], text=True, capture_output=True, check=False
+    )
+    for pid in found.stdout.split():
+        tools.kill(int(pid))
+    running.communicate(timeout=30)
+    assert -signal.SIGKILL == running.returncode
+
+    newest = max(line["t"] for line in job.log() if line["event"] == "merge")
+    losses = [line["loss"] for line in job.log() if line["event"] == "step"]
+    after = Job(tmp_path, job.file.read_text())
+    done = after.run(
+        f"--from={job.run_folder}", f"--set=job.steps={newest + 60}", "--set=job.syncers=2",
+        "--processes",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    first = [line["loss"] for line in after.log() if line["event"] == "step"][:3]
+    assert max(first) < losses[0] / 2, "it begins where it was, and not with new parameters"
+    assert "identical" in replay(after.run_folder).stdout
+
+
+def test_what_cannot_be_gone_on_from_is_said_in_one_line(pictured, tmp_path):
+    """No such snapshot, no such place, the folder itself, a task with other parameters."""
+    place = pictured.run_folder / "snapshots"
+    for said, folder, word in (
+        (place / "syncer.1-1", tmp_path / "a", "syncer.1-1"),
+        (tmp_path / "nowhere" / "latest", tmp_path / "b", "holds no intact snapshot"),
+        (place / "latest", pictured.run_folder, "choose another folder"),
+    ):
+        command = [*DDLOCO, "run", str(pictured.file), f"--dir={folder}", f"--from={said}"]
+        done = call([*command, "--overwrite"])
+        assert 2 == done.returncode, done.stdout
+        (line,) = done.stderr.splitlines()
+        assert word in line
+        assert (place / "snapshots").exists()
+    other = Job(tmp_path, pictured.file.read_text().replace("fragments = 4", "fragments = 2"))
+    done = other.run(f"--from={place}/latest")
+    assert 2 == done.returncode, done.stdout
+    assert "cut in another way" in done.stderr

@@ -1,0 +1,313 @@
+"""Snapshots of real jobs: taken while they train, whole, exported, and gone on from in a replay."""
+
+import json
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+from safetensors.numpy import load_file
+
+from replay import open_tapes
+from snapshot import Store
+
+PICTURED = (
+    "--set=sync.quorum=3",
+    "--set=task.step_s=0.02",
+    "--set=snapshot.every_steps=15",
+    "--set=snapshot.keep=50",
+)
+FORMS = {
+    "one-process": (),
+    "processes": ("--processes",),
+    "shards": ("--processes", "--set=job.syncers=2"),
+}
+
+
+class Run:
+    """A job that took snapshots, to its end."""
+
+    def __init__(self, job, tools):
+        self.job, self.tools, self.folder = job, tools, job.run_folder
+
+    def snapshot(self, action, *more):
+        """``ddloco snapshot ACTION RUN ...``."""
+        return self.tools.call([*self.tools.DDLOCO, "snapshot", action, str(self.folder), *more])
+
+    def listed(self):
+        """What ``list`` tells, the oldest first."""
+        told = self.snapshot("list", "--json")
+        assert 0 == told.returncode, told.stdout + told.stderr
+        return json.loads(told.stdout)[::-1]
+
+    def seen(self, event):
+        """The lines of the log on one kind of event."""
+        return [line for line in self.job.log() if line["event"] == event]
+
+    def replay(self, *more):
+        """Code and findings of a replay."""
+        done = self.tools.replay(self.folder, "--json", *more)
+        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+    def events(self):
+        """How many there are on its tapes."""
+        return sum(tape.events for tape in open_tapes(self.folder))
+
+
+@pytest.fixture(
+    scope="module",
+    params=["one-process", pytest.param("processes", marks=pytest.mark.slow), "shards"],
+)
+def run(request, tools, tmp_path_factory):
+    """One run of each form; look at it, do not change it."""
+    done = Run(tools.Job(tmp_path_factory.mktemp(request.param)), tools)
+    ended = done.job.run(*PICTURED, *FORMS[request.param])
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return done
+
+
+@pytest.fixture
+def pictures(job, tools):
+    """A run that is still to be made."""
+    return Run(job, tools)
+
+
+def test_a_job_takes_snapshots_of_everybody(run):
+    """Every so many steps and at the end: all are in, every byte is as it was written."""
+    taken = run.seen("snapshot taken")
+    actors = {line["actor"] for event in ("step", "merge") for line in run.seen(event)}
+    listed = run.listed()
+
+    assert len(taken) >= 3
+    assert [line["snapshot"].replace(":", "-") for line in taken] == [each["id"] for each in listed]
+    for each in listed:
+        assert {} == each["absent"]
+        assert actors == {who.rpartition(".")[0] for who in each["participants"]}
+        assert each["facts"]["name"] == "small"
+    verified = run.snapshot("verify")
+    assert 0 == verified.returncode, verified.stdout
+    assert f"{len(taken)} of {len(taken)} snapshots intact" in verified.stdout
+
+
+def test_a_snapshot_is_a_model(run, tmp_path):
+    """What is exported has the tensors of the final model; the last one, at the end, is it. With
+    shards that of the lead's end, where another may still have had something to merge."""
+    model = load_file(run.folder / "model" / "model.safetensors")
+    first, *_, last = run.listed()
+    found = {}
+    for each in (first, last):
+        to = tmp_path / f"{each['id']}.safetensors"
+        exported = run.snapshot("export", each["id"], "--to", str(to))
+        assert 0 == exported.returncode, exported.stderr
+        found[each["id"]] = load_file(to)
+        assert {n: t.shape for n, t in model.items()} == {
+            n: t.shape for n, t in found[each["id"]].items()
+        }
+
+    assert any((model[name] != found[first["id"]][name]).any() for name in model)
+    shards = sum(who.startswith("syncer") for who in last["participants"])
+    assert shards > 1 or all((model[name] == found[last["id"]][name]).all() for name in model)
+
+
+@pytest.mark.slow
+def test_a_run_with_snapshots_replays(run):
+    """What was written of them is checked like everything else: by its digests."""
+    code, found = run.replay()
+
+    assert (0, True, []) == (code, found["identical"], found["gaps"]), found
+    assert run.events() == found["events"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("which", [0, 1, "latest"])
+def test_a_replay_begins_with_a_snapshot(run, which):
+    """What comes after it is identical; what comes before is not played."""
+    id_ = which if which == "latest" else run.listed()[which]["id"]
+    code, found = run.replay("--from", id_)
+
+    assert (0, True) == (code, found["identical"]), found
+    assert (0, []) == (found["unverified"], found["gaps"])
+    assert 0 < found["events"] < run.events()
+
+
+def test_a_flipped_byte_is_refused(run, tools, tmp_path):
+    """A replay from a damaged snapshot names the file and the newest intact one; so does verify."""
+    copy = Run(tools.Job(tmp_path), tools)
+    shutil.copytree(run.folder, copy.folder)
+    *_, older, newest = copy.listed()
+    store = Store(copy.folder / "snapshots")
+    learner = store.manifest(newest["id"]).parts[0]
+    entries = [each for sha256 in learner.contents for each in store.read_piece(sha256)]
+    (state,) = [each.sha256 for each in entries if (each.kind, each.name) == ("worker", "state")]
+    blob = copy.folder / "snapshots" / "blobs" / state[:2] / state
+    data = bytearray(blob.read_bytes())
+    data[len(data) // 2] ^= 1
+    blob.write_bytes(data)
+    code, said = copy.replay("--from", newest["id"])
+    verified = copy.snapshot("verify")
+
+    assert (2, 1) == (code, said.strip().count("\n") + 1), said
+    assert said.strip().startswith(f"ddloco: {blob}: is not what was written")
+    assert f"the newest intact snapshot is {older['id']}" in said
+    assert 1 == verified.returncode
+    assert str(blob) in verified.stdout
+
+
+# Asked for.
+
+
+def take(tools, job, *more):
+    """``ddloco snapshot take`` of a job with processes."""
+    address = (job.run_folder / "syncer.address").read_text()
+    return tools.call([*tools.DDLOCO, "snapshot", "take", address, *more])
+
+
+def test_one_is_taken_on_request(pictures, tools):
+    """Its id is printed when it is there; when the job is over nobody answers."""
+    job = pictures.job
+    running = job.start("--processes", "--set=job.steps=100000", "--set=task.step_s=0.02")
+    job.wait_for("merge", 3)
+    asked = [take(tools, job), take(tools, job, "--json")]
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=60)
+    nobody = take(tools, job, "--timeout=0.3")
+
+    assert 0 == running.returncode, said
+    assert [0, 0] == [each.returncode for each in asked], asked
+    told = json.loads(asked[1].stdout)
+    assert [asked[0].stdout.strip(), told["id"]] == [each["id"] for each in pictures.listed()]
+    assert ["learner-0.1", "learner-1.1", "learner-2.1", "syncer.1"] == told["participants"]
+    assert 1 == nobody.returncode
+    assert nobody.stderr.startswith("ddloco: nobody answers at tcp://127.0.0.1:")
+
+
+def test_a_data_parallel_job_takes_none(pictures, tools):
+    """A request is refused with the reason, leaves nothing, and the job goes on."""
+    job = pictures.job
+    running = job.start("--processes", "--set=job.method=data-parallel", "--set=job.steps=100000")
+    job.wait_for("merge", 3)
+    asked = take(tools, job)
+    merges = len(pictures.seen("merge"))
+    job.wait_for("merge", merges + 3)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=60)
+
+    assert 0 == running.returncode, said
+    assert 1 == asked.returncode
+    assert asked.stderr.endswith(
+        "the snapshot was discarded: syncer.1, who began it: data-parallel jobs take no snapshots\n"
+    )
+    assert 1 == asked.stderr.count("\n")
+    assert 2 == pictures.snapshot("list").returncode
+
+
+# What goes wrong.
+
+FAULTS = """
+fault = [
+    {what = "crash", who = "learner-1", at_s = 1.5, for_s = 0.3},
+    {what = "crash", who = "syncer", at_s = 4.0, for_s = 0.3},
+]
+"""
+
+
+@pytest.mark.slow
+def test_crashes_over_snapshots(pictures, tools):
+    """Whoever is killed while one is under way costs at most that one: all that stand are whole,
+    the run replays, and it goes on from the newest."""
+    job = pictures.job
+    chaos = job.file.with_name("chaos.toml")
+    chaos.write_text(FAULTS)
+
+    def healed():
+        """Both are back and take part, and snapshots are taken."""
+        back = any("learner-1.2" in line["learners"] for line in pictures.seen("merge"))
+        again = sum("syncer.2:" in line["ref"] for line in pictures.seen("snapshot taken"))
+        return back and again > 3
+
+    running = job.start(
+        "--processes",
+        f"--chaos={chaos}",
+        "--set=job.steps=100000",
+        "--set=task.step_s=0.05",
+        "--set=snapshot.every_s=0.3",
+        "--set=snapshot.keep=1000",
+    )
+    deadline = time.monotonic() + 90
+    while not healed():
+        assert time.monotonic() < deadline, job.log()[-5:]
+        time.sleep(0.1)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=90)
+
+    assert 0 == running.returncode, said
+    assert "held-out loss" in said
+    assert "failed" not in said
+    verified = pictures.snapshot("verify")
+    assert 0 == verified.returncode, verified.stdout
+    assert len(pictures.listed()) >= len(pictures.seen("snapshot taken")) > 6
+    code, found = pictures.replay()
+    assert (0, True) == (code, found["identical"]), found
+    code, found = pictures.replay("--from", "latest")
+    assert found["divergence"] is None, found
+    assert (0 if found["identical"] else 1) == code
+    assert found["identical"] or found["gaps"], found
+    assert found["events"] < pictures.events()
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """A file system of half a MiB, unmounted afterwards."""
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    try:
+        done = subprocess.run(command, check=False, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"mounting is not permitted here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
+def test_a_place_that_cannot_be_written(pictures, tmp_path, form):
+    """The job goes on to its end and replays; the log says once for each what happened, and why."""
+    place = tmp_path / "file"
+    place.write_text("mine")
+    ended = pictures.job.run(*PICTURED, f"--set=snapshot.place={place}", *form)
+
+    assert 0 == ended.returncode, ended.stdout + ended.stderr
+    assert "held-out loss" in ended.stdout
+    begun, discarded = pictures.seen("snapshot begun"), pictures.seen("snapshot discarded")
+    assert len(begun) == len(discarded) >= 3
+    for line in discarded:
+        assert "syncer.1, who began it: " in line["reason"]
+        assert line["reason"].endswith("cannot be written: Not a directory")
+    parts = [(line["actor"], line["snapshot"]) for line in pictures.seen("snapshot part failed")]
+    assert len(parts) == len(set(parts))
+    assert [] == pictures.seen("snapshot taken")
+    assert "mine" == place.read_text()
+    code, found = pictures.replay()
+    assert (0, True) == (code, found["identical"]), found
+    assert any("cannot be written" in note for note in found["notes"])
+
+
+@pytest.mark.slow
+def test_a_place_that_fills_up(pictures, tools, tiny):
+    """What was committed before stands; later ones are discarded, and the job ends well."""
+    more = ("--set=snapshot.every_steps=2", f"--set=snapshot.place={tiny / 'place'}")
+    ended = pictures.job.run(*PICTURED, *more)
+
+    assert 0 == ended.returncode, ended.stdout + ended.stderr
+    taken, discarded = pictures.seen("snapshot taken"), pictures.seen("snapshot discarded")
+    assert taken
+    assert discarded
+    assert any("No space left" in line["reason"] for line in discarded)
+    verified = tools.call([*tools.DDLOCO, "snapshot", "verify", str(tiny / "place")])
+    assert 0 == verified.returncode, verified.stdout
+    whole = [line for line in taken if "absent" not in line]
+    code, found = pictures.replay("--from", whole[-1]["snapshot"])
+    assert (0, True) == (code, found["identical"]), found

@@ -1,0 +1,246 @@
+"""Old snapshots go, and with them only what nobody needs any more."""
+
+import os
+from contextlib import suppress
+
+import pytest
+
+from snapshot import Removed, SnapshotError, StorageError, Store
+from snapshot.place import blob_name
+
+
+@pytest.fixture(params=["local", "memory"])
+def either(request):
+    """Give a store of each kind."""
+    return request.getfixturevalue("store" if request.param == "local" else "memory")
+
+
+def orders(store):
+    """The snapshots that are there, newest first; all of them intact."""
+    assert [[]] * len(store.snapshots()) == [store.verify(each.id) for each in store.snapshots()]
+    return [each.manifest.order for each in store.snapshots()]
+
+
+def blobs(store):
+    """The blobs that are there."""
+    return {name.rpartition("/")[2] for name in store._place.files("blobs")}
+
+
+def needed(store):
+    """The blobs that some snapshot names."""
+    return {sha256 for each in store.snapshots() for sha256 in store.sizes(each.manifest)}
+
+
+def make_older(root, seconds=10_000):
+    """Let all files be older."""
+    for path in root.rglob("*"):
+        if path.is_file():
+            at = path.stat().st_mtime - seconds
+            os.utime(path, (at, at))
+
+
+def test_the_newest_stay(either, take):
+    """Of many the newest five stay, and exactly the blobs that they name."""
+    for order in range(1, 9):
+        take(either, order)
+
+    removed = either.retain(grace_s=0)
+
+    assert [8, 7, 6, 5, 4] == orders(either)
+    assert ("syncer.1:10", "syncer.1:20", "syncer.1:30") == removed.snapshots
+    assert needed(either) == blobs(either)
+    assert 3 * 5 == removed.files, "three pieces, a state and a fragment of each"
+    assert removed.nbytes > 0
+
+
+def test_every_nth_stays_for_ever(either, take):
+    """Which ones does not depend on what was removed before."""
+    for order in range(1, 13):
+        take(either, order)
+        either.retain(2, every=4, grace_s=0)
+
+    assert [12, 11, 8, 4] == orders(either)
+    assert needed(either) == blobs(either)
+
+
+def test_shared_blobs_stay(either, take):
+    """What a removed snapshot shares with one that stays is not removed."""
+    shared = either.write_bytes(b"what never changes").sha256
+    for order in (1, 2):
+        take(either, order)
+
+    either.retain(1, grace_s=0)
+
+    assert [2] == orders(either)
+    assert shared in blobs(either)
+
+
+def test_what_is_young_may_be_under_way(either, take, draft):
+    """Blobs of a snapshot that is not committed yet stay, and it is committed afterwards."""
+    for order in (1, 2):
+        take(either, order)
+    under_way = draft(either, 3)
+
+    removed = either.retain(1)
+
+    assert (("syncer.1:10",), 0) == (removed.snapshots, removed.files)
+    either.commit(under_way)
+    assert [3, 2] == orders(either)
+
+
+def test_what_is_old_and_nobody_s_goes(store, root, take, draft):
+    """Blobs of a snapshot that never came to be, and partial files, go once they are old."""
+    take(store, 1)
+    draft(store, 2)
+    for folder in ("blobs", "snapshots"):
+        (root / folder / ".partial-1-dead").write_bytes(b"half")
+    make_older(root)
+    young = root / "blobs" / ".partial-2-alive"
+    young.write_bytes(b"half")
+
+    removed = store.retain()
+
+    assert 2 + 5 == removed.files
+    assert needed(store) == blobs(store) - {".partial-2-alive"}
+    assert young.exists()
+    assert [1] == orders(store)
+
+
+def test_an_old_blob_that_is_written_again_is_young(store, root, take, draft):
+    """A snapshot under way may name what only a removed one had."""
+    for order in (1, 2):
+        take(store, order)
+    make_older(root)
+    under_way = draft(store, 1)
+
+    store.retain(1)
+
+    assert ["syncer.1-20"] == [each.id for each in store.snapshots()]
+    store.commit(under_way)
+    assert [2, 1] == orders(store)
+
+
+def test_an_old_object_is_sent_again(memory, monkeypatch):
+    """An object store has no other way to make a blob young."""
+    blob = memory.write_bytes(b"x")
+    assert not memory.write_bytes(b"x").new
+    place = memory._place
+    real = place.now()
+    monkeypatch.setattr(place, "now", lambda: real + 500.0)
+
+    assert memory.write_bytes(b"x").new
+    assert blob.sha256 in blobs(memory)
+
+
+def test_what_was_made_young_while_retention_looked_stays(store, root, take, draft, monkeypatch):
+    """Between listing files and removing them, a blob may be taken by a snapshot under way."""
+    for order in (1, 2):
+        take(store, order)
+    make_older(root)
+    place = store._place
+    real = place.settle
+    began = []
+
+    def settle(names):
+        if not began:
+            began.append(1)
+            began.append(draft(Store(root), 1))
+        real(names)
+
+    monkeypatch.setattr(place, "settle", settle)
+    store.retain(1)
+
+    assert store.commit(began[1]).order == 1
+    assert [2, 1] == orders(store)
+
+
+def test_a_damaged_snapshot_is_no_reason_for_another_to_go(store, root, take):
+    """Whole snapshots are counted; one that lacks a blob is kept beside them."""
+    for order in (1, 2, 3):
+        take(store, order)
+    lost = store.write_tensors({})
+    theta = store.read_piece(store.manifest("syncer.1:30").parts[0].contents[1])[0].sha256
+    (root / blob_name(theta)).unlink()
+    assert lost.new
+
+    store.retain(1, grace_s=0)
+
+    assert [3, 2] == [each.manifest.order for each in store.snapshots()]
+    assert 2 == store.load().order
+
+
+def test_a_manifest_that_cannot_be_read_stops_retention(store, root, take):
+    """Whose blobs are its own is unknown, so nothing goes; the line says what to do."""
+    for order in (1, 2, 3):
+        take(store, order)
+    (root / "snapshots" / "syncer.1-30.json").write_bytes(b"{}")
+    before = blobs(store)
+
+    with pytest.raises(SnapshotError, match=r"syncer.1-30.json: cannot be read.*move it away"):
+        store.retain(1, grace_s=0)
+    assert before == blobs(store)
+    assert 3 == len(store.snapshots())
+
+
+def test_a_disk_that_is_away_stops_retention(store, root, take, monkeypatch):
+    """An error of the system says nothing about a snapshot, so nothing is removed."""
+    for order in (1, 2):
+        take(store, order)
+    before = blobs(store)
+    real = store._place.open
+
+    def away(name):
+        if name.startswith("blobs"):
+            raise OSError(5, "Input/output error")
+        return real(name)
+
+    monkeypatch.setattr(store._place, "open", away)
+    with pytest.raises(StorageError, match=r"Input/output error; nothing was removed"):
+        store.retain(1, grace_s=0)
+    monkeypatch.undo()
+    assert before == blobs(store)
+    assert [2, 1] == orders(store)
+
+
+def test_retention_that_dies_anywhere_leaves_whole_snapshots(tmp_path, take, watch):
+    """Manifests go first: a blob too many may be left, never one too few."""
+
+    class DiedError(BaseException):
+        pass
+
+    k, calls = 0, [0]
+    while calls[0] >= k:
+        k += 1
+        watch(lambda name, args: None)
+        store = Store(tmp_path / str(k))
+        for order in (1, 2, 3):
+            take(store, order)
+        calls = [0]
+
+        def before(name, args, calls=calls, k=k):
+            calls[0] += 1
+            if calls[0] == k:
+                raise DiedError
+
+        watch(before)
+        with suppress(DiedError):
+            store.retain(1, grace_s=0)
+        watch(lambda name, args: None)
+        assert orders(store)[0] == 3
+        store.retain(1, grace_s=0)
+        assert needed(store) == blobs(store)
+    assert k > 12
+
+
+def test_no_snapshot_at_all_is_never_asked_for(store):
+    """To keep none is a mistake of the caller."""
+    for keep, every in ((0, 0), (1, -1)):
+        with pytest.raises(ValueError, match="want at least 1"):
+            store.retain(keep, every=every)
+
+
+def test_an_empty_place_has_nothing_to_remove(store, take):
+    """Nothing is there, or one snapshot only: nothing goes."""
+    assert Removed((), 0, 0) == store.retain()
+    take(store, 1)
+    assert Removed((), 0, 0) == store.retain()

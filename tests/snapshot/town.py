@@ -1,0 +1,393 @@
+"""A town whose people send each other money while snapshots are taken: the world of the proofs.
+
+A script of bytes decides everything that may go one way or another: who is linked with whom, which
+channel delivers next, what breaks, who dies. A link is a session with a handshake, as in
+``transport.link``: its ends open and break at different times, and what one end has sent may still
+arrive when that end has given up. Clocks are real, and travel whole on every message, handshakes
+included. What happens is written in a ledger, which ``ledger.py`` holds against the snapshots.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from clocks import RunningClock, actor_of, number_of
+from snapshot.participant import (
+    UNDER_WAY_MAX,
+    Capture,
+    Commit,
+    Discard,
+    Mark,
+    Moment,
+    Participant,
+    RecordFlight,
+    Tell,
+)
+
+MONEY = 100
+PEOPLE_MAX = 7
+ENDLESS_S = 10.0
+"""Ten thousand events; a town of a few hundred decisions needs a tenth of them."""
+
+
+class Script:
+    """Decisions, one byte each; when they have run out, the first choice every time."""
+
+    def __init__(self, text):
+        self._text, self._next = text, 0
+
+    def __bool__(self):
+        return self._next < len(self._text)
+
+    def number(self, below):
+        """One of 0 to ``below`` - 1."""
+        self._next += 1
+        return self._text[self._next - 1] % below if self._next <= len(self._text) else 0
+
+    def among(self, things):
+        """One of some things."""
+        return things[self.number(len(things))]
+
+
+@dataclass(eq=False)
+class Transfer:
+    """Money under way, and some work's tokens with it; the ledger's line."""
+
+    id: int
+    sender: str
+    receiver: str
+    lane: str
+    amount: int
+    sent: int
+    """The sender's event."""
+    received: int | None = None
+    """The receiver's event."""
+
+
+class Session:
+    """One life of a link: a queue for each direction and lane, and how it looks from each end."""
+
+    def __init__(self, ends, lanes):
+        self.ends = ends
+        """Who dialled, and who listens."""
+        self.queues = {(source, lane): deque() for source in ends for lane in lanes}
+        self.up = dict.fromkeys(ends, False)
+        """Whether an end has joined; one that has given up is missing."""
+
+    def other(self, end):
+        """The other end."""
+        return self.ends[self.ends[0] == end]
+
+
+class Person:
+    """One incarnation: a participant, its clock, what it owns, and what it is about to write."""
+
+    def __init__(self, name, lanes):
+        self.name = name
+        self.clock = RunningClock(name)
+        self.participant = Participant(name, lanes)
+        self.sessions = {}
+        """By peer, those that have joined."""
+        self.money, self.made, self.merged = MONEY, [], []
+        self.writing, self.late, self.overdue = [], [], []
+        self.cuts, self.states, self.flights = {}, {}, {}
+        """By snapshot: the event of the cut, and what was recorded."""
+
+    def state(self):
+        """What it owns, and which tokens it made and merged."""
+        return (self.money, tuple(self.made), tuple(self.merged))
+
+    def moment(self):
+        """Where it stands."""
+        return Moment(self.clock.number, self.clock.wire(), tuple(sorted(self.sessions)))
+
+
+class Town:
+    """Everybody, all links, and what happens to them."""
+
+    def __init__(self, text):
+        script = self.script = Script(text)
+        self.peace = script.among([0, 1, 4, 12, 12])
+        """How many things happen for each fault, about; 0 when there are none at all."""
+        self.lanes = script.among([("bulk",), ("bulk", "control")])
+        self.now = 0.0
+        self.people, self.former, self.everybody = {}, {}, {}
+        """Whoever lives, by actor; the dead, by actor; and all, by incarnation."""
+        self.sessions, self.ledger = [], []
+        self.faults = 0
+        self.begun, self.outcomes = {}, {}
+        """By snapshot: who began it, and what came of it."""
+        names = [f"p{i}" for i in range(2 + script.number(PEOPLE_MAX - 1))]
+        for name in names:
+            self.born(name)
+        self.pairs = self.topology(names)
+        for pair in self.pairs:
+            self.dial(*pair)
+        if self.calm or script.number(2):
+            self.settle()
+
+    @property
+    def calm(self):
+        """Whether nothing goes wrong here."""
+        return not self.peace
+
+    def topology(self, names):
+        """A star, a line, a ring, or a random connected graph."""
+        shape = self.script.number(4)
+        line = list(pairwise(names))
+        if shape == 0:
+            return [(names[0], each) for each in names[1:]]
+        if shape == 1:
+            return line
+        if shape == 2:
+            return [*line, (names[0], names[-1])] if len(names) > 2 else line
+        tree = [(names[self.script.number(i)], names[i]) for i in range(1, len(names))]
+        more = [each for each in combinations(names, 2) if not self.script.number(3)]
+        return tree + [each for each in more if each not in tree]
+
+    # People and links.
+
+    def born(self, actor):
+        """The next incarnation of somebody."""
+        before = self.former.pop(actor, None)
+        name = f"{actor}.{number_of(before.name) + 1 if before else 1}"
+        self.people[actor] = self.everybody[name] = Person(name, self.lanes)
+
+    def crash(self, person):
+        """Somebody dies; the others notice sooner or later."""
+        actor = actor_of(person.name)
+        self.former[actor] = self.people.pop(actor)
+        for session in [each for each in self.sessions if person.name in each.up]:
+            self.lose(session, person.name, "died")
+
+    def dial(self, one, other):
+        """The first of two says hello, unless it has a link or is about to."""
+        if one not in self.people or other not in self.people:
+            return
+        me, peer = self.people[one], self.people[other].name
+        if any({me.name, peer} == {*each.ends} and me.name in each.up for each in self.sessions):
+            return
+        session = Session((me.name, peer), self.lanes)
+        self.sessions.append(session)
+        self.tick(me)
+        self.send(me, session, self.lanes[0], "hello", None)
+
+    def join(self, me, session, peer):
+        """A session is open, as this end sees it."""
+        session.up[me.name] = True
+        me.sessions[peer] = session
+        if session.ends[0] != me.name:
+            for lane in self.lanes:
+                self.send(me, session, lane, "welcome", None)
+        self.perform(me, me.participant.joined(peer))
+
+    def lose(self, session, end, reason):
+        """One end gives a session up; what it has sent may still arrive."""
+        peer, me = session.other(end), self.everybody[end]
+        joined = session.up.pop(end)
+        if not session.up:
+            self.sessions.remove(session)
+        if joined and self.people.get(actor_of(end)) is me:
+            del me.sessions[peer]
+            self.perform(me, me.participant.gone(peer, reason))
+
+    def supersede(self, me, session):
+        """Whoever shakes hands again has given up the older session."""
+        for old in list(self.sessions):
+            if old is not session and {*old.ends} == {*session.ends} and me.name in old.up:
+                self.lose(old, me.name, "it shook hands again")
+
+    # Events, and what a participant asks for.
+
+    def tick(self, person, heard=None, source=""):
+        """One more event."""
+        self.now += 0.001
+        assert self.now < ENDLESS_S, "messages beget messages"
+        person.clock.tick(heard or {}, source)
+
+    def send(self, person, session, lane, kind, what):
+        """A message leaves with the clock of this event."""
+        session.queues[person.name, lane].append((kind, what, person.clock.wire()))
+
+    def mark(self, person, peer, snapshot):
+        """A marker leaves on every lane."""
+        for lane in self.lanes:
+            self.send(person, person.sessions[peer], lane, "marker", snapshot)
+
+    def perform(self, person, asks):
+        """Do what a participant asks for, in order."""
+        for ask in asks:
+            match ask:
+                case Capture(snapshot, peers, until):
+                    assert snapshot not in person.cuts, "one cut for each snapshot"
+                    assert until > self.now
+                    assert len(person.participant._own) <= UNDER_WAY_MAX
+                    person.cuts[snapshot] = person.clock.number
+                    person.states[snapshot] = person.state()
+                    for peer in peers:
+                        self.mark(person, peer, snapshot)
+                    person.writing.append((snapshot, "state"))
+                    person.late.append(snapshot)
+                case Mark(snapshot, peer):
+                    self.mark(person, peer, snapshot)
+                case RecordFlight(snapshot, in_flight):
+                    assert snapshot not in person.flights, "what was in flight is known once"
+                    person.flights[snapshot] = in_flight
+                    person.writing.append((snapshot, "flight"))
+                case Tell(peer, snapshot, part):
+                    if peer in person.sessions:
+                        session = person.sessions[peer]
+                        self.send(person, session, self.lanes[-1], "part", (snapshot, part))
+                case Commit(snapshot) | Discard(snapshot):
+                    self.outcomes.setdefault(snapshot, []).append(ask)
+
+    def deliver(self, session, source, lane):
+        """The oldest message of a channel arrives."""
+        kind, what, clock = session.queues[source, lane].popleft()
+        me, channel = self.everybody[session.other(source)], (source, lane)
+        self.tick(me, clock, source)
+        match kind:
+            case "hello":
+                self.supersede(me, session)
+                self.join(me, session, source)
+            case "welcome" if not session.up[me.name]:
+                self.join(me, session, source)
+            case "marker":
+                self.perform(me, me.participant.marker(self.now, what, channel, me.moment()))
+            case "part":
+                self.perform(me, me.participant.told(*what))
+            case "money":
+                what.received = me.clock.number
+                me.money += what.amount
+                me.merged.append(what.id)
+                me.participant.heard(channel, what)
+
+    # What may happen.
+
+    def ready(self):
+        """Channels with something in them for somebody who listens."""
+        return [
+            (session, source, lane)
+            for session in self.sessions
+            for (source, lane), queue in session.queues.items()
+            if queue and session.other(source) in session.up
+        ]
+
+    def arrive(self):
+        """A message arrives, whichever comes first."""
+        if ready := self.ready():
+            self.deliver(*self.script.among(ready))
+
+    def transfer(self):
+        """Somebody sends money, and tokens, to a neighbour."""
+        if able := [each for each in self.people.values() if each.sessions and each.money]:
+            me = self.script.among(able)
+            peer, lane = self.script.among(sorted(me.sessions)), self.script.among(self.lanes)
+            amount = 1 + self.script.number(min(me.money, 20))
+            self.tick(me)
+            line = Transfer(len(self.ledger), me.name, peer, lane, amount, me.clock.number)
+            self.ledger.append(line)
+            me.money -= amount
+            me.made.append(line.id)
+            self.send(me, me.sessions[peer], lane, "money", line)
+
+    def take(self):
+        """Somebody begins a snapshot."""
+        if self.people:
+            me = self.script.among(list(self.people.values()))
+            self.tick(me)
+            snapshot = f"{me.name}:{me.clock.number}"
+            self.begun[snapshot] = me
+            me.overdue.append(snapshot)
+            self.perform(me, me.participant.take(self.now, me.moment()))
+
+    def write(self, fails=False):
+        """Somebody has written something, or cannot."""
+        if busy := [each for each in self.people.values() if each.writing]:
+            me = self.script.among(busy)
+            snapshot, what = me.writing.pop(self.script.number(len(me.writing)))
+            self.tick(me)
+            self.perform(
+                me,
+                me.participant.failed(snapshot, "disk full")
+                if fails
+                else me.participant.captured(snapshot, what),
+            )
+
+    def give_up(self, what):
+        """A patience has passed somewhere: ``late`` or ``overdue``."""
+        if waiting := [each for each in self.people.values() if getattr(each, what)]:
+            me = self.script.among(waiting)
+            snapshot = getattr(me, what).pop(0)
+            self.tick(me)
+            self.perform(me, getattr(me.participant, what)(snapshot))
+
+    def fault(self):
+        """Something breaks, somebody dies or comes back, new links are made."""
+        script = self.script
+        self.faults += 1
+        match script.number(8):
+            case 0 | 1 | 2 if self.sessions:
+                session = script.among(self.sessions)
+                self.give_up_end(session, script.among(sorted(session.up)))
+            case 3 if self.people:
+                self.crash(script.among(list(self.people.values())))
+            case 4 | 5:
+                names = sorted({*self.people, *self.former})
+                if len(names) <= PEOPLE_MAX and not script.number(2):
+                    self.born(f"p{len(names)}")
+                pair = (script.among(names), script.among(sorted(self.people) or names))
+                if pair[0] != pair[1] and {*pair} not in [{*each} for each in self.pairs]:
+                    self.pairs.append(pair)
+                    self.dial(*pair)
+            case 6:
+                self.write(fails=True)
+            case 7:
+                self.give_up(script.among(["late", "overdue"]))
+
+    def mend(self):
+        """Somebody comes back, or dials."""
+        if self.former and self.script.number(2):
+            self.born(self.script.among(sorted(self.former)))
+        elif self.pairs:
+            self.dial(*self.script.among(self.pairs))
+
+    def give_up_end(self, session, end):
+        """One end finds that a session is broken."""
+        self.tick(self.everybody[end])
+        self.lose(session, end, "broken")
+
+    def settle(self):
+        """All that is under way arrives, all that broke is noticed, all is written."""
+        while True:
+            if self.ready():
+                self.arrive()
+            elif half := [each for each in self.sessions if len(each.up) == 1]:
+                self.give_up_end(half[0], *half[0].up)
+            elif any(person.writing for person in self.people.values()):
+                self.write()
+            else:
+                return
+
+    def live(self):
+        """Let the script happen, and then time pass until nothing is left to come."""
+        while self.script:
+            match self.script.number(16):
+                case 0 | 1 | 2 | 3 | 4 | 5 | 6:
+                    self.arrive()
+                case 7 | 8 | 9 | 10:
+                    self.transfer()
+                case 11 | 12:
+                    self.write()
+                case 13 if not self.script.number(3):
+                    self.take()
+                case 14 if not self.calm:
+                    self.mend()
+                case 15 if not self.calm and not self.script.number(self.peace):
+                    self.fault()
+        self.settle()
+        for what in ("late", "overdue"):
+            while any(getattr(person, what) for person in self.people.values()):
+                self.give_up(what)
+                self.settle()
+        return self
