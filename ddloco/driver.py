@@ -159,9 +159,10 @@ class Driver:
             self._nursery = nursery
             nursery.start_soon(self._endpoint.run, self._deliver)
             try:
+                before = list(self.actor.under_way)
                 self._admit(first, None)
                 if isinstance(first, Restored):
-                    self._go_on(behind)
+                    self._go_on(before, behind)
                 while self._finish is None:
                     await self._next()
             except TapeError as error:
@@ -173,13 +174,15 @@ class Driver:
         self._recorder.close(self.actor.number, self._finish.reason)
         return self._finish
 
-    def _go_on(self, behind: Sequence[Arrived | Event]) -> None:
+    def _go_on(self, before: Sequence[int], behind: Sequence[Arrived | Event]) -> None:
+        """Work of ``before`` the first event is begun again; what that one asked for has begun."""
         self._urgent.extend(behind)
         done = {each.work for each in behind if isinstance(each, WorkResult)}
         for timer, due in self.actor.timers.items():
             self._timers.set(timer, due)
-        for number, work in self.actor.under_way.items():
-            if number not in done:
+        for number in before:
+            work = self.actor.under_way.get(number)
+            if work is not None and number not in done:
                 self._nursery.start_soon(self._work, self._worker.do(work))
 
     def request_stop(self, reason: str) -> None:

@@ -6,6 +6,7 @@ Nothing sleeps for real and nothing opens a socket; the tapes are real files.
 import errno
 import json
 import os
+from contextlib import closing
 
 import msgspec
 import numpy as np
@@ -16,7 +17,15 @@ import trio.testing
 from ddloco.actor import Actor
 from ddloco.arrays import Arrays
 from ddloco.driver import REFUSALS_LOGGED_MAX, Driver
-from ddloco.effects import EncodeFragment, MakeParameters, MergeFragment, Observe, Recover, RunStep
+from ddloco.effects import (
+    EncodeFragment,
+    Finish,
+    MakeParameters,
+    MergeFragment,
+    Observe,
+    Recover,
+    RunStep,
+)
 from ddloco.events import (
     Evaluated,
     FragmentEncoded,
@@ -25,6 +34,7 @@ from ddloco.events import (
     ModelSaved,
     ParametersMade,
     Recovered,
+    Restored,
     Started,
     StepFinished,
     StopRequested,
@@ -34,7 +44,16 @@ from ddloco.host import expected_tensors, machine_for
 from ddloco.logs import ActorLog
 from ddloco.messages import GlobalFragment, Progress, Said
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
-from transport import LANES, PROTOCOL_VERSION, Codec, LaneBroken, MessageArrived, describe
+from transport import (
+    LANES,
+    PROTOCOL_VERSION,
+    Codec,
+    LaneBroken,
+    MessageArrived,
+    SetTimer,
+    TimerFired,
+    describe,
+)
 from transport import Header as MessageHeader
 from transport.memory import Faults, MemoryFabric
 from transport.payload import Payload
@@ -526,3 +545,55 @@ async def test_a_message_is_one_event(office, autojump_clock):
         for number, (_, event, _) in enumerate(decisions, start=1):
             if isinstance(event, MessageArrived) and event.handle:
                 assert (f"in/{number}", 16) == (event.handle, len(event.payload))
+
+
+class GoesOn:
+    """A machine that asks for more work when it hears that somebody did not come along."""
+
+    def __init__(self):
+        self.ended = []
+
+    def handle(self, at, event):
+        match event:
+            case Restored():
+                return [EncodeFragment(7, 0, "host/1", "out/7"), SetTimer("soon", at + 1.0)]
+            case FragmentEncoded(work):
+                self.ended.append(work)
+            case TimerFired(timer):
+                return [Finish("done", timer)]
+        return []
+
+
+class Counts:
+    """A worker that says what it was asked for."""
+
+    def __init__(self):
+        self.asked = []
+
+    async def do(self, work):
+        self.asked.append(work.work)
+        await trio.lowlevel.checkpoint()
+        return FragmentEncoded(work.work, b"d" * 16)
+
+
+async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clock):
+    """What was under way, but for what is behind it already; and what the first event asks for."""
+    actor, worker, time = Actor("syncer.1", GoesOn()), Counts(), TrioTime()
+    actor.under_way = {n: EncodeFragment(n, 0, "host/1", f"out/{n}") for n in (3, 4)}
+    with closing(ActorLog(tmp_path / "log.jsonl", "syncer.1")) as log:
+        driver = Driver(
+            actor,
+            job_id="small-1",
+            endpoint=MemoryFabric(1).endpoint("syncer"),
+            worker=worker,
+            arrays=Arrays(),
+            recorder=Recorder(None),
+            time=time,
+            log=log,
+            expected=lambda body: None,
+        )
+        finish = await driver.run(Restored("syncer.1-9"), [FragmentEncoded(4, b"d" * 16)])
+
+    assert Finish("done", "soon") == finish
+    assert [3, 7] == sorted(worker.asked)
+    assert [3, 4, 7] == sorted(actor.machine.ended)
