@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ddloco.errors import first_of
 from ddloco.observe import UnansweredError
 from ddloco.process import WorkerDiedError
 from ddloco.sections import ConfigError
+from ddloco.stage.errors import first_of
 from ddloco.workers import ChoreError
 
 HELD, FOUND, BAD_INPUT = 0, 1, 2

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from clocks import actor_of, number_of
-from ddloco.actor import Actor
 from ddloco.config import Job, job_from
 from ddloco.events import Happened, Started
 from ddloco.fragments import FragmentPlan
@@ -21,6 +20,7 @@ from ddloco.host import machine_for
 from ddloco.simulation.books import Books, PerSyncer, Violation
 from ddloco.simulation.checks import Causal, Durable, Learning, Merging
 from ddloco.simulation.launches import Launches
+from ddloco.stage.actor import Actor
 from replay import Divergence, Player, Tape
 
 SAME = "same-decisions"

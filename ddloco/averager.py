@@ -16,20 +16,14 @@ from typing import Any
 
 from clocks import actor_of, number_of
 from ddloco.config import Job
-from ddloco.effects import AverageGradients, Finish, MakeParameters, Observe, Share
-from ddloco.events import (
-    Evaluated,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    Started,
-    StopRequested,
-    WorkFailed,
-)
+from ddloco.effects import AverageGradients, MakeParameters, Share
+from ddloco.events import Evaluated, FragmentMerged, ModelSaved, ParametersMade, Started
 from ddloco.farewell import FAREWELL, Farewell
 from ddloco.fragments import FragmentPlan
 from ddloco.membership import Membership
 from ddloco.messages import Contribution, GlobalFragment, Roster
+from ddloco.stage.effects import Finish, Observe
+from ddloco.stage.events import StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

@@ -11,10 +11,10 @@ from rich.progress import Progress
 
 from clocks import MonotonicTime
 from ddloco import chores
-from ddloco.arena import Arena
 from ddloco.config import Job
-from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.process import open_worker
+from ddloco.stage.arena import Arena
+from ddloco.stage.logs import LOG_FILE, ActorLog
 
 STEPS_ASKED = 10
 """Steps in one request, so that progress shows and Ctrl-C is heard."""

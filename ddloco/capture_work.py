@@ -14,13 +14,13 @@ import trio
 from numpy.typing import NDArray
 
 from ddloco import chores
-from ddloco.album import Album
-from ddloco.arena import Region
-from ddloco.arrays import F32, Arrays, HostCopy
-from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
-from ddloco.events import Captured, Committed, WorkFailed
 from ddloco.fragments import FragmentPlan
 from ddloco.process import WorkerProcess
+from ddloco.stage.album import Album
+from ddloco.stage.arena import Region
+from ddloco.stage.arrays import F32, Arrays, HostCopy
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.stage.events import Captured, Committed, WorkFailed
 from ddloco.syncs import WIRE
 from snapshot import Entry, SnapshotError
 from transport import SENDABLE, Payload, aligned, tensor_bytes

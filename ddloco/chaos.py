@@ -20,8 +20,8 @@ import trio
 from clocks import MonotonicTime
 from ddloco.config import DATA_PARALLEL, Job
 from ddloco.faults import LINK_KINDS, SYNCER, Fault, Kind, schedule
-from ddloco.logs import ActorLog
 from ddloco.sections import ConfigError
+from ddloco.stage.logs import ActorLog
 
 LIVE_S_MAX = 24 * 3600.0
 """Chaos ends after a day: its schedule is drawn before it begins, and needs an end."""

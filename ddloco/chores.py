@@ -9,9 +9,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from ddloco.arena import Region
 from ddloco.config import Inner
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.stage.arena import Region
 
 LENGTH_BYTES = 4
 CHORE_BYTES_MAX = 64 * 2**20

@@ -10,11 +10,11 @@ import trio
 
 from clocks import actor_of
 from ddloco.config import Job
-from ddloco.effects import Finish
 from ddloco.host import Hosted
 from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
 from ddloco.restoring import Beginning
+from ddloco.stage.effects import Finish
 from transport import LANES
 from transport.curve import Curve
 from transport.zeromq import ZmqEndpoint, open_context

@@ -21,7 +21,6 @@ from ddloco.cluster import Cluster, Outcome, keys_of
 from ddloco.config import Job, load_job
 from ddloco.display import Board, show
 from ddloco.drive import Drive
-from ddloco.effects import Finish
 from ddloco.folder import next_folder, open_folder
 from ddloco.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.launch import Processes
@@ -37,6 +36,7 @@ from ddloco.signals import stop_on_signal
 from ddloco.simulation.bandwidth_table import bandwidth
 from ddloco.simulation.table import hostile_worlds, scenario_table
 from ddloco.snapshots import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
+from ddloco.stage.effects import Finish
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ddloco.config import Job
-from ddloco.logs import LOG_FILE
+from ddloco.stage.logs import LOG_FILE
 
 REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0

@@ -16,17 +16,18 @@ from msgspec.structs import replace
 
 from ddloco import chores
 from ddloco.config import Job
-from ddloco.effects import Observe
-from ddloco.events import Recovered, Started, WorkFailed, WorkResult
+from ddloco.events import Recovered, Started
 from ddloco.folder import open_folder
 from ddloco.host import STATE_PIECES, recorder_for
-from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.part import Part
 from ddloco.process import ChoreError
 from ddloco.rerun import Rerun
 from ddloco.sections import ConfigError
 from ddloco.simulation.labour import PIECES, leaves_of
 from ddloco.simulation.workers import TENSORS, is_simulated
+from ddloco.stage.effects import Observe
+from ddloco.stage.events import WorkFailed, WorkResult
+from ddloco.stage.logs import LOG_FILE, ActorLog
 from ddloco.workers import Workers
 from replay import Tape, TapeError, tape
 from transport import MessageArrived

@@ -1,18 +1,13 @@
-"""Everything that a learner or a syncer may ask for, beyond what transport offers.
+"""The work that a learner or a syncer may ask for, beyond what any actor may.
 
-Work effects carry a number, ``work``, that their result event repeats. Arrays are named by handles:
+Arrays are named by handles:
 ``host/STEP`` a learner's whole parameters, ``theta/P/T`` and ``momentum/P/T`` a fragment's global
 state in float32, ``wire/P/T`` the same fragment as it is sent.
 """
 
-from typing import Any, Literal
-
 from msgspec import Struct
 
-from snapshot import Part
-from transport import Effect
-
-Status = Literal["done", "stopped", "bad-input", "failed"]
+from ddloco.stage.effects import Work
 
 
 class Overwrite(Struct, frozen=True, array_like=True):
@@ -37,12 +32,6 @@ class Share(Struct, frozen=True, array_like=True):
     moved: float = 0.0
 
 
-class Work(Effect, frozen=True):
-    """Base of what workers do; its result event repeats the number."""
-
-    work: int
-
-
 class Recover(Work, frozen=True):
     """Look for what an earlier incarnation of this syncer had merged and kept."""
 
@@ -52,6 +41,11 @@ class MakeParameters(Work, frozen=True):
     ``wire/p/0``."""
 
     fragments: tuple[int, ...]
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return tuple(f"{kind}/{p}/0" for p in self.fragments for kind in ("theta", "wire"))
 
 
 class RunStep(Work, frozen=True):
@@ -63,11 +57,26 @@ class RunStep(Work, frozen=True):
     out: str
     skip: int = 0
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return tuple(each.handle for each in self.overwrites)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.out,)
+
 
 class CopyState(Work, frozen=True):
     """Copy parameters and optimizer state as they are between two steps."""
 
     out: str
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.out,)
 
 
 class EncodePiece(Work, frozen=True):
@@ -77,11 +86,26 @@ class EncodePiece(Work, frozen=True):
     source: str
     out: str
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.source,)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.out,)
+
 
 class InstallState(Work, frozen=True):
     """Take over parameters and optimizer state, given piece by piece."""
 
     pieces: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.pieces
 
 
 class EncodeFragment(Work, frozen=True):
@@ -90,6 +114,16 @@ class EncodeFragment(Work, frozen=True):
     fragment: int
     source: str
     out: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.source,)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.out,)
 
 
 class MergeFragment(Work, frozen=True):
@@ -116,6 +150,16 @@ class MergeFragment(Work, frozen=True):
     band: float = 0.0
     cosine: float | None = None
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.theta, self.momentum, *(share.handle for share in self.shares))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.out
+
 
 class Differentiate(Work, frozen=True):
     """The gradient of the next batch at the parameters under ``source``, as payload in wire dtype;
@@ -124,6 +168,16 @@ class Differentiate(Work, frozen=True):
     step: int
     source: str
     out: str
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.source,)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.out,)
 
 
 class AverageGradients(Work, frozen=True):
@@ -135,11 +189,26 @@ class AverageGradients(Work, frozen=True):
     shares: tuple[Share, ...]
     out: tuple[str, str]
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.theta, *(share.handle for share in self.shares))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.out
+
 
 class Evaluate(Work, frozen=True):
     """Held-out loss of the global parameters, given fragment by fragment."""
 
     fragments: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.fragments
 
 
 class SaveModel(Work, frozen=True):
@@ -147,76 +216,7 @@ class SaveModel(Work, frozen=True):
 
     fragments: tuple[str, ...]
 
-
-class CaptureState(Work, frozen=True):
-    """Write one's own part of ``snapshot``: the actor as it stood at the cut, frozen, the arrays
-    that it held, and its worker's state, as it is when the step that then ran is done."""
-
-    snapshot: str
-    state: bytes
-    handles: tuple[str, ...]
-
-
-class CaptureFlight(Work, frozen=True):
-    """Write what was in flight: messages, frozen, and the arrays that they brought."""
-
-    snapshot: str
-    messages: bytes
-    handles: tuple[str, ...]
-
-
-class CommitSnapshot(Work, frozen=True):
-    """Write the manifest: from now on the snapshot is there."""
-
-    snapshot: str
-    parts: tuple[Part, ...]
-    absent: dict[str, str]
-
-
-class TakeSnapshot(Effect, frozen=True):
-    """Begin a snapshot with this event; performed by the actor, never reaches the world. Its end
-    is told with ``SnapshotSettled``."""
-
-
-class Observe(Effect, frozen=True):
-    """Something that people should see; ``fields`` are plain data."""
-
-    event: str
-    fields: dict[str, Any]
-
-
-class Finish(Effect, frozen=True):
-    """The actor is done; nothing is handled after this."""
-
-    status: Status
-    reason: str
-
-
-def handles_of(work: Work) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What a piece of work reads, and what it makes."""
-    match work:
-        case Recover():
-            return (), ()
-        case MakeParameters(fragments=parts):
-            return (), tuple(name for p in parts for name in (f"theta/{p}/0", f"wire/{p}/0"))
-        case RunStep():
-            return tuple(each.handle for each in work.overwrites), (work.out,)
-        case EncodeFragment() | Differentiate() | EncodePiece():
-            return (work.source,), (work.out,)
-        case CopyState():
-            return (), (work.out,)
-        case InstallState():
-            return work.pieces, ()
-        case AverageGradients():
-            return (work.theta, *(share.handle for share in work.shares)), work.out
-        case MergeFragment():
-            read = (work.theta, work.momentum, *(share.handle for share in work.shares))
-            return read, work.out
-        case Evaluate() | SaveModel():
-            return work.fragments, ()
-        case CaptureState() | CaptureFlight():
-            return work.handles, ()
-        case CommitSnapshot():
-            return (), ()
-        case _:
-            raise AssertionError(f"unknown work: {work}")
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.fragments

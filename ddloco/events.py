@@ -1,12 +1,11 @@
 """Everything that can happen to a learner or a syncer; with transport's own, what a tape holds."""
 
-from typing import Literal
-
 from msgspec import Struct
 
 from ddloco.fragments import Leaf
 from ddloco.messages import Said
-from transport import Event, LaneBroken, MessageArrived, TimerFired
+from ddloco.stage.events import HappensToAll, WorkResult
+from transport import Event, MessageArrived
 
 
 class Started(Event, frozen=True):
@@ -14,12 +13,6 @@ class Started(Event, frozen=True):
 
     incarnation: str
     leaves: tuple[Leaf, ...]
-
-
-class WorkResult(Event, frozen=True):
-    """Base of how work ends; the number is that of the effect that asked for it."""
-
-    work: int
 
 
 class Kept(Struct, frozen=True, array_like=True):
@@ -118,57 +111,9 @@ class ModelSaved(WorkResult, frozen=True):
     digest: bytes
 
 
-class Captured(WorkResult, frozen=True):
-    """A piece of one's part of a snapshot is written; ``content`` is its sha256, in hex. Where it
-    could not be, ``failed`` says why."""
-
-    content: str = ""
-    failed: str = ""
-
-
-class Committed(WorkResult, frozen=True):
-    """The snapshot is there; where it is not, ``failed`` says why."""
-
-    failed: str = ""
-
-
-class SnapshotRequested(Event, frozen=True):
-    """Somebody outside wants a snapshot."""
-
-
-class Restored(Event, frozen=True):
-    """The actor's first event behind a cut, in another run than the one whose snapshot it is.
-    ``missing`` are links whose other ends do not go on from it."""
-
-    snapshot: str
-    missing: tuple[str, ...] = ()
-
-
-class SnapshotSettled(Event, frozen=True):
-    """What became of a snapshot that this actor began: it is there, or ``failed`` says why not.
-    Said by the actor to its machine; on no tape."""
-
-    snapshot: str
-    failed: str = ""
-
-
-class WorkFailed(WorkResult, frozen=True):
-    """Work could not be done. ``kind`` says whose fault it is: the task's, or the worker died."""
-
-    kind: Literal["task", "worker"]
-    reason: str
-
-
-class StopRequested(Event, frozen=True):
-    """Somebody outside wants the actor to end in good order."""
-
-    reason: str
-
-
 Happened = (
-    MessageArrived[Said]
-    | LaneBroken
-    | TimerFired
+    HappensToAll
+    | MessageArrived[Said]
     | Started
     | Recovered
     | ParametersMade
@@ -180,11 +125,5 @@ Happened = (
     | FragmentMerged
     | Evaluated
     | ModelSaved
-    | Captured
-    | Committed
-    | SnapshotRequested
-    | Restored
-    | WorkFailed
-    | StopRequested
 )
 """The union that a tape's events belong to."""

@@ -4,8 +4,9 @@ for the learners' goodbyes, leave. A machine inside the syncer's."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddloco.effects import Evaluate, Finish, Observe, SaveModel, Status
+from ddloco.effects import Evaluate, SaveModel
 from ddloco.messages import Stop
+from ddloco.stage.effects import Finish, Observe, Status
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 FAREWELL_STEPS = 10

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import tomli_w
 
-from ddloco.album import SNAPSHOTS
 from ddloco.config import Job
 from ddloco.keeping import KEPT
-from ddloco.logs import LOG_FILE
 from ddloco.sections import ConfigError
+from ddloco.stage.album import SNAPSHOTS, Stored
+from ddloco.stage.logs import LOG_FILE
+from snapshot import Store
 
 JOB_FILE = "job.toml"
 CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT, SNAPSHOTS)
@@ -59,3 +60,14 @@ def next_folder(parent: Path, name: str) -> Path:
     while (parent / f"{name}-{number}").exists():
         number += 1
     return parent / f"{name}-{number}"
+
+
+def place_of(job: Job, folder: Path) -> str | Path:
+    """Where the snapshots of a run are."""
+    return job.snapshot.place or folder / SNAPSHOTS
+
+
+def album_of(job: Job, place: str | Path) -> Stored:
+    """Where a job's snapshots go."""
+    facts, table = {"job": job.id, "name": job.job.name}, job.snapshot
+    return Stored(Store(place), facts, keep=table.keep, keep_every=table.keep_every)

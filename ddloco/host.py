@@ -19,32 +19,33 @@ import trio
 
 from clocks import MonotonicTime, actor_of
 from ddloco import chores
-from ddloco.actor import Actor, Machine
-from ddloco.album import Stored, place_of
-from ddloco.arena import Arena
-from ddloco.arrays import Arrays
 from ddloco.averager import Averager
 from ddloco.config import DATA_PARALLEL, Job
-from ddloco.driver import Arrived, Driver
-from ddloco.driver import Worker as Doer
-from ddloco.effects import Finish, RunStep, Work
-from ddloco.errors import first_of
-from ddloco.events import Restored, Started, WorkResult
+from ddloco.effects import RunStep
+from ddloco.events import Started
+from ddloco.folder import album_of, place_of
 from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
-from ddloco.logs import LOG_FILE, ActorLog
-from ddloco.messages import Contribution, GlobalFragment, StatePiece
+from ddloco.messages import Contribution, GlobalFragment, Said, StatePiece
 from ddloco.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
 from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, Start
+from ddloco.stage.actor import Actor, Machine
+from ddloco.stage.arena import Arena
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.driver import Arrived, Driver
+from ddloco.stage.driver import Worker as Doer
+from ddloco.stage.effects import Finish, Work
+from ddloco.stage.errors import first_of
+from ddloco.stage.events import Restored, WorkResult
+from ddloco.stage.logs import LOG_FILE, ActorLog
 from ddloco.state import piece_layout, pieces_of
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import Workers
 from replay import Header, Recorder, TapeError, TapeWriter
-from snapshot import Store
 from transport import Endpoint, Event, RemoteProtocolError
 
 TAPES = "tapes"
@@ -124,7 +125,7 @@ class Hosted:
             async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
                 keep = KeptFolder(self.folder / KEPT / name, self.job.id)
-                album = Stored(self.job, Store(place_of(self.job, self.folder)))
+                album = album_of(self.job, place_of(self.job, self.folder))
                 workers = Workers(
                     self.job,
                     self.incarnation,
@@ -191,6 +192,7 @@ class Hosted:
         fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
         return Driver(
             start.actor if start is not None else fresh,
+            said=Said,
             job_id=self.job.id,
             endpoint=self.endpoint,
             worker=slowed(workers, self.job.learner_table(name).factor),

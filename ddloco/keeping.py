@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from ddloco.arrays import F32
 from ddloco.events import Kept
+from ddloco.stage.arrays import F32
 from snapshot import load_metadata, load_tensors, save_tensors
 
 KEPT = "kept"

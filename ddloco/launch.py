@@ -18,10 +18,10 @@ from ddloco.chaos import Chaos, joiners, live_schedule, relayed
 from ddloco.cluster import Outcome
 from ddloco.config import Job
 from ddloco.display import LogTail
-from ddloco.effects import Finish, Status
 from ddloco.folder import JOB_FILE, address_file
-from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.proxy import Bundle
+from ddloco.stage.effects import Finish, Status
+from ddloco.stage.logs import LOG_FILE, ActorLog
 
 START_S_MAX = 120.0
 """How long a syncer may take to listen; importing JAX on a busy machine takes a while."""

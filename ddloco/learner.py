@@ -12,15 +12,7 @@ from typing import Any
 
 from clocks import number_of
 from ddloco.config import Job
-from ddloco.effects import (
-    EncodeFragment,
-    Finish,
-    InstallState,
-    Observe,
-    Overwrite,
-    RunStep,
-    Status,
-)
+from ddloco.effects import EncodeFragment, InstallState, Overwrite, RunStep
 from ddloco.estimates import Smoothed
 from ddloco.events import (
     FragmentEncoded,
@@ -29,8 +21,6 @@ from ddloco.events import (
     StateCopied,
     StateInstalled,
     StepFinished,
-    StopRequested,
-    WorkFailed,
 )
 from ddloco.fragments import FragmentPlan
 from ddloco.lending import LENDING, Lending
@@ -47,6 +37,8 @@ from ddloco.messages import (
     Stop,
 )
 from ddloco.recovery import Recovery
+from ddloco.stage.effects import Finish, Observe, Status
+from ddloco.stage.events import StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

@@ -14,10 +14,10 @@ from rich.live import Live
 
 from ddloco.config import Job
 from ddloco.metrics import Lines, Metrics
-from ddloco.notices import News, Told
 from ddloco.observe import Observer, Said, UnansweredError, open_observer
 from ddloco.scorer import Scored, Scorer, open_scorer
 from ddloco.signals import stop_on_signal
+from ddloco.stage.notices import News, Told
 from ddloco.status import picture, status_from
 
 REDRAW_S = 1.0

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
 from ddloco.bands import STRIKES
-from ddloco.effects import Observe
 from ddloco.members import Member
 from ddloco.messages import Roster
+from ddloco.stage.effects import Observe
 from transport import CONTROL, Effect, Hangup, Retire, Send
 
 SILENCE_STEPS = 10

@@ -4,8 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from snapshot import Part
-from transport import Body, Count, LinkBody, Name, Reason
+from ddloco.stage.messages import SaidByAll
+from transport import Body, Count, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
 Versions = Annotated[
@@ -134,15 +134,8 @@ class Stop(Body, frozen=True):
     reason: Reason
 
 
-class SnapshotPart(Body, frozen=True):
-    """A participant's part of a snapshot, on its way to whoever began it."""
-
-    snapshot: Annotated[str, Meta(min_length=3, max_length=160)]
-    part: Part
-
-
 Said = (
-    LinkBody
+    SaidByAll
     | Progress
     | Pull
     | Contribution
@@ -154,7 +147,6 @@ Said = (
     | StateRefused
     | Close
     | ShardReport
-    | SnapshotPart
     | Stop
 )
 """Everything that may travel in a job; the codec is made for this union."""

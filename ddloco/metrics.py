@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from ddloco.notices import News
 from ddloco.sections import ConfigError
+from ddloco.stage.notices import News
 
 EVENTS_NAMED_MAX = 64
 """Kinds of news that are counted apart: what a syncer says is not under our control, and every

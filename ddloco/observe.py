@@ -13,11 +13,21 @@ from typing import Any
 import trio
 
 from ddloco.cluster import new_endpoint
-from ddloco.cutting import BEGUN, DISCARDED, TAKEN
 from ddloco.keys import OBSERVER as KEY
 from ddloco.keys import load_curve
-from ddloco.notices import OBSERVER, Ask, Fragment, News, NoticeError, Reader, Sorry, Told, encode
 from ddloco.sections import ConfigError
+from ddloco.stage.cutting import BEGUN, DISCARDED, TAKEN
+from ddloco.stage.notices import (
+    OBSERVER,
+    Ask,
+    Fragment,
+    News,
+    NoticeError,
+    Reader,
+    Sorry,
+    Told,
+    encode,
+)
 from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
 from transport.zeromq import open_context
 

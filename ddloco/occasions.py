@@ -1,8 +1,8 @@
 """When the syncer that leads takes snapshots: every so often, and once more at the end."""
 
 from ddloco.config import SnapshotTable
-from ddloco.effects import TakeSnapshot
-from ddloco.events import SnapshotRequested, SnapshotSettled
+from ddloco.stage.effects import TakeSnapshot
+from ddloco.stage.events import SnapshotRequested, SnapshotSettled
 from transport import CancelTimer, Effect, SetTimer
 
 SNAPSHOT = "snapshot"

@@ -12,29 +12,23 @@ import trio
 
 from clocks import actor_of
 from ddloco import chores
-from ddloco.actor import Actor
-from ddloco.album import Digested
-from ddloco.arena import Arena
-from ddloco.arrays import Arrays
 from ddloco.config import Job
-from ddloco.effects import (
-    CopyState,
-    InstallState,
-    MergeFragment,
-    Recover,
-    RunStep,
-    Work,
-    handles_of,
-)
-from ddloco.events import Captured, Happened, Recovered, Started, WorkFailed, WorkResult
+from ddloco.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
+from ddloco.events import Happened, Recovered, Started
 from ddloco.host import STATE_PIECES, TASK, machine_for
 from ddloco.keeping import KeptHistory
-from ddloco.mailbox import Key, Mailbox, Posted
 from ddloco.process import open_worker
 from ddloco.provenance import code_version
 from ddloco.restoring import Beginning, passed
 from ddloco.simulation.labour import Vault
 from ddloco.simulation.workers import SimulatedWorkers, is_simulated
+from ddloco.stage.actor import Actor
+from ddloco.stage.album import Digested
+from ddloco.stage.arena import Arena
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.effects import Work
+from ddloco.stage.events import Captured, WorkFailed, WorkResult
+from ddloco.stage.mailbox import Key, Mailbox, Posted
 from ddloco.syncs import names
 from ddloco.task import task_digest
 from ddloco.workers import Workers
@@ -349,16 +343,15 @@ class Part:
                 pass  # Timers and observations belong to the first run.
 
     def _begin(self, work: Work) -> None:
-        inputs, outputs = handles_of(work)
-        self._outputs[work.work] = outputs
-        if self._can_do(work, inputs):
+        self._outputs[work.work] = work.makes
+        if self._can_do(work):
             result = self._results[work.work] = Result()
             if isinstance(work, MergeFragment):
                 self._merges = [each for each in self._merges if not each.done.is_set()]
                 self._merges.append(result)
             self._nursery.start_soon(self._work, self._workers.do(work), result)
 
-    def _can_do(self, work: Work, inputs: tuple[str, ...]) -> bool:
+    def _can_do(self, work: Work) -> bool:
         """Whether all that the work reads is known: arrays, and the worker's own state.
 
         A step that could not be executed leaves a worker whose parameters and moments are not
@@ -366,7 +359,7 @@ class Part:
         """
         if isinstance(work, Recover) and not self._simulated():
             return False  # Not done again: see _recover.
-        known = self._arrays.known(*inputs)
+        known = self._arrays.known(*work.reads)
         if isinstance(work, InstallState):
             self._in_step = known  # A whole state takes the place of whatever was there.
         if isinstance(work, RunStep | CopyState):

@@ -12,9 +12,9 @@ from typing import TypeVar
 import trio
 
 from ddloco import chores
-from ddloco.arena import Arena
 from ddloco.config import Worker
 from ddloco.environment import worker_environment
+from ddloco.stage.arena import Arena
 
 T = TypeVar("T")
 

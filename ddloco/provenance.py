@@ -14,7 +14,7 @@ def code_version() -> str:
     root = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for package in PACKAGES:
-        for path in sorted((root / package).glob("*.py")):
-            digest.update(f"{package}/{path.name}\n".encode())
+        for path in sorted((root / package).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
             digest.update(path.read_bytes())
     return f"ddloco {version('ddloco')} sources-{digest.hexdigest()[:12]}"

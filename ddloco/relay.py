@@ -9,11 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
-from ddloco.effects import EncodePiece, Observe
+from ddloco.effects import EncodePiece
 from ddloco.events import PieceEncoded
 from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import Resume, StatePiece, StateRefused, StateWanted
+from ddloco.stage.effects import Observe
 from ddloco.syncs import Globals
 from transport import BULK, CONTROL, Body, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 

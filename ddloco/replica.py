@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddloco.config import Job
-from ddloco.effects import Differentiate, Finish, Observe, Status
-from ddloco.events import Started, StepFinished, StopRequested, WorkFailed
+from ddloco.effects import Differentiate
+from ddloco.events import Started, StepFinished
 from ddloco.faults import SYNCER
 from ddloco.messages import Contribution, GlobalFragment, Roster, Stop
+from ddloco.stage.effects import Finish, Observe, Status
+from ddloco.stage.events import StopRequested, WorkFailed
 from transport import (
     BULK,
     Dial,

@@ -19,15 +19,15 @@ from typing import Any
 import trio
 
 from clocks import actor_of, number_of
-from ddloco.album import place_of
 from ddloco.config import job_from
-from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, StepFinished
+from ddloco.folder import place_of
 from ddloco.keeping import KeptHistory
-from ddloco.mailbox import Mailbox
 from ddloco.part import Part
 from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, begin_with
 from ddloco.simulation.labour import Vault
+from ddloco.stage.errors import first_of
+from ddloco.stage.mailbox import Mailbox
 from replay import Divergence, Tape, open_tapes, tape
 
 

@@ -11,19 +11,19 @@ from numpy.typing import NDArray
 
 from clocks import actor_of, number_of
 from ddloco import chores
-from ddloco.actor import Actor
-from ddloco.album import SNAPSHOTS
-from ddloco.arrays import Arrays, HostCopy, Stored
 from ddloco.capture_work import FROZEN, LAST, STATE, theta_of
 from ddloco.config import Job
-from ddloco.cutting import PACKAGES
-from ddloco.driver import Arrived
 from ddloco.effects import RunStep
 from ddloco.events import Kept, StepFinished
 from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep
 from ddloco.process import ChoreError, fitting
 from ddloco.sections import ConfigError, Section
+from ddloco.stage.actor import Actor
+from ddloco.stage.album import SNAPSHOTS
+from ddloco.stage.arrays import Arrays, HostCopy, Stored
+from ddloco.stage.cutting import PACKAGES
+from ddloco.stage.driver import Arrived
 from ddloco.syncer import Syncer
 from ddloco.syncs import WIRE, names
 from ddloco.workers import Workers
@@ -94,7 +94,7 @@ class Start:
         for handle in sorted(self.actor.handles.names()):
             if handle.startswith(WIRE) and theta_of(handle) in self.arrays:
                 fragment = int(handle.split("/")[1])
-                arrays.put(handle, workers.sent(fragment, arrays.get(theta_of(handle))))
+                arrays.put(handle, workers.layouts.sent(fragment, arrays.get(theta_of(handle))))
         if self.worker is not None:
             await workers.state.restore(self.worker, machine.drawn)
             for step in self.running():

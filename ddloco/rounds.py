@@ -9,13 +9,13 @@ from typing import Any
 
 from ddloco.bands import Bands
 from ddloco.config import Job
-from ddloco.effects import Observe
 from ddloco.events import FragmentMerged
 from ddloco.members import Member
 from ddloco.membership import Membership
 from ddloco.messages import Contribution, Pull
 from ddloco.pacing import Pacing, Waiting
 from ddloco.schedule import Schedule
+from ddloco.stage.effects import Observe
 from ddloco.syncs import LATE, Global, Globals, Part, Sync, names
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import trio
 
 from ddloco import chores
-from ddloco.arena import Arena
 from ddloco.config import Job
 from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.process import WorkerProcess, open_worker
 from ddloco.sections import ConfigError
+from ddloco.stage.arena import Arena
 from transport import DTYPES, Payload
 
 Scored = Callable[[int, float], None]

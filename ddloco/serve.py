@@ -12,7 +12,6 @@ from clocks import actor_of, number_of
 from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import Job
 from ddloco.display import follow
-from ddloco.effects import Finish
 from ddloco.folder import address_file
 from ddloco.host import TAPES, Hosted
 from ddloco.keys import curve_of
@@ -22,6 +21,7 @@ from ddloco.refusals import Refusals
 from ddloco.restoring import Beginning, begin_with, place_and_id
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
+from ddloco.stage.effects import Finish
 from replay.tape import SUFFIX
 from transport.zeromq import ZmqEndpoint, open_context
 

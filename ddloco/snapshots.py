@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
-from ddloco.album import SNAPSHOTS
 from ddloco.asking import BAD_INPUT, FOUND, HELD, look, timeout_of
-from ddloco.cutting import DISCARDED, TAKEN
 from ddloco.lookout import say
-from ddloco.notices import News
 from ddloco.observe import UnansweredError, open_observer
+from ddloco.stage.album import SNAPSHOTS
+from ddloco.stage.cutting import DISCARDED, TAKEN
+from ddloco.stage.notices import News
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")

@@ -6,10 +6,10 @@ import trio
 import xxhash
 
 from ddloco import chores
-from ddloco.arrays import Arrays, HostCopy
 from ddloco.effects import CopyState, EncodePiece, InstallState
 from ddloco.events import PieceEncoded, StateCopied, StateInstalled
 from ddloco.process import ChoreError, WorkerProcess
+from ddloco.stage.arrays import Arrays, HostCopy
 from ddloco.state import PIECE_BYTES, TENSOR, piece_slice, pieces_of
 from transport import Bytes, Payload, aligned, describe
 

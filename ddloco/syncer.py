@@ -14,13 +14,7 @@ from typing import Any
 from clocks import actor_of, number_of
 from ddloco import standing
 from ddloco.config import Job
-from ddloco.effects import (
-    Finish,
-    MakeParameters,
-    Observe,
-    Recover,
-    Status,
-)
+from ddloco.effects import MakeParameters, Recover
 from ddloco.events import (
     Evaluated,
     FragmentMerged,
@@ -28,12 +22,7 @@ from ddloco.events import (
     ParametersMade,
     PieceEncoded,
     Recovered,
-    Restored,
-    SnapshotRequested,
-    SnapshotSettled,
     Started,
-    StopRequested,
-    WorkFailed,
 )
 from ddloco.farewell import FAREWELL, Farewell
 from ddloco.fragments import FragmentPlan
@@ -52,6 +41,14 @@ from ddloco.relay import RELAY, Relay
 from ddloco.rounds import FRUITLESS_MAX, Rounds
 from ddloco.schedule import Schedule
 from ddloco.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
+from ddloco.stage.effects import Finish, Observe, Status
+from ddloco.stage.events import (
+    Restored,
+    SnapshotRequested,
+    SnapshotSettled,
+    StopRequested,
+    WorkFailed,
+)
 from ddloco.syncs import Globals
 from transport import (
     CONTROL,

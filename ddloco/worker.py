@@ -24,10 +24,10 @@ import optax
 import xxhash
 
 from ddloco import chores
-from ddloco.arena import ArenaView
 from ddloco.config import Inner
 from ddloco.environment import fingerprinted
 from ddloco.fragments import FragmentPlan, Leaf
+from ddloco.stage.arena import ArenaView
 from ddloco.state import Moments
 from ddloco.task import TaskError, load_task
 from transport import DTYPES, Bytes, aligned

@@ -6,7 +6,6 @@ tells of them is returned.
 """
 
 from collections.abc import Awaitable, Callable
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,16 +16,10 @@ import xxhash
 
 from clocks import actor_of
 from ddloco import chores
-from ddloco.album import Album
-from ddloco.arena import Arena, Region
-from ddloco.arrays import F32, Arrays, HostCopy, tensor_views
 from ddloco.capture_work import CaptureWork
 from ddloco.config import DATA_PARALLEL, Job
 from ddloco.effects import (
     AverageGradients,
-    CaptureFlight,
-    CaptureState,
-    CommitSnapshot,
     CopyState,
     Differentiate,
     EncodeFragment,
@@ -38,7 +31,6 @@ from ddloco.effects import (
     Recover,
     RunStep,
     SaveModel,
-    Work,
 )
 from ddloco.events import (
     Evaluated,
@@ -49,18 +41,22 @@ from ddloco.events import (
     ParametersMade,
     Recovered,
     StepFinished,
-    WorkFailed,
-    WorkResult,
 )
-from ddloco.fragments import FragmentPlan, wire_layout
+from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep, KeptError
+from ddloco.layouts import Layouts
 from ddloco.measure import Judge
-from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.merging import Contribution, merge_fragment
 from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess
+from ddloco.stage.album import Album
+from ddloco.stage.arena import Arena, Region
+from ddloco.stage.arrays import F32, Arrays, HostCopy
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.events import WorkFailed, WorkResult
 from ddloco.state_work import StateWork
 from ddloco.syncs import names
 from snapshot import save_tensors
-from transport import DTYPES, Bytes, Payload, describe
+from transport import DTYPES, Payload
 
 MODEL_FILE = Path("model") / "model.safetensors"
 
@@ -97,12 +93,11 @@ class Workers:
         self._process = process
         self._folder = folder
         self._keep = keep
-        self._plan: FragmentPlan | None = None
+        self._layouts: Layouts | None = None
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
         self.capture = CaptureWork(arrays, process, album, refuses)
-        self._segments: dict[int, tuple[Segment, ...]] = {}
 
     async def prepare(self) -> chores.Prepared:
         """Have the worker load the task; leaves and fingerprint.
@@ -123,19 +118,25 @@ class Workers:
         )
         prepared = await self._process.expect(request, chores.Prepared)
         try:
-            self._plan = job.plan(prepared.leaves)
+            plan = job.plan(prepared.leaves)
         except ValueError as error:
             raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
-        laid = await self._process.expect(chores.Lay(self._plan), chores.Laid)
+        laid = await self._process.expect(chores.Lay(plan), chores.Laid)
         self.state.nbytes = self.capture.nbytes = laid.state_bytes
-        self.capture.plan = self._plan
+        self.capture.plan = plan
+        self._layouts = Layouts(plan, job.outer)
         return prepared
 
     @property
     def plan(self) -> FragmentPlan:
         """How the parameters are cut and laid out; known once prepared."""
-        assert self._plan is not None, "prepared before any work"
-        return self._plan
+        return self.layouts.plan
+
+    @property
+    def layouts(self) -> Layouts:
+        """Between the layouts of fragments; known once prepared."""
+        assert self._layouts is not None, "prepared before any work"
+        return self._layouts
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; a failure is a result, too. A step begins before this returns."""
@@ -183,7 +184,7 @@ class Workers:
     def take_back(self, found: Found) -> None:
         """Put a fragment that was kept under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
-        arrays = (found.theta, found.momentum, self.sent(p, found.theta))
+        arrays = (found.theta, found.momentum, self.layouts.sent(p, found.theta))
         for handle, array in zip(names(p, version), arrays, strict=True):
             self._arrays.put(handle, array)
 
@@ -192,8 +193,8 @@ class Workers:
         await self._process.expect(chores.Fill(chores.span_of(region)), chores.Ready)
         digest = xxhash.xxh3_128()
         for p in work.fragments:
-            payload = await _in_thread(partial(self._encode, p, region.data))
-            theta = self._flat(p, payload.data)
+            payload = await _in_thread(partial(self.layouts.encoded, p, region.data))
+            theta = self.layouts.flat(p, payload.data)
             self._arrays.put(f"theta/{p}/0", theta)
             self._arrays.put(f"wire/{p}/0", payload)
             digest.update(payload.digest)
@@ -229,7 +230,7 @@ class Workers:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
         request = chores.Differentiate(chores.span_of(source), chores.span_of(out))
         trained = await self._process.expect(request, chores.Trained)
-        self._arrays.put(work.out, await _in_thread(partial(self._encode, 0, out.data)))
+        self._arrays.put(work.out, await _in_thread(partial(self.layouts.encoded, 0, out.data)))
         self._arena.free(source)
         self._arena.free(out)
         return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
@@ -237,20 +238,22 @@ class Workers:
     async def _average_gradients(self, work: AverageGradients) -> FragmentMerged:
         mean = np.zeros_like(self._arrays.get(work.theta))
         shares = {share.name: share for share in work.shares}
-        flats = {n: self._flat(0, self._arrays.get(s.handle).data) for n, s in shares.items()}
+        flats = {
+            n: self.layouts.flat(0, self._arrays.get(s.handle).data) for n, s in shares.items()
+        }
         sound = tuple(name for name, flat in flats.items() if np.isfinite(flat).all())
         refused = tuple((name, "NaN or Inf") for name in shares if name not in sound)
         whole = sum(shares[name].weight for name in sound)
         weights = tuple(shares[name].weight / whole for name in sound)
         for name, weight in zip(sound, weights, strict=True):
             mean += np.float32(weight) * flats[name]
-        source, out = self._arrays.lend(self._wire(0, mean)), self._whole()
+        source, out = self._arrays.lend(self.layouts.wire(0, mean)), self._whole()
         if sound:
             await self._process.expect(
                 chores.Update(chores.span_of(source), chores.span_of(out)), chores.Ready
             )
-        payload = await _in_thread(partial(self._encode, 0, out.data))
-        theta = self._flat(0, payload.data)
+        payload = await _in_thread(partial(self.layouts.encoded, 0, out.data))
+        theta = self.layouts.flat(0, payload.data)
         self._arena.free(source)
         self._arena.free(out)
         for handle, array in zip(work.out, (theta, payload), strict=True):
@@ -265,7 +268,7 @@ class Workers:
         region = self._arena.allocate(self.plan.total_bytes)
         for p, handle in enumerate(work.fragments):
             start, stop = self.plan.fragment_slice(p)
-            region.data[start:stop] = self._bytes(p, handle)
+            region.data[start:stop] = self.layouts.bytes_of(p, self._arrays.get(handle))
         scored = await self._process.expect(chores.Score(chores.span_of(region)), chores.Scored)
         self._arena.free(region)
         return Evaluated(work.work, scored.loss)
@@ -274,7 +277,7 @@ class Workers:
 
     async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
         host: HostCopy = self._arrays.get(work.source)
-        payload = await _in_thread(partial(self._encode, work.fragment, host.region.data))
+        payload = await _in_thread(partial(self.layouts.encoded, work.fragment, host.region.data))
         self._arrays.put(work.out, payload)
         return FragmentEncoded(work.work, payload.digest)
 
@@ -288,7 +291,7 @@ class Workers:
         outer = self._job.outer
 
         def merge() -> tuple[FragmentMerged, F32, F32, Payload]:
-            segments = self._segments_of(work.fragment)
+            segments = self.layouts.segments(work.fragment)
             judge = Judge(work, theta, momentum, segments) if work.band else None
             result = merge_fragment(
                 theta,
@@ -299,7 +302,7 @@ class Workers:
                 momentum_factor=outer.momentum,
                 judge=judge,
             )
-            payload = self.sent(work.fragment, result.theta)
+            payload = self.layouts.sent(work.fragment, result.theta)
             merged = FragmentMerged(
                 work=work.work,
                 accepted=result.accepted,
@@ -330,7 +333,7 @@ class Workers:
         def save() -> bytes:
             tensors: dict[str, Any] = {}
             for p, handle in enumerate(work.fragments):
-                data = self._bytes(p, handle)
+                data = self.layouts.bytes_of(p, self._arrays.get(handle))
                 start = self.plan.fragment_slice(p)[0]
                 for index, leaf in enumerate(self.plan.fragments[p]):
                     at = self.plan.tensor_offset(p, index) - start
@@ -341,53 +344,6 @@ class Workers:
 
         return ModelSaved(work.work, await _in_thread(save))
 
-    # Between layouts.
-
     @property
     def _arena(self) -> Arena:
         return self._arrays.shared
-
-    def _segments_of(self, fragment: int) -> tuple[Segment, ...]:
-        if fragment not in self._segments:
-            outer = self._job.outer
-            patterns = ("*",) if outer.merge == "average" else outer.average
-            self._segments[fragment] = fragment_segments(
-                self.plan, fragment, lambda name: any(fnmatchcase(name, p) for p in patterns)
-            )
-        return self._segments[fragment]
-
-    def _encode(self, fragment: int, whole: Bytes) -> Payload:
-        """A fragment of a whole copy as a payload of its own, which nobody changes any more."""
-        start, stop = self.plan.fragment_slice(fragment)
-        return self._payload(fragment, whole[start:stop].copy())
-
-    def _payload(self, fragment: int, data: Bytes) -> Payload:
-        return Payload(describe(data, wire_layout(self.plan, fragment)), data)
-
-    def sent(self, fragment: int, theta: F32) -> Payload:
-        """A global fragment as it travels."""
-        return self._payload(fragment, self._wire(fragment, theta))
-
-    def _flat(self, fragment: int, data: Bytes) -> F32:
-        """A fragment's bytes as flat float32, without padding."""
-        segments = self._segments_of(fragment)
-        flat = np.empty(segments[-1].stop, np.float32)
-        for part, view in tensor_views(segments, data):
-            flat[part] = view
-        return flat
-
-    def _bytes(self, fragment: int, handle: str) -> Bytes:
-        """A global fragment in wire dtypes: one's own, or as another syncer has sent it."""
-        stored = self._arrays.get(handle)
-        return stored.data if isinstance(stored, Payload) else self._wire(fragment, stored)
-
-    def _wire(self, fragment: int, theta: F32) -> Bytes:
-        """Flat float32 as a fragment's bytes in wire dtypes, padding zero."""
-        start, stop = self.plan.fragment_slice(fragment)
-        leaves = self.plan.fragments[fragment]
-        if theta.nbytes == stop - start and all(leaf.dtype == "float32" for leaf in leaves):
-            return theta.view(np.uint8)  # The same bytes, which nobody changes any more.
-        data = np.zeros(stop - start, np.uint8)
-        for part, view in tensor_views(self._segments_of(fragment), data):
-            view[:] = theta[part]
-        return data

@@ -20,10 +20,11 @@ MADE = {"runs", "dist", "build", "__pycache__"}
 MACHINES = words("""
 clocks/vector clocks/running clocks/order clocks/links transport/link transport/session
 transport/outbox transport/handles transport/message transport/events transport/effects
-ddloco/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddloco/membership
+ddloco/stage/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddloco/membership
 ddloco/farewell ddloco/pacing ddloco/estimates ddloco/messages ddloco/events ddloco/effects
 ddloco/fragments ddloco/merging ddloco/measure ddloco/bands ddloco/averager ddloco/replica
-ddloco/cutting ddloco/occasions transport/sending snapshot/part snapshot/cuts snapshot/gathering
+ddloco/stage/cutting ddloco/stage/events ddloco/stage/effects ddloco/stage/messages
+ddloco/occasions transport/sending snapshot/part snapshot/cuts snapshot/gathering
 snapshot/participant replay/player
 """)
 
@@ -363,6 +364,28 @@ def test_only_the_listed_folders():
         if path.is_dir() and not path.name.startswith(".") and not path.name.endswith(".egg-info")
     }
     assert set() == found - FOLDERS - MADE
+
+
+def test_the_stage_knows_no_program():
+    """Whatever any actors use knows nothing of learners and syncers, or of who runs them."""
+    named = {
+        name
+        for path in (ROOT / "ddloco" / "stage").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported(node)
+        if name.startswith("ddloco")
+    }
+    assert named
+    assert set() == {name for name in named if not name.startswith("ddloco.stage")}
+
+
+def imported(node):
+    """The modules that a statement imports from."""
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    if isinstance(node, ast.ImportFrom):
+        return [f"{node.module}.{each.name}" for each in node.names]
+    return []
 
 
 def test_every_machine_is_there():

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, RunStep, Work
-from ddloco.events import Captured, Committed
+from ddloco.effects import RunStep
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.events import Captured, Committed
 
 if TYPE_CHECKING:
     from ddloco.simulation.labour import Content

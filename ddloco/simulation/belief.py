@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from ddloco.bands import FEW, STRIKES
-from ddloco.effects import MergeFragment, Observe
+from ddloco.effects import MergeFragment
 from ddloco.events import FragmentMerged
 from ddloco.messages import GlobalFragment
 from ddloco.simulation.books import Books, hold
 from ddloco.simulation.node import Node
 from ddloco.simulation.oracle import F64, numbers
 from ddloco.simulation.world import World
+from ddloco.stage.effects import Observe
 from ddloco.syncer import Syncer
 from transport import BULK, Effect, Event, Transmit
 

@@ -4,10 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
-from ddloco.actor import Actor
 from ddloco.config import Job
-from ddloco.effects import Observe
 from ddloco.fragments import FragmentPlan
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import Observe
 from transport import Effect, Event
 
 Effects = Sequence[Effect]

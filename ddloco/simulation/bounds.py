@@ -4,19 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of, number_of
-from ddloco.actor import Actor
-from ddloco.effects import (
-    Finish,
-    Observe,
-    Work,
-    handles_of,
-)
-from ddloco.events import Recovered, WorkResult
+from ddloco.events import Recovered
 from ddloco.learner import Learner
 from ddloco.simulation.books import Books, hold
 from ddloco.simulation.labour import PIECES
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import Finish, Observe, Work
+from ddloco.stage.events import WorkResult
 from ddloco.syncer import Syncer
 from transport import CONTROL, LANES, Effect, Event, Free
 
@@ -110,7 +106,7 @@ class Holders(Books[World, Node]):
         ended = False
         for effect in effects:
             if isinstance(effect, Work):
-                pending[effect.work] = handles_of(effect)[1]
+                pending[effect.work] = effect.makes
             ended = ended or isinstance(effect, Finish)
         if ended:
             return

@@ -31,12 +31,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import actor_of, number_of
-from ddloco.actor import Actor
-from ddloco.effects import Finish, InstallState, MergeFragment, Observe, Overwrite, RunStep
+from ddloco.effects import InstallState, MergeFragment, Overwrite, RunStep
 from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.learner import Learner
 from ddloco.messages import Contribution, GlobalFragment, Resume, StatePiece
 from ddloco.simulation.books import Books, Effects, Role, Stage
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import Finish, Observe
 from ddloco.syncer import Syncer
 from transport import Event, MessageArrived, Transmit
 

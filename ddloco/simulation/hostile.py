@@ -15,7 +15,7 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from ddloco.config import Job, job_from
-from ddloco.effects import Finish, Observe, SaveModel
+from ddloco.effects import SaveModel
 from ddloco.events import ModelSaved, Started
 from ddloco.faults import Fault, Faults, Kind, schedule
 from ddloco.sections import convert
@@ -36,6 +36,7 @@ from ddloco.simulation.tapes import logbook, pen
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.workers import TENSORS
 from ddloco.simulation.world import EndlessError, World
+from ddloco.stage.effects import Finish, Observe
 from transport import Effect, Event
 
 EVENTS_MAX = 60_000

@@ -21,9 +21,6 @@ from numpy.typing import NDArray
 from ddloco.config import Job
 from ddloco.effects import (
     AverageGradients,
-    CaptureFlight,
-    CaptureState,
-    CommitSnapshot,
     CopyState,
     Differentiate,
     EncodeFragment,
@@ -35,7 +32,6 @@ from ddloco.effects import (
     Recover,
     RunStep,
     SaveModel,
-    Work,
 )
 from ddloco.events import (
     Evaluated,
@@ -49,13 +45,14 @@ from ddloco.events import (
     StateCopied,
     StateInstalled,
     StepFinished,
-    WorkResult,
 )
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.measure import Judge
 from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.simulation.album import Album, Photographer
 from ddloco.simulation.quadratic import FAR, Wrong, pull, spoil, target
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.events import WorkResult
 
 F32 = NDArray[np.float32]
 

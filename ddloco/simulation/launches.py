@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of
-from ddloco.effects import MergeFragment, Observe
-from ddloco.events import StopRequested
+from ddloco.effects import MergeFragment
 from ddloco.membership import SILENCE_S_MIN
 from ddloco.messages import Progress, Pull
 from ddloco.rounds import LAUNCH
 from ddloco.simulation.books import Books, Role, Stage
+from ddloco.stage.effects import Observe
+from ddloco.stage.events import StopRequested
 from ddloco.syncer import Syncer
 from transport import (
     CONTROL,

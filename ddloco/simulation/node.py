@@ -6,18 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.actor import Actor
-from ddloco.effects import (
-    AverageGradients,
-    EncodeFragment,
-    Finish,
-    MakeParameters,
-    MergeFragment,
-    Work,
-)
+from ddloco.effects import AverageGradients, EncodeFragment, MakeParameters, MergeFragment
 from ddloco.faults import Fault
-from ddloco.logs import ActorLog
 from ddloco.simulation.labour import Content, Labour
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import Finish, Work
+from ddloco.stage.logs import ActorLog
 from replay import Recorder
 
 

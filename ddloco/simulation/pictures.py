@@ -8,16 +8,18 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddloco.actor import Actor
-from ddloco.cutting import BEGUN, CUT, DISCARDED, GATHER, PACKAGES, TAKEN
-from ddloco.effects import CommitSnapshot, MergeFragment, Observe, Work
-from ddloco.events import FragmentMerged, WorkResult
+from ddloco.effects import MergeFragment
+from ddloco.events import FragmentMerged
 from ddloco.learner import Learner
 from ddloco.messages import Contribution
 from ddloco.simulation.album import Album, Picture
 from ddloco.simulation.books import Books, Effects
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actor import Actor
+from ddloco.stage.cutting import BEGUN, CUT, DISCARDED, GATHER, PACKAGES, TAKEN
+from ddloco.stage.effects import CommitSnapshot, Observe, Work
+from ddloco.stage.events import WorkResult
 from ddloco.syncer import Syncer
 from snapshot import Part, thaw
 from snapshot.participant import REFUSED, UNDER_WAY_MAX

@@ -23,7 +23,6 @@ from ddloco.config import Job, load_job
 from ddloco.events import FragmentEncoded, FragmentMerged, Happened
 from ddloco.faults import SYNCER, Fault
 from ddloco.folder import JOB_FILE
-from ddloco.logs import LOG_FILE
 from ddloco.messages import Contribution, Pull
 from ddloco.sections import ConfigError
 from ddloco.simulation.labour import leaves_of
@@ -33,6 +32,7 @@ from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import About, Work
 from ddloco.simulation.tapes import logbook, pen
 from ddloco.simulation.workers import TENSORS
+from ddloco.stage.logs import LOG_FILE
 from replay import open_tapes, tape
 from transport import MessageArrived
 

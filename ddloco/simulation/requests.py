@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from ddloco.config import Job, SnapshotTable
-from ddloco.events import SnapshotRequested
 from ddloco.faults import Fault
 from ddloco.simulation.world import World
+from ddloco.stage.events import SnapshotRequested
 
 SHARE = 0.3
 """Of all worlds; a snapshot of a small world costs as much as some dozens of its events."""

@@ -7,8 +7,8 @@ import numpy as np
 
 from ddloco.config import Job
 from ddloco.host import SEMANTICS, TAPES
-from ddloco.logs import LOG_FILE, ActorLog
 from ddloco.provenance import code_version
+from ddloco.stage.logs import LOG_FILE, ActorLog
 from replay import Header, Recorder, TapeWriter
 
 DEVICE = "device"

@@ -7,12 +7,12 @@ from typing import Any
 import trio
 
 from ddloco import chores
-from ddloco.arrays import Arrays
 from ddloco.config import Job
-from ddloco.effects import Work
-from ddloco.events import WorkResult
 from ddloco.simulation.labour import Labour, Vault, leaves_of
 from ddloco.simulation.tapes import ARITHMETIC, DEVICE, SIMULATED
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.effects import Work
+from ddloco.stage.events import WorkResult
 from replay import Header
 
 TENSORS = "tensors"

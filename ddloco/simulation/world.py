@@ -12,10 +12,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddloco.actor import Actor
 from ddloco.config import Job
-from ddloco.effects import Differentiate, Finish, Observe, RunStep, Work
-from ddloco.events import Started, StepFinished, StopRequested, WorkResult
+from ddloco.effects import Differentiate, RunStep
+from ddloco.events import Started, StepFinished
 from ddloco.faults import LINK_KINDS, Fault
 from ddloco.fragments import FragmentPlan
 from ddloco.host import machine_for
@@ -25,6 +24,9 @@ from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
 from ddloco.simulation.switch import Switch
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import Finish, Observe, Work
+from ddloco.stage.events import StopRequested, WorkResult
 from transport import (
     CancelTimer,
     Event,

@@ -26,15 +26,17 @@ import trio
 from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
-from ddloco.actor import Actor
-from ddloco.arrays import Arrays
 from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import load_job
-from ddloco.driver import Driver
 from ddloco.effects import EncodeFragment, RunStep
-from ddloco.events import FragmentEncoded, Started, StepFinished, WorkFailed
+from ddloco.events import FragmentEncoded, Started, StepFinished
 from ddloco.fragments import wire_layout
 from ddloco.host import expected_tensors, machine_for
+from ddloco.messages import Said
+from ddloco.stage.actor import Actor
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.driver import Driver
+from ddloco.stage.events import WorkFailed
 from replay import Recorder
 from tests.hosts.cluster import DDLOCO, SYNCER, Cluster, wait_until
 from tests.hosts.fuzz import LEAVES
@@ -202,6 +204,7 @@ def serve_crowd(
                 log: Any = Quiet()
                 driver = Driver(
                     Actor(who, machine_for(job, who)),
+                    said=Said,
                     job_id=job.id,
                     endpoint=endpoint,
                     worker=Stub(plan, arrays),

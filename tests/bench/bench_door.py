@@ -26,10 +26,7 @@ import numpy as np
 from tools import ROOT, say
 
 from clocks import actor_of
-from ddloco.actor import Actor
-from ddloco.arrays import Arrays
 from ddloco.config import Job, load_job
-from ddloco.driver import Arrived, Driver
 from ddloco.effects import (
     EncodeFragment,
     Evaluate,
@@ -51,8 +48,11 @@ from ddloco.events import (
 )
 from ddloco.fragments import Leaf, wire_layout
 from ddloco.host import expected_tensors, machine_for
-from ddloco.logs import ActorLog
 from ddloco.messages import Said
+from ddloco.stage.actor import Actor
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.driver import Arrived, Driver
+from ddloco.stage.logs import ActorLog
 from replay import Header, Recorder, TapeWriter
 from transport import Arrival, Assembler, Codec, Payload, TimerFired, describe
 
@@ -184,6 +184,7 @@ def make_driver(
     worker: Any = Nobody()
     return Driver(
         Actor(incarnation, machine_for(job, incarnation)),
+        said=Said,
         job_id=job.id,
         endpoint=endpoint,
         worker=worker,

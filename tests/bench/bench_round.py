@@ -35,14 +35,14 @@ import trio
 from bench_roundtrip import JOB, LISTENER, opened, plain, receive_into
 from tools import Servant, median, median_interval, say, servant
 
-from ddloco.arena import Arena
-from ddloco.arrays import Arrays, HostCopy
 from ddloco.config import job_from
 from ddloco.effects import EncodeFragment, MergeFragment, Share
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.keeping import KeptHistory
 from ddloco.memory import keep_freed_memory
 from ddloco.messages import Contribution, GlobalFragment, Said
+from ddloco.stage.arena import Arena
+from ddloco.stage.arrays import Arrays, HostCopy
 from ddloco.workers import Workers
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 

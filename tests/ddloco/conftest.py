@@ -3,7 +3,7 @@
 import pytest
 
 from ddloco.config import job_from
-from ddloco.effects import Observe, RunStep
+from ddloco.effects import RunStep
 from ddloco.messages import Pull
 from ddloco.simulation import world as worlds
 from ddloco.simulation.books import Books
@@ -15,6 +15,7 @@ from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.truth import Clocks, Optimizer, Trail
+from ddloco.stage.effects import Observe
 from transport import LaneBroken, Transmit
 
 LEAVES = leaves_of(6)

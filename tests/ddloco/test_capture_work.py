@@ -5,14 +5,13 @@ import pytest
 import trio
 
 from ddloco import chores
-from ddloco.album import Digested, Stored
-from ddloco.arena import Arena
-from ddloco.arrays import Arrays, HostCopy
 from ddloco.capture_work import FROZEN, STATE, CaptureWork, leaf_tensors, payload_tensors, theta_of
-from ddloco.config import job_from
-from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot
-from ddloco.events import WorkFailed
 from ddloco.fragments import Leaf, make_plan
+from ddloco.stage.album import Digested, Stored
+from ddloco.stage.arena import Arena
+from ddloco.stage.arrays import Arrays, HostCopy
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.stage.events import WorkFailed
 from snapshot import SnapshotError, Store
 from transport import Payload, describe
 
@@ -47,9 +46,8 @@ class Desk:
         self.arena = Arena()
         self.arrays = Arrays(self.arena)
         self.store = Store(folder)
-        job = job_from({"job": {"task": "none:none"}}, "test")
         self.process = Process()
-        self.work = CaptureWork(self.arrays, self.process, album or Stored(job, self.store))
+        self.work = CaptureWork(self.arrays, self.process, album or Stored(self.store, {}))
         self.work.plan = PLAN
 
     def state(self, *handles):

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from ddloco.chaos import Chaos, joiners, live_schedule, relayed
 from ddloco.config import job_from, load_job
 from ddloco.faults import Fault, Faults, Kind, Storm
-from ddloco.logs import ActorLog
 from ddloco.sections import ConfigError
+from ddloco.stage.logs import ActorLog
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STOP, CONT, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL

@@ -2,9 +2,10 @@
 
 import pytest
 
-from ddloco.effects import Evaluate, Finish, Observe, SaveModel
+from ddloco.effects import Evaluate, SaveModel
 from ddloco.farewell import FAREWELL, FAREWELL_S_MAX, FAREWELL_S_MIN, Farewell
 from ddloco.messages import Stop
+from ddloco.stage.effects import Finish, Observe
 from transport import CONTROL, CancelTimer, Send, SetTimer
 
 PEERS, THETAS = ("learner-0.1", "learner-1.1"), ("theta/0/8", "theta/1/9")

@@ -3,8 +3,9 @@
 import pytest
 
 from ddloco.config import job_from, load_job
-from ddloco.folder import next_folder, open_folder
+from ddloco.folder import album_of, next_folder, open_folder, place_of
 from ddloco.sections import ConfigError
+from snapshot import Store
 
 JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
 
@@ -56,3 +57,23 @@ def test_joining_leaves_the_job_file_alone(tmp_path):
 
     assert (tmp_path / "job.toml").stat() == before
     assert ["job.toml"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_the_place_of_a_job(tmp_path):
+    """Its snapshots are in its run folder, unless it names another place."""
+    elsewhere = job_from({"job": {"task": "x:y"}, "snapshot": {"place": "memory://there"}}, "test")
+
+    assert place_of(JOB, tmp_path) == tmp_path / "snapshots"
+    assert place_of(elsewhere, tmp_path) == "memory://there"
+
+
+def test_snapshots_tell_of_their_job(tmp_path):
+    """Its id and name are in the manifest, and as many stay as it says."""
+    job = job_from({"job": {"task": "x:y", "name": "small"}, "snapshot": {"keep": 1}}, "test")
+    album = album_of(job, tmp_path)
+    for number in (3, 5):
+        album.commit(f"syncer.1:{number}", [], {})
+
+    [left] = [each.manifest for each in Store(tmp_path).snapshots()]
+    assert left.snapshot == "syncer.1:5"
+    assert left.facts == {"job": job.id, "name": "small"}

@@ -4,15 +4,8 @@ import math
 
 import pytest
 
-from ddloco.effects import CopyState, EncodeFragment, Finish, InstallState, Observe, RunStep
-from ddloco.events import (
-    FragmentEncoded,
-    Started,
-    StateInstalled,
-    StepFinished,
-    StopRequested,
-    WorkFailed,
-)
+from ddloco.effects import CopyState, EncodeFragment, InstallState, RunStep
+from ddloco.events import FragmentEncoded, Started, StateInstalled, StepFinished
 from ddloco.learner import ANSWERS_MAX, Learner
 from ddloco.messages import (
     Contribution,
@@ -26,6 +19,8 @@ from ddloco.messages import (
     StateWanted,
     Stop,
 )
+from ddloco.stage.effects import Finish, Observe
+from ddloco.stage.events import StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

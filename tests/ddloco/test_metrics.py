@@ -14,8 +14,8 @@ from ddloco.metrics import (
     Prometheus,
     TensorBoard,
 )
-from ddloco.notices import News
 from ddloco.sections import ConfigError
+from ddloco.stage.notices import News
 
 STATUS = {
     "t": 12,

@@ -9,10 +9,10 @@ import trio
 import trio.testing
 
 from ddloco import observe
-from ddloco.arrays import Arrays
-from ddloco.notices import News, Told
 from ddloco.observe import ROUTE, Observer, UnansweredError
-from ddloco.window import NEWS_AWAY_MAX, Window
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.notices import News, Told
+from ddloco.stage.window import NEWS_AWAY_MAX, Window
 from transport import Payload, describe
 from transport.memory import MemoryFabric
 
@@ -87,7 +87,7 @@ async def test_nobody_answers(autojump_clock, syncer):
 
 async def test_who_declines_is_believed(autojump_clock, syncer, monkeypatch):
     """A syncer's reason for telling nothing is what people read."""
-    monkeypatch.setattr("ddloco.window.VERSION", 2)
+    monkeypatch.setattr("ddloco.stage.window.VERSION", 2)
     observer = await syncer.observer()
     with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
         await observer.status()
@@ -278,7 +278,7 @@ async def test_a_syncer_that_dies_over_its_snapshot(autojump_clock, syncer, nurs
 
 async def test_a_syncer_that_speaks_otherwise_takes_none(autojump_clock, syncer, monkeypatch):
     """Its reason is what people read."""
-    monkeypatch.setattr("ddloco.window.VERSION", 2)
+    monkeypatch.setattr("ddloco.stage.window.VERSION", 2)
     with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
         await (await syncer.observer()).snapshot()
 

@@ -3,9 +3,9 @@
 import pytest
 
 from ddloco.config import SnapshotTable
-from ddloco.effects import TakeSnapshot
-from ddloco.events import SnapshotRequested, SnapshotSettled
 from ddloco.occasions import LAST, LAST_S, SNAPSHOT, Occasions
+from ddloco.stage.effects import TakeSnapshot
+from ddloco.stage.events import SnapshotRequested, SnapshotSettled
 from transport import CancelTimer, SetTimer
 
 SETTLED = SnapshotSettled("syncer.1:7", "")

@@ -2,11 +2,12 @@
 
 import pytest
 
-from ddloco.effects import EncodePiece, Observe
+from ddloco.effects import EncodePiece
 from ddloco.events import PieceEncoded
 from ddloco.membership import Membership
 from ddloco.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
 from ddloco.relay import PATIENCE_S_MIN, RELAY, Relay
+from ddloco.stage.effects import Observe
 from ddloco.syncs import Globals
 from transport import BULK, CONTROL, CancelTimer, Drop, Send, SetTimer
 

@@ -3,11 +3,13 @@
 import pytest
 
 from ddloco.config import job_from
-from ddloco.effects import Differentiate, Finish, Observe
-from ddloco.events import Started, StepFinished, StopRequested, WorkFailed
+from ddloco.effects import Differentiate
+from ddloco.events import Started, StepFinished
 from ddloco.faults import SYNCER
 from ddloco.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.replica import Replica
+from ddloco.stage.effects import Finish, Observe
+from ddloco.stage.events import StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

@@ -4,13 +4,8 @@ import numpy as np
 import pytest
 
 from ddloco import chores
-from ddloco.actor import Actor
-from ddloco.album import Stored
-from ddloco.arena import Arena
-from ddloco.arrays import Arrays, HostCopy
 from ddloco.capture_work import FROZEN, LAST, STATE, leaf_tensors, payload_tensors
 from ddloco.config import job_from
-from ddloco.cutting import PACKAGES
 from ddloco.effects import CopyState, RunStep
 from ddloco.events import StepFinished
 from ddloco.farewell import Farewell
@@ -27,6 +22,11 @@ from ddloco.restoring import (
     stored_from,
 )
 from ddloco.sections import ConfigError
+from ddloco.stage.actor import Actor
+from ddloco.stage.album import Stored
+from ddloco.stage.arena import Arena
+from ddloco.stage.arrays import Arrays, HostCopy
+from ddloco.stage.cutting import PACKAGES
 from snapshot import Entry, Part, SnapshotError, Store, freeze
 from transport import BULK, MessageArrived, Payload, describe
 
@@ -53,7 +53,7 @@ class Place:
     def __init__(self, folder):
         self.folder = folder
         self.store = Store(folder)
-        self.album = Stored(JOB, self.store)
+        self.album = Stored(self.store, {})
         self.actor = Actor(WHO, Farewell("done", "enough", 1, 1, 0))
 
     def piece(self, kind, data, *more):

@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.arena import Arena
 from ddloco.fragments import wire_layout
 from ddloco.scorer import Scorer
 from ddloco.sections import ConfigError
+from ddloco.stage.arena import Arena
 from transport import Payload, describe
 
 

@@ -10,8 +10,8 @@ import pytest
 import safetensors.numpy
 
 from ddloco.cli import main
-from ddloco.notices import News
 from ddloco.snapshots import parameters
+from ddloco.stage.notices import News
 from snapshot import Entry, Manifest, SnapshotError, Store, load_metadata
 from snapshot.part import Part
 

@@ -2,15 +2,7 @@
 
 import pytest
 
-from ddloco.effects import (
-    Evaluate,
-    Finish,
-    MakeParameters,
-    MergeFragment,
-    Observe,
-    Recover,
-    SaveModel,
-)
+from ddloco.effects import Evaluate, MakeParameters, MergeFragment, Recover, SaveModel
 from ddloco.events import (
     Evaluated,
     FragmentMerged,
@@ -19,12 +11,12 @@ from ddloco.events import (
     ParametersMade,
     Recovered,
     Started,
-    StopRequested,
-    WorkFailed,
 )
 from ddloco.members import RESEND_S_MIN
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
 from ddloco.rounds import LAUNCH
+from ddloco.stage.effects import Finish, Observe
+from ddloco.stage.events import StopRequested, WorkFailed
 from ddloco.syncer import FAREWELL, Syncer
 from transport import (
     BULK,

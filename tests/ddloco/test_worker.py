@@ -5,10 +5,10 @@ import optax
 import pytest
 
 from ddloco import chores
-from ddloco.arena import Arena, ArenaView
 from ddloco.chores import span_of
 from ddloco.config import Inner
 from ddloco.fragments import make_plan
+from ddloco.stage.arena import Arena, ArenaView
 from ddloco.state import piece_slice, pieces_of
 from ddloco.worker import Trainer, skip
 

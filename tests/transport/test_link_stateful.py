@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from clocks import VectorClock
-from ddloco.actor import Actor
 from ddloco.messages import Pull
+from ddloco.stage.actor import Actor
 from transport import (
     LANES,
     CancelTimer,

@@ -19,12 +19,12 @@ from ddloco.messages import (
     Roster,
     Said,
     ShardReport,
-    SnapshotPart,
     StatePiece,
     StateRefused,
     StateWanted,
     Stop,
 )
+from ddloco.stage.messages import SnapshotPart
 from snapshot import Part
 from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta
 from transport.message import Bye, Chunk, Credit, Hello, Marker, Refused, Reset, Welcome

@@ -16,11 +16,10 @@ from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of
 from ddloco import measure, members, merging, pacing, syncs
-from ddloco.actor import Actor
 from ddloco.bands import Bands
 from ddloco.config import job_from
-from ddloco.effects import Finish, RunStep
-from ddloco.events import FragmentMerged, StepFinished, TimerFired
+from ddloco.effects import RunStep
+from ddloco.events import FragmentMerged, StepFinished
 from ddloco.farewell import Farewell
 from ddloco.faults import SYNCER, Fault
 from ddloco.learner import Learner
@@ -40,8 +39,10 @@ from ddloco.simulation.labour import Labour, leaves_of
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import Finish
 from ddloco.syncs import Globals
-from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send
+from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send, TimerFired
 from transport import link as links
 from transport.handles import Handles
 from transport.link import Links

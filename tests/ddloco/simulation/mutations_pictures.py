@@ -4,11 +4,11 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from ddloco.actor import Actor
-from ddloco.cutting import PACKAGES, Cutting
-from ddloco.effects import CaptureState
 from ddloco.learner import Learner
 from ddloco.simulation.album import Album, Photographer
+from ddloco.stage.actor import Actor
+from ddloco.stage.cutting import PACKAGES, Cutting
+from ddloco.stage.effects import CaptureState
 from ddloco.syncer import Syncer
 from snapshot import Participant, freeze, gathering, participant, thaw
 from tests.ddloco.simulation.mutations import Mutation, after, always, wrap

@@ -2,10 +2,11 @@
 
 import pytest
 
-from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, RunStep
-from ddloco.events import Captured, Committed
+from ddloco.effects import RunStep
 from ddloco.simulation.album import Album, Photographer, Picture
 from ddloco.simulation.labour import Content
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.stage.events import Captured, Committed
 
 THETA = Content((0, 3, 0, 0))
 NAME = "syncer.1:7"

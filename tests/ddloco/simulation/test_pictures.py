@@ -90,7 +90,7 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
     drawn = hostile.draw(2, tmp_path)
     open_folder(tmp_path, drawn.job)
     hostile.happen(drawn)
-    monkeypatch.setattr("ddloco.actor.freeze", lambda *given: freeze(*given) + b"!")
+    monkeypatch.setattr("ddloco.stage.actor.freeze", lambda *given: freeze(*given) + b"!")
     assert not trio.run(Rerun(tmp_path).run).identical
 
 

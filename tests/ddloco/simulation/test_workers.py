@@ -3,11 +3,11 @@
 import pytest
 import trio
 
-from ddloco.arrays import Arrays
 from ddloco.effects import MakeParameters, MergeFragment, Recover, Share
 from ddloco.simulation import hostile
 from ddloco.simulation.labour import Vault, leaves_of
 from ddloco.simulation.workers import TENSORS, SimulatedWorkers, is_simulated
+from ddloco.stage.arrays import Arrays
 from replay import open_tapes
 
 SEED = next(seed for seed in range(99) if hostile.draw(seed).job.job.syncers == 1)

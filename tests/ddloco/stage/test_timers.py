@@ -1,6 +1,6 @@
 """Timers by name, and which one is due next."""
 
-from ddloco.timers import Timers
+from ddloco.stage.timers import Timers
 
 
 def test_timers_come_in_order_and_once():

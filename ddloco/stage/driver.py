@@ -15,16 +15,15 @@ from typing import Any, Protocol
 import trio
 
 from clocks import TimeSource, actor_of
-from ddloco.actor import Actor
-from ddloco.arrays import Arrays
-from ddloco.arrivals import Arrivals
-from ddloco.effects import Finish, Observe, Work
-from ddloco.events import Restored, SnapshotRequested, StopRequested, WorkResult
-from ddloco.logs import ActorLog
-from ddloco.messages import Said
-from ddloco.notices import OBSERVER
-from ddloco.timers import Timers
-from ddloco.window import Window
+from ddloco.stage.actor import Actor
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.arrivals import Arrivals
+from ddloco.stage.effects import Finish, Observe, Work
+from ddloco.stage.events import Restored, SnapshotRequested, StopRequested, WorkResult
+from ddloco.stage.logs import ActorLog
+from ddloco.stage.notices import OBSERVER
+from ddloco.stage.timers import Timers
+from ddloco.stage.window import Window
 from replay import Recorder, TapeError
 from transport import (
     LANES,
@@ -87,6 +86,7 @@ class Driver:
 
     Args:
         actor: what decides.
+        said: the union of bodies that may travel.
         job_id: stamped on every message; messages of another job are refused.
         endpoint: carries messages; its addresses are dialled and listened on by the caller.
         worker: does the work.
@@ -104,6 +104,7 @@ class Driver:
         self,
         actor: Actor,
         *,
+        said: Any,
         job_id: str,
         endpoint: Endpoint,
         worker: Worker,
@@ -126,7 +127,7 @@ class Driver:
         self._time = time
         self._log = log
         self._expected = expected
-        self._codec: Codec[Any] = Codec(Said, job_id)
+        self._codec: Codec[Any] = Codec(said, job_id)
         self._allocate = allocate
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")

@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddloco.actor import Actor
-from ddloco.effects import CaptureState, Observe
-from ddloco.events import Restored, SnapshotRequested, SnapshotSettled, StopRequested
 from ddloco.messages import Pull
+from ddloco.stage.actor import Actor
+from ddloco.stage.effects import CaptureState, Observe
+from ddloco.stage.events import Restored, SnapshotRequested, SnapshotSettled, StopRequested
 from transport import (
     BULK,
     CONTROL,

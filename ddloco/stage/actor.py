@@ -8,9 +8,9 @@ an event first; what they pass on reaches the machine; what the machine says goe
 from typing import Any, Protocol
 
 from clocks import RunningClock, actor_of, number_of
-from ddloco.cutting import PACKAGES, Cutting
-from ddloco.effects import CaptureState, TakeSnapshot, Work, handles_of
-from ddloco.events import Captured, Restored, SnapshotRequested, SnapshotSettled, WorkResult
+from ddloco.stage.cutting import PACKAGES, Cutting
+from ddloco.stage.effects import CaptureState, TakeSnapshot, Work
+from ddloco.stage.events import Captured, Restored, SnapshotRequested, SnapshotSettled, WorkResult
 from snapshot import FreezeError, Moment, freeze
 from transport import (
     CONTROL,
@@ -222,7 +222,7 @@ class Actor:
 
         A machine whose state is no plain data takes no part, and says so.
         """
-        coming = {handle for work in self.under_way.values() for handle in handles_of(work)[1]}
+        coming = {handle for work in self.under_way.values() for handle in work.makes}
         there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
         begun = self.snapshots.hold(there)
         for _ in begun:

@@ -3,8 +3,8 @@
 import pytest
 import trio
 
-from ddloco.mailbox import Mailbox
 from ddloco.messages import Pull
+from ddloco.stage.mailbox import Mailbox
 from replay import TapeError
 from transport import Transmit
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.arena import PAGE, Arena, ArenaView
-from ddloco.arrays import Arrays, HostCopy
+from ddloco.stage.arena import PAGE, Arena, ArenaView
+from ddloco.stage.arrays import Arrays, HostCopy
 from transport import Payload
 
 CHILD = """
 import sys
-from ddloco.arena import ArenaView
+from ddloco.stage.arena import ArenaView
 
 view = ArenaView(int(sys.argv[1]))
 first, second = [view.region(int(offset), 5000) for offset in sys.argv[2:]]

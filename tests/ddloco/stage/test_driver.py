@@ -14,18 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.actor import Actor
-from ddloco.arrays import Arrays
-from ddloco.driver import REFUSALS_LOGGED_MAX, Driver
-from ddloco.effects import (
-    EncodeFragment,
-    Finish,
-    MakeParameters,
-    MergeFragment,
-    Observe,
-    Recover,
-    RunStep,
-)
+from ddloco.effects import EncodeFragment, MakeParameters, MergeFragment, Recover, RunStep
 from ddloco.events import (
     Evaluated,
     FragmentEncoded,
@@ -34,15 +23,18 @@ from ddloco.events import (
     ModelSaved,
     ParametersMade,
     Recovered,
-    Restored,
     Started,
     StepFinished,
-    StopRequested,
 )
 from ddloco.fragments import wire_layout
 from ddloco.host import expected_tensors, machine_for
-from ddloco.logs import ActorLog
 from ddloco.messages import GlobalFragment, Progress, Said
+from ddloco.stage.actor import Actor
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.driver import REFUSALS_LOGGED_MAX, Driver
+from ddloco.stage.effects import Finish, Observe
+from ddloco.stage.events import Restored, StopRequested
+from ddloco.stage.logs import ActorLog
 from replay import Header, Player, Recorder, Tape, TapeError, TapeWriter, tape
 from transport import (
     LANES,
@@ -168,6 +160,7 @@ class Office:
         log = self.logs[incarnation] = ActorLog(self.folder / f"{incarnation}.jsonl", incarnation)
         driver = self.drivers[incarnation] = Driver(
             actor,
+            said=Said,
             job_id=self.job.id,
             endpoint=endpoint,
             worker=FakeWorker(self.plan, arrays, step_s),
@@ -583,6 +576,7 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
     with closing(ActorLog(tmp_path / "log.jsonl", "syncer.1")) as log:
         driver = Driver(
             actor,
+            said=Said,
             job_id="small-1",
             endpoint=MemoryFabric(1).endpoint("syncer"),
             worker=worker,

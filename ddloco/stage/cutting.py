@@ -9,15 +9,9 @@ The cut is at the end of an event: markers leave behind everything that was said
 
 from typing import Any
 
-from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
-from ddloco.events import (
-    Captured,
-    Committed,
-    SnapshotRequested,
-    SnapshotSettled,
-    WorkFailed,
-)
-from ddloco.messages import SnapshotPart
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.stage.events import Captured, Committed, SnapshotRequested, SnapshotSettled, WorkFailed
+from ddloco.stage.messages import SnapshotPart
 from snapshot import (
     GATHERING_S,
     Ask,

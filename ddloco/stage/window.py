@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddloco.arrays import Arrays
-from ddloco.notices import (
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.notices import (
     NOTICE_BYTES_MAX,
     VERSION,
     Ask,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddloco.notices import Fragment, NoticeError, Piece, Reader, Told, cut, decode_ask, encode
+from ddloco.stage.notices import Fragment, NoticeError, Piece, Reader, Told, cut, decode_ask, encode
 from transport import Payload, TensorMeta, describe
 from transport.codec import CHUNK_BYTES
 

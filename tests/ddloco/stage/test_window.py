@@ -8,15 +8,17 @@ import pytest
 import trio
 
 from clocks import ManualTime
-from ddloco import window as windows
-from ddloco.actor import Actor
-from ddloco.arrays import Arrays
-from ddloco.driver import Driver
-from ddloco.effects import Finish, Observe
-from ddloco.events import Started, StopRequested
-from ddloco.logs import ActorLog
-from ddloco.notices import Ask, Fragment, News, Reader, Sorry, Told, encode
-from ddloco.window import NEWS_AWAY_MAX, OBSERVERS_MAX, SILENCE_S_MAX, Window
+from ddloco.events import Started
+from ddloco.messages import Said
+from ddloco.stage import window as windows
+from ddloco.stage.actor import Actor
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.driver import Driver
+from ddloco.stage.effects import Finish, Observe
+from ddloco.stage.events import StopRequested
+from ddloco.stage.logs import ActorLog
+from ddloco.stage.notices import Ask, Fragment, News, Reader, Sorry, Told, encode
+from ddloco.stage.window import NEWS_AWAY_MAX, OBSERVERS_MAX, SILENCE_S_MAX, Window
 from replay import Header, Recorder, Tape, TapeWriter
 from transport import Payload, describe
 from transport.codec import CHUNK_BYTES
@@ -356,6 +358,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
     header = Header("syncer.1", "small-1", {}, "test", {})
     driver = Driver(
         Actor("syncer.1", Machine()),
+        said=Said,
         job_id="small-1",
         endpoint=endpoint,
         worker=None,

@@ -3,12 +3,10 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from ddloco.config import Job
 from snapshot import Blob, Entry, Manifest, Part, SnapshotError, Store, encode_piece, pack
 
 SNAPSHOTS = "snapshots"
@@ -35,22 +33,23 @@ class Album(Protocol):
         ...
 
 
-def place_of(job: Job, folder: Path) -> str | Path:
-    """Where the snapshots of a run are."""
-    return job.snapshot.place or folder / SNAPSHOTS
-
-
 class Stored:
-    """Snapshots of a job, in a store.
+    """Snapshots of a run, in a store.
 
     Args:
-        job: the resolved job; it says how many stay.
         store: where.
+        facts: what a manifest tells of the run, such as its job.
+        keep: how many stay.
+        keep_every: every so many stay for ever, 0 for none.
     """
 
-    def __init__(self, job: Job, store: Store) -> None:
-        self._job = job
+    def __init__(
+        self, store: Store, facts: Mapping[str, str], *, keep: int = 5, keep_every: int = 0
+    ) -> None:
         self._store = store
+        self._facts = dict(facts)
+        self._keep = keep
+        self._keep_every = keep_every
 
     def write_bytes(self, data: bytes) -> Blob:
         """Write a blob."""
@@ -68,13 +67,11 @@ class Stored:
         """Let a snapshot stand, after all that stand already; then let the oldest go."""
         there = (each.manifest for each in self._store.snapshots())
         newest = max((manifest.order for manifest in there if manifest is not None), default=0)
-        facts = {"job": self._job.id, "name": self._job.job.name}
-        self._store.commit(Manifest(snapshot, newest + 1, facts, tuple(parts), absent))
-        table = self._job.snapshot
+        self._store.commit(Manifest(snapshot, newest + 1, self._facts, tuple(parts), absent))
         # It stands, whatever becomes of older ones: what is damaged there stops retention, and is
         # what `ddloco snapshot list` and `verify` are for.
         with suppress(OSError, SnapshotError):
-            self._store.retain(table.keep, table.keep_every)
+            self._store.retain(self._keep, self._keep_every)
 
 
 class Digested:

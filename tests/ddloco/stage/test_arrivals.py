@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-import ddloco.arrivals
-from ddloco.arrivals import Arrivals
+import ddloco.stage.arrivals
 from ddloco.messages import Contribution, Progress, Said
+from ddloco.stage.arrivals import Arrivals
 from transport import (
     PROTOCOL_VERSION,
     Assembler,
@@ -100,7 +100,7 @@ def test_others_and_older_ones_disturb_nobody(arrivals):
 
 def test_there_is_an_end_to_what_may_have_begun(arrivals, buffers, monkeypatch):
     """Beyond the limit a message is refused as it begins, and its buffer given back."""
-    monkeypatch.setattr(ddloco.arrivals, "UNFINISHED_MAX", 3)
+    monkeypatch.setattr(ddloco.stage.arrivals, "UNFINISHED_MAX", 3)
     for number in range(3):
         arrivals.feed(f"learner-{number}.1", "bulk", frames_of(f"learner-{number}.1")[0])
     with pytest.raises(RemoteProtocolError, match="have begun"):

@@ -3,17 +3,12 @@
 import numpy as np
 import pytest
 
-from ddloco.album import SNAPSHOTS, Digested, Stored, place_of
-from ddloco.config import job_from
+from ddloco.stage.album import Digested, Stored
 from snapshot import Entry, Part, Store
 
 ARRAYS = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int64)}
 NAME = "syncer.1:{}"
-
-
-def job(**table):
-    """A job with a ``[snapshot]`` table."""
-    return job_from({"job": {"task": "none:none", "name": "small"}, "snapshot": table}, "test")
+FACTS = {"job": "small-1"}
 
 
 @pytest.fixture
@@ -31,7 +26,7 @@ def part(album, number):
 
 def test_both_take_the_same_digests(store):
     """Of bytes, of named arrays, and of a piece: so a replay can say what was written."""
-    stored, digested = Stored(job(), store), Digested()
+    stored, digested = Stored(store, FACTS), Digested()
     entries = []
     for write, what in (("write_bytes", b"some bytes"), ("write_tensors", ARRAYS)):
         one, other = (getattr(album, write)(what) for album in (stored, digested))
@@ -46,20 +41,20 @@ def test_both_take_the_same_digests(store):
 
 def test_snapshots_stand_in_order_of_their_commits(store):
     """Whoever has taken them; with what job they are of, and who is absent."""
-    album = Stored(job(), store)
+    album = Stored(store, FACTS)
     for number in (7, 3):
         album.commit(NAME.format(number), [part(album, number)], {"learner-0.1": "it is gone"})
     orders = {each.manifest.snapshot: each.manifest.order for each in store.snapshots()}
     assert {NAME.format(7): 1, NAME.format(3): 2} == orders
     newest = store.load()
     assert NAME.format(3) == newest.snapshot
-    assert {"job": job().id, "name": "small"} == newest.facts
+    assert newest.facts == FACTS
     assert {"learner-0.1": "it is gone"} == newest.absent
 
 
 def test_as_many_stay_as_the_job_says(store):
     """The newest."""
-    album = Stored(job(keep=2), store)
+    album = Stored(store, FACTS, keep=2)
     for number in range(1, 6):
         album.commit(NAME.format(number), [part(album, number)], {})
     assert {NAME.format(4), NAME.format(5)} == {
@@ -72,15 +67,9 @@ def test_a_replay_keeps_nothing():
     assert Digested().commit("syncer.1:7", [], {}) is None
 
 
-def test_the_place_of_a_job(tmp_path):
-    """In its run folder, unless it names another."""
-    assert tmp_path / SNAPSHOTS == place_of(job(), tmp_path)
-    assert "memory://there" == place_of(job(place="memory://there"), tmp_path)
-
-
 def test_old_damage_does_not_undo_a_new_snapshot(store, tmp_path):
     """Retention stops at a manifest that cannot be read; what was committed stands all the same."""
-    album = Stored(job(keep=1), store)
+    album = Stored(store, FACTS, keep=1)
     album.commit(NAME.format(5), [part(album, 5)], {})
     (tmp_path / "place" / "snapshots" / "syncer.1-5.json").write_text("{}")
     album.commit(NAME.format(9), [part(album, 9)], {})

@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.arena import Arena, Region
-from ddloco.merging import Segment
-from transport import DTYPES, Bytes, Payload
+from ddloco.stage.arena import Arena, Region
+from transport import Bytes, Payload
 
 F32 = NDArray[np.float32]
 
@@ -75,14 +74,3 @@ class Arrays:
             self.arena.free(stored.region)
         elif isinstance(stored, Payload):
             self.discard(stored.data)
-
-
-def tensor_views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
-    """Where each tensor stands in the flat fragment, and its view in the bytes."""
-    views: list[tuple[slice, Any]] = []
-    for segment in segments:
-        dtype = DTYPES[segment.dtype]
-        stop = segment.offset + (segment.stop - segment.start) * dtype.itemsize
-        view = data[segment.offset : stop].view(dtype)
-        views.append((slice(segment.start, segment.stop), view))
-    return views

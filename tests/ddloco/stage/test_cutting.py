@@ -4,13 +4,27 @@ from collections import defaultdict
 
 import pytest
 
-from ddloco import actor as actors
-from ddloco import cutting
-from ddloco.actor import Actor
-from ddloco.cutting import BEGUN, CUT, DISCARDED, GATHER, TAKEN
-from ddloco.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, TakeSnapshot, Work
-from ddloco.events import Captured, Committed, SnapshotRequested, SnapshotSettled, StopRequested
-from ddloco.messages import GlobalFragment, Pull, SnapshotPart
+from ddloco.messages import GlobalFragment, Pull
+from ddloco.stage import actor as actors
+from ddloco.stage import cutting
+from ddloco.stage.actor import Actor
+from ddloco.stage.cutting import BEGUN, CUT, DISCARDED, GATHER, TAKEN
+from ddloco.stage.effects import (
+    CaptureFlight,
+    CaptureState,
+    CommitSnapshot,
+    Observe,
+    TakeSnapshot,
+    Work,
+)
+from ddloco.stage.events import (
+    Captured,
+    Committed,
+    SnapshotRequested,
+    SnapshotSettled,
+    StopRequested,
+)
+from ddloco.stage.messages import SnapshotPart
 from snapshot import GATHERING_S, freeze, thaw
 from snapshot.participant import PATIENCE_S, REFUSED
 from transport import (

@@ -1,0 +1,71 @@
+"""What can happen to any actor, beyond what transport tells; its own work adds how that ends."""
+
+from typing import Literal
+
+from transport import Event, LaneBroken, TimerFired
+
+
+class WorkResult(Event, frozen=True):
+    """Base of how work ends; the number is that of the effect that asked for it."""
+
+    work: int
+
+
+class WorkFailed(WorkResult, frozen=True):
+    """Work could not be done. ``kind`` says whose fault it is: the task's, or the worker died."""
+
+    kind: Literal["task", "worker"]
+    reason: str
+
+
+class Captured(WorkResult, frozen=True):
+    """A piece of one's part of a snapshot is written; ``content`` is its sha256, in hex. Where it
+    could not be, ``failed`` says why."""
+
+    content: str = ""
+    failed: str = ""
+
+
+class Committed(WorkResult, frozen=True):
+    """The snapshot is there; where it is not, ``failed`` says why."""
+
+    failed: str = ""
+
+
+class SnapshotRequested(Event, frozen=True):
+    """Somebody outside wants a snapshot."""
+
+
+class Restored(Event, frozen=True):
+    """The actor's first event behind a cut, in another run than the one whose snapshot it is.
+    ``missing`` are links whose other ends do not go on from it."""
+
+    snapshot: str
+    missing: tuple[str, ...] = ()
+
+
+class SnapshotSettled(Event, frozen=True):
+    """What became of a snapshot that this actor began: it is there, or ``failed`` says why not.
+    Said by the actor to its machine; on no tape."""
+
+    snapshot: str
+    failed: str = ""
+
+
+class StopRequested(Event, frozen=True):
+    """Somebody outside wants the actor to end in good order."""
+
+    reason: str
+
+
+HappensToAll = (
+    LaneBroken
+    | TimerFired
+    | Captured
+    | Committed
+    | SnapshotRequested
+    | Restored
+    | WorkFailed
+    | StopRequested
+)
+"""What every tape may hold, besides messages and an actor's own events."""
