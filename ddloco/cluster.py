@@ -13,7 +13,7 @@ from ddloco.config import Job
 from ddloco.host import Hosted
 from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
-from ddloco.restoring import Beginning
+from ddloco.restoring import JobBeginning
 from ddloco.stage.effects import Finish
 from transport import LANES
 from transport.curve import Curve
@@ -56,7 +56,7 @@ class Cluster:
         ConfigError: the job's keys cannot be used.
     """
 
-    def __init__(self, job: Job, folder: Path, beginning: Beginning | None = None) -> None:
+    def __init__(self, job: Job, folder: Path, beginning: JobBeginning | None = None) -> None:
         self.job = job
         self._beginning = beginning
         self.folder = folder

@@ -28,7 +28,7 @@ from ddloco.lookout import follow, say, show_status
 from ddloco.memory import keep_freed_memory
 from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.process import WorkerDiedError
-from ddloco.rerun import Report, Rerun
+from ddloco.rerun import JobRerun
 from ddloco.restoring import beginning_of
 from ddloco.sections import ConfigError
 from ddloco.serve import serve_learner, serve_syncer
@@ -37,6 +37,7 @@ from ddloco.simulation.bandwidth_table import bandwidth
 from ddloco.simulation.table import hostile_worlds, scenario_table
 from ddloco.snapshots import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
 from ddloco.stage.effects import Finish
+from ddloco.stage.rerun import Report
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError
@@ -305,7 +306,7 @@ def replay(given: argparse.Namespace) -> int:
     try:
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("replaying", total=None)
-            rerun = Rerun(
+            rerun = JobRerun(
                 given.folder,
                 progress=lambda events: bar.update(task, completed=events),
                 warn=lambda what: console.print(f"differs from the recording: {what}"),
@@ -328,10 +329,8 @@ def _print_report(report: Report) -> None:
     if report.divergence is not None:
         print(report.divergence.report())
         return
-    compared = (
-        f"{report.events} events, {report.steps} steps, {report.merges} merges and "
-        f"{report.payloads} payloads"
-    )
+    counts = "".join(f"{count} {what}, " for what, count in report.counts.items())
+    compared = f"{report.events} events, {counts.removesuffix(', ')} and {report.payloads} payloads"
     if report.identical:
         print(f"identical: {compared} executed again, every one equal to the bit")
     else:

@@ -19,9 +19,9 @@ from ddloco.config import Job
 from ddloco.events import Recovered, Started
 from ddloco.folder import open_folder
 from ddloco.host import STATE_PIECES, recorder_for
-from ddloco.part import Part
+from ddloco.part import JobPart
 from ddloco.process import ChoreError
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from ddloco.sections import ConfigError
 from ddloco.simulation.labour import PIECES, leaves_of
 from ddloco.simulation.workers import TENSORS, is_simulated
@@ -46,7 +46,7 @@ def job_under(job: Job, schedule: Job) -> Job:
     )
 
 
-class Drive(Rerun):
+class Drive(JobRerun):
     """A real run that follows the tapes in ``schedule``.
 
     Args:
@@ -73,13 +73,13 @@ class Drive(Rerun):
         self.result: dict[str, Any] | None = None
         """What the syncer said of the final model."""
 
-    def part(self, each: Tape, folder: Path) -> Part:
+    def part(self, each: Tape, folder: Path) -> JobPart:
         """What plays a tape; all of them write to one run folder."""
         del folder
         return DrivenPart(self, each, self.folder)
 
 
-class DrivenPart(Part):
+class DrivenPart(JobPart):
     """One tape's part: its events, with what real work brings instead of what was simulated."""
 
     def __init__(self, drive: Drive, each: Tape, folder: Path) -> None:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,34 +19,34 @@ import trio
 
 from clocks import MonotonicTime, actor_of
 from ddloco import chores
+from ddloco.admission import admission
 from ddloco.averager import Averager
 from ddloco.config import DATA_PARALLEL, Job
 from ddloco.effects import RunStep
 from ddloco.events import Started
 from ddloco.folder import album_of, place_of
-from ddloco.fragments import FragmentPlan, wire_layout
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
-from ddloco.messages import Contribution, GlobalFragment, Said, StatePiece
+from ddloco.messages import Said
 from ddloco.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
-from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, Start
+from ddloco.restoring import JobBeginning, JobStart
 from ddloco.stage.actor import Actor, Machine
 from ddloco.stage.arena import Arena
 from ddloco.stage.arrays import Arrays
+from ddloco.stage.beginning import RESTORED, RESTORED_PLACE
 from ddloco.stage.driver import Arrived, Driver
 from ddloco.stage.driver import Worker as Doer
 from ddloco.stage.effects import Finish, Work
 from ddloco.stage.errors import first_of
 from ddloco.stage.events import Restored, WorkResult
 from ddloco.stage.logs import LOG_FILE, ActorLog
-from ddloco.state import piece_layout, pieces_of
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import Workers
 from replay import Header, Recorder, TapeError, TapeWriter
-from transport import Endpoint, Event, RemoteProtocolError
+from transport import Endpoint, Event
 
 TAPES = "tapes"
 
@@ -92,7 +92,7 @@ class Hosted:
     driver: Driver | None = None
     stop_reason: str | None = None
     finish: Finish | None = None
-    beginning: Beginning | None = None
+    beginning: JobBeginning | None = None
     """The snapshot that it goes on from, if it was in one."""
 
     def request_stop(self, reason: str) -> None:
@@ -152,11 +152,11 @@ class Hosted:
         await start.take_up(workers, arrays)
         start.adopt(self.job, workers.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)
-        restored = Restored(beginning.snapshot, beginning.missing(start, self.job))
+        restored = Restored(beginning.snapshot, beginning.missing(start, self.job.names()))
         return restored, [*start.results(), *start.arrivals(self.job.id)]
 
     @property
-    def _start(self) -> Start | None:
+    def _start(self) -> JobStart | None:
         return self.beginning.starts.get(self.incarnation) if self.beginning is not None else None
 
     async def _drive(self, run: Callable[[], Awaitable[Finish]]) -> Finish:
@@ -202,7 +202,7 @@ class Hosted:
             ),
             time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
-            expected=expected_tensors(workers.plan, workers.state.nbytes),
+            admits=admission(workers.plan, workers.state.nbytes),
             # Fragments arrive where the worker process can see them, without another copy, and
             # in memory that is used again, without a page fault.
             allocate=arrays.allocate,
@@ -224,7 +224,7 @@ def recorder_for(
     prepared: chores.Prepared,
     facts: dict[str, str] | None = None,
     *,
-    beginning: Beginning | None = None,
+    beginning: JobBeginning | None = None,
 ) -> Recorder:
     """The pen at the door of an actor with a worker, as the job wants it.
 
@@ -273,36 +273,3 @@ class _Slowed:
         if isinstance(work, RunStep):
             await trio.sleep((self.factor - 1.0) * (trio.current_time() - begun))
         return result
-
-
-def expected_tensors(
-    plan: FragmentPlan,
-    state_bytes: int,
-) -> Callable[[Any], tuple[tuple[str, tuple[int, ...], str], ...] | None]:
-    """What tensors a message must carry, by its body; None for one that carries none."""
-    layout = cache(lambda fragment: wire_layout(plan, fragment))
-
-    def expected(body: Any) -> tuple[tuple[str, tuple[int, ...], str], ...] | None:
-        if isinstance(body, StatePiece) and body.pieces:
-            return _expected_piece(body, state_bytes)
-        if not isinstance(body, GlobalFragment | Contribution):
-            return None
-        if body.fragment >= len(plan.fragments):
-            raise RemoteProtocolError(
-                f"$.body.fragment: {body.fragment}, the plan has {len(plan.fragments)} fragments"
-            )
-        return layout(body.fragment)
-
-    return expected
-
-
-def _expected_piece(
-    body: StatePiece, state_bytes: int
-) -> tuple[tuple[str, tuple[int, ...], str], ...]:
-    layout = piece_layout(body.piece, body.pieces, state_bytes)
-    if layout is None:
-        raise RemoteProtocolError(
-            f"$.body: piece {body.piece} of {body.pieces}, a state here has "
-            f"{pieces_of(state_bytes)} pieces"
-        )
-    return layout

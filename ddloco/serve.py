@@ -18,9 +18,10 @@ from ddloco.keys import curve_of
 from ddloco.memory import keep_freed_memory
 from ddloco.quay import ship_tape, take_in_tapes
 from ddloco.refusals import Refusals
-from ddloco.restoring import Beginning, begin_with, place_and_id
+from ddloco.restoring import JobBeginning, begin_with
 from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
+from ddloco.stage.beginning import place_and_id
 from ddloco.stage.effects import Finish
 from replay.tape import SUFFIX
 from transport.zeromq import ZmqEndpoint, open_context
@@ -140,7 +141,7 @@ async def _serve(hosted: Hosted, endpoint: ZmqEndpoint, *, with_parent: bool) ->
     return finish
 
 
-def who_begins(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Beginning | None]:
+def who_begins(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobBeginning | None]:
     """An actor's next incarnation, and the snapshot that it goes on from.
 
     One that has a tape here has gone on from it before: whoever starts it again with the same words

@@ -8,7 +8,7 @@ an event first; what they pass on reaches the machine; what the machine says goe
 from typing import Any, Protocol
 
 from clocks import RunningClock, actor_of, number_of
-from ddloco.stage.cutting import PACKAGES, Cutting
+from ddloco.stage.cutting import Cutting, packages_of
 from ddloco.stage.effects import CaptureState, TakeSnapshot, Work
 from ddloco.stage.events import Captured, Restored, SnapshotRequested, SnapshotSettled, WorkResult
 from snapshot import FreezeError, Moment, freeze
@@ -63,7 +63,7 @@ class Actor:
         self.handles = Handles()
         self.clock = RunningClock(incarnation)
         self.links = Links(self.clock, self.handles)
-        self.snapshots = Cutting(incarnation, self.links)
+        self.snapshots = Cutting(incarnation, self.links, packages_of(machine))
         self.at = 0.0
         """When the newest event was handled."""
         self.timers: dict[str, float] = {}
@@ -197,7 +197,7 @@ class Actor:
         """Go on in another run: what was being written of snapshots is that run's affair, and who
         has not come along is lost."""
         former, links = self.snapshots, self.links
-        self.snapshots = Cutting(self.incarnation, links)
+        self.snapshots = Cutting(self.incarnation, links, packages_of(self.machine))
         self.snapshots.inherit(former)
         for handle in former.holding():
             effects += self.handles.release(handle)
@@ -228,9 +228,8 @@ class Actor:
         for _ in begun:
             for handle in there:
                 self.handles.hold(handle)
-        own = type(self.machine).__module__.partition(".")[0]
         try:
-            state = freeze(self, (*PACKAGES, own))
+            state = freeze(self, packages_of(self.machine))
         except FreezeError as error:
             for work, _ in begun:
                 self._tell(at, Captured(work, failed=str(error)), effects)

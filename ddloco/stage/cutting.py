@@ -51,10 +51,16 @@ FAILED = "snapshot part failed"
 CUT = "cut/"
 GATHER = "gather/"
 PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
-"""Whose classes a state may consist of."""
+"""Whose classes a state may consist of, beside those of the machine's own package."""
 
 OWN = frozenset({Captured, Committed, SnapshotRequested})
 OWN_BODIES = frozenset({Marker, SnapshotPart})
+
+
+def packages_of(machine: object) -> tuple[str, ...]:
+    """Whose classes the state of an actor with this machine may consist of."""
+    own = type(machine).__module__.partition(".")[0]
+    return PACKAGES if own in PACKAGES else (*PACKAGES, own)
 
 
 class Cutting:
@@ -63,10 +69,12 @@ class Cutting:
     Args:
         me: the actor's incarnation.
         links: its links.
+        packages: whose classes its state may consist of.
     """
 
-    def __init__(self, me: str, links: Links) -> None:
+    def __init__(self, me: str, links: Links, packages: tuple[str, ...] = PACKAGES) -> None:
         self._links = links
+        self._packages = packages
         self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
         self._peers: dict[str, str] = {}
         """Who is at the other end of each link, by the link's name."""
@@ -264,7 +272,7 @@ class Cutting:
             self._flight.remove(handle)  # It is held for what is written, from now on.
         work = self._next_work()
         self._held[work] = ask.snapshot, handles
-        return CaptureFlight(work, ask.snapshot, freeze(messages, PACKAGES), handles)
+        return CaptureFlight(work, ask.snapshot, freeze(messages, self._packages), handles)
 
     def _forget(self, handles: list[str]) -> list[Effect]:
         for handle in handles:

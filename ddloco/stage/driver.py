@@ -94,8 +94,8 @@ class Driver:
         recorder: the pen at the door.
         time: the actor's time.
         log: where observations go.
-        expected: the layout that a message's payload must have, None for any; a door of its own,
-            since machines see digests only.
+        admits: raises RemoteProtocolError where a message's tensors are not what its body must
+            carry; a door of its own, since machines see digests only.
         allocate: buffers for arriving payloads.
         facts: what observers are told beside what actor and machine say of themselves.
     """
@@ -112,7 +112,7 @@ class Driver:
         recorder: Recorder,
         time: TimeSource,
         log: ActorLog,
-        expected: Callable[[Any], tuple[tuple[str, tuple[int, ...], str], ...] | None],
+        admits: Callable[[Header[Any]], None],
         allocate: Callable[[int], Bytes] | None = None,
         facts: Callable[[], dict[str, Any]] = dict,
     ) -> None:
@@ -126,7 +126,7 @@ class Driver:
         self._recorder = recorder
         self._time = time
         self._log = log
-        self._expected = expected
+        self._admits = admits
         self._codec: Codec[Any] = Codec(said, job_id)
         self._allocate = allocate
         self._facts = facts
@@ -367,14 +367,7 @@ class Driver:
         """
         if header.sender != peer and actor_of(header.sender) != peer:
             raise RemoteProtocolError(f"$.sender: {header.sender} speaks on the lane of {peer}")
-        expected = self._expected(header.body)
-        if expected is None:
-            if header.tensors:
-                raise RemoteProtocolError("$.tensors: this message carries none")
-            return
-        got = tuple((meta.name, meta.shape, meta.dtype) for meta in header.tensors)
-        if got != expected:
-            raise RemoteProtocolError(f"$.tensors: {_difference(expected, got)}")
+        self._admits(header)
 
     def _count_refusal(self, peer: str, reason: str) -> None:
         """Counted and logged outside the tape: nothing of it reaches the actor."""
@@ -383,10 +376,3 @@ class Driver:
         count = self.refused[peer] = self.refused.get(peer, 0) + 1
         if count <= REFUSALS_LOGGED_MAX:
             self.note("message refused", {"peer": peer, "reason": reason, "count": count})
-
-
-def _difference(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
-    if len(expected) != len(got):
-        return f"{len(got)} tensors, the fragment has {len(expected)}"
-    index = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
-    return f"tensor {index} is {got[index]}, the plan says {expected[index]}"

@@ -26,12 +26,13 @@ import trio
 from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
+from ddloco.admission import admission
 from ddloco.cluster import dial_syncer, new_endpoint
 from ddloco.config import load_job
 from ddloco.effects import EncodeFragment, RunStep
 from ddloco.events import FragmentEncoded, Started, StepFinished
 from ddloco.fragments import wire_layout
-from ddloco.host import expected_tensors, machine_for
+from ddloco.host import machine_for
 from ddloco.messages import Said
 from ddloco.stage.actor import Actor
 from ddloco.stage.arrays import Arrays
@@ -212,7 +213,7 @@ def serve_crowd(
                     recorder=Recorder(None),
                     time=MonotonicTime(),
                     log=log,
-                    expected=expected_tensors(plan, 0),
+                    admits=admission(plan, 0),
                 )
                 nursery.start_soon(driver.run, Started(who, LEAVES))
             while await trio.to_thread.run_sync(connection.recv):

@@ -26,6 +26,7 @@ import numpy as np
 from tools import ROOT, say
 
 from clocks import actor_of
+from ddloco.admission import admission
 from ddloco.config import Job, load_job
 from ddloco.effects import (
     EncodeFragment,
@@ -47,7 +48,7 @@ from ddloco.events import (
     StepFinished,
 )
 from ddloco.fragments import Leaf, wire_layout
-from ddloco.host import expected_tensors, machine_for
+from ddloco.host import machine_for
 from ddloco.messages import Said
 from ddloco.stage.actor import Actor
 from ddloco.stage.arrays import Arrays
@@ -192,7 +193,7 @@ def make_driver(
         recorder=recorder,
         time=time,
         log=ActorLog(None, incarnation),
-        expected=expected_tensors(job.plan(LEAVES), 0),
+        admits=admission(job.plan(LEAVES), 0),
     )
 
 

@@ -5,11 +5,12 @@ import pytest
 import trio
 
 from ddloco import chores
-from ddloco.capture_work import FROZEN, STATE, CaptureWork, leaf_tensors, payload_tensors, theta_of
+from ddloco.capture_work import STATE, CaptureWork, leaf_tensors, theta_of
 from ddloco.fragments import Leaf, make_plan
 from ddloco.stage.album import Digested, Stored
 from ddloco.stage.arena import Arena
 from ddloco.stage.arrays import Arrays, HostCopy
+from ddloco.stage.capture import FROZEN, payload_tensors
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.events import WorkFailed
 from snapshot import SnapshotError, Store

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ddloco import chores
-from ddloco.capture_work import FROZEN, LAST, STATE, leaf_tensors, payload_tensors
+from ddloco.capture_work import LAST, STATE, leaf_tensors
 from ddloco.config import job_from
 from ddloco.effects import CopyState, RunStep
 from ddloco.events import StepFinished
@@ -15,10 +15,6 @@ from ddloco.messages import GlobalFragment
 from ddloco.restoring import (
     begin_with,
     beginning_of,
-    load_starts,
-    passed,
-    payload_from,
-    place_and_id,
     stored_from,
 )
 from ddloco.sections import ConfigError
@@ -26,6 +22,8 @@ from ddloco.stage.actor import Actor
 from ddloco.stage.album import Stored
 from ddloco.stage.arena import Arena
 from ddloco.stage.arrays import Arrays, HostCopy
+from ddloco.stage.beginning import passed, payload_from, place_and_id
+from ddloco.stage.capture import FROZEN, payload_tensors
 from ddloco.stage.cutting import PACKAGES
 from snapshot import Entry, Part, SnapshotError, Store, freeze
 from transport import BULK, MessageArrived, Payload, describe
@@ -163,7 +161,7 @@ def test_what_is_missing_is_one_line(place):
         begin_with(place.folder, "syncer.1:9", JOB)
     place.commit(place.piece("state", freeze(place.actor, PACKAGES)))
     with pytest.raises(SnapshotError, match="has no frozen flight") as lacking:
-        load_starts(place.store, place.store.load(), JOB)
+        begin_with(place.folder, "latest", JOB)
     for error in (missing, lacking):
         assert "\n" not in str(error.value)
 

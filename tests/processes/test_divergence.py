@@ -8,7 +8,7 @@ import pytest
 import trio
 
 import ddloco.workers
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from ddloco.syncer import Syncer
 from replay import Tape, TapeWriter, tape
 from transport import Effect
@@ -91,7 +91,7 @@ def test_a_changed_merge_is_named(copied, monkeypatch):
         return result
 
     monkeypatch.setattr(ddloco.workers, "merge_fragment", biased)
-    report = trio.run(Rerun(copied).run)
+    report = trio.run(JobRerun(copied).run)
 
     assert report.divergence is not None
     assert report.divergence.actor == "syncer.1"
@@ -109,7 +109,7 @@ def test_a_changed_decision_is_named(copied, monkeypatch):
         return effects[::-1] if type(event).__name__ == "FragmentMerged" else effects
 
     monkeypatch.setattr(Syncer, "handle", hasty)
-    report = trio.run(Rerun(copied).run)
+    report = trio.run(JobRerun(copied).run)
 
     assert report.divergence is not None
     assert report.divergence.aspect == "effects"

@@ -10,7 +10,7 @@ from ddloco.events import FragmentMerged, StepFinished
 from ddloco.faults import SYNCER, Fault
 from ddloco.folder import open_folder
 from ddloco.messages import Contribution
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from ddloco.simulation import hostile
 from ddloco.simulation.books import Books
 from ddloco.simulation.world import World
@@ -123,9 +123,9 @@ def test_hostile_worlds_replay(seed, what, tmp_path):
     open_folder(tmp_path, drawn.job)
     outcome = hostile.happen(drawn)
     assert outcome.violation is None
-    report = trio.run(Rerun(tmp_path).run)
+    report = trio.run(JobRerun(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
-    assert (outcome.events, outcome.merges) == (report.events, report.merges)
+    assert (outcome.events, outcome.merges) == (report.events, report.counts["merges"])
     held, _ = verify_folder(tmp_path, as_json=False)
     assert held
 

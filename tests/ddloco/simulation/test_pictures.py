@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 
 from ddloco.config import SnapshotTable
 from ddloco.folder import open_folder
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from ddloco.simulation import hostile
 from ddloco.simulation.checks import Learning, Merging
 from ddloco.simulation.network import Wire
@@ -78,7 +78,7 @@ def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
     outcome = hostile.happen(drawn)
     assert outcome.violation is None, what
     assert len(taken[0].album.committed) > 3, f"{what}: the seed draws another world now"
-    report = trio.run(Rerun(tmp_path).run)
+    report = trio.run(JobRerun(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
     assert outcome.events == report.events
     held, _ = verify_folder(tmp_path, as_json=False)
@@ -91,7 +91,7 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
     open_folder(tmp_path, drawn.job)
     hostile.happen(drawn)
     monkeypatch.setattr("ddloco.stage.actor.freeze", lambda *given: freeze(*given) + b"!")
-    assert not trio.run(Rerun(tmp_path).run).identical
+    assert not trio.run(JobRerun(tmp_path).run).identical
 
 
 @pytest.fixture

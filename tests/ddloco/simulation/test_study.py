@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from ddloco import syncs
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from ddloco.rounds import Rounds
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.scenario import cases_of
@@ -93,5 +93,5 @@ def test_its_tapes_replay(case, override, tmp_path):
     folder = tmp_path / "run"
     row = run_case(*case(override), 0, folder)
     assert row.violation is None
-    assert trio.run(Rerun(folder).run).identical
+    assert trio.run(JobRerun(folder).run).identical
     assert (folder / "job.toml").exists()

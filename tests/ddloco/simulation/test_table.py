@@ -11,7 +11,7 @@ import trio
 from ddloco import syncs
 from ddloco.cli import parser
 from ddloco.commands import simulate
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from ddloco.simulation import hostile, table
 from ddloco.simulation.table import FOUND, HELD
 from ddloco.tapes import verify_folder
@@ -104,7 +104,7 @@ def test_tapes_of_a_case_are_left_where_asked(call, here):
     """They replay."""
     code, *_ = call("small.toml --case second --dir run")
     assert HELD == code
-    assert trio.run(Rerun(here / "run").run).identical
+    assert trio.run(JobRerun(here / "run").run).identical
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_world_leaves_its_tapes_where_asked(call, here):
     code, *_ = call("hostile --seed 8 --dir run")
     assert HELD == code
     assert {"job.toml", "tapes"} <= {path.name for path in (here / "run").iterdir()}
-    assert trio.run(Rerun(here / "run").run).identical
+    assert trio.run(JobRerun(here / "run").run).identical
 
 
 @pytest.mark.parametrize("more", ["", " --json", " --dir run"])

@@ -5,7 +5,6 @@ from collections import defaultdict
 import pytest
 
 from ddloco.messages import GlobalFragment, Pull
-from ddloco.stage import actor as actors
 from ddloco.stage import cutting
 from ddloco.stage.actor import Actor
 from ddloco.stage.cutting import BEGUN, CUT, DISCARDED, GATHER, TAKEN
@@ -61,14 +60,7 @@ class Script:
         return asked
 
 
-PACKAGES = (*cutting.PACKAGES, Script.__module__.partition(".")[0])
-
-
-@pytest.fixture(autouse=True)
-def machines_of_tests(monkeypatch):
-    """The states here hold a machine of this file."""
-    monkeypatch.setattr(cutting, "PACKAGES", PACKAGES)
-    monkeypatch.setattr(actors, "PACKAGES", PACKAGES)
+PACKAGES = cutting.packages_of(Script())
 
 
 class Town:

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from ddloco.admission import admission
 from ddloco.effects import EncodeFragment, MakeParameters, MergeFragment, Recover, RunStep
 from ddloco.events import (
     Evaluated,
@@ -27,7 +28,7 @@ from ddloco.events import (
     StepFinished,
 )
 from ddloco.fragments import wire_layout
-from ddloco.host import expected_tensors, machine_for
+from ddloco.host import machine_for
 from ddloco.messages import GlobalFragment, Progress, Said
 from ddloco.stage.actor import Actor
 from ddloco.stage.arrays import Arrays
@@ -168,7 +169,7 @@ class Office:
             recorder=self.recorder(incarnation),
             time=TrioTime(),
             log=log,
-            expected=expected_tensors(self.plan, 0),
+            admits=admission(self.plan, 0),
         )
         return driver
 
@@ -584,7 +585,7 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
             recorder=Recorder(None),
             time=time,
             log=log,
-            expected=lambda body: None,
+            admits=lambda header: None,
         )
         finish = await driver.run(Restored("syncer.1-9"), [FragmentEncoded(4, b"d" * 16)])
 

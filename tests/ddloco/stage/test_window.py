@@ -366,7 +366,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
         recorder=Recorder(TapeWriter(tmp_path / "syncer.1.tape", header)),
         time=ManualTime(),
         log=ActorLog(tmp_path / "log.jsonl", "syncer.1"),
-        expected=lambda body: None,
+        admits=lambda header: None,
         facts=lambda: {"name": "small"},
     )
     guest = Guest(fabric.endpoint("a"))

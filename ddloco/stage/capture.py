@@ -1,0 +1,108 @@
+"""The work of writing one's own part of a snapshot, in the background.
+
+Arrays are held by handles and never change, so nothing is copied.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import trio
+from numpy.typing import NDArray
+
+from ddloco.stage.album import Album
+from ddloco.stage.arrays import Arrays
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.stage.events import Captured, Committed, WorkFailed
+from snapshot import Entry, SnapshotError
+from transport import SENDABLE, Payload, aligned, tensor_bytes
+
+FROZEN = "frozen"
+"""The name of what ``freeze`` wrote."""
+
+Tensors = Mapping[str, NDArray[Any]]
+
+Held = list[tuple[str, Tensors]]
+"""Arrays that are written, by handle."""
+
+
+class Capture:
+    """Does it for one actor whose work has no state of its own.
+
+    Args:
+        arrays: its arrays.
+        album: where to write.
+    """
+
+    def __init__(self, arrays: Arrays, album: Album) -> None:
+        self._arrays = arrays
+        self._album = album
+
+    def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
+        """The actor as it stood at the cut, and the arrays that it held."""
+        return self._caught(work.work, partial(self._write_state, work, self._held(work.handles)))
+
+    def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
+        """What was in flight."""
+        return self._caught(work.work, partial(self._write_flight, work, self._held(work.handles)))
+
+    async def commit(self, work: CommitSnapshot) -> Committed | WorkFailed:
+        """The manifest."""
+        try:
+            commit = partial(self._album.commit, work.snapshot, work.parts, work.absent)
+            await trio.to_thread.run_sync(commit)
+        except (OSError, SnapshotError) as error:
+            return _failed(work.work, error)
+        return Committed(work.work)
+
+    async def _caught(self, work: int, write: Callable[[], str]) -> Captured | WorkFailed:
+        try:
+            return Captured(work, await trio.to_thread.run_sync(write))
+        except (OSError, SnapshotError) as error:
+            return _failed(work, error)
+
+    def _held(self, handles: Sequence[str]) -> Held:
+        """What to write, looked up now: in the replay of a failed write nobody waits for this, and
+        the handles may be gone by then."""
+        return [(name, self._tensors(name)) for name in dict.fromkeys(handles)]
+
+    def _tensors(self, handle: str) -> Tensors:
+        return payload_tensors(self._arrays.get(handle))
+
+    # In a thread.
+
+    def _write_state(self, work: CaptureState, held: Held) -> str:
+        return self._album.write_piece(self._state_entries(work, held))
+
+    def _state_entries(self, work: CaptureState, held: Held) -> list[Entry]:
+        blob = self._album.write_bytes(work.state)
+        return [Entry("state", FROZEN, blob.sha256, blob.size), *self._write_held(held)]
+
+    def _write_flight(self, work: CaptureFlight, held: Held) -> str:
+        blob = self._album.write_bytes(work.messages)
+        entries = [Entry("flight", FROZEN, blob.sha256, blob.size), *self._write_held(held)]
+        return self._album.write_piece(entries)
+
+    def _write_held(self, held: Held) -> list[Entry]:
+        entries: list[Entry] = []
+        for handle, tensors in held:
+            blob = self._album.write_tensors(tensors)
+            entries.append(Entry("array", handle, blob.sha256, blob.size))
+        return entries
+
+
+def _failed(work: int, error: Exception) -> WorkFailed:
+    """The place's doing: in a replay, where nothing is written, a fact like the time."""
+    return WorkFailed(work, "worker", str(error))
+
+
+def payload_tensors(payload: Payload) -> dict[str, NDArray[Any]]:
+    """The tensors of a payload, by name; their order is in the names."""
+    tensors: dict[str, NDArray[Any]] = {}
+    at = 0
+    for index, meta in enumerate(payload.tensors):
+        size = tensor_bytes(meta)
+        view = payload.data[at : at + size].view(SENDABLE[meta.dtype])
+        tensors[f"{index:04d}/{meta.name}"] = view.reshape(meta.shape)
+        at += aligned(size)
+    return tensors
