@@ -5,13 +5,10 @@ what the parameters are, what the loss is, and where batches come from. Everythi
 fragments and merging stays on our side of this protocol.
 """
 
-import hashlib
-import importlib
-import inspect
 from collections.abc import Mapping
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from ddloco.stage.named import NamedError, called, source_digest
 
 if TYPE_CHECKING:
     import jax
@@ -71,24 +68,10 @@ def load_task(spec: str, options: Mapping[str, Any]) -> Task:
     Raises:
         TaskError: with one line that names the module, the function or the missing method.
     """
-    module_name, function_name = _split(spec)
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise TaskError(f"task {spec!r}: cannot import {module_name}: {_said(error)}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise TaskError(f"task {spec!r}: {module_name} has no function {function_name}")
-    try:
-        inspect.signature(function).bind(**options)
-    except TypeError as error:
-        raise TaskError(
-            f"task {spec!r}: {function_name} does not take these options: {error}"
-        ) from (error)
-    try:
-        task = function(**options)
-    except Exception as error:
-        raise TaskError(f"task {spec!r}: {function_name} failed: {_said(error)}") from error
+        task = called("task", spec, options)
+    except NamedError as error:
+        raise TaskError(str(error)) from error
     for name in REQUIRED:
         if not callable(getattr(task, name, None)):
             raise TaskError(f"task {spec!r}: {type(task).__name__} has no method {name}")
@@ -99,30 +82,12 @@ def load_task(spec: str, options: Mapping[str, Any]) -> Task:
 
 
 def task_digest(spec: str) -> str:
-    """Return the SHA-256 in hex of the source file of the task's module.
-
-    Only that one file is covered: what it imports, and the data it reads, are not.
+    """Return the SHA-256 in hex of the source file of the task's module; see ``source_digest``.
 
     Raises:
         TaskError: there is no such module, or it has no source file.
     """
-    module_name, _ = _split(spec)
     try:
-        found = find_spec(module_name)
-    except Exception as error:
-        raise TaskError(f"task {spec!r}: cannot find {module_name}: {_said(error)}") from error
-    if found is None or found.origin is None or not found.has_location:
-        raise TaskError(f"task {spec!r}: {module_name} has no source file")
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
-
-
-def _split(spec: str) -> tuple[str, str]:
-    module_name, colon, function_name = spec.partition(":")
-    if not (colon and module_name and function_name):
-        raise TaskError(f"task {spec!r} is not of the form module:function")
-    return module_name, function_name
-
-
-def _said(error: Exception) -> str:
-    # A user's exception may speak over many lines; the promise is one.
-    return " ".join(f"{type(error).__name__}: {error}".split())
+        return source_digest("task", spec)
+    except NamedError as error:
+        raise TaskError(str(error)) from error

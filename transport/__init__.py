@@ -55,4 +55,6 @@ from transport.payload import Bytes as Bytes
 from transport.payload import Payload as Payload
 from transport.payload import aligned as aligned
 from transport.payload import describe as describe
+from transport.payload import payload_of as payload_of
 from transport.payload import tensor_bytes as tensor_bytes
+from transport.payload import tensors_of as tensors_of

@@ -6,7 +6,7 @@ are xxh3-128 (32 GB/s; blake2b made a round three times slower).
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from transport.message import TensorMeta
+from transport.message import TENSORS_MAX, TensorMeta
 
 ALIGNMENT = 64
 """Bytes: a cache line, and what vector loads of every current CPU like."""
@@ -67,6 +67,39 @@ class Payload:
             whole.update(f"{meta.name}|{meta.shape}|{meta.dtype}|{meta.bits}|".encode())
             whole.update(meta.digest)
         return whole.digest()
+
+
+def payload_of(tensors: Mapping[str, NDArray[Any]]) -> Payload:
+    """A payload of named arrays, in their order; they are copied.
+
+    Raises:
+        ValueError: more tensors than a message has, or one of a dtype that is not sent.
+    """
+    if len(tensors) > TENSORS_MAX:
+        raise ValueError(f"{len(tensors)} tensors; a message has at most {TENSORS_MAX}")
+    data = np.zeros(sum(aligned(array.nbytes) for array in tensors.values()), np.uint8)
+    at = 0
+    for name, array in tensors.items():
+        if array.dtype.name not in SENDABLE:
+            sendable = ", ".join(SENDABLE)
+            raise ValueError(f"tensor {name!r} is of {array.dtype.name}; sent are {sendable}")
+        data[at : at + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        at += aligned(array.nbytes)
+    layout = [(name, array.shape, array.dtype.name) for name, array in tensors.items()]
+    return Payload(describe(data, layout), data)
+
+
+def tensors_of(payload: Payload) -> dict[str, NDArray[Any]]:
+    """The tensors of a payload, by name, as views that cannot be written to."""
+    tensors: dict[str, NDArray[Any]] = {}
+    at = 0
+    for meta in payload.tensors:
+        size = tensor_bytes(meta)
+        view = payload.data[at : at + size].view(SENDABLE[meta.dtype]).reshape(meta.shape)
+        view.flags.writeable = False
+        tensors[meta.name] = view
+        at += aligned(size)
+    return tensors
 
 
 def describe(

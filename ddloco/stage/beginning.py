@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-import numpy as np
-
 from clocks import actor_of, number_of
 from ddloco.stage.actor import Actor
 from ddloco.stage.album import SNAPSHOTS
@@ -21,8 +19,7 @@ from transport import (
     Message,
     MessageArrived,
     Payload,
-    aligned,
-    describe,
+    payload_of,
 )
 
 RESTORED, RESTORED_PLACE = "snapshot", "place of the snapshot"
@@ -125,14 +122,7 @@ def load_start(
 
 def payload_from(tensors: Tensors) -> Payload:
     """A payload from its tensors, whose names begin with their places."""
-    named = sorted(tensors.items())
-    layout = tuple((name.partition("/")[2], array.shape, array.dtype.name) for name, array in named)
-    data = np.zeros(sum(aligned(array.nbytes) for _, array in named), np.uint8)
-    at = 0
-    for _, array in named:
-        data[at : at + array.nbytes] = array.reshape(-1).view(np.uint8)
-        at += aligned(array.nbytes)
-    return Payload(describe(data, layout), data)
+    return payload_of({name.partition("/")[2]: array for name, array in sorted(tensors.items())})
 
 
 S = TypeVar("S", bound=Start)

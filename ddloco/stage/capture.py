@@ -15,7 +15,7 @@ from ddloco.stage.arrays import Arrays
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.events import Captured, Committed, WorkFailed
 from snapshot import Entry, SnapshotError
-from transport import SENDABLE, Payload, aligned, tensor_bytes
+from transport import Payload, tensors_of
 
 FROZEN = "frozen"
 """The name of what ``freeze`` wrote."""
@@ -98,11 +98,5 @@ def _failed(work: int, error: Exception) -> WorkFailed:
 
 def payload_tensors(payload: Payload) -> dict[str, NDArray[Any]]:
     """The tensors of a payload, by name; their order is in the names."""
-    tensors: dict[str, NDArray[Any]] = {}
-    at = 0
-    for index, meta in enumerate(payload.tensors):
-        size = tensor_bytes(meta)
-        view = payload.data[at : at + size].view(SENDABLE[meta.dtype])
-        tensors[f"{index:04d}/{meta.name}"] = view.reshape(meta.shape)
-        at += aligned(size)
-    return tensors
+    named = enumerate(tensors_of(payload).items())
+    return {f"{index:04d}/{name}": tensor for index, (name, tensor) in named}

@@ -5,10 +5,23 @@ from typing import Literal
 from transport import Event, LaneBroken, TimerFired
 
 
+class Begun(Event, frozen=True):
+    """The first event of an actor of a user's program."""
+
+    incarnation: str
+
+
 class WorkResult(Event, frozen=True):
     """Base of how work ends; the number is that of the effect that asked for it."""
 
     work: int
+
+
+class Computed(WorkResult, frozen=True):
+    """Base of how the work of a user's program ends; ``made`` are the digests of the arrays that
+    the effect named, filled in by the stage."""
+
+    made: tuple[bytes, ...] = ()
 
 
 class WorkFailed(WorkResult, frozen=True):
