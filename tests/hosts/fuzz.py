@@ -289,10 +289,33 @@ def start(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Loopback, Clust
     return hosts, Cluster(hosts, folder, settings)
 
 
+class Size:
+    """How large a job's syncer is, and was when this was made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before = cluster.resident(SYNCER)
+
+    def now(self) -> list[tuple[str, float]]:
+        """In MiB: what is resident, what of it was not before, and the most that ever was."""
+        resident = self._cluster.resident(SYNCER)
+        found = {
+            "resident_mib": resident,
+            "grown_mib": resident - self._before,
+            "peak_mib": self._cluster.peak(SYNCER),
+        }
+        return [(name, round(nbytes / 2**20, 1)) for name, nbytes in found.items()]
+
+
 def fuzz(
-    cluster: Cluster, count: int, seed: int, seconds_max: float = float("inf")
+    cluster: Cluster,
+    count: int,
+    seed: int,
+    seconds_max: float = float("inf"),
+    alone: Cluster | None = None,
 ) -> dict[str, Any]:
-    """Throw so many messages at the job, or as many as there is time for; figures."""
+    """Throw so many messages at the job, or as many as there is time for; figures, also of the
+    syncer of a job that is left alone meanwhile."""
     until = time.monotonic() + seconds_max
     job = load_job(cluster.job, list(cluster.settings))
     keys = cluster.folder / "keys"
@@ -301,7 +324,8 @@ def fuzz(
     try:
         thrown = fuzzer.throw(first, until)  # Whatever is allocated once is allocated now.
         status = cluster.status(keys)
-        merges, resident, begun = len(cluster.merges()), cluster.resident(SYNCER), time.monotonic()
+        merges, begun = len(cluster.merges()), time.monotonic()
+        sizes = {"": Size(cluster), **({"alone_": Size(alone)} if alone is not None else {})}
         later = fuzzer.throw(count - first, until)
         status = cluster.status(keys)
         seconds = time.monotonic() - begun
@@ -310,8 +334,7 @@ def fuzz(
             "messages_per_s": round(later / seconds),
             "merges": len(cluster.merges()) - merges,
             "refused_frames": status["refused_frames"],
-            "resident_mib": round(cluster.resident(SYNCER) / 2**20, 1),
-            "grown_mib": round((cluster.resident(SYNCER) - resident) / 2**20, 1),
+            **{f"{whose}{name}": mib for whose, size in sizes.items() for name, mib in size.now()},
             "sockets": cluster.sockets(SYNCER),
         }
     finally:
