@@ -2,10 +2,10 @@
 
 Divided: how many times larger the syncer is at the end than after the first fifth, by the same of a
 syncer whose job runs beside it and that nobody fuzzes, since a job grows a little by itself; 1 is
-what it should be, and above 1.1 the line says that memory is not flat. What is resident now and
-then was larger in between, so the peak is told as well. The job has keys; two learners train
-meanwhile, and their merges are counted. The fuzzer shares the machine with both jobs, so the
-messages a second say what all of them do together.
+what it should be, and above 1.1 the line says that memory is not flat; after too few messages it
+judges nothing. What is resident now and then was larger in between, so the peak is told as well.
+The job has keys; two learners train meanwhile, and their merges are counted. The fuzzer shares the
+machine with both jobs, so the messages a second say what all of them do together.
 """
 
 import tempfile
@@ -16,11 +16,15 @@ from tests.hosts.cluster import SYNCER
 from tests.hosts.fuzz import fuzz, start
 
 MESSAGES, SECONDS_MAX = 100_000, 160.0
-"""A slow machine throws fewer, and the line says how many."""
+"""A slow machine throws fewer, and the line says how many; after a fifth of them, or of the time,
+sizes are looked at first."""
+
+MESSAGES_JUDGED = 20_000
+"""With fewer after that nothing is judged: what grows by a kilobyte each would not be noticed."""
 
 RATIO_MAX = 1.1
 """Of memory that is flat. A queue that is read in a burst, and pages between what is in use, come
-to a few MiB of some 65; a kilobyte kept of each message would come to 2.2."""
+to a few MiB of some 65; a kilobyte kept of each of 80,000 messages would make it 2.2."""
 
 LEARNERS = ("learner-0", "learner-1")
 
@@ -50,6 +54,8 @@ def lines(figures: dict[str, Any]) -> list[str]:
     """The figures in words, and whether memory is flat."""
     times = "{:.3f} and {:.3f} times".format(_times(figures, ""), _times(figures, "alone_"))
     flat = "flat" if figures["ratio"] <= RATIO_MAX else "NOT flat"
+    if figures["messages_later"] < MESSAGES_JUDGED:
+        flat = f"too few messages to call it flat, below {MESSAGES_JUDGED}"
     return [
         "{ratio:.3f} times the growth of a syncer left alone: {flat}, the limit is {limit}; "
         "{times} the memory after a fifth, {resident_mib:.1f} MiB ({grown_mib:+.1f}, peak "

@@ -316,21 +316,23 @@ def fuzz(
 ) -> dict[str, Any]:
     """Throw so many messages at the job, or as many as there is time for; figures, also of the
     syncer of a job that is left alone meanwhile."""
-    until = time.monotonic() + seconds_max
+    now = time.monotonic()
     job = load_job(cluster.job, list(cluster.settings))
     keys = cluster.folder / "keys"
     fuzzer = Fuzzer(cluster.address, Throws(job, seed), load_curve(keys, INSIDER))
     first = max(count // 5, 1)
     try:
-        thrown = fuzzer.throw(first, until)  # Whatever is allocated once is allocated now.
+        # Whatever is allocated once is allocated now.
+        thrown = fuzzer.throw(first, now + seconds_max / 5)
         status = cluster.status(keys)
         merges, begun = len(cluster.merges()), time.monotonic()
         sizes = {"": Size(cluster), **({"alone_": Size(alone)} if alone is not None else {})}
-        later = fuzzer.throw(count - first, until)
+        later = fuzzer.throw(count - thrown, now + seconds_max)
         status = cluster.status(keys)
         seconds = time.monotonic() - begun
         figures = {
             "messages": thrown + later,
+            "messages_later": later,
             "messages_per_s": round(later / seconds),
             "merges": len(cluster.merges()) - merges,
             "refused_frames": status["refused_frames"],
