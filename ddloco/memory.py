@@ -24,7 +24,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 32 * 2**20
 """glibc's own limit for the size from which it maps memory apart."""
 
-SPARE_BYTES = 16 * 2**20
+SPARE_BYTES = 8 * 2**20
 """So much may lie free in any heap, and as much as is in use in a larger one: the next merge will
 want it."""
 

@@ -54,7 +54,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     """The figures in words, and whether memory is flat."""
     times = "{:.3f} and {:.3f} times".format(_times(figures, ""), _times(figures, "alone_"))
     flat = "flat" if figures["ratio"] <= RATIO_MAX else "NOT flat"
-    if figures["messages_later"] < MESSAGES_JUDGED:
+    if flat == "flat" and figures["messages_later"] < MESSAGES_JUDGED:
         flat = f"too few messages to call it flat, below {MESSAGES_JUDGED}"
     return [
         "{ratio:.3f} times the growth of a syncer left alone: {flat}, the limit is {limit}; "
