@@ -12,7 +12,7 @@ from clocks import actor_of
 from ddloco.config import Job
 from ddloco.host import Hosted
 from ddloco.keys import curve_of
-from ddloco.memory import keep_freed_memory
+from ddloco.memory import give_back_spare, keep_freed_memory
 from ddloco.restoring import JobBeginning
 from ddloco.stage.effects import Finish
 from transport import LANES
@@ -80,9 +80,12 @@ class Cluster:
                     hosted = Hosted(self.job, incarnation, self.folder, endpoint)
                     hosted.beginning = self._beginning
                     self._hosted[incarnation] = hosted
-                async with trio.open_nursery() as nursery:
-                    for hosted in self._hosted.values():
-                        nursery.start_soon(self._host, hosted)
+                async with trio.open_nursery() as beside:
+                    beside.start_soon(give_back_spare)
+                    async with trio.open_nursery() as nursery:
+                        for hosted in self._hosted.values():
+                            nursery.start_soon(self._host, hosted)
+                    beside.cancel_scope.cancel()
         return self.outcome
 
     async def _connected(self, context: object, wanted: dict[str, str]) -> dict[str, ZmqEndpoint]:

@@ -15,7 +15,7 @@ from ddloco.display import follow
 from ddloco.folder import address_file
 from ddloco.host import TAPES, Hosted
 from ddloco.keys import curve_of
-from ddloco.memory import keep_freed_memory
+from ddloco.memory import give_back_spare, keep_freed_memory
 from ddloco.quay import ship_tape, take_in_tapes
 from ddloco.refusals import Refusals
 from ddloco.restoring import JobBeginning, begin_with
@@ -131,6 +131,7 @@ async def _serve(hosted: Hosted, endpoint: ZmqEndpoint, *, with_parent: bool) ->
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, hosted.request_stop)
         nursery.start_soon(Refusals(endpoint, hosted).run)
+        nursery.start_soon(give_back_spare)
         if with_parent:
             nursery.start_soon(stop_with_parent, hosted.request_stop)
         else:

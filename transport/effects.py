@@ -29,8 +29,8 @@ class Listen(Effect, frozen=True):
 class Send(Effect, Generic[B], frozen=True):
     """Say ``body`` to ``peer`` when credit allows.
 
-    A message that still waits is replaced by a newer one with the same non-empty ``key``, though
-    never across a ``barrier``. The link holds the ``payload`` until it has left.
+    A message that still waits is replaced by a newer one with the same non-empty ``key``. The link
+    holds the ``payload`` until it has left.
     """
 
     peer: str
@@ -38,7 +38,6 @@ class Send(Effect, Generic[B], frozen=True):
     body: B
     payload: str = ""
     key: str = ""
-    barrier: bool = False
 
 
 class Mark(Effect, frozen=True):

@@ -44,6 +44,14 @@ SEND_QUEUE_MESSAGES_MAX = 256
 """Messages that may wait on one lane (the high-water mark). The credit window of a link must stay
 under half of it: libzmq gives room back in batches of half the mark."""
 
+RECEIVE_QUEUE_MESSAGES_MAX = 64
+"""Messages of one connection that ZeroMQ takes in before they are read here; the rest waits where
+it came from, in the sender's own queue, which is what the mark above and credit count on. It has
+nothing to do with that mark: with 65,536 here, whoever spoke faster than it was heard had all that
+it said stored by us, 32 MiB of 12,000 small messages. Not less, since a connection of which more
+than this is unread when its peer dials again is never closed by libzmq: half a minute of reports
+must fit."""
+
 LINGER_S = 3.0
 """How long a closing endpoint lets frames already sent leave: enough for a full queue on a LAN,
 and short enough that a dead peer never holds up a shutdown."""

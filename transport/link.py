@@ -146,7 +146,7 @@ class Links:
         if lane.outbox.pass_through():
             number = self._sending.number(link, send.lane, lane, send.body, send.payload)
             return [], [number]
-        waiting = Waiting(send.body, send.payload, send.key, send.barrier)
+        waiting = Waiting(send.body, send.payload, send.key)
         try:
             replaced = lane.outbox.put(waiting)
         except OutboxFullError as error:

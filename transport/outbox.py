@@ -2,7 +2,7 @@
 
 Machine state. A send never blocks: without credit a message waits here, and where a newer one with
 the same key comes, the newer takes the older one's place. So a peer that is stopped for ever costs
-at most one message per key, and gets the newest when it comes back. Nothing moves across a barrier.
+at most one message per key, and gets the newest when it comes back.
 """
 
 from dataclasses import dataclass, field
@@ -29,7 +29,6 @@ class Waiting:
     body: Body
     payload: str = ""
     key: str = ""
-    barrier: bool = False
     free_of_charge: bool = False
 
 
@@ -58,8 +57,6 @@ class Outbox:
         if message.key:
             for index in range(len(self.waiting) - 1, -1, -1):
                 older = self.waiting[index]
-                if older.barrier:
-                    break
                 if older.key == message.key:
                     self.waiting[index] = message
                     return older

@@ -23,6 +23,7 @@ from transport.endpoint import (
     FRAME_BYTES_MAX,
     LINGER_S,
     PARTS_MAX,
+    RECEIVE_QUEUE_MESSAGES_MAX,
     SEND_QUEUE_MESSAGES_MAX,
     Arrival,
     Buffer,
@@ -309,7 +310,7 @@ class ZmqEndpoint:
         socket: zmq.Socket[Any] = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, int(self._linger_s * 1000))
         socket.setsockopt(zmq.SNDHWM, self._queue_messages_max)
-        socket.setsockopt(zmq.RCVHWM, self._queue_messages_max)
+        socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
         socket.setsockopt(zmq.MAXMSGSIZE, PART_BYTES_DISCONNECT)
         socket.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_S * 1000))
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_S_MAX * 1000))

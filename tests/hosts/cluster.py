@@ -205,6 +205,11 @@ class Cluster:
         pages = Path(f"/proc/{self.processes[name].pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
+    def peak(self, name: str) -> int:
+        """The most bytes of memory that an actor ever had resident."""
+        told = Path(f"/proc/{self.processes[name].pid}/status").read_text().split("VmHWM:")[1]
+        return int(told.split()[0]) * 1024
+
     def replay(self) -> subprocess.CompletedProcess[str]:
         """Copy the hosts' run folders together, as the README says, and replay them as one."""
         together = self.folder / "together"

@@ -289,29 +289,54 @@ def start(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Loopback, Clust
     return hosts, Cluster(hosts, folder, settings)
 
 
+class Size:
+    """How large a job's syncer is, and was when this was made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._before = cluster.resident(SYNCER)
+
+    def now(self) -> list[tuple[str, float]]:
+        """In MiB: what is resident, what of it was not before, and the most that ever was."""
+        resident = self._cluster.resident(SYNCER)
+        found = {
+            "resident_mib": resident,
+            "grown_mib": resident - self._before,
+            "peak_mib": self._cluster.peak(SYNCER),
+        }
+        return [(name, round(nbytes / 2**20, 1)) for name, nbytes in found.items()]
+
+
 def fuzz(
-    cluster: Cluster, count: int, seed: int, seconds_max: float = float("inf")
+    cluster: Cluster,
+    count: int,
+    seed: int,
+    seconds_max: float = float("inf"),
+    alone: Cluster | None = None,
 ) -> dict[str, Any]:
-    """Throw so many messages at the job, or as many as there is time for; figures."""
-    until = time.monotonic() + seconds_max
+    """Throw so many messages at the job, or as many as there is time for; figures, also of the
+    syncer of a job that is left alone meanwhile."""
+    now = time.monotonic()
     job = load_job(cluster.job, list(cluster.settings))
     keys = cluster.folder / "keys"
     fuzzer = Fuzzer(cluster.address, Throws(job, seed), load_curve(keys, INSIDER))
     first = max(count // 5, 1)
     try:
-        thrown = fuzzer.throw(first, until)  # Whatever is allocated once is allocated now.
+        # Whatever is allocated once is allocated now.
+        thrown = fuzzer.throw(first, now + seconds_max / 5)
         status = cluster.status(keys)
-        merges, resident, begun = len(cluster.merges()), cluster.resident(SYNCER), time.monotonic()
-        later = fuzzer.throw(count - first, until)
+        merges, begun = len(cluster.merges()), time.monotonic()
+        sizes = {"": Size(cluster), **({"alone_": Size(alone)} if alone is not None else {})}
+        later = fuzzer.throw(count - thrown, now + seconds_max)
         status = cluster.status(keys)
         seconds = time.monotonic() - begun
         figures = {
             "messages": thrown + later,
+            "messages_later": later,
             "messages_per_s": round(later / seconds),
             "merges": len(cluster.merges()) - merges,
             "refused_frames": status["refused_frames"],
-            "resident_mib": round(cluster.resident(SYNCER) / 2**20, 1),
-            "grown_mib": round((cluster.resident(SYNCER) - resident) / 2**20, 1),
+            **{f"{whose}{name}": mib for whose, size in sizes.items() for name, mib in size.now()},
             "sockets": cluster.sockets(SYNCER),
         }
     finally:

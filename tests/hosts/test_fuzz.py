@@ -7,9 +7,9 @@ import pytest
 from tests.hosts.cluster import SYNCER
 from tests.hosts.fuzz import fuzz, start
 
-GROWN_MIB_MAX = 24.0
-"""Of the syncer, while messages of every kind come in: each is up to 4 MiB, and a queue of them is
-read before it is refused. What is kept of a message would come to hundreds."""
+GROWN_MIB_MAX = 16.0
+"""Of the syncer, while messages of every kind come in: each is up to 4 MiB, and a few of each
+connection are taken in before they are refused."""
 
 
 @pytest.mark.parametrize(

@@ -273,19 +273,6 @@ def test_a_frozen_peer_gets_the_newest_of_each_statement(pair):
     assert len(pair.hub.handles) == len(pair.spoke.handles) == 0
 
 
-def test_no_statement_is_replaced_across_a_barrier(pair):
-    """What waits before a marker is sent before it, whatever is newer."""
-    for number in range(4):
-        pair.send(pair.hub, Pull(number, 0), BULK)
-    pair.send(pair.hub, Pull(10, 0), BULK, key="k")
-    pair.send(pair.hub, Pull(11, 0), BULK, barrier=True)
-    pair.send(pair.hub, Pull(12, 0), BULK, key="k")
-    pair.send(pair.hub, Pull(13, 0), BULK, key="k")
-    pair.settle()
-
-    assert numbers(pair.spoke.said()) == [0, 1, 2, 3, 10, 11, 13]
-
-
 def test_an_outbox_too_full_gives_the_link_up(pair):
     """Beyond the limit of what may wait the link is lost, not the memory."""
     for number in range(WINDOW_MESSAGES[BULK] + WAITING_MAX):

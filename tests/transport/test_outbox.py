@@ -1,4 +1,4 @@
-"""What waits in one lane: credit, order, the newest of each statement, barriers."""
+"""What waits in one lane: credit, order, the newest of each statement."""
 
 import pytest
 from hypothesis import given
@@ -66,26 +66,6 @@ def test_messages_without_a_key_never_replace_each_other():
     assert texts(outbox.waiting) == ["a", "a", "b"]
 
 
-def test_nothing_is_replaced_across_a_barrier():
-    """A marker cuts: what waits before it stays, what comes after it stands after it."""
-    outbox = Outbox(0)
-    outbox.put(said("before", key="k"))
-    outbox.put(said("marker", barrier=True))
-
-    assert outbox.put(said("after", key="k")) is None
-    assert texts(outbox.put(said("newest", key="k")) for _ in range(1)) == ["after"]
-    assert texts(outbox.waiting) == ["before", "marker", "newest"]
-
-
-def test_a_barrier_is_never_replaced():
-    """A marker stays even where a later message has its key."""
-    outbox = Outbox(0)
-    outbox.put(said("marker", key="k", barrier=True))
-
-    assert outbox.put(said("after", key="k")) is None
-    assert texts(outbox.waiting) == ["marker", "after"]
-
-
 def test_what_is_free_of_charge_needs_no_credit_and_uses_none():
     """Word of credit passes where everything else is stopped, and takes no place of it."""
     outbox = Outbox(1)
@@ -123,35 +103,31 @@ def test_a_full_lane_takes_no_more_but_still_conflates():
 @given(
     st.lists(
         st.one_of(
-            st.tuples(st.just("put"), st.sampled_from(["", "x", "y"]), st.booleans()),
-            st.tuples(st.just("credit"), st.integers(0, 30), st.none()),
+            st.tuples(st.just("put"), st.sampled_from(["", "x", "y"])),
+            st.tuples(st.just("credit"), st.integers(0, 30)),
         ),
         max_size=40,
     ),
     st.integers(0, 3),
 )
 def test_what_leaves_is_in_order_and_within_credit(steps, window):
-    """What leaves keeps places; each key's newest of a stretch between barriers leaves, once."""
-    outbox, left, segment, expected = Outbox(window), [], 0, []
-    for number, (what, value, barrier) in enumerate(steps):
+    """What leaves keeps places; of what waits each key's newest leaves, once."""
+    outbox, left, expected = Outbox(window), [], []
+    for number, (what, value) in enumerate(steps):
         if what == "credit":
             outbox.credited(min(value, outbox.sent))
-        elif barrier:
-            segment += 1
-            outbox.put(said(str(number), barrier=True))
-            expected.append((str(number), "", -1))
         else:
             old = outbox.put(said(str(number), key=value))
-            entry = (str(number), value, segment)
+            entry = (str(number), value)
             if old is None:
                 expected.append(entry)
             else:
-                index = [text for text, _, _ in expected].index(old.body.reason)
-                assert expected[index][1:] == (value, segment), "replaced across a barrier"
+                index = [text for text, _ in expected].index(old.body.reason)
+                assert expected[index][1] == value, "replaced by another statement"
                 expected[index] = entry
         left += texts(outbox.release())
         assert outbox.sent - outbox.taken <= window
         assert outbox.sent == len(left)
-    assert left == [text for text, _, _ in expected][: len(left)]
-    waiting = [(key, part) for _, key, part in expected[len(left) :] if key]
+    assert left == [text for text, _ in expected][: len(left)]
+    waiting = [key for _, key in expected[len(left) :] if key]
     assert len(waiting) == len(set(waiting)), "two versions of one statement wait"

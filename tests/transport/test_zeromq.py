@@ -9,7 +9,12 @@ import trio.testing
 import zmq
 
 from transport.conformance import Inbox, send_patiently
-from transport.endpoint import FRAME_BYTES_MAX, PARTS_MAX, PeerGone
+from transport.endpoint import (
+    FRAME_BYTES_MAX,
+    PARTS_MAX,
+    RECEIVE_QUEUE_MESSAGES_MAX,
+    PeerGone,
+)
 from transport.zeromq import PART_BYTES_DISCONNECT, TrioSocket, ZmqEndpoint, open_context
 
 WAIT_S = 20
@@ -189,6 +194,25 @@ async def test_a_part_beyond_reading_ends_only_its_own_connection():
         await inbox.wait_count(2)
         assert listener.statistics().arrivals_refused == 0
     assert inbox.messages == {"other": [(b"still here",)], "rude-again": [(b"hello",)]}
+
+
+async def test_what_is_not_read_waits_with_whoever_said_it():
+    """A listener that does not come to reading takes in a few messages of a connection, whatever
+    its own sends may queue; the system's buffers hold some more of them, and that is all."""
+    part = bytes(512 * 1024)
+    of_the_system = 128  # 64 MiB; a fifth of that would do on most.
+    most = RECEIVE_QUEUE_MESSAGES_MAX + of_the_system
+    async with open_context() as context:
+        listener = ZmqEndpoint(context, queue_messages_max=65_536)
+        dealer, taken = context.socket(zmq.DEALER), 0
+        dealer.linger, dealer.sndhwm = 0, 1
+        dealer.connect(await listener.listen("tcp://127.0.0.1:*"))
+        while taken <= most and dealer.poll(500, zmq.POLLOUT):
+            dealer.send(part, zmq.NOBLOCK, copy=False)
+            taken += 1
+        dealer.close()
+        await listener.aclose()
+    assert RECEIVE_QUEUE_MESSAGES_MAX <= taken <= most
 
 
 async def test_a_nameless_peer_is_not_heard():
