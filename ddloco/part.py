@@ -143,7 +143,7 @@ class Part:
         if self._start is not None:
             assert isinstance(self._workers, Workers), "simulated jobs have no store"
             await self._start.take_up(self._workers, self._arrays)
-            if self._tape.header.after:
+            if self._tape.header.after and not self._tape.dropped:
                 self._start.adopt(self._rerun.job, self._workers.plan)
                 self._start.keep(self._arrays, self._history)
         pieces = self._tape.header.facts.get(STATE_PIECES)

@@ -11,7 +11,7 @@ missing actor's arrays cannot be: it is counted as unverified, and the gap is na
 """
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ import trio
 
 from clocks import actor_of, number_of
 from ddloco.album import place_of
+from ddloco.anchor import begin_tapes, cut_of
 from ddloco.config import job_from
 from ddloco.errors import first_of
 from ddloco.events import FragmentMerged, StepFinished
 from ddloco.keeping import KeptHistory
 from ddloco.mailbox import Mailbox
 from ddloco.part import Part
-from ddloco.restoring import RESTORED, RESTORED_PLACE, Beginning, begin_with
 from ddloco.simulation.labour import Vault
 from replay import Divergence, Tape, open_tapes, tape
 
@@ -89,7 +89,10 @@ class Rerun:
         self.report = Report()
         tapes = open_tapes(folder)
         self.job = job_from(tapes[0].header.job, f"{tapes[0].path} (header)")
-        self.beginning = self._begin(tapes, place_of(self.job, folder), snapshot)
+        self.beginning = begin_tapes(tapes, place_of(self.job, folder), self.job, snapshot)
+        if self.beginning is not None and any(each.dropped for each in tapes):
+            began = f"begins with snapshot {self.beginning.snapshot}"
+            self.note(f"{began}: events before it were dropped")
         self.tapes = [each for each in tapes if not self._is_past(each)]
         self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
         self.vaults: dict[str, Vault] = {}
@@ -106,16 +109,6 @@ class Rerun:
         present = {actor_of(each.incarnation) for each in tapes}
         self._missing = {name: 0 for name in self.job.names() if name not in present}
 
-    def _begin(self, tapes: Sequence[Tape], place: str | Path, snapshot: str) -> Beginning | None:
-        """With a snapshot that is asked for, or with the one that the run itself went on from."""
-        if snapshot:
-            return begin_with(place, snapshot, self.job)
-        for each in tapes:
-            if each.header.after:
-                facts = each.header.facts
-                return begin_with(facts[RESTORED_PLACE], facts[RESTORED], self.job)
-        return None
-
     def _after(self, each: Tape) -> int:
         return self.beginning.after(each.incarnation) if self.beginning is not None else 0
 
@@ -129,6 +122,8 @@ class Rerun:
                 # What it did at its end nobody in the snapshot had heard of; should anybody hear
                 # of it later, that is a gap by itself.
                 self.note(f"{name}: had come back before {beginning.snapshot}, so not played")
+            elif not cut_of(beginning.parts).goes_on(each):
+                self.note(f"{name}: had ended before {beginning.snapshot}, so not played")
             else:
                 self.gap(f"{name}: not in the snapshot {beginning.snapshot}, so not played")
         return True
