@@ -11,6 +11,7 @@ import pytest
 
 from ddloco.rerun import Rerun
 from replay import files_of, open_tapes
+from snapshot import Store
 from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
 from tests.processes.test_divergence import first_event, rewrite
 
@@ -166,3 +167,61 @@ def test_without_a_snapshot_nothing_can_begin(bounded, tmp_path):
     assert said.startswith(
         f"ddloco: {first} has lost its beginning, and {copy / 'snapshots'}: holds"
     )
+
+
+def went_on(bounded, folder, steps):
+    """A run that went on from a snapshot of another, for so many steps more; the newest one was
+    taken when that one had been told to end, and so ends at once."""
+    job = Job(folder, JOB + BOUNDED)
+    _, one, *_ = Store(bounded.folder / "snapshots").snapshots()
+    place = f"--from={bounded.folder / 'snapshots' / one.id}"
+    newest = max(line["t"] for line in bounded.job.log() if line["event"] == "merge")
+    done = job.run(place, f"--set=job.steps={newest + steps}", "--set=task.step_s=0.03")
+    assert 0 == done.returncode, done.stdout + done.stderr
+    found = replay(job.run_folder)
+    assert 0 == found.returncode, found.stdout + found.stderr
+    return open_tapes(job.run_folder), found.stdout
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_bounded_as_well(bounded, tmp_path):
+    """Its tapes begin where the other run's snapshot was, and then behind its own ones; a replay
+    begins there as well."""
+    for name in ("short", "long"):
+        (tmp_path / name).mkdir()
+    tapes, said = went_on(bounded, tmp_path / "short", 10)
+    assert not any(each.dropped for each in tapes)
+    assert all(each.header.after for each in tapes)
+    assert said.startswith("identical: ")
+
+    tapes, said = went_on(bounded, tmp_path / "long", 200)
+    assert any(each.dropped for each in tapes)
+    assert said.startswith("begins with snapshot syncer.1-")
+    assert "identical: " in said
+
+
+@pytest.mark.slow
+def test_a_syncer_that_was_killed_behind_the_cut(tmp_path):
+    """What it finds of merges from before the cut is what the snapshot has of them: no gap."""
+    job = Job(tmp_path, JOB + BOUNDED)
+    made = Bounded(job)
+    chaos = job.file.with_name("chaos.toml")
+    chaos.write_text(CRASH.replace("learner-1", "syncer").replace("1.0", "6.5"))
+    # An interval of eighty steps: not all fragments are merged between a cut and the crash.
+    slow = ("--set=sync.interval=80", "--set=sync.fragments=8", "--set=snapshot.every_s=2.5")
+
+    def recovered():
+        return (
+            any(line["event"] == "recovered" for line in job.log())
+            and len(
+                [line for line in job.log() if line["event"] == "merge" and ".2:" in line["ref"]]
+            )
+            > 2
+        )
+
+    made.run_until(recovered, f"--chaos={chaos}", *slow)
+    found = replay(made.folder)
+
+    assert 0 == found.returncode, found.stdout + found.stderr
+    assert "identical: " in found.stdout
+    assert all("gap" not in line for line in found.stdout.splitlines())
