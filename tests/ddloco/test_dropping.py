@@ -1,7 +1,7 @@
 """What goes of a bounded tape, when, and what stays: by files and manifests alone."""
 
+import pytest
 import trio
-import trio.testing
 
 from ddloco import dropping
 from ddloco.album import Stored
@@ -41,13 +41,13 @@ class Stand:
                 recorder.go_on(n, {me: n})
         recorder.close(last, None)
 
-    def take(self, number, *who, absent=None, job=None, at=None):
+    def take(self, number, *who, absent=None, job=None):
         """A snapshot in which the named are, at their event ``number``."""
         album = Stored(job or self.job, self.store)
         blob = album.write_bytes(b"state")
         piece = album.write_piece([Entry("state", "frozen", blob.sha256, blob.size)])
         parts = [Part(each, number, {each: number}, (), {}, (piece,)) for each in who]
-        album.commit(f"{OTHER}:{at or number}", parts, absent or {})
+        album.commit(f"{OTHER}:{number}", parts, absent or {})
 
     def begins(self, me=ME):
         """Behind which events the files begin that are there."""
@@ -82,22 +82,30 @@ def test_one_snapshot_may_be_enough(tmp_path):
     assert [6] == stand.begins()
 
 
-def test_snapshots_that_do_not_count(tmp_path):
-    """Of a cut that is not committed nothing follows; nor of a snapshot that somebody is absent
-    from, that this actor was not in, that is another job's, or another run's of the same name."""
-    stand = Stand(tmp_path)
-    stand.record(3, 6, 9, 12, last=20)
-    stand.take(3, ME, OTHER)
-    stand.take(6, OTHER)
-    stand.take(9, ME, OTHER, absent={"learner-1.1": "its channel broke"})
-    stand.take(5, ME, OTHER, at=55)
-    stand.dropper.drop()
-    assert [0, 3, 6, 9, 12] == stand.begins()
+OTHER_JOB = job_from({"job": {"task": "none:none", "seed": 1}}, "test")
 
-    other = Stand(tmp_path, "1 snapshot")
-    other.take(12, ME, OTHER, job=other.job)
+
+@pytest.mark.parametrize(
+    ("number", "who", "more"),
+    [
+        (6, [OTHER], {}),
+        (6, [ME, OTHER], {"absent": {"learner-1.1": "its channel broke"}}),
+        (6, [ME, OTHER], {"job": OTHER_JOB}),
+        (5, [ME, OTHER], {}),
+    ],
+    ids=["not in it", "somebody absent", "another job", "another run of the same name"],
+)
+def test_snapshots_that_do_not_count(tmp_path, number, who, more):
+    """Beside one that does they are none: nothing goes, until there is another one that does."""
+    stand = Stand(tmp_path)
+    stand.record(3, 6, 9, last=11)
+    stand.take(3, ME, OTHER)
+    stand.take(number, *who, **more)
     stand.dropper.drop()
-    assert [0, 3, 6, 9, 12] == stand.begins()
+    assert [0, 3, 6, 9] == stand.begins()
+    stand.take(9, ME, OTHER)
+    stand.dropper.drop()
+    assert [3, 6, 9] == stand.begins()
 
 
 def test_former_incarnations_go_when_nobody_needs_them(tmp_path):
@@ -108,6 +116,7 @@ def test_former_incarnations_go_when_nobody_needs_them(tmp_path):
     stand.record(4, 8, last=9, me="learner-0.3")
     stand.record(3, last=5, me="learner-00.1")
     stand.record(3, last=5, me="learner-0.4")
+    stand.record(3, last=5, me="learner-0.5.1")
     stand.take(4, "learner-0.3", OTHER)
     stand.dropper.drop()
     assert [[0, 3], [0, 2], [0, 4, 8]] == [stand.begins(f"learner-0.{n}") for n in (1, 2, 3)]
@@ -115,7 +124,8 @@ def test_former_incarnations_go_when_nobody_needs_them(tmp_path):
     stand.dropper.drop()
 
     assert [[], [], [4, 8]] == [stand.begins(f"learner-0.{n}") for n in (1, 2, 3)]
-    assert [[0, 3], [0, 3]] == [stand.begins(who) for who in ("learner-00.1", "learner-0.4")]
+    others = ("learner-00.1", "learner-0.4", "learner-0.5.1")
+    assert [[0, 3]] * 3 == [stand.begins(who) for who in others]
 
 
 def test_killed_while_dropping(tmp_path, monkeypatch):

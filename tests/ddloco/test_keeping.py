@@ -80,7 +80,7 @@ def test_a_replay_remembers_what_may_have_been_kept():
 
 
 def test_of_what_a_snapshot_brought_only_the_merge_is_compared():
-    """It was merged before the cut, when data had not gone as far; later ones are compared whole."""
+    """It was merged before the cut, when data had not gone as far; later ones are compared all."""
     history = KeptHistory()
     brought, later = found(0, 4), found(0, 8)
     history.put(brought)

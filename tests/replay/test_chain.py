@@ -217,6 +217,11 @@ def test_a_first_file_that_was_not_begun_is_no_chain(tmp_path):
     (tmp_path / "a.1.tape").rename(tmp_path / "a.1@5.tape")
     with pytest.raises(TapeError, match="too short to be a tape"):
         open_tapes(tmp_path)
+    first, *_ = record(tmp_path)
+    (tmp_path / "a.1@5.tape").unlink()
+    first.write_bytes(b"ddlo")
+    with pytest.raises(TapeError, match=r"a\.1\.tape: .*too short to be a tape"):
+        open_tapes(tmp_path)
 
 
 def test_where_no_file_can_be_begun_the_old_one_goes_on(tmp_path, monkeypatch):
