@@ -15,6 +15,7 @@ from msgspec import Meta
 from ddloco.faults import LARGE, SYNCER, Faults, Whole, impossible
 from ddloco.fragments import FragmentPlan, Leaf, make_plan
 from ddloco.sections import ConfigError, Section, convert, read_toml
+from ddloco.span import snapshots_said, unbounded
 from transport import PROTOCOL_VERSION
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
@@ -116,7 +117,8 @@ class TapeTable(Section, frozen=True):
     """``[tape]``: what is recorded, what happens when recording fails, and where copies go.
 
     With ``ship`` a learner's tape travels to the syncer's folder, in segments of at most
-    ``segment_bytes``, none older than ``segment_s`` seconds when it leaves.
+    ``segment_bytes``, none older than ``segment_s`` seconds when it leaves. With ``keep`` what lies
+    before the oldest of so many snapshots ("2 snapshots") is dropped; where it is empty, nothing.
     """
 
     level: Literal["events", "off"] = "events"
@@ -124,11 +126,17 @@ class TapeTable(Section, frozen=True):
     ship: bool = True
     segment_bytes: Annotated[int, Meta(ge=4096, le=2**20)] = 2**18
     segment_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 1.0
+    keep: str = ""
 
     @property
     def ships(self) -> bool:
         """Whether there are tapes, and they travel."""
         return self.ship and self.level != "off"
+
+    @property
+    def bound(self) -> int:
+        """The newest so many snapshots bound what is kept; 0 for all of it."""
+        return snapshots_said(self.keep) or 0
 
 
 class SnapshotTable(Section, frozen=True):
@@ -368,6 +376,10 @@ def _contradiction(job: Job) -> str | None:
     if job.snapshot.wanted and job.job.method != "decoupled-diloco":
         key = "every_s" if job.snapshot.every_s else "every_steps"
         return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
+    table, taken = job.tape, job.snapshot
+    unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
+    if unbound is not None:
+        return unbound
     problem = impossible(job.chaos, names, job.syncer_names())
     if problem is not None:
         return f"chaos.{problem}"

@@ -21,7 +21,9 @@ from clocks import MonotonicTime, actor_of
 from ddloco import chores
 from ddloco.admission import admission
 from ddloco.averager import Averager
+from ddloco.chaining import ChainRecorder
 from ddloco.config import DATA_PARALLEL, Job
+from ddloco.dropping import Dropper
 from ddloco.effects import RunStep
 from ddloco.events import Started
 from ddloco.folder import album_of, place_of
@@ -45,7 +47,7 @@ from ddloco.stage.logs import LOG_FILE, ActorLog
 from ddloco.syncer import Syncer
 from ddloco.task import task_digest
 from ddloco.workers import Workers
-from replay import Header, Recorder, TapeError, TapeWriter
+from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
 from transport import Endpoint, Event
 
 TAPES = "tapes"
@@ -161,14 +163,23 @@ class Hosted:
 
     async def _drive(self, run: Callable[[], Awaitable[Finish]]) -> Finish:
         """Run the actor, and whatever goes on beside it a little longer."""
-        if self.beside is None:
+        beside = self.beside or self._dropper()
+        if beside is None:
             return await run()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._aside, self.beside.run)
+            nursery.start_soon(self._aside, beside.run)
             finish = await run()
             nursery.cancel_scope.cancel()
-        await self._aside(self.beside.finish)
+        await self._aside(beside.finish)
         return finish
+
+    def _dropper(self) -> "Beside | None":
+        """Who bounds the tape, where the job says that it is bounded; such a tape never travels."""
+        job, tapes = self.job, self.folder / TAPES
+        if not job.tape.bound or job.tape.level == "off":
+            return None
+        place = place_of(job, self.folder)
+        return Dropper(tapes, self.incarnation, job, place, self.note)
 
     async def _aside(self, what: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -190,15 +201,21 @@ class Hosted:
     ) -> Driver:
         name, start = actor_of(self.incarnation), self._start
         fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
+        actor = start.actor if start is not None else fresh
         return Driver(
-            start.actor if start is not None else fresh,
+            actor,
             said=Said,
             job_id=self.job.id,
             endpoint=self.endpoint,
             worker=slowed(workers, self.job.learner_table(name).factor),
             arrays=arrays,
             recorder=recorder_for(
-                self.job, self.incarnation, self.folder, prepared, beginning=self.beginning
+                self.job,
+                self.incarnation,
+                self.folder,
+                prepared,
+                beginning=self.beginning,
+                clock=actor.clock.wire,
             ),
             time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
@@ -211,8 +228,7 @@ class Hosted:
 
     def _facts(self) -> dict[str, Any]:
         """What only the host knows of a running actor."""
-        tape = self.folder / TAPES / f"{self.incarnation}.tape"
-        size = tape.stat().st_size if tape.exists() else None
+        size = bytes_of(self.folder / TAPES, self.incarnation)
         job = {"name": self.job.job.name, "steps": self.job.job.steps}
         return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
 
@@ -225,8 +241,10 @@ def recorder_for(
     facts: dict[str, str] | None = None,
     *,
     beginning: JobBeginning | None = None,
+    clock: Callable[[], dict[str, int]] | None = None,
 ) -> Recorder:
-    """The pen at the door of an actor with a worker, as the job wants it.
+    """The pen at the door of an actor with a worker, as the job wants it; one that begins a file at
+    each cut only where the ``clock`` is told.
 
     Raises:
         TapeError: the tape exists already, or cannot be written.
@@ -254,6 +272,8 @@ def recorder_for(
         clock=dict(start.part.clock) if start is not None else {},
     )
     writer = TapeWriter(folder / TAPES / f"{incarnation}.tape", header)
+    if job.tape.bound and clock is not None:
+        return ChainRecorder(writer, job.tape.on_error, clock)
     return Recorder(writer, job.tape.on_error)
 
 

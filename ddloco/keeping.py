@@ -115,6 +115,8 @@ class KeptHistory:
     """What one actor's incarnations keep in a replay: the newest merges of every fragment."""
 
     merges: dict[int, list[Found]] = field(default_factory=dict[int, list[Found]])
+    brought: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Fragments and versions that a snapshot brought, and that were merged before it."""
 
     def put(self, found: Found) -> None:
         """Remember it."""
@@ -130,6 +132,20 @@ class KeptHistory:
         """The merge that made this version, if it was made here."""
         merges = self.merges.get(fragment, [])
         return next((each for each in merges if each.kept.version == version), None)
+
+    def bring(self) -> None:
+        """All that is there comes from a snapshot: how far data had gone at its merge is a fact of
+        the recording, and only what was merged can be compared."""
+        self.brought.update((p, each.kept.version) for p in self.merges for each in self.merges[p])
+
+    def agrees(self, kept: Kept) -> bool:
+        """Whether what was recorded of a merge that is there is so."""
+        found = self.at(kept.fragment, kept.version)
+        if found is None:
+            return False
+        if (kept.fragment, kept.version) in self.brought:
+            return found.kept.digest == kept.digest
+        return found.kept == kept
 
 
 def digest_of(theta: F32, momentum: F32) -> bytes:

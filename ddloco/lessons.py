@@ -60,7 +60,8 @@ a picture of a job that runs, now; then what the run has, a check of every byte,
 what came after one, executed again:
   ddloco replay runs/first --from latest
 
-A job takes them by itself with every_s or every_steps in [snapshot] of its job file."""
+A job takes them by itself with every_s or every_steps in [snapshot] of its job file; with
+keep = "2 snapshots" in [tape], and ship = false, its tapes hold what came since them."""
 
 SIMULATIONS = """\
 the scenarios that come with ddloco:

@@ -101,9 +101,12 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         if self._start is not None:
             assert isinstance(self._workers, Workers), "simulated jobs have no store"
             await self._start.take_up(self._workers, self._arrays)
-            if self._tape.header.after:
+            self._start.keep(self._arrays, self._history)
+            begins = self._tape.header.after == self._start.part.number
+            if begins and not self._tape.dropped:
                 self._start.adopt(self._rerun.job, self._workers.plan)
-                self._start.keep(self._arrays, self._history)
+            else:
+                self._history.bring()
         pieces = self._tape.header.facts.get(STATE_PIECES)
         if pieces is not None and isinstance(self._workers, Workers):
             self._workers.state.cut_into(int(pieces))
@@ -167,7 +170,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
                 self._rerun.gap(f"{self._name}: {version} was found, and not merged again")
                 for handle in names(kept.fragment, kept.version):
                     self._arrays.put(handle, None)
-            elif found.kept != kept:
+            elif not self._history.agrees(kept):
                 raise self._differs(record, event, describe(kept), describe(found.kept))
             else:
                 workers.take_back(found)

@@ -1,6 +1,7 @@
 """The second run of a job; see ``ddloco.stage.rerun``."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from ddloco.events import FragmentMerged, StepFinished
 from ddloco.folder import place_of
 from ddloco.keeping import KeptHistory
 from ddloco.part import JobPart
-from ddloco.restoring import JobBeginning, begin_with
+from ddloco.restoring import begin_with
 from ddloco.simulation.labour import Vault
-from ddloco.stage.beginning import RESTORED, RESTORED_PLACE
+from ddloco.stage.anchor import begin_tapes
 from ddloco.stage.rerun import Rerun
 from replay import Tape, open_tapes
 
@@ -43,19 +44,10 @@ class JobRerun(Rerun):
         self.warn = warn
         self.vaults: dict[str, Vault] = {}
         self.histories: dict[str, KeptHistory] = {}
-        beginning = self._begin(tapes, place_of(self.job, folder), snapshot)
+        begin = partial(begin_with, job=self.job)
+        beginning = begin_tapes(tapes, place_of(self.job, folder), begin, snapshot)
         super().__init__(tapes, self.job.names(), beginning, progress)
         self.report.counts = {"steps": 0, "merges": 0}
-
-    def _begin(self, tapes: list[Tape], place: str | Path, snapshot: str) -> JobBeginning | None:
-        """With a snapshot that is asked for, or with the one that the run itself went on from."""
-        if snapshot:
-            return begin_with(place, snapshot, self.job)
-        for each in tapes:
-            if each.header.after:
-                facts = each.header.facts
-                return begin_with(facts[RESTORED_PLACE], facts[RESTORED], self.job)
-        return None
 
     def part(self, each: Tape, folder: Path) -> JobPart:
         """What plays a tape."""

@@ -23,6 +23,7 @@ from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal, stop_with_parent
 from ddloco.stage.beginning import place_and_id
 from ddloco.stage.effects import Finish
+from replay.chain import whose
 from replay.tape import SUFFIX
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -160,7 +161,7 @@ def who_begins(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, J
 
 def next_incarnation(folder: Path, name: str) -> str:
     """The actor's name with the number behind those that have a tape in this folder."""
-    there = (path.name.removesuffix(SUFFIX) for path in (folder / TAPES).glob(f"{name}.*{SUFFIX}"))
+    there = (whose(path)[0] for path in (folder / TAPES).glob(f"{name}.*{SUFFIX}"))
     known = (number_of(each) for each in there if actor_of(each) == name)
     return f"{name}.{max(known, default=0) + 1}"
 

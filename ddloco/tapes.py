@@ -64,14 +64,16 @@ def show(folder: Path, *, as_json: bool) -> Iterator[str]:
     """
     tapes = open_tapes(folder)
     events = {each.incarnation: events_of(each) for each in tapes}
-    for event in causal_sort(events, [each.incarnation for each in tapes if each.closed is None]):
+    cut_short = [each.incarnation for each in tapes if each.closed is None]
+    after = {each.incarnation: each.header.after for each in tapes}
+    for event in causal_sort(events, cut_short, after):
         yield json.dumps(event.as_dict()) if as_json else event.line()
 
 
 def events_of(each: Tape) -> list[ShownEvent]:
     """A tape's events with their whole clocks."""
     events: list[ShownEvent] = []
-    clock = VectorClock()
+    clock = VectorClock(each.header.clock)
     for record in each.records():
         if isinstance(record, tape.Event):
             clock = clock.merge(record.clock).tick(each.incarnation)
@@ -112,10 +114,18 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
     lines += between
     lines += [finding.line() for finding in findings]
     good = f"held: {total} events of {len(verdicts)} tapes, every record, clock and invariant"
+    lines += [f"{each.incarnation:<14} {dropped_before(each)}" for each in tapes if each.dropped]
     if goes_on:
         good = f"held: {total} events of {len(verdicts)} tapes, every record and clock; invariants "
-        good += "were not looked at: these tapes go on from a snapshot"
+        dropped = any(each.dropped for each in tapes)
+        why = "have lost their beginnings" if dropped else "go on from a snapshot"
+        good += f"were not looked at: these tapes {why}"
     return held, [*lines, good if held else "failed"]
+
+
+def dropped_before(each: Tape) -> str:
+    """What is not there any more of a tape, in words."""
+    return f"begins behind event {each.header.after}: what lay before it was dropped"
 
 
 def receipt_of(event: dict[str, Any]) -> Receipt | None:

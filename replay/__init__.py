@@ -4,6 +4,9 @@ Generic over events and machines. ``tape`` documents the format to the byte, ``r
 ``player`` feeds it to a machine, ``divergence`` says where the two part.
 """
 
+from replay.chain import bytes_of as bytes_of
+from replay.chain import files_of as files_of
+from replay.chain import open_tapes as open_tapes
 from replay.divergence import Divergence as Divergence
 from replay.player import Player as Player
 from replay.player import describe as describe
@@ -14,7 +17,6 @@ from replay.tape import Header as Header
 from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError
 from replay.tape import TapeWriter as TapeWriter
-from replay.tape import open_tapes as open_tapes
 from replay.verify import Receipt as Receipt
 from replay.verify import Verdict as Verdict
 from replay.verify import verify as verify

@@ -7,6 +7,7 @@ import msgspec
 import xxhash
 
 from replay import tape
+from replay.chain import follow
 from replay.tape import TapeError, TapeWriter
 
 OnError = Literal["stop", "drop"]
@@ -47,6 +48,20 @@ class Recorder:
         """Handling event ``n`` failed."""
         if self._writer is not None:
             self._append(tape.Raised(n, f"{type(error).__name__}: {error}"[:1000]))
+
+    def go_on(self, n: int, clock: dict[str, int]) -> None:
+        """End the file behind event ``n`` and begin the next one of its chain.
+
+        Where that cannot be made, the old one goes on: it is as good, and only longer.
+        """
+        writer = self._writer
+        if writer is None:
+            return
+        try:
+            self._writer = follow(writer, n, clock)
+        except TapeError:
+            return
+        writer.close()
 
     def close(self, n: int, reason: str | None) -> None:
         """The end after event ``n``; without a reason the tape simply ends, as after a kill."""

@@ -52,6 +52,10 @@ class TapeError(ValueError):
         self.path, self.byte, self.problem = Path(path), byte, problem
 
 
+class UnbegunError(TapeError):
+    """A file that ends within its header: whoever began it was killed at once."""
+
+
 class Record(Struct, frozen=True, tag_field="kind", tag=str.lower, omit_defaults=True):
     """Base of what a tape holds."""
 
@@ -62,7 +66,8 @@ class Header(Record, frozen=True):
     ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
     device, threads, flags), ``semantics`` the behaviours that later versions may switch off for
     old tapes, ``facts`` what only people read. A tape that goes on from a snapshot begins behind
-    event ``after``, where the actor's clock was ``clock``.
+    event ``after``, where the actor's clock was ``clock``; so does file ``part`` of a chain, of
+    which 0 is the first, and may have been dropped.
     """
 
     incarnation: str
@@ -74,6 +79,7 @@ class Header(Record, frozen=True):
     facts: dict[str, str] = {}
     after: int = 0
     clock: dict[str, int] = {}
+    part: int = 0
 
 
 class Event(Record, frozen=True):
@@ -120,7 +126,7 @@ class TapeWriter:
     """
 
     def __init__(self, path: Path, header: Header) -> None:
-        self.path = path
+        self.path, self.header = path, header
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
@@ -130,8 +136,12 @@ class TapeWriter:
         self._bytes = 0
         prefix = _PREFIX.pack(MAGIC, FORMAT_VERSION, 0)
         self._chain = zlib.crc32(prefix)
-        self._write(prefix)
-        self.append(header)
+        try:
+            self._write(prefix)
+            self.append(header)
+        except TapeError:
+            self.close()
+            raise
 
     @property
     def bytes_written(self) -> int:
@@ -191,7 +201,7 @@ class Tape:
         self.events = 0
         first = next(self._records(), None)
         if first is None:
-            raise TapeError(path, 16, "no header: nothing was recorded")
+            raise UnbegunError(path, 16, "no header: nothing was recorded")
         if not isinstance(first[1], Header):
             raise TapeError(path, 16, "the first record is no header")
         self.header = first[1]
@@ -201,6 +211,11 @@ class Tape:
     def incarnation(self) -> str:
         """Whose tape it is."""
         return self.header.incarnation
+
+    @property
+    def dropped(self) -> bool:
+        """Whether it had a beginning that is not there any more."""
+        return self.header.part > 0
 
     def scan(self) -> "Tape":
         """Check every record once, count the events, and see how the tape ends."""
@@ -265,7 +280,7 @@ class Tape:
 
     def _prefix(self, prefix: bytes) -> int:
         if len(prefix) < _PREFIX.size:
-            raise TapeError(self.path, len(prefix), "too short to be a tape")
+            raise UnbegunError(self.path, len(prefix), "too short to be a tape")
         magic, version, reserved = _PREFIX.unpack(prefix)
         if magic != MAGIC:
             raise TapeError(self.path, 0, "not a ddloco tape")
@@ -280,31 +295,3 @@ class Tape:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             problem = f"a record that this program does not know: {error}"
             raise TapeError(self.path, start + _HEAD.size, problem) from None
-
-
-def open_tapes(folder: Path) -> list[Tape]:
-    """The tapes of a run folder (or one tape, given its file), scanned, in order of names.
-
-    Raises:
-        TapeError: there is none, two are of one incarnation, or one cannot be read.
-    """
-    folder = Path(folder)
-    if folder.is_file():
-        return [Tape(folder).scan()]
-    inner = folder / "tapes" if (folder / "tapes").is_dir() else folder
-    paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
-    if not paths:
-        raise TapeError(folder, 0, f"no tapes here: neither tapes/*{SUFFIX} nor *{SUFFIX}")
-    tapes = [Tape(path).scan() for path in paths]
-    incarnations = {tape.incarnation: tape for tape in tapes}
-    for tape in tapes:
-        other = incarnations[tape.incarnation]
-        if other is not tape:
-            problem = f"of {tape.incarnation}, as is {tape.path.name}"
-            raise TapeError(other.path, _PREFIX.size, problem)
-    jobs = {tape.header.job_id: tape for tape in tapes}
-    if len(jobs) > 1:
-        one, other = list(jobs.values())[:2]
-        problem = f"of job {other.header.job_id}, while {one.path.name} is of {one.header.job_id}"
-        raise TapeError(other.path, 16, problem)
-    return tapes

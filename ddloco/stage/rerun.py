@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.stage.anchor import cut_of
 from ddloco.stage.beginning import Beginning
 from ddloco.stage.errors import first_of
 from ddloco.stage.mailbox import Mailbox
@@ -89,6 +90,8 @@ class Rerun(ABC):
     ) -> None:
         self.report = Report()
         self.beginning = beginning
+        if beginning is not None and any(each.dropped for each in tapes):
+            self.note(f"begins with snapshot {beginning.snapshot}: events before it were dropped")
         self.tapes = [each for each in tapes if not self._is_past(each)]
         self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
         self.payloads = 0
@@ -115,6 +118,8 @@ class Rerun(ABC):
                 # What it did at its end nobody in the snapshot had heard of; should anybody hear
                 # of it later, that is a gap by itself.
                 self.note(f"{name}: had come back before {beginning.snapshot}, so not played")
+            elif not cut_of(beginning.parts).goes_on(each):
+                self.note(f"{name}: had ended before {beginning.snapshot}, so not played")
             else:
                 self.gap(f"{name}: not in the snapshot {beginning.snapshot}, so not played")
         return True

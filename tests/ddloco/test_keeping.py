@@ -1,5 +1,6 @@
 """What a syncer keeps: found again to the bit, or refused by name."""
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -76,3 +77,19 @@ def test_a_replay_remembers_what_may_have_been_kept():
 
     assert [history.at(0, t) for t in (4, 8, 12)] == [None, *merges[1:]]
     assert history.at(1, 8) is None
+
+
+def test_of_what_a_snapshot_brought_only_the_merge_is_compared():
+    """It was merged before the cut, when data had not gone as far; later ones are compared all."""
+    history = KeptHistory()
+    brought, later = found(0, 4), found(0, 8)
+    history.put(brought)
+    history.bring()
+    history.put(later)
+    elsewhere = {"batches": {"learner-0": 1234}}
+
+    for each, agrees in ((brought, True), (later, False)):
+        assert history.agrees(each.kept)
+        assert agrees == history.agrees(msgspec.structs.replace(each.kept, **elsewhere))
+        assert not history.agrees(msgspec.structs.replace(each.kept, digest=bytes(32)))
+    assert not history.agrees(found(0, 12).kept)

@@ -48,7 +48,7 @@ def test_incarnations_are_numbered_by_their_tapes(tmp_path):
 def test_whoever_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path):
     """The same words are typed again after a crash; the snapshot is not even looked for then."""
     (tmp_path / "tapes").mkdir()
-    (tmp_path / "tapes" / "learner-1.3.tape").touch()
+    (tmp_path / "tapes" / "learner-1.3@55.tape").touch()
     who = who_begins(OPEN, tmp_path, "learner-1", str(tmp_path / "nowhere" / "latest"))
     assert ("learner-1.4", None) == who
     with pytest.raises(SnapshotError, match="nowhere"):

@@ -9,7 +9,7 @@ import msgpack
 import msgspec
 import pytest
 
-from replay import Header, Tape, TapeError, TapeWriter, open_tapes, tape
+from replay import Header, Tape, TapeError, TapeWriter, tape
 from replay.tape import BODY_BYTES_MAX, Closed, Effects, Event, Raised
 
 PREFIX = struct.Struct("<8sII")
@@ -274,49 +274,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         Tape(tmp_path / "gone.tape")
     with pytest.raises(TapeError, match="cannot be opened"):
         Tape(tmp_path)
-
-
-# Folders.
-
-
-def test_the_tapes_of_a_folder_are_opened_in_order_of_names(tmp_path):
-    """A run folder, its folder of tapes, or one tape may be given; all are scanned."""
-    for name in ("b.1", "a.2", "a.1"):
-        write(tmp_path / "tapes" / f"{name}.tape", first=header(name))
-    (tmp_path / "tapes" / "notes.txt").write_text("no tape")
-
-    for place in (tmp_path, tmp_path / "tapes"):
-        tapes = open_tapes(place)
-        assert [each.incarnation for each in tapes] == ["a.1", "a.2", "b.1"]
-        assert [each.events for each in tapes] == [3, 3, 3]
-    [opened] = open_tapes(tmp_path / "tapes" / "a.2.tape")
-    assert (opened.incarnation, opened.events) == ("a.2", 3)
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    """Where no tape is, the folder is named."""
-    with pytest.raises(TapeError, match=rf"{tmp_path}: byte 0: no tapes here"):
-        open_tapes(tmp_path)
-    with pytest.raises(TapeError, match="no tapes here"):
-        open_tapes(tmp_path / "nowhere")
-
-
-def test_tapes_of_two_jobs_in_one_folder_are_refused(tmp_path):
-    """Both jobs and both files are named."""
-    write(tmp_path / "a.tape")
-    write(tmp_path / "b.tape", first=header("b.1", "job-2"))
-
-    with pytest.raises(TapeError, match=r"b\.tape: .*of job job-2, while a\.tape is of job-1"):
-        open_tapes(tmp_path)
-
-
-def test_two_tapes_of_one_incarnation_are_refused(tmp_path):
-    """A copy beside the original is named; it would be the same events twice."""
-    write(tmp_path / "a.tape")
-    write(tmp_path / "copy.tape")
-
-    with pytest.raises(TapeError, match=r"copy\.tape: .*of a\.1, as is a\.tape"):
-        open_tapes(tmp_path)
 
 
 # Writing that fails.

@@ -1,0 +1,41 @@
+"""How much of its tapes a job keeps, as its file says it, and what has to be so for that."""
+
+import re
+
+_SAID = re.compile(r"([1-9][0-9]{0,8}) snapshots?")
+
+
+def snapshots_said(keep: str) -> int | None:
+    """``2 snapshots`` as a number, 0 for all that was recorded; None for anything else."""
+    if not keep:
+        return 0
+    said = _SAID.fullmatch(keep)
+    return int(said[1]) if said is not None else None
+
+
+def unbounded(keep: str, *, wanted: bool, stay: int, ships: bool) -> str | None:
+    """Why a job's tapes cannot be kept so far and no farther, in one line, if so.
+
+    Args:
+        keep: as the job file says it.
+        wanted: whether snapshots are taken.
+        stay: how many of them stay.
+        ships: whether tapes travel.
+    """
+    count = snapshots_said(keep)
+    if count is None:
+        return f'tape.keep: {keep!r} is no span; want "2 snapshots", or "" to keep everything'
+    if not count:
+        return None
+    if not wanted:
+        return (
+            f"tape.keep: {keep}, but none are taken; set snapshot.every_s or snapshot.every_steps"
+        )
+    if stay < count:
+        return (
+            f"tape.keep: {keep}, but snapshot.keep lets only {stay} stay; "
+            f"set it to at least {count}"
+        )
+    if ships:
+        return f"tape.keep: {keep}, but a tape that travels is whole; set tape.ship = false"
+    return None

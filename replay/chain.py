@@ -1,0 +1,178 @@
+"""A chain: the files of one incarnation, each of which begins where the one before it ends.
+
+Most tapes are one file, ``NAME.tape``. One that is bounded by snapshots goes on in another file,
+``NAME@EVENT.tape``, behind each of its cuts, so that what lies before a cut can be dropped without
+a byte being written anew. Whoever reads sees one tape.
+
+A process that is killed while it begins a file leaves one that ends within its header. The file
+before it is whole then, so the chain is, too, and ends there; so does one whose disk was full at
+that moment, which went on in the old file.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from replay.tape import (
+    SUFFIX,
+    Closed,
+    Effects,
+    Event,
+    Raised,
+    Tape,
+    TapeError,
+    TapeWriter,
+    UnbegunError,
+)
+
+BEHIND = "@"
+"""Stands in a file's name before the event that it begins behind; in no actor's name."""
+
+
+def follow(writer: TapeWriter, after: int, clock: dict[str, int]) -> TapeWriter:
+    """The next file of a chain, behind event ``after``, where the actor's clock was ``clock``.
+
+    Raises:
+        TapeError: it cannot be made; the old file is as it was.
+    """
+    old = writer.header
+    header = msgspec.structs.replace(old, after=after, clock=clock, part=old.part + 1)
+    path = writer.path.with_name(f"{old.incarnation}{BEHIND}{after}{SUFFIX}")
+    return TapeWriter(path, header)
+
+
+def files_of(folder: Path, incarnation: str) -> list[tuple[int, Path]]:
+    """The files of an incarnation in order, each with the event that it begins behind; that is 0
+    for the first one, whatever it goes on from."""
+    first = folder / f"{incarnation}{SUFFIX}"
+    found = [(0, first)] if first.exists() else []
+    for path in folder.glob(f"{incarnation}{BEHIND}*{SUFFIX}"):
+        who, after = whose(path)
+        if who == incarnation and after:
+            found.append((after, path))
+    return sorted(found)
+
+
+def bytes_of(folder: Path, incarnation: str) -> int | None:
+    """How long an incarnation's tape is, in all its files; None where there is none."""
+    sizes: list[int] = []
+    for _, path in files_of(folder, incarnation):
+        with suppress(FileNotFoundError):  # Dropped just now.
+            sizes.append(path.stat().st_size)
+    return sum(sizes) if sizes else None
+
+
+def whose(path: Path) -> tuple[str, int]:
+    """Which incarnation a file's name speaks of, and behind which event it begins; 0 for a first
+    one, or where it does not say."""
+    name, behind, number = path.name.removesuffix(SUFFIX).rpartition(BEHIND)
+    if not behind:
+        return number, 0
+    return name, int(number) if number.isdecimal() and number.isascii() else 0
+
+
+class Chain(Tape):
+    """Several files of one incarnation, read as one tape.
+
+    Args:
+        files: opened, in order.
+    """
+
+    def __init__(self, files: Sequence[Tape]) -> None:
+        first = files[0]
+        self.path, self.header, self.events = first.path, first.header, first.header.after
+        self.truncated_at: int | None = None
+        self.closed: str | None = None
+        self.files = tuple(files)
+
+    def records(self) -> Iterator[Event | Effects | Raised | Closed]:
+        """Everything after the first header.
+
+        Raises:
+            TapeError: a file is damaged, or does not begin where the one before it ends.
+        """
+        last = self.header.after
+        before: Tape | None = None
+        for file in self.files:
+            _check_joint(before, last, file)
+            for record in file.records():
+                last = record.n
+                yield record
+            before = file
+        self.truncated_at, self.closed = self.files[-1].truncated_at, self.files[-1].closed
+
+
+def _check_joint(before: Tape | None, last: int, file: Tape) -> None:
+    if before is None:
+        return
+    if before.truncated_at is not None:
+        problem = f"ends within a record, though {file.path.name} goes on behind it"
+        raise TapeError(before.path, before.truncated_at, problem)
+    after = file.header.after
+    if after > last:
+        problem = f"events {last + 1} to {after} are missing: {before.path.name} ends before them"
+        raise TapeError(file.path, 16, problem)
+    if after < last:
+        problem = f"begins behind event {after}, but {before.path.name} ends after {last}"
+        raise TapeError(file.path, 16, problem)
+
+
+def open_tapes(folder: Path) -> list[Tape]:
+    """The tapes of a run folder (or one tape, given its file), scanned, in order of names.
+
+    Raises:
+        TapeError: there is none, two are of one incarnation, a chain has a hole, or one cannot be
+            read.
+    """
+    folder = Path(folder)
+    if folder.is_file():
+        return [Tape(folder).scan()]
+    inner = folder / "tapes" if (folder / "tapes").is_dir() else folder
+    paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
+    if not paths:
+        raise TapeError(folder, 0, f"no tapes here: neither tapes/*{SUFFIX} nor *{SUFFIX}")
+    files: dict[str, list[Tape]] = {}
+    unbegun: list[UnbegunError] = []
+    for path in paths:
+        try:
+            opened = Tape(path)
+        except UnbegunError as error:
+            unbegun.append(error)
+            continue
+        files.setdefault(opened.incarnation, []).append(opened)
+    tapes = {name: _joined(each) for name, each in files.items()}
+    for error in unbegun:
+        _forgive(error, tapes)
+    _check_job(list(tapes.values()))
+    return list(tapes.values())
+
+
+def _joined(files: list[Tape]) -> Tape:
+    """The files of one incarnation as one tape, scanned."""
+    files = sorted(files, key=lambda each: (each.header.part, each.header.after))
+    for one, other in pairwise(files):
+        if one.header.part == other.header.part:
+            raise TapeError(other.path, 16, f"of {other.incarnation}, as is {one.path.name}")
+    return files[0].scan() if len(files) == 1 else Chain(files).scan()
+
+
+def _forgive(error: UnbegunError, tapes: dict[str, Tape]) -> None:
+    """A file that nothing was written to is none, where all that came before it is there."""
+    name, after = whose(error.path)
+    if not after or name not in tapes:
+        raise error
+    last = tapes[name].events
+    if last < after:
+        problem = f"events {last + 1} to {after}, which came before it, are missing"
+        raise TapeError(error.path, error.byte, problem)
+
+
+def _check_job(tapes: Sequence[Tape]) -> None:
+    jobs = {tape.header.job_id: tape for tape in tapes}
+    if len(jobs) > 1:
+        one, other = list(jobs.values())[:2]
+        problem = f"of job {other.header.job_id}, while {one.path.name} is of {one.header.job_id}"
+        raise TapeError(other.path, 16, problem)
