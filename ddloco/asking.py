@@ -23,9 +23,9 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
     except BaseException as error:
         match first_of(error):
             case ConfigError() | ChoreError() as found:
-                return _complain(found, BAD_INPUT)
+                return complain(found, BAD_INPUT)
             case UnansweredError() | WorkerDiedError() as found:
-                return _complain(found, FOUND)
+                return complain(found, FOUND)
             case KeyboardInterrupt():
                 return FOUND
             case _:
@@ -33,7 +33,8 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
     return HELD
 
 
-def _complain(problem: object, code: int) -> int:
+def complain(problem: object, code: int = BAD_INPUT) -> int:
+    """One line on standard error for what is wrong; the exit code."""
     sys.stderr.write(f"ddloco: {problem}\n")
     return code
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddloco.lessons import EXAMPLES, OVERVIEW, RUN_MORE, SIMULATIONS, SNAPSHOTS
+from ddloco.lessons import EXAMPLES, OVERVIEW, PERFORM_MORE, RUN_MORE, SIMULATIONS, SNAPSHOTS
 
 
 def parser() -> argparse.ArgumentParser:
@@ -28,6 +28,7 @@ def parser() -> argparse.ArgumentParser:
     _add_run(orders)
     _add_syncer(orders)
     _add_learner(orders)
+    _add_perform(orders)
     _add_keys(orders)
     _add_status(orders)
     _add_observe(orders)
@@ -142,6 +143,34 @@ def _add_actor(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--join", action="store_true", help="share --dir with other actors")
     command.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_perform(orders: Orders) -> None:
+    command = _command(orders, "perform", "run actors of your own", PERFORM_MORE)
+    add = command.add_argument
+    add("program", metavar="MODULE:FUNCTION", help="what returns a ddloco.stage.program.Program")
+    add("--dir", dest="folder", metavar="RUN", type=Path, help="default: runs/FUNCTION-NUMBER")
+    add(
+        "--set",
+        dest="overrides",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="an argument of the function; may be given again",
+    )
+    add("--from", dest="snapshot", metavar="SNAPSHOT", default="", help="RUN/snapshots/ID, a URL")
+    add("--place", metavar="PLACE", default="", help="of snapshots (default: RUN/snapshots), a URL")
+    add("--only", metavar="NAME", nargs="+", default=[], help="the actors that run on this host")
+    add(
+        "--at",
+        metavar="NAME=ADDRESS",
+        nargs="+",
+        default=[],
+        help="where an actor listens that others dial: server=tcp://10.0.0.1:5555",
+    )
+    add("--keys", metavar="DIR", type=Path, help="this host's keys; see ddloco keys --names")
+    add("--overwrite", action="store_true", help="replace the run in --dir")
+    command.set_defaults(run="perform")
 
 
 def _add_keys(orders: Orders) -> None:

@@ -101,7 +101,7 @@ class Cluster:
                 addresses[name] = await endpoint.listen(wanted[name])
                 dialled = syncers[:1] if name != syncers[0] else ()
             for syncer in dialled:
-                await dial_syncer(endpoint, syncer, addresses[syncer], incarnation)
+                await dial(endpoint, syncer, addresses[syncer], incarnation)
         return endpoints
 
     def _incarnation(self, name: str) -> str:
@@ -146,10 +146,10 @@ def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
     )
 
 
-async def dial_syncer(endpoint: ZmqEndpoint, syncer: str, address: str, incarnation: str) -> None:
-    """Connect both lanes of an actor to a syncer."""
+async def dial(endpoint: ZmqEndpoint, peer: str, address: str, incarnation: str) -> None:
+    """Connect both lanes of an actor to another."""
     for lane in LANES:
-        await endpoint.dial(address, route=f"{syncer}/{lane}", identity=f"{incarnation}/{lane}")
+        await endpoint.dial(address, route=f"{peer}/{lane}", identity=f"{incarnation}/{lane}")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import trio
 from rich.console import Console
 from rich.progress import Progress
 
-from ddloco.asking import look, timeout_of
+from ddloco.asking import FOUND, HELD, complain, look, timeout_of
 from ddloco.baseline import run_baseline
 from ddloco.chaos import live_schedule
 from ddloco.cluster import Cluster, Outcome, keys_of
@@ -27,6 +27,7 @@ from ddloco.launch import Processes
 from ddloco.lookout import follow, say, show_status
 from ddloco.memory import keep_freed_memory
 from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
+from ddloco.perform import find_programs, perform
 from ddloco.process import WorkerDiedError
 from ddloco.rerun import JobRerun
 from ddloco.restoring import beginning_of
@@ -36,26 +37,21 @@ from ddloco.signals import stop_on_signal
 from ddloco.simulation.bandwidth_table import bandwidth
 from ddloco.simulation.table import hostile_worlds, scenario_table
 from ddloco.snapshots import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
+from ddloco.stage.again import ProgramRerun
 from ddloco.stage.effects import Finish
-from ddloco.stage.rerun import Report
+from ddloco.stage.named import NamedError
+from ddloco.stage.program import is_production
+from ddloco.stage.rerun import Report, Rerun
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
 from ddloco.workers import MODEL_FILE, ChoreError
-from replay import TapeError
+from replay import TapeError, open_tapes
 from snapshot import SnapshotError, StorageError
-
-HELD, FOUND, BAD_INPUT = 0, 1, 2
 
 PORT_MAX = 65535
 
-OF_SNAPSHOTS = (snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
-"""Commands of a module of their own; all are found here, by name."""
-
-
-def complain(problem: object) -> int:
-    """One line on standard error, for bad input."""
-    print(f"ddloco: {problem}", file=sys.stderr)
-    return BAD_INPUT
+ELSEWHERE = (perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
+"""Commands that have modules of their own; all are found here, by name."""
 
 
 def show_version(_: argparse.Namespace) -> int:
@@ -104,7 +100,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     except (TapeError, ChoreError) as error:
         return complain(error)
     except WorkerDiedError as error:
-        return complain_found(str(error))
+        return complain(error, FOUND)
     return _conclude_with(folder, driven.result, console.print)
 
 
@@ -172,19 +168,13 @@ def _conclude(
 
 def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
     if result is None:
-        return complain_found(f"{folder}: the job ended without a result")
+        return complain(f"{folder}: the job ended without a result", FOUND)
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     say(f"{scored} at global step {result['t']}, {result['merges']} merges")
     say(f"model {folder / MODEL_FILE}")
     say(f"replay it with: ddloco replay {folder}")
     return HELD
-
-
-def complain_found(problem: str) -> int:
-    """One line on standard error, for what went wrong while running."""
-    print(f"ddloco: {problem}", file=sys.stderr)
-    return FOUND
 
 
 def _run_baseline(job: Job, folder: Path) -> int:
@@ -195,7 +185,7 @@ def _run_baseline(job: Job, folder: Path) -> int:
     except ChoreError as error:
         return complain(error)
     except WorkerDiedError as error:
-        return complain_found(str(error))
+        return complain(error, FOUND)
     scored = f"{loss:.4f}" if loss is not None else "unknown"
     console.print(f"{job.job.method}: held-out loss {scored} after {job.job.steps} steps")
     return HELD
@@ -212,7 +202,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     if finish.status == "bad-input":
         return complain(finish.reason)
     if finish.status == "failed":
-        return complain_found(finish.reason)
+        return complain(finish.reason, FOUND)
     print(f"{finish.status}: {finish.reason}")
     return HELD
 
@@ -306,21 +296,35 @@ def replay(given: argparse.Namespace) -> int:
     try:
         with Progress(console=console, transient=True) as bar:
             task = bar.add_task("replaying", total=None)
-            rerun = JobRerun(
+            rerun = rerun_of(
                 given.folder,
-                progress=lambda events: bar.update(task, completed=events),
-                warn=lambda what: console.print(f"differs from the recording: {what}"),
-                snapshot=given.snapshot,
+                lambda events: bar.update(task, completed=events),
+                lambda what: console.print(f"differs from the recording: {what}"),
+                given.snapshot,
             )
             bar.update(task, total=rerun.total)
             report = trio.run(rerun.run)
-    except (TapeError, ConfigError, ChoreError, SnapshotError, StorageError) as error:
+    except (TapeError, ConfigError, ChoreError, NamedError, SnapshotError, StorageError) as error:
         return complain(error)
     if given.json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         _print_report(report)
     return HELD if report.identical else FOUND
+
+
+def rerun_of(
+    folder: Path, progress: Callable[[int], None], warn: Callable[[str], None], snapshot: str
+) -> Rerun:
+    """The second run of a job, or of a user's program.
+
+    Raises:
+        TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
+    """
+    if not is_production(open_tapes(folder)[0].header.job):
+        return JobRerun(folder, progress, warn, snapshot)
+    find_programs()
+    return ProgramRerun(folder, progress, warn, snapshot)
 
 
 def _print_report(report: Report) -> None:

@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from typing import Any, Protocol
 
 import tomli_w
 
@@ -19,7 +20,15 @@ CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT, SNAPSHOTS)
 shared with other runs, and left alone."""
 
 
-def open_folder(folder: Path, job: Job, *, overwrite: bool = False, join: bool = False) -> Path:
+class Plain(Protocol):
+    """What is run: a job, or a user's program."""
+
+    def as_plain(self) -> dict[str, Any]:
+        """For people and tapes."""
+        ...
+
+
+def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool = False) -> Path:
     """Make a run folder ready for a job, its resolved job file inside.
 
     Args:

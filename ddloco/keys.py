@@ -120,16 +120,18 @@ def curve_of(job: Job, actor: str) -> Curve | None:
     return load_curve(Path(job.transport.keys), actor) if job.transport.keys else None
 
 
-def load_curve(folder: Path, actor: str) -> Curve:
-    """What an actor needs to prove who it is, and to know the others.
+def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> Curve:
+    """What an actor needs to prove who it is, and to know the others; ``dialled`` are those that
+    must be known.
 
     Raises:
         ConfigError: a key is missing, is no key, is not the one in ``public.toml``, or can be
             read by others.
     """
     public = read_public(folder)
-    if SYNCER not in public:
-        raise ConfigError(f"{folder / PUBLIC_FILE}: public.{SYNCER}: missing; everybody dials it")
+    for name in dialled:
+        if name not in public:
+            raise ConfigError(f"{folder / PUBLIC_FILE}: public.{name}: missing; others dial it")
     name = Curve("", public, SHARED).owner(actor)
     if name is None:
         raise ConfigError(

@@ -48,6 +48,19 @@ A second Ctrl-C ends it at once; the tapes replay all the same.
 
 examples/chaos.toml teaches the rest."""
 
+PERFORM_MORE = """\
+The function returns who takes part, what they say, and what they have computed; transport,
+clocks, tapes, replay and snapshots come with it. examples/parameter_server.py is one, and
+examples/own_actors.md explains it line by line:
+
+  ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
+  ddloco replay  runs/ps
+  ddloco perform examples.parameter_server:program --from runs/ps --dir runs/more
+
+on several hosts:
+  ddloco perform ... --only server    --at server=tcp://10.0.0.1:5555 --keys keys --dir runs/a
+  ddloco perform ... --only trainer-0 --at server=tcp://10.0.0.1:5555 --keys keys --dir runs/b"""
+
 SNAPSHOTS = """\
 PLACE is a folder of snapshots, a run folder that has one, or a URL: s3://bucket/run.
 

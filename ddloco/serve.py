@@ -9,7 +9,7 @@ import trio
 from rich.console import Console
 
 from clocks import actor_of, number_of
-from ddloco.cluster import dial_syncer, new_endpoint
+from ddloco.cluster import dial, new_endpoint
 from ddloco.config import Job
 from ddloco.display import follow
 from ddloco.folder import address_file
@@ -122,7 +122,7 @@ async def serve_learner(
 
 async def _dial(endpoint: ZmqEndpoint, syncer: str, address: str, incarnation: str) -> None:
     try:
-        await dial_syncer(endpoint, syncer, address, incarnation)
+        await dial(endpoint, syncer, address, incarnation)
     except OSError as error:
         raise ConfigError(f"--connect {address}: {error.strerror}") from None
 
@@ -172,16 +172,22 @@ def check_bind(job: Job, bind: str) -> None:
     Raises:
         ConfigError: it is not loopback, and neither ``transport.keys`` nor ``insecure`` is set.
     """
-    if job.transport.keys or job.transport.insecure or not bind.startswith("tcp://"):
+    if job.transport.keys or job.transport.insecure:
         return
-    host = urlsplit(bind.replace(":*", ":0")).hostname or "*"
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback:
+    if not is_loopback(bind):
         raise ConfigError(
             f"--bind {bind}: whoever reaches this address could take part; make keys with "
             "`ddloco keys DIR` and name them with --keys DIR or transport.keys, or set "
             "transport.insecure = true if the network is yours alone"
         )
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if not bind.startswith("tcp://"):
+        return True
+    host = urlsplit(bind.replace(":*", ":0")).hostname or "*"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -57,6 +57,10 @@ class SideLane:
         """As ``Endpoint.send_nowait``."""
         self._endpoint.send_nowait(route, frames)
 
+    def reaches(self, route: str) -> bool:
+        """As ``Endpoint.reaches``."""
+        return self._endpoint.reaches(route)
+
     def statistics(self) -> EndpointStatistics:
         """As ``Endpoint.statistics``."""
         return self._endpoint.statistics()

@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
-from ddloco.asking import BAD_INPUT, FOUND, HELD, look, timeout_of
+from ddloco.asking import FOUND, HELD, complain, look, timeout_of
 from ddloco.lookout import say
 from ddloco.observe import UnansweredError, open_observer
 from ddloco.stage.album import SNAPSHOTS
@@ -37,14 +36,9 @@ def _on_place(command: Command, given: argparse.Namespace) -> int:
     try:
         return command(given, open_store(given.place))
     except PlaceError as error:
-        return _complain(error, BAD_INPUT)
+        return complain(error)
     except (SnapshotError, StorageError) as error:
-        return _complain(error, FOUND)
-
-
-def _complain(problem: object, code: int) -> int:
-    print(f"ddloco: {problem}", file=sys.stderr)
-    return code
+        return complain(error, FOUND)
 
 
 def open_store(place: str) -> Store:

@@ -165,6 +165,12 @@ class Endpoint(Protocol):
         """
         ...
 
+    def reaches(self, route: str) -> bool:
+        """Whether somebody is there under that route: of one's own dials always, of those who dial
+        from when they are connected. Whoever goes on with a link that he has not shaken hands on
+        must know. Raises what `send_nowait` does, `PeerGone` apart."""
+        ...
+
     def statistics(self) -> EndpointStatistics:
         """Return what has been counted so far."""
         ...

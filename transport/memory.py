@@ -331,6 +331,11 @@ class MemoryEndpoint:
         self._counts["bytes_sent"] += sum(map(len, flat))
         self._fabric.send(lane, tuple(map(_handed_over, flat)))
 
+    def reaches(self, route: str) -> bool:
+        """See `Endpoint.reaches`."""
+        self._check_open()
+        return route in self._lanes
+
     def statistics(self) -> EndpointStatistics:
         """Return what has been counted so far."""
         return EndpointStatistics(**self._counts)

@@ -242,6 +242,21 @@ class ZmqEndpoint:
         if line.route is not None:
             line.said(nbytes)
 
+    def reaches(self, route: str) -> bool:
+        """Say to a peer of the ROUTER what it never asked; see `Endpoint.reaches`."""
+        self._check_open()
+        if route in self._dialled or self._listening is None:
+            return route in self._dialled
+        try:
+            self._listening.socket.send_multipart_nowait([check_route(route), ANSWER])
+        except trio.WouldBlock:
+            return True  # There, and full.
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
     def statistics(self) -> EndpointStatistics:
         """Return what has been counted so far."""
         return EndpointStatistics(**self._counts)

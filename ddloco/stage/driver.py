@@ -55,6 +55,9 @@ from transport import (
 INBOX_MAX = 1024
 """Events that may wait at the door; beyond that arrivals stay in the sockets' queues."""
 
+CONNECT_S = 20.0
+"""How long whoever goes on from a snapshot waits for the others, who begin at other times."""
+
 REFUSALS_LOGGED_MAX = 20
 """A rude peer fills no disk: after these, refusals of one peer are only counted."""
 
@@ -160,6 +163,8 @@ class Driver:
             self._nursery = nursery
             nursery.start_soon(self._endpoint.run, self._deliver)
             try:
+                if isinstance(first, Restored):
+                    await self._connected(first.missing)
                 before = list(self.actor.under_way)
                 self._admit(first, None)
                 if isinstance(first, Restored):
@@ -174,6 +179,18 @@ class Driver:
         assert self._finish is not None, "the loop above ends with it"
         self._recorder.close(self.actor.number, self._finish.reason)
         return self._finish
+
+    async def _connected(self, missing: Sequence[str]) -> None:
+        """Wait until all links that are up as one goes on have somebody at their other ends.
+
+        What is said to somebody who is only about to connect would break a link that nobody shakes
+        hands on any more.
+        """
+        peers = [peer for peer in self.actor.links.peers() if peer not in missing]
+        routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
+        with trio.move_on_after(CONNECT_S):
+            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, nobody tells
+                await trio.sleep(CONNECT_S / 1000)
 
     def _go_on(self, before: Sequence[int], behind: Sequence[Arrived | Event]) -> None:
         """Work of ``before`` the first event is begun again; what that one asked for has begun."""

@@ -27,6 +27,24 @@ class Work(Effect, frozen=True):
         return ()
 
 
+class Calculation(Work, frozen=True):
+    """Base of the work of a user's program: arrays of the handles ``source`` go in, arrays that get
+    the handles ``out`` come out."""
+
+    source: tuple[str, ...]
+    out: tuple[str, ...]
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.source
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return self.out
+
+
 class CaptureState(Work, frozen=True):
     """Write one's own part of ``snapshot``: the actor as it stood at the cut, frozen, the arrays
     that it held, and its worker's state, as it is when the step that then ran is done."""

@@ -14,6 +14,9 @@ from clocks import actor_of
 
 LOG_FILE = "log.jsonl"
 
+FIRST = ("event", "actor", "at", "ref")
+"""They lead every line, so that people can read it."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -33,7 +36,9 @@ class ActorLog:
         """One line; ``ref`` names the event on the tape that it belongs to."""
         if self._log is not None:
             ref = f"{self._incarnation}:{number}"
-            self._log.info(event, at=round(at, 6), ref=ref, **fields)
+            # What an actor calls as the line calls its own gets another name, and is there.
+            said = {f"{name}_" if name in FIRST else name: value for name, value in fields.items()}
+            self._log.info(event, at=round(at, 6), ref=ref, **said)
 
     def close(self) -> None:
         """Let go of the file."""
@@ -44,8 +49,7 @@ class ActorLog:
 def _first_things_first(
     _logger: Any, _method: str, event: MutableMapping[str, Any]
 ) -> MutableMapping[str, Any]:
-    """``event``, ``actor``, ``at`` and ``ref`` lead every line, so that people can read it."""
-    first = {key: event.pop(key) for key in ("event", "actor", "at", "ref") if key in event}
+    first = {key: event.pop(key) for key in FIRST if key in event}
     return {**first, **event}
 
 

@@ -27,7 +27,7 @@ from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
 from ddloco.admission import admission
-from ddloco.cluster import dial_syncer, new_endpoint
+from ddloco.cluster import dial, new_endpoint
 from ddloco.config import load_job
 from ddloco.effects import EncodeFragment, RunStep
 from ddloco.events import FragmentEncoded, Started, StepFinished
@@ -200,7 +200,7 @@ def serve_crowd(
             for name in names:
                 who, arrays = f"{name}.1", Arrays()
                 endpoint = new_endpoint(context)
-                await dial_syncer(endpoint, SYNCER, address, who)
+                await dial(endpoint, SYNCER, address, who)
                 endpoints.append(endpoint)
                 log: Any = Quiet()
                 driver = Driver(

@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 
-from ddloco.rerun import Rerun
+from ddloco.rerun import JobRerun
 from replay import files_of, open_tapes
 from snapshot import Store
 from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
@@ -132,10 +132,11 @@ def test_a_snapshot_before_what_is_left_is_refused(bounded):
     assert 2 == found.returncode, found.stdout
     assert "\n" not in said
     assert said.startswith(f"ddloco: --from {oldest}: learner-0.1@")
-    first = Rerun(bounded.folder).beginning.snapshot
+    first = JobRerun(bounded.folder).beginning.snapshot
     assert said.endswith(f"after that snapshot; the first that will do is {first}")
 
 
+@pytest.mark.slow
 def test_a_changed_loss_is_found(bounded, tmp_path):
     """One bit of one loss in what is left: the replay names that event."""
     copy = shutil.copytree(bounded.folder, tmp_path / "copy")
