@@ -130,6 +130,11 @@ def _add_learner(orders: Orders) -> None:
         help="the syncer, tcp://host:5555; with shards all of them, syncer-0 first",
     )
     command.add_argument("--name", required=True, help="which learner this is: learner-3")
+    command.add_argument(
+        "--alone",
+        action="store_true",
+        help="with --from, in a job that went on: take this learner's state from the snapshot",
+    )
     _add_actor(command)
     command.set_defaults(run="learner")
 

@@ -224,7 +224,7 @@ def learner(given: argparse.Namespace) -> int:
     async def serve(job: Job) -> Finish:
         folder, connect, name = given.folder, given.connect, given.name
         more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
-        return await serve_learner(job, folder, connect, name, **more)
+        return await serve_learner(job, folder, connect, name, **more, alone=given.alone)
 
     return _serve(given, serve)
 

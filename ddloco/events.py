@@ -8,11 +8,23 @@ from ddloco.stage.events import HappensToAll, WorkResult
 from transport import Event, MessageArrived
 
 
+class OwnState(Struct, frozen=True, array_like=True):
+    """What a learner was in a snapshot, in a job that went on without it: its worker's state, under
+    ``handle``, after step ``copy``, when it held ``versions``; ``digest`` is of all of it."""
+
+    snapshot: str
+    copy: int
+    versions: tuple[int, ...]
+    handle: str
+    digest: bytes
+
+
 class Started(Event, frozen=True):
     """The actor's first event: the parameters' leaves, as its worker describes the task's."""
 
     incarnation: str
     leaves: tuple[Leaf, ...]
+    state: OwnState | None = None
 
 
 class Kept(Struct, frozen=True, array_like=True):

@@ -25,7 +25,7 @@ from ddloco.chaining import ChainRecorder
 from ddloco.config import DATA_PARALLEL, Job
 from ddloco.dropping import Dropper
 from ddloco.effects import RunStep
-from ddloco.events import Started
+from ddloco.events import OwnState, Started
 from ddloco.folder import album_of, place_of
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
@@ -33,7 +33,7 @@ from ddloco.messages import Said
 from ddloco.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
-from ddloco.restoring import JobBeginning, JobStart
+from ddloco.restoring import OWN_STATE, JobBeginning, JobStart
 from ddloco.stage.actor import Actor, Machine
 from ddloco.stage.arena import Arena
 from ddloco.stage.arrays import Arrays
@@ -96,6 +96,8 @@ class Hosted:
     finish: Finish | None = None
     beginning: JobBeginning | None = None
     """The snapshot that it goes on from, if it was in one."""
+    own: JobBeginning | None = None
+    """The snapshot of which a learner takes its own state, in a job that went on without it."""
 
     def request_stop(self, reason: str) -> None:
         """Ask it to end in good order, also before it has begun."""
@@ -150,12 +152,18 @@ class Hosted:
         """The first event, and what is behind it: of an actor that is new, or goes on."""
         start, beginning = self._start, self.beginning
         if start is None or beginning is None:
-            return Started(self.incarnation, prepared.leaves), []
+            return Started(self.incarnation, prepared.leaves, self._own_state(workers, arrays)), []
         await start.take_up(workers, arrays)
         start.adopt(self.job, workers.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)
         restored = Restored(beginning.snapshot, beginning.missing(start, self.job.names()))
         return restored, [*start.results(), *start.arrivals(self.job.id)]
+
+    def _own_state(self, workers: Workers, arrays: Arrays) -> OwnState | None:
+        if self.own is None:
+            return None
+        [start] = self.own.starts.values()
+        return start.bring(workers, arrays, self.own.snapshot)
 
     @property
     def _start(self) -> JobStart | None:
@@ -214,6 +222,7 @@ class Hosted:
                 self.incarnation,
                 self.folder,
                 prepared,
+                {OWN_STATE: f"{self.own.place}/{self.own.snapshot}"} if self.own else None,
                 beginning=self.beginning,
                 clock=actor.clock.wire,
             ),

@@ -32,7 +32,6 @@ from ddloco.messages import (
     Resume,
     Roster,
     StatePiece,
-    StateRefused,
     StateWanted,
     Stop,
 )
@@ -174,6 +173,7 @@ class Learner:
         self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
         agreement = self._job.agreement(plan)
         return [
+            *(self._recovery.bring(event.state) if event.state else ()),
             *(Dial(syncer, agreement) for syncer in self._syncers),
             Observe(
                 "waiting", {"for": "the syncer's parameters", "fragments": len(plan.fragments)}
@@ -233,12 +233,13 @@ class Learner:
         recovery = self._recovery
         if isinstance(said, Resume):
             effects = recovery.resume(said)
-            if not said.donor:  # The globals are sent as soon as the syncer hears what is lacking.
-                effects += [*self._report(), *self._begin(at)]
-            return effects
-        if len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
+            if not said.donor and not recovery.own:
+                # The globals are sent as soon as the syncer hears what is lacking.
+                return [*effects, *self._report(), *self._begin(at)]
+        elif len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
             return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
-        effects = recovery.take(said, handle)
+        else:
+            effects = recovery.take(said, handle)
         if recovery.complete:
             self._installing = self._next_work()
             effects.append(InstallState(self._installing, recovery.handles()))
@@ -248,17 +249,15 @@ class Learner:
         """Begin with the peer's state; newer globals that have come meanwhile go in at once."""
         recovery, self._installing = self._recovery, 0
         if not sound:
-            refused = StateRefused(recovery.donor, "it holds NaN or Inf")
-            said = Send(self._lead, CONTROL, refused)
-            return [said, *recovery.give_up(), *self._begin(at), *self._ask_again(at)]
+            refused = recovery.refused("it holds NaN or Inf")
+            return [*refused, *recovery.give_up(), *self._begin(at), *self._ask_again(at)]
         effects: list[Effect] = []
         for fragment, incoming in list(self._incoming.items()):
             if incoming.version <= recovery.versions[fragment]:
                 del self._incoming[fragment]
                 effects.append(Drop(incoming.handle))
         self._versions = list(recovery.versions)
-        fields = {"from": recovery.donor, "copy": recovery.copy, "batches": recovery.batches}
-        effects += [Observe("state taken over", fields), *recovery.drop(), *self._run(at)]
+        effects += [Observe("state taken over", recovery.seen), *recovery.drop(), *self._run(at)]
         return effects + self._report()
 
     def _newest(self, fragment: int) -> int:
@@ -373,8 +372,16 @@ class Learner:
     def drawn(self) -> int:
         """Batches that its worker has drawn when the step that runs is done; those of its former
         selves are left out with the first one."""
-        steps = self._step + (self._running is not None)
+        steps, _ = self.stands
         return (self._recovery.batches or 0) + steps if steps else 0
+
+    @property
+    def stands(self) -> tuple[int, tuple[int, ...]]:
+        """Its step, and the versions that it holds, when the step that runs is done."""
+        running = self._running
+        new = {each.fragment: each.version for each in running.overwrites} if running else {}
+        held = (new.get(fragment, version) for fragment, version in enumerate(self._versions))
+        return self._step + (running is not None), tuple(held)
 
     # The end.
 

@@ -9,18 +9,19 @@ from clocks import actor_of
 from ddloco import chores
 from ddloco.config import Job
 from ddloco.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
-from ddloco.events import Happened, Recovered, Started
+from ddloco.events import Happened, OwnState, Recovered, Started
 from ddloco.host import STATE_PIECES, TASK, machine_for
 from ddloco.keeping import KeptHistory
 from ddloco.process import open_worker
 from ddloco.provenance import code_version
-from ddloco.restoring import JobBeginning
+from ddloco.restoring import OWN_STATE, JobBeginning, begin_with
 from ddloco.simulation.labour import Vault
 from ddloco.simulation.workers import SimulatedWorkers, is_simulated
 from ddloco.stage.actor import Actor
 from ddloco.stage.album import Digested
 from ddloco.stage.arena import Arena
 from ddloco.stage.arrays import Arrays
+from ddloco.stage.beginning import place_and_id
 from ddloco.stage.effects import Work
 from ddloco.stage.part import Part, Result, Theatre
 from ddloco.syncs import names
@@ -107,9 +108,19 @@ class JobPart(Part[Workers | SimulatedWorkers]):
                 self._start.adopt(self._rerun.job, self._workers.plan)
             else:
                 self._history.bring()
+        self._own = self._bring_own()
         pieces = self._tape.header.facts.get(STATE_PIECES)
         if pieces is not None and isinstance(self._workers, Workers):
             self._workers.state.cut_into(int(pieces))
+
+    def _bring_own(self) -> OwnState | None:
+        """What a learner that came back alone had of a snapshot."""
+        said = self._tape.header.facts.get(OWN_STATE)
+        if said is None or not isinstance(self._workers, Workers):
+            return None
+        beginning = begin_with(*place_and_id(said), self._rerun.job, actor_of(self._name))
+        [start] = beginning.starts.values()
+        return start.bring(self._workers, self._arrays, beginning.snapshot)
 
     def _simulated(self) -> bool:
         return is_simulated(self._tape.header)
@@ -145,8 +156,10 @@ class JobPart(Part[Workers | SimulatedWorkers]):
     # What the event says must be so again.
 
     async def _confirm(self, record: tape.Event, event: Any) -> Any:
-        if isinstance(event, Started) and event.leaves != self._prepared.leaves:
-            raise self._differs(record, event, event.leaves, self._prepared.leaves)
+        if isinstance(event, Started):
+            then, now = (event.leaves, event.state), (self._prepared.leaves, self._own)
+            if then != now:
+                raise self._differs(record, event, then, now)
         return await super()._confirm(record, event)
 
     async def _confirm_result(self, record: tape.Event, event: Any) -> None:

@@ -5,7 +5,10 @@ of the donor's copy are asked for a few at a time, so that they never fill a lan
 have come are not asked for again after a broken link (paper 6.1). Nobody waits for it but itself.
 """
 
-from ddloco.messages import Resume, StatePiece, StateWanted
+from typing import Any
+
+from ddloco.events import OwnState
+from ddloco.messages import Resume, StatePiece, StateRefused, StateWanted
 from transport import CONTROL, Drop, Effect, Keep, Send
 
 WINDOW_PIECES = 2
@@ -24,6 +27,7 @@ class Recovery:
     Attributes:
         batches: batches of its shard that earlier incarnations have used up; None while unknown.
         donor: whose state it is; empty for nobody's.
+        own: the snapshot that it is one's own of, where it is.
         copy: the donor's step at which it was copied, 0 before the first piece.
         versions: per fragment the version that the donor held then.
     """
@@ -32,6 +36,7 @@ class Recovery:
         self._lead = lead
         self.batches: int | None = None
         self.donor = ""
+        self.own = ""
         self.copy = 0
         self.versions: tuple[int, ...] = ()
         self._count = 0
@@ -43,6 +48,16 @@ class Recovery:
         """Whether every piece is there."""
         return 0 < self._count == len(self._pieces)
 
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What people see of a state that was taken over."""
+        return {"from": self.own or self.donor, "copy": self.copy, "batches": self.batches}
+
+    def refused(self, reason: str) -> list[Effect]:
+        """Tell that the donor's state cannot be trained from; of one's own nobody needs to know."""
+        said = StateRefused(self.donor, reason)
+        return [Send(self._lead, CONTROL, said)] if self.donor else []
+
     def held(self) -> int:
         """How many arrays are held."""
         return len(self._pieces)
@@ -51,9 +66,17 @@ class Recovery:
         """The pieces, in order."""
         return tuple(handle for _, handle in sorted(self._pieces.items()))
 
+    def bring(self, state: OwnState) -> list[Effect]:
+        """One's own state is there already, from a snapshot: nobody is asked for one."""
+        self.own, self.copy, self.versions = state.snapshot, state.copy, state.versions
+        self._count, self._pieces = 1, {0: state.handle}
+        return [Keep(state.handle)]
+
     def resume(self, said: Resume) -> list[Effect]:
         """The syncer's word on where to go on, and with whose state."""
         self.batches = said.batches
+        if self.own:
+            return []
         effects: list[Effect] = []
         if said.donor != self.donor:
             effects += self.drop()
@@ -85,7 +108,7 @@ class Recovery:
 
     def give_up(self) -> list[Effect]:
         """What has come is of no use; nothing more is taken of this donor."""
-        self.donor = ""
+        self.donor = self.own = ""
         return self.drop()
 
     def _ask(self) -> list[Effect]:

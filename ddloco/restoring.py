@@ -13,9 +13,10 @@ from ddloco import chores
 from ddloco.capture_work import LAST, STATE, theta_of
 from ddloco.config import Job
 from ddloco.effects import RunStep
-from ddloco.events import Kept, StepFinished
+from ddloco.events import Kept, OwnState, StepFinished
 from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep
+from ddloco.learner import Learner
 from ddloco.process import ChoreError, fitting
 from ddloco.sections import ConfigError, Section
 from ddloco.stage import beginning
@@ -28,6 +29,12 @@ from ddloco.syncs import WIRE, names
 from ddloco.workers import Workers
 from snapshot import Part, Store
 from transport import Bytes
+
+OWN = "own/state"
+"""The handle of what a learner was in a snapshot."""
+
+OWN_STATE = "own state"
+"""The fact in a tape's header that tells of which snapshot it was: place and id."""
 
 
 @dataclass
@@ -51,11 +58,7 @@ class JobStart(Start):
             WorkerDiedError: the worker process ended.
         """
         machine: Any = self.actor.machine
-        if machine._plan is not None and machine._plan.digest != workers.plan.digest:
-            said = (
-                f"the task's parameters are cut in another way than in the part of {self.part.who}"
-            )
-            raise ChoreError(chores.Failed("task", said))
+        self._check_plan(workers)
         for handle, tensors in self.arrays.items():
             arrays.put(handle, stored_from(tensors, workers.plan, handle, arrays))
         for handle in sorted(self.actor.handles.names()):
@@ -67,6 +70,12 @@ class JobStart(Start):
             for step in self.running():
                 size = workers.plan.total_bytes
                 arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
+
+    def _check_plan(self, workers: Workers) -> None:
+        plan = getattr(self.actor.machine, "_plan", None)
+        if plan is not None and plan.digest != workers.plan.digest:
+            said = f"the task's parameters are cut in another way than {self.part.who}'s"
+            raise ChoreError(chores.Failed("task", said))
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Go on in a run whose job is another one."""
@@ -84,6 +93,25 @@ class JobStart(Start):
             flat, velocity = arrays.get(theta), arrays.get(momentum)
             digest = xxhash.xxh3_128_digest(flat.data) + xxhash.xxh3_128_digest(velocity.data)
             keep.put(Found(Kept(fragment, version, spent, batches, digest), flat, velocity))
+
+    def bring(self, workers: Workers, arrays: Arrays, snapshot: str) -> OwnState:
+        """Put a learner's state where its next incarnation finds it, in a job that went on.
+
+        Raises:
+            ChoreError: it had not begun, or the task's parameters are others.
+        """
+        machine = self.actor.machine
+        if self.worker is None or not isinstance(machine, Learner):
+            said = f"{self.part.who} had not begun to train in {snapshot}"
+            raise ChoreError(chores.Failed("task", said))
+        self._check_plan(workers)
+        if len(self.worker) != workers.state.nbytes:
+            said = f"the task's optimizer is another than {self.part.who}'s"
+            raise ChoreError(chores.Failed("task", said))
+        arrays.put(OWN, HostCopy(arrays.lend(self.worker)))
+        digest = xxhash.xxh3_128_digest(self.worker.data)
+        step, versions = machine.stands
+        return OwnState(snapshot, step, versions, OWN, digest)
 
     def results(self) -> Sequence[StepFinished]:
         """What the step that ran at the cut has brought."""

@@ -25,6 +25,7 @@ from ddloco.stage.beginning import place_and_id
 from ddloco.stage.effects import Finish
 from replay.chain import whose
 from replay.tape import SUFFIX
+from snapshot import SnapshotError
 from transport.zeromq import ZmqEndpoint, open_context
 
 
@@ -92,9 +93,11 @@ async def serve_learner(
     *,
     with_parent: bool,
     snapshot: str = "",
+    alone: bool = False,
 ) -> Finish:
     """Run one learner against the syncers at ``connect``, one address for each, in order; it waits
-    for those that are late.
+    for those that are late. With ``alone`` the job has gone on without it, and only its own state
+    is that of the snapshot.
 
     Raises:
         SnapshotError: the ``snapshot`` to go on from cannot be used.
@@ -109,12 +112,15 @@ async def serve_learner(
         names = job.learner_names()
         raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
     curve = curve_of(job, name)
-    incarnation, beginning = who_begins(job, folder, name, snapshot)
+    incarnation, beginning = who_begins(job, folder, name, "" if alone else snapshot)
+    own = None
+    if alone:
+        incarnation, own = who_returns(job, folder, name, snapshot)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
         for syncer, address in zip(syncers, connect, strict=True):
             await _dial(endpoint, syncer, address, incarnation)
-        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning)
+        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning, own=own)
         if job.tape.ships:
             await ship_tape(hosted, syncers[0], connect[0])
         return await _serve(hosted, endpoint, with_parent=with_parent)
@@ -157,6 +163,22 @@ def who_begins(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, J
         return incarnation, None
     beginning = begin_with(*place_and_id(snapshot), job, name)
     return beginning.incarnation(name), beginning
+
+
+def who_returns(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobBeginning]:
+    """A new incarnation of a learner, and the snapshot that it has its state from.
+
+    Raises:
+        ConfigError: no snapshot is named.
+        SnapshotError: the learner is not in it, or it cannot be used.
+    """
+    if not snapshot:
+        raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
+    beginning = begin_with(*place_and_id(snapshot), job, name)
+    if not beginning.starts:
+        raise SnapshotError(f"--from {snapshot}: {name} is not in {beginning.snapshot}")
+    here = number_of(next_incarnation(folder, name))
+    return f"{name}.{max(here, beginning.known(name) + 1)}", beginning
 
 
 def next_incarnation(folder: Path, name: str) -> str:

@@ -71,7 +71,9 @@ class StateWork:
 
     async def install(self, work: InstallState) -> StateInstalled:
         """Have the worker take over a state, piece by piece."""
-        regions = [self._arrays.lend(self._arrays.get(handle).data) for handle in work.pieces]
+        pieces = [self._arrays.get(handle) for handle in work.pieces]
+        whole = [each.region if isinstance(each, HostCopy) else each for each in pieces]
+        regions = [self._arrays.lend(each.data) for each in whole]
         request = chores.Install(tuple(chores.span_of(region) for region in regions))
         installed = await self._process.expect(request, chores.Installed)
         for region in regions:

@@ -172,8 +172,12 @@ class Beginning(Generic[S]):
     def incarnation(self, name: str) -> str:
         """Under which number an actor goes on, or begins: above all that anybody has heard of."""
         present = [who for who in self.starts if actor_of(who) == name]
-        known = [who for part in self.parts for who in part.clock if actor_of(who) == name]
-        return present[0] if present else f"{name}.{max(map(number_of, known), default=0) + 1}"
+        return present[0] if present else f"{name}.{self.known(name) + 1}"
+
+    def known(self, name: str) -> int:
+        """The highest number of an actor's incarnations that anybody has heard of."""
+        known = (who for part in self.parts for who in part.clock if actor_of(who) == name)
+        return max(map(number_of, known), default=0)
 
     def missing(self, start: Start, names: Collection[str]) -> tuple[str, ...]:
         """Links of an actor whose other ends do not come along, into a run with these actors."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddloco.events import OwnState
 from ddloco.messages import Resume, StatePiece, StateWanted
 from ddloco.recovery import PIECES_MAX, WINDOW_PIECES, Recovery
 from transport import Drop, Keep, Send
@@ -116,3 +117,26 @@ def test_a_piece_that_comes_twice_is_held_once(recovery):
     again, beyond = recovery.take(*piece(0)), recovery.take(*piece(4))
     assert [] == [each for each in (*again, *beyond) if isinstance(each, Keep | Drop)]
     assert 1 == recovery.held()
+
+
+def test_ones_own_state_is_there_already():
+    """Nobody is asked for one; where the data goes on is the syncer's word all the same."""
+    recovery = Recovery("syncer")
+    assert [Keep("own")] == recovery.bring(OwnState("syncer.1:9", 3, (5, 6), "own", b"d"))
+    assert recovery.complete
+    assert [] == recovery.resume(Resume(7, DONOR))
+    assert (7, (5, 6), ("own",)) == (recovery.batches, recovery.versions, recovery.handles())
+    assert {"from": "syncer.1:9", "copy": 3, "batches": 7} == recovery.seen
+    assert [] == recovery.take(*piece(0))
+
+
+def test_ones_own_state_may_be_of_no_use():
+    """It is let go, nobody is told, and a donor's is asked for when one is named again."""
+    recovery = Recovery("syncer")
+    recovery.bring(OwnState("syncer.1:9", 3, (5, 6), "own", b"d"))
+    recovery.resume(Resume(7, DONOR))
+    assert [] == recovery.refused("NaN")
+    assert [Drop("own")] == recovery.give_up()
+    assert [(DONOR, 0, 0)] == asked(recovery.resume(Resume(7, DONOR)))
+    [refused] = recovery.refused("NaN")
+    assert DONOR == refused.body.who

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -132,6 +133,48 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     first = [line["loss"] for line in after.log() if line["event"] == "step"][:3]
     assert max(first) < losses[0] / 2, "it begins where it was, and not with new parameters"
     assert "identical" in replay(after.run_folder).stdout
+
+
+def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
+    """Alone in its job it has no peer to ask: without the snapshot its moments would begin anew.
+    The syncer has gone on meanwhile, and all of it replays."""
+    job = Job(tmp_path, JOB + SNAPSHOTS)
+    few = ("--set=job.learners=1", "--set=sync.quorum=1", "--set=job.steps=100000", "--join")
+
+    def start(command, *words):
+        words = [command, str(job.file), f"--dir={job.run_folder}", *few, *words]
+        return subprocess.Popen([*DDLOCO, *words], stdout=subprocess.DEVNULL)
+
+    running = [start("syncer", "--bind=tcp://127.0.0.1:*")]
+    try:
+        address = job.run_folder / "syncer.address"
+        while not address.exists():
+            time.sleep(0.05)
+        learner = ("learner", "--name=learner-0", f"--connect={address.read_text()}")
+        running.append(start(*learner))
+        job.wait_for("snapshot taken", 1)
+        running[1].kill()
+        running[1].wait()
+        first = job.run_folder / "snapshots" / snapshots(job)[0]
+        running.append(start(*learner, f"--from={first}", "--alone"))
+        job.wait_for("state taken over", 1)
+        merges = sum(line["event"] == "merge" for line in job.log())
+        job.wait_for("merge", merges + 3)
+        running[0].send_signal(signal.SIGINT)
+        assert running[0].wait(60) == 0
+        assert running[2].wait(60) == 0
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    [taken] = [line for line in job.log() if line["event"] == "state taken over"]
+    assert taken["ref"].startswith("learner-0.2:")
+    assert taken["from"] == snapshots(job)[0]
+    assert taken["batches"] >= taken["copy"] > 0
+    assert {"learner-0.2"} == {
+        name for line in job.log()[-20:] if line["event"] == "merge" for name in line["learners"]
+    }
+    assert "identical" in replay(job.run_folder).stdout
 
 
 def test_what_cannot_be_gone_on_from_is_said_in_one_line(pictured, tmp_path):
