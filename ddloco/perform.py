@@ -26,7 +26,7 @@ from ddloco.serve import is_loopback, next_incarnation
 from ddloco.signals import stop_on_signal
 from ddloco.stage.again import beginning_of
 from ddloco.stage.album import SNAPSHOTS
-from ddloco.stage.beginning import Beginning, Start, place_and_id
+from ddloco.stage.beginning import Beginning, Start, place_outside
 from ddloco.stage.company import Company
 from ddloco.stage.effects import Finish
 from ddloco.stage.named import NamedError
@@ -126,12 +126,7 @@ def _check_binds(
 def _beginning(production: Production, said: str, folder: Path) -> Beginning[Start] | None:
     if not said:
         return None
-    place, snapshot = place_and_id(said)
-    if "://" not in place and Path(place).is_relative_to(folder.absolute()):
-        raise ConfigError(
-            f"--from {said}: lies in --dir {folder}; choose another folder to go on in"
-        )
-    return beginning_of(place, snapshot, production)
+    return beginning_of(*place_outside(said, folder), production)
 
 
 async def _play(

@@ -18,10 +18,10 @@ from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep
 from ddloco.learner import Learner
 from ddloco.process import ChoreError, fitting
-from ddloco.sections import ConfigError, Section
+from ddloco.sections import Section
 from ddloco.stage import beginning
 from ddloco.stage.arrays import Arrays, HostCopy, Stored
-from ddloco.stage.beginning import Beginning, Start, payload_from, place_and_id
+from ddloco.stage.beginning import Beginning, Start, payload_from, place_outside
 from ddloco.stage.capture import Tensors
 from ddloco.stage.cutting import PACKAGES
 from ddloco.syncer import Syncer
@@ -186,14 +186,8 @@ def beginning_of(job: Job, said: str, folder: Path) -> JobBeginning | None:
     """What a whole job goes on from, as people say it; None for a job that begins.
 
     Raises:
-        ConfigError: it lies in the folder that the job would write to.
-        SnapshotError: it cannot be used.
+        SnapshotError: it cannot be used, or lies in the folder that the job would write to.
     """
     if not said:
         return None
-    place, snapshot = place_and_id(said)
-    if "://" not in place and Path(place).is_relative_to(folder.absolute()):
-        raise ConfigError(
-            f"--from {said}: lies in --dir {folder}; choose another folder to go on in"
-        )
-    return begin_with(place, snapshot, job)
+    return begin_with(*place_outside(said, folder), job)

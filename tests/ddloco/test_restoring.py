@@ -17,7 +17,6 @@ from ddloco.restoring import (
     beginning_of,
     stored_from,
 )
-from ddloco.sections import ConfigError
 from ddloco.stage.actor import Actor
 from ddloco.stage.album import Stored
 from ddloco.stage.arena import Arena
@@ -213,6 +212,6 @@ def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     """Its snapshots would be overwritten."""
     place.whole()
     assert beginning_of(JOB, "", tmp_path) is None
-    with pytest.raises(ConfigError, match="choose another folder"):
+    with pytest.raises(SnapshotError, match="choose another folder"):
         beginning_of(JOB, str(place.folder), tmp_path)
     assert WHO in beginning_of(JOB, str(place.folder), tmp_path / "other").starts

@@ -74,7 +74,8 @@ def test_tape_verify_and_show(finished, tools):
     assert "syncer.1:1 " in shown.stdout
 
 
-@pytest.mark.parametrize("kind", [pytest.param("ipc", marks=pytest.mark.slow), "tcp"])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["ipc", "tcp"])
 def test_other_transports(job, tools, kind):
     """The same job over ipc and over tcp, replayed; bfloat16 tensors travel too."""
     dtype = '--set=task.dtype="bfloat16"'

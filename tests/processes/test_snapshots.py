@@ -182,6 +182,7 @@ def test_one_is_taken_on_request(pictures, tools):
     assert nobody.stderr.startswith("ddloco: nobody answers at tcp://127.0.0.1:")
 
 
+@pytest.mark.slow
 def test_a_data_parallel_job_takes_none(pictures, tools):
     """A request is refused with the reason, leaves nothing, and the job goes on."""
     job = pictures.job
