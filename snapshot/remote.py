@@ -123,6 +123,12 @@ class RemotePlace:
                 if self._info(name) is not None:
                     return False
                 self._pipe(name, data)
+            except Exception:
+                # Not every store's refusal is one by its name; and whoever asked again, since the
+                # first answer was lost, is refused for his own. Whose it is can be read there.
+                if self._info(name) is not None:
+                    return False
+                raise
         return True
 
     def put(self, name: str, data: bytes) -> None:

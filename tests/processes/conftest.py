@@ -77,10 +77,12 @@ class Job:
         raise AssertionError(f"no {count} times {event} within {seconds} s: {self.log()[-3:]}")
 
 
-def call(command: list[str], cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+def call(
+    command: list[str], cwd: Path = ROOT, env: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        command, cwd=cwd, text=True, capture_output=True, timeout=180, check=False
+        command, cwd=cwd, env=env, text=True, capture_output=True, timeout=400, check=False
     )
 
 

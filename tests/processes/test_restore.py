@@ -1,12 +1,15 @@
 """Jobs that go on from a snapshot, whatever became of the run that it was taken of."""
 
+import shutil
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
 from clocks import actor_of
+from snapshot import Store
 from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
 
 SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
@@ -195,3 +198,28 @@ def test_what_cannot_be_gone_on_from_is_said_in_one_line(pictured, tmp_path):
     done = other.run(f"--from={place}/latest")
     assert 2 == done.returncode, done.stdout
     assert "cut in another way" in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["blob", "manifest"])
+def test_nothing_goes_on_from_a_damaged_snapshot(pictured, tmp_path, kind):
+    """A byte is flipped: one line names the file and the newest snapshot that is intact, and
+    nothing is written."""
+    place = Path(shutil.copytree(pictured.run_folder / "snapshots", tmp_path / "place"))
+    *_, older, newest = snapshots(pictured)
+    file = place / "snapshots" / f"{newest}.json"
+    if kind == "blob":
+        store = Store(place)
+        mine, others = (set(store.sizes(store.manifest(each))) for each in (newest, older))
+        file = next(path for path in place.glob("blobs/*/*") if path.name in mine - others)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    folder = tmp_path / "run"
+    command = [*DDLOCO, "run", str(pictured.file), f"--dir={folder}"]
+    done = call([*command, f"--from={place}/{newest}"])
+
+    assert 2 == done.returncode, done.stdout
+    (line,) = done.stderr.splitlines()
+    assert str(file) in line
+    assert f"the newest intact snapshot is {older}" in line
+    assert not folder.exists()

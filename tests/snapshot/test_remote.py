@@ -1,19 +1,21 @@
-"""Object stores: one that lives in memory, one that fails, and a real server where there is one."""
+"""Object stores: one that lives in memory, one that fails, and a server that speaks S3."""
 
 import importlib
 import re
 import threading
-import uuid
 
 import numpy as np
 import pytest
 
 from snapshot import SnapshotError, StorageError, Store
+from tests.bucket import LOST, Bucket
 
 BIG = 9 * 2**20
 """More than goes by one request."""
 
 WRITES = ("pipe_file", "open")
+
+URL = "s3://bucket/run"
 
 
 def failing(store, monkeypatch, k):
@@ -130,30 +132,22 @@ def test_without_fsspec_a_url_says_what_to_install(monkeypatch):
 
 
 @pytest.fixture
-def bucket():
-    """Give the URL of a bucket on a real server that speaks S3, and what reaches it."""
-    pytest.importorskip("s3fs", reason="s3fs and moto's server are not installed")
-    server = pytest.importorskip("moto.server", reason="moto's server is not installed")
+def bucket(tmp_path):
+    """A server that speaks S3, which fsspec finds by itself."""
     fsspec = importlib.import_module("fsspec")
-    served = server.ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    served.start()
-    host, port = served.get_host_and_port()
-    options = {"key": "x", "secret": "x", "endpoint_url": f"http://{host}:{port}"}
     before = fsspec.config.conf.get("s3")
-    fsspec.config.conf["s3"] = options
-    name = f"bucket-{uuid.uuid4().hex}"  # The server forgets nothing while this process lives.
-    fsspec.filesystem("s3", **options).mkdir(name)
-    yield f"s3://{name}/run"
+    with Bucket(tmp_path / "bucket") as served:
+        fsspec.config.conf["s3"] = {"key": "x", "secret": "x", "endpoint_url": served.url}
+        yield served
     fsspec.config.conf.pop("s3")
     if before is not None:
         fsspec.config.conf["s3"] = before
-    served.stop()
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_real_server_keeps_snapshots(bucket, take, draft):
     """Over S3: written, found, refused twice, damaged, retained; a large blob goes in parts."""
-    store = Store(bucket)
+    store = Store(URL)
     for order in (1, 2, 3):
         take(store, order)
     with pytest.raises(SnapshotError, match="another snapshot of this name"):
@@ -170,7 +164,7 @@ def test_a_real_server_keeps_snapshots(bucket, take, draft):
     name = next(name for name in store._place.files("blobs"))
     store._place.put(name, b"other")
     assert any(name in line for each in store.snapshots() for line in store.verify(each.id))
-    threads = [threading.Thread(target=draft, args=(Store(bucket), 9)) for _ in range(3)]
+    threads = [threading.Thread(target=draft, args=(Store(URL), 9)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -184,7 +178,7 @@ def test_a_real_server_keeps_snapshots(bucket, take, draft):
 def test_a_real_server_takes_failed_uploads_back(bucket, monkeypatch):
     """An upload of several parts that fails leaves no object, and no parts that cost money."""
     core = importlib.import_module("s3fs.core")
-    store = Store(bucket)
+    store = Store(URL)
     array = np.arange(60 * 2**18, dtype=np.float32)
     with monkeypatch.context() as patched:
 
@@ -196,9 +190,46 @@ def test_a_real_server_takes_failed_uploads_back(bucket, monkeypatch):
         patched.setattr(core.S3File, "write", write)
         with pytest.raises(StorageError, match="cannot be written: reset by peer"):
             store.write_tensors({"x": array})
-    files = store._place._files
-    name = bucket.split("/")[2]
-    assert not files.find(name)
-    assert not files.call_s3("list_multipart_uploads", Bucket=name).get("Uploads")
+    assert [] == bucket.objects() == bucket.uploads()
 
     assert store.write_tensors({"x": array}).new
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_manifest_whose_answer_is_lost_stands(bucket, draft):
+    """Whoever asks again is told that there is one: it is his own, so the snapshot is committed."""
+    store = Store(URL)
+    asked = []
+
+    def judge(_who, name):
+        asked.append(name)
+        return LOST if name.startswith("run/snapshots/") and asked.count(name) == 1 else None
+
+    bucket.judge = judge
+    whole = store.commit(draft(store, 1))
+    assert asked.count("run/snapshots/syncer.1-10.json") == 2
+    assert [whole] == [each.manifest for each in store.snapshots()]
+    with pytest.raises(SnapshotError, match="another snapshot of this name"):
+        store.commit(draft(store, 1, note="other"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_store_that_is_busy_is_asked_again(bucket, take):
+    """A refusal that asks for patience costs nobody a snapshot; one that forbids is one line."""
+    store = Store(URL)
+    asked = []
+
+    def judge(_who, name):
+        asked.append(name)
+        busy = len(asked) == 1 or name.startswith("run/snapshots/")
+        return 503 if busy and asked.count(name) == 1 else None
+
+    bucket.judge = judge
+    take(store, 1)
+    assert 2 == sum(asked.count(name) == 2 for name in set(asked))
+    bucket.judge = lambda _who, _name: 403
+    with pytest.raises(
+        StorageError, match=r"^s3://bucket/run/\S+: cannot be written: Access Denied$"
+    ):
+        take(store, 2)
+    assert 1 == store.load().order
