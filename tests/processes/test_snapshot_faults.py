@@ -49,7 +49,6 @@ class Scene:
         ends: as what.
         absent: who is not in it.
         said: part of the reason.
-        slow: whether it is left to the slow tests.
     """
 
     name: str
@@ -59,7 +58,6 @@ class Scene:
     ends: Literal["taken", "discarded", "nothing", "unheard"] = "taken"
     absent: str = ""
     said: str = ""
-    slow: bool = True
 
 
 DENIED = "cannot be written: Access Denied"
@@ -71,9 +69,7 @@ SCENES = (
     Scene("a shard may not write", "forbid", SHARD, 2, absent=SHARD, said=DENIED),
     Scene("the lead may not write", "forbid", LEAD, 1, "discarded", said=BEGAN),
     Scene("nor finish what it began", "forbid", LEAD, 4, "discarded", said=DENIED),
-    Scene(
-        "there may be no manifest", "forbid", LEAD, "manifest", "discarded", said=DENIED, slow=False
-    ),
+    Scene("there may be no manifest", "forbid", LEAD, "manifest", "discarded", said=DENIED),
     Scene("the store is busy", "delay", NEAR, 2),
     Scene("the manifest's answer is lost", "lose-answer", LEAD, "manifest"),
     Scene(
@@ -247,12 +243,10 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
         yield town
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scene",
-    [
-        pytest.param(each, id=each.name.replace(" ", "-"), marks=[pytest.mark.slow] * each.slow)
-        for each in SCENES
-    ],
+    [pytest.param(each, id=each.name.replace(" ", "-")) for each in SCENES],
 )
 def test_a_fault_while_a_snapshot_is_under_way(town, scene):
     """It costs that snapshot at most, or one part of it; a line says which, and why; later ones are
@@ -273,6 +267,7 @@ def test_a_fault_while_a_snapshot_is_under_way(town, scene):
     assert town.settled(snapshot) or scene.ends in {"nothing", "unheard"}
 
 
+@pytest.mark.slow
 def test_all_that_stands_is_whole_and_the_tapes_replay(town):
     """Every byte of every snapshot is as it was written, each of them was told of, and the job ends
     well."""
