@@ -3,8 +3,6 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# One more than there are cores: many tests wait for processes of theirs.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: help setup demo test slow soak check fix bench simulate failures sweep build lock
 
@@ -25,7 +23,7 @@ demo: $(STAMP)  ## train three learners on real text, then replay the run bit fo
 	$(BIN)/ddloco replay runs/demo
 
 test: check  ## lint, types, import rules and all tests except the slow ones
-	$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --dist loadfile
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow

@@ -182,13 +182,21 @@ async def check_unknown_route(make: Make) -> None:
         assert not bench.listener.reaches(LANES[BULK])
         await connect(bench)
         assert bench.dialler.reaches(BULK)
-        while not bench.listener.reaches(LANES[BULK]):  # noqa: ASYNC110, nobody tells
-            await trio.sleep(0.005)
+        await wait_until_reached(bench.listener, LANES[BULK])
         for endpoint in (bench.listener, bench.dialler):
             assert not endpoint.reaches("nobody/bulk")
             with expected(PeerGone):
                 endpoint.send_nowait("nobody/bulk", [b"x"])
             assert endpoint.statistics().sends_refused_gone == 2
+
+
+async def wait_until_reached(endpoint: Endpoint, route: str) -> None:
+    """Return when somebody is there; with keys handshakes are answered while `run` runs."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(endpoint.run, Inbox().deliver)
+        while not endpoint.reaches(route):  # noqa: ASYNC110, nobody tells
+            await trio.sleep(0.005)
+        nursery.cancel_scope.cancel()
 
 
 async def check_dial_first(make: Make) -> None:

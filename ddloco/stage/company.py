@@ -110,6 +110,7 @@ class Company:
             time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
             admits=production.admits,
+            facts=lambda: {"name": production.name},
         )
         if self._stop is not None:
             driver.request_stop(self._stop)

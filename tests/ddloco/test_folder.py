@@ -5,7 +5,7 @@ import pytest
 from ddloco.config import job_from, load_job
 from ddloco.folder import album_of, next_folder, open_folder, place_of
 from ddloco.sections import ConfigError
-from snapshot import Store
+from snapshot import Entry, Part, Store
 
 JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
 
@@ -71,8 +71,11 @@ def test_snapshots_tell_of_their_job(tmp_path):
     """Its id and name are in the manifest, and as many stay as it says."""
     job = job_from({"job": {"task": "x:y", "name": "small"}, "snapshot": {"keep": 1}}, "test")
     album = album_of(job, tmp_path)
+    blob = album.write_bytes(b"state")
+    piece = album.write_piece([Entry("state", "frozen", blob.sha256, blob.size)])
     for number in (3, 5):
-        album.commit(f"syncer.1:{number}", [], {})
+        part = Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
+        album.commit(f"syncer.1:{number}", [part], {})
 
     [left] = [each.manifest for each in Store(tmp_path).snapshots()]
     assert left.snapshot == "syncer.1:5"

@@ -122,6 +122,7 @@ def test_the_loss_starts_at_chance_and_falls(task):
     assert task.evaluate(params) < 3.5
 
 
+@pytest.mark.slow
 def test_two_processes_agree_to_the_last_bit():
     """With NPROC=1, twenty steps in two processes give the same bytes."""
     environment = os.environ | {"NPROC": "1", "JAX_PLATFORMS": "cpu"}

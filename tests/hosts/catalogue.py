@@ -12,10 +12,10 @@ ELSEWHERE = {
     "F2": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
     "F3": ("tests/processes/test_run.py::test_processes_with_a_kill_and_a_slow_learner",),
     "F4": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
-    "F14": ("tests/ddloco/test_driver.py::test_a_storm_passes",),
+    "F14": ("tests/ddloco/stage/test_driver.py::test_a_storm_passes",),
     "F15": (
         "tests/transport/test_link_breaks.py::test_a_duplicate_is_dropped_and_counted",
-        "tests/ddloco/test_driver.py::test_a_storm_passes",
+        "tests/ddloco/stage/test_driver.py::test_a_storm_passes",
     ),
     # Wrong bytes.
     "F17": (
@@ -56,7 +56,7 @@ ELSEWHERE = {
     ),
     # Disks.
     "F28": (
-        "tests/ddloco/test_driver.py::test_a_tape_that_cannot_be_written_ends_its_actor",
+        "tests/ddloco/stage/test_driver.py::test_a_tape_that_cannot_be_written_ends_its_actor",
         "tests/replay/test_tape.py::test_a_full_disk_is_a_tape_error",
         "tests/ddloco/test_keeping.py::test_what_cannot_be_written_leaves_what_was",
     ),

@@ -97,7 +97,8 @@ def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
     assert "identical" in replay(again.run_folder).stdout
 
 
-@pytest.mark.parametrize("learners", [pytest.param(2, marks=pytest.mark.slow), 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("learners", [2, 4])
 def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
     """Who does not come along is lost by name; who is new takes part."""
     job = go_on(pictured, tmp_path, snapshots(pictured)[1], f"--set=job.learners={learners}")

@@ -196,6 +196,7 @@ def test_a_lone_learner_runs_in_the_same_program(job):
     assert job.log()[-1]["held_out_loss"] < 1.0
 
 
+@pytest.mark.slow
 def test_data_parallel_training_is_a_job_like_any_other(job, tools):
     """Its replicas take part in every step, it learns, and its tapes replay."""
     ran = job.run("--set=job.method=data-parallel", "--set=job.steps=12")
