@@ -17,7 +17,7 @@ def looked_at(job):
 
 def test_a_running_job_is_looked_at(job, tools):
     """Status and news come while it runs, models are scored beside it, and it replays the same."""
-    running = job.start("--processes", "--set=job.steps=100", "--set=task.step_s=0.06")
+    running = job.start("--processes", "--set=job.steps=200", "--set=task.step_s=0.06")
     address = looked_at(job)
     observe = ["observe", address, "--json", "--evaluate", str(job.run_folder / "job.toml")]
     observer = subprocess.Popen(
@@ -32,13 +32,13 @@ def test_a_running_job_is_looked_at(job, tools):
     assert 0 == running.returncode, ended
     assert 0 == told.returncode, told.stderr
     status = json.loads(told.stdout)
-    assert (address, "small", 100, "syncer.1") == tuple(
+    assert (address, "small", 200, "syncer.1") == tuple(
         status[key] for key in ("address", "name", "steps", "incarnation")
     )
     assert ["learner-0.1", "learner-1.1", "learner-2.1"] == [
         member["learner"] for member in status["members"]
     ]
-    assert 0 < status["t"] <= 100
+    assert 0 < status["t"] <= 200
     assert 0 < status["events"]
     assert 0 < status["tape_bytes"] < (job.run_folder / "tapes" / "syncer.1.tape").stat().st_size
     assert f"small at {address}  global step " in drawn.stdout
@@ -61,7 +61,7 @@ def check_news(news, log):
     assert all(logged[line["ref"]]["weights"] == line["weights"] for line in merges)
     assert "ended" in [line["event"] for line in news]
     assert len(scores) > 3
-    assert (100, result["held_out_loss"]) == (scores[-1]["t"], scores[-1]["held_out_loss"])
+    assert (200, result["held_out_loss"]) == (scores[-1]["t"], scores[-1]["held_out_loss"])
     assert scores[-1]["held_out_loss"] < scores[0]["held_out_loss"]
 
 
