@@ -36,6 +36,7 @@ def wait_until(condition, seconds=90.0):
     raise AssertionError(f"not so within {seconds} s")
 
 
+@pytest.mark.slow
 def test_a_job_survives_and_replays(job, tools):
     """Crashed and returned, stalled, slowed, cut, delayed: exit 0, all told, all replayed."""
     chaos = job.file.with_name("chaos.toml")

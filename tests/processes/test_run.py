@@ -136,6 +136,7 @@ def test_ctrl_c_ends_in_good_order(job, tools, form):
     assert "not closed" not in replayed.stdout
 
 
+@pytest.mark.slow
 def test_two_fingerprints_replay_in_one_command(job, tools):
     """Learners with different XLA thread counts are each replayed with their own."""
     ran = job.run("--set=learner.learner-1.threads=2", "--set=job.steps=12")
