@@ -84,6 +84,17 @@ class CaptureWork(Capture):
 
         return finish()
 
+    async def warm(self) -> None:
+        """Have the memory of a first copy: pages that are new take four times as long as it does.
+
+        Raises:
+            WorkerDiedError: the process ended.
+        """
+        if self.nbytes:
+            region = self._arrays.shared.allocate(self.nbytes)
+            await self._process.expect(chores.Touch(chores.span_of(region)), chores.Ready)
+            self._arrays.shared.free(region)
+
     def _copy_state(self) -> Awaitable["Copy | None"]:
         wanted = self.trains and self.nbytes > 0
         region = self._arrays.shared.allocate(self.nbytes) if wanted else None
@@ -121,9 +132,9 @@ class CaptureWork(Capture):
         entries = self._state_entries(work, held)
         if copy is not None:
             blob = self._album.write_tensors({STATE: copy.region.data})
-            entries.append(Entry("worker", STATE, blob.sha256, blob.size))
+            entries.append(Entry("worker", STATE, blob.digest, blob.size))
             blob = self._album.write_bytes(chores.encode(copy.last) if copy.last else b"")
-            entries.append(Entry("worker", LAST, blob.sha256, blob.size))
+            entries.append(Entry("worker", LAST, blob.digest, blob.size))
         return self._album.write_piece(entries)
 
 

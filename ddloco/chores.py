@@ -64,6 +64,12 @@ class Laid(Chore, frozen=True):
     state_bytes: int
 
 
+class Touch(Chore, frozen=True):
+    """Have the memory at ``out``, so that no later copy waits for the system to give it."""
+
+    out: Span
+
+
 class CopyOut(Chore, frozen=True):
     """Write the whole state to ``out``; the answer says what the last step had brought."""
 
@@ -162,6 +168,7 @@ Request = (
     Prepare
     | Lay
     | Fill
+    | Touch
     | CopyOut
     | Install
     | Train

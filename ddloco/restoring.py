@@ -155,8 +155,8 @@ def load_start(given: Mapping[type, object], store: Store, part: Part) -> JobSta
     )
 
 
-def _trained(store: Store, sha256: str) -> chores.Trained | None:
-    data = bytes(store.read_bytes(sha256))
+def _trained(store: Store, digest: str) -> chores.Trained | None:
+    data = bytes(store.read_bytes(digest))
     return fitting(chores.decode_answer(data), chores.Trained) if data else None
 
 

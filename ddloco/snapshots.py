@@ -140,7 +140,7 @@ def rows_of(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
             rows.append({"id": each.id, "problem": each.problem})
             continue
         sizes = store.sizes(each.manifest)
-        new = sum(size for sha256, size in sizes.items() if sha256 not in seen)
+        new = sum(size for digest, size in sizes.items() if digest not in seen)
         seen.update(sizes)
         known = sum(sizes.values()) == each.manifest.nbytes
         rows.append(_row(each.manifest, new if known else None))
@@ -260,12 +260,12 @@ def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]
     newest: dict[int, tuple[int, str]] = {}
     for part in manifest.parts:
         if _is_syncer(part.who):
-            for sha256 in part.contents:
-                for entry in store.read_piece(sha256):
+            for digest in part.contents:
+                for entry in store.read_piece(digest):
                     named = GLOBAL.fullmatch(entry.name)
                     if entry.kind == "array" and named is not None:
                         p, version = int(named[1]), int(named[2])
-                        newest[p] = max(newest.get(p, (-1, "")), (version, entry.sha256))
+                        newest[p] = max(newest.get(p, (-1, "")), (version, entry.digest))
     absent = [f"{who} ({why})" for who, why in manifest.absent.items() if _is_syncer(who)]
     missing = [str(p) for p in range(max(newest, default=0) + 1) if p not in newest]
     if absent or missing:

@@ -27,7 +27,7 @@ from ddloco import chores
 from ddloco.config import Inner
 from ddloco.environment import fingerprinted
 from ddloco.fragments import FragmentPlan, Leaf
-from ddloco.stage.arena import ArenaView
+from ddloco.stage.arena import PAGE, ArenaView
 from ddloco.state import Moments
 from ddloco.task import TaskError, load_task
 from transport import DTYPES, Bytes, aligned
@@ -57,6 +57,9 @@ class Trainer:
             case chores.Fill(out):
                 self._initialise()
                 self._copy_out(self._params, out)
+                return chores.Ready()
+            case chores.Touch(out):
+                self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
                 return chores.Ready()
             case chores.CopyOut(out):
                 self._copy_out(self._params, out)

@@ -124,6 +124,8 @@ class Workers:
         laid = await self._process.expect(chores.Lay(plan), chores.Laid)
         self.state.nbytes = self.capture.nbytes = laid.state_bytes
         self.capture.plan = plan
+        if learner and job.snapshot.wanted:
+            await self.capture.warm()
         self._layouts = Layouts(plan, job.outer)
         return prepared
 

@@ -30,6 +30,7 @@ from snapshot.place import GRACE_S as GRACE_S
 from snapshot.place import Blob as Blob
 from snapshot.place import SnapshotError as SnapshotError
 from snapshot.place import StorageError as StorageError
+from snapshot.place import digest_of as digest_of
 from snapshot.reading import Listed as Listed
 from snapshot.retention import Removed as Removed
 from snapshot.store import NEWEST as NEWEST

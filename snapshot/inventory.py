@@ -38,9 +38,9 @@ def take_inventory(place: Place, manifest: Manifest) -> Inventory:
     """Read all pieces of a snapshot, and nothing else."""
     found = Inventory()
     for part in manifest.parts:
-        for sha256 in part.contents:
+        for digest in part.contents:
             try:
-                entries = read_piece(place, sha256)
+                entries = read_piece(place, digest)
             except SnapshotError as error:
                 found.problems.append(f"{error} (a piece of {part.who})")
                 continue
@@ -48,8 +48,8 @@ def take_inventory(place: Place, manifest: Manifest) -> Inventory:
                 found.problems.append(str(error))
                 found.unread.append(str(error))
                 continue
-            found.pieces[sha256] = entries
-            found.blobs[sha256] = Needed(len(encode_piece(entries)), f"piece of {part.who}")
+            found.pieces[digest] = entries
+            found.blobs[digest] = Needed(len(encode_piece(entries)), f"piece of {part.who}")
             for entry in entries:
                 _add(place, found, part.who, entry)
     return found
@@ -57,9 +57,9 @@ def take_inventory(place: Place, manifest: Manifest) -> Inventory:
 
 def _add(place: Place, found: Inventory, who: str, entry: Entry) -> None:
     what = f"{entry.kind} {entry.name} of {who}"
-    known = found.blobs.setdefault(entry.sha256, Needed(entry.size, what))
+    known = found.blobs.setdefault(entry.digest, Needed(entry.size, what))
     if known.size != entry.size:
-        name = place.path(blob_name(entry.sha256))
+        name = place.path(blob_name(entry.digest))
         said = f"{known.size} bytes for {known.what}, {entry.size} for {what}"
         found.problems.append(f"{name}: is said to have {said}")
 
@@ -67,8 +67,8 @@ def _add(place: Place, found: Inventory, who: str, entry: Entry) -> None:
 def lacking(place: Place, inventory: Inventory) -> list[str]:
     """Blobs that are not there or of another size, one line each; none of them is read."""
     problems = list(inventory.problems)
-    for sha256, needed in inventory.blobs.items():
-        name = blob_name(sha256)
+    for digest, needed in inventory.blobs.items():
+        name = blob_name(digest)
         file = place.stat(name)
         if file is None:
             problems.append(f"{place.path(name)}: is missing ({needed.what})")
@@ -132,16 +132,16 @@ class Verifier:
             wrong = f"says {manifest.nbytes} bytes, its blobs have {inventory.nbytes}"
         if wrong is not None:
             problems.insert(0, f"{place.path(file_of(snapshot))}: {wrong}")
-        for sha256, needed in inventory.blobs.items():
-            verdict = self._verdict(sha256, needed.size)
+        for digest, needed in inventory.blobs.items():
+            verdict = self._verdict(digest, needed.size)
             if verdict is not None:
                 problems.append(f"{verdict} ({needed.what})")
         return problems
 
-    def _verdict(self, sha256: str, size: int) -> str | None:
-        key = (sha256, size)
+    def _verdict(self, digest: str, size: int) -> str | None:
+        key = (digest, size)
         if key not in self._verdicts:
-            self._verdicts[key] = blob_problem(self._place, sha256, size, self._read)
+            self._verdicts[key] = blob_problem(self._place, digest, size, self._read)
             self.files += 1
         return self._verdicts[key]
 

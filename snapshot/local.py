@@ -9,7 +9,6 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -26,9 +25,6 @@ from snapshot.place import (
     chunks,
     digest_of,
 )
-
-SMALL_BYTES = 2**20
-"""Up to here a blob is hashed before it is written, so that one that is there costs no write."""
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 """What a file system without hard links says."""
@@ -55,31 +51,17 @@ class LocalPlace:
     # Blobs.
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Write a blob, unless it is there.
+        """Write a blob, unless it is there: it is hashed first, which costs a fifth of writing."""
+        size, digest = sum(map(len, views)), digest_of(views)
+        if self._freshened(digest, size):
+            return Blob(digest, size, new=False)
+        with self._partial(BLOBS, views) as partial:
+            self._name_blob(partial, digest)
+        return Blob(digest, size, new=True)
 
-        A big one is hashed in a second thread while it is written and made durable: hashing is the
-        slower of the two, so a new blob takes as long as its hash.
-        """
-        size = sum(map(len, views))
-        if size <= SMALL_BYTES:
-            sha256 = digest_of(views)
-            if self._freshened(sha256, size):
-                return Blob(sha256, size, new=False)
-            with self._partial(BLOBS, views) as partial:
-                self._name_blob(partial, sha256)
-            return Blob(sha256, size, new=True)
-        with ThreadPoolExecutor(1, "hash") as pool:
-            hashed = pool.submit(digest_of, views)
-            with self._partial(BLOBS, views) as partial:
-                sha256 = hashed.result()
-                new = not self._freshened(sha256, size)
-                if new:
-                    self._name_blob(partial, sha256)
-        return Blob(sha256, size, new=new)
-
-    def _freshened(self, sha256: str, size: int) -> bool:
+    def _freshened(self, digest: str, size: int) -> bool:
         """Whether a blob is there, whole, and now young; of any other size it is written again."""
-        path = self._root / blob_name(sha256)
+        path = self._root / blob_name(digest)
         try:
             if os.stat(path).st_size != size:
                 return False
@@ -88,8 +70,8 @@ class LocalPlace:
             return False  # Writing it again needs no more rights than writing it once.
         return True
 
-    def _name_blob(self, partial: Path, sha256: str) -> None:
-        path = self._root / blob_name(sha256)
+    def _name_blob(self, partial: Path, digest: str) -> None:
+        path = self._root / blob_name(digest)
         with _told(path, "written"):
             self._make(path.parent)
             os.replace(partial, path)

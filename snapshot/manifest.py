@@ -1,11 +1,10 @@
 """What is written of a snapshot beside its blobs: manifests, and pieces that list blobs.
 
-A manifest is sealed: it stands beside its own sha256, so that no byte of it can change unnoticed.
+A manifest is sealed: it stands beside its own digest, so that no byte of it can change unnoticed.
 A piece is a blob, named by its digest. Both are JSON for people who look, and equal contents have
 equal bytes.
 """
 
-import hashlib
 import re
 from collections.abc import Collection, Mapping
 from typing import Literal
@@ -13,9 +12,9 @@ from typing import Literal
 import msgspec
 
 from snapshot.part import Part, split
-from snapshot.place import MANIFESTS, SUFFIX, SnapshotError
+from snapshot.place import MANIFESTS, SUFFIX, SnapshotError, digest_of
 
-FORMAT = 1
+FORMAT = 2
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*:[0-9]+")
 """A snapshot's name becomes a file's, and comes over the network."""
@@ -32,7 +31,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     kind: Kind
     name: str
-    sha256: str
+    digest: str
     size: int
 
 
@@ -71,7 +70,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    sha256: str
+    digest: str
     manifest: msgspec.Raw
 
 
@@ -100,7 +99,7 @@ def file_of(snapshot: str) -> str:
 def encode_manifest(manifest: Manifest) -> bytes:
     """The bytes of a manifest, sealed."""
     raw = msgspec.json.encode(manifest, order="deterministic")
-    return msgspec.json.encode(_Sealed(hashlib.sha256(raw).hexdigest(), msgspec.Raw(raw)))
+    return msgspec.json.encode(_Sealed(digest_of([memoryview(raw)]), msgspec.Raw(raw)))
 
 
 def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is what it is
@@ -112,8 +111,8 @@ def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is w
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
         raw = bytes(sealed.manifest)
-        if hashlib.sha256(raw).hexdigest() != sealed.sha256 or data != msgspec.json.encode(sealed):
-            raise SnapshotError("is not what was written: its sha256 differs")
+        if digest_of([memoryview(raw)]) != sealed.digest or data != msgspec.json.encode(sealed):
+            raise SnapshotError("is not what was written: its digest differs")
         version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("format")
         if version is None or bytes(version) != b"%d" % FORMAT:
             raise SnapshotError(f"has another format than {FORMAT}")

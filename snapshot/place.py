@@ -1,19 +1,20 @@
 """Where snapshots lie: a directory, or anything that fsspec can reach by a URL.
 
-    blobs/HH/SHA256     bytes, named by their sha256; never changed
+    blobs/HH/DIGEST     bytes, named by their BLAKE3 digest; never changed
     snapshots/ID.json   the manifest of a committed snapshot; written last, and only if absent
     LATEST              for people; nobody trusts it
 
 Whatever begins with ``.partial-`` is being written, or was when its writer died; nobody reads it.
 """
 
-import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 from urllib.parse import urlsplit
+
+from blake3 import blake3
 
 BLOBS, MANIFESTS, LATEST = "blobs", "snapshots", "LATEST"
 PARTIAL = ".partial-"
@@ -51,12 +52,12 @@ class Blob:
     """Bytes in a place.
 
     Attributes:
-        sha256: of the bytes; their name.
+        digest: of the bytes; their name.
         size: in bytes.
         new: whether they were written; they are not when they were there already.
     """
 
-    sha256: str
+    digest: str
     size: int
     new: bool
 
@@ -117,20 +118,23 @@ class Place(Protocol):
         ...
 
 
-def blob_name(sha256: str) -> str:
+def blob_name(digest: str) -> str:
     """Where a blob lies.
 
     Raises:
         SnapshotError: it is no digest; names come over the network.
     """
-    if not DIGEST.fullmatch(sha256):
-        raise SnapshotError(f"{sha256!r}: want a sha256 in hexadecimal, 64 characters")
-    return f"{BLOBS}/{sha256[:2]}/{sha256}"
+    if not DIGEST.fullmatch(digest):
+        raise SnapshotError(f"{digest!r}: want a digest in hexadecimal, 64 characters")
+    return f"{BLOBS}/{digest[:2]}/{digest}"
 
 
 def digest_of(views: Sequence[memoryview]) -> str:
-    """The sha256 of bytes that lie in several runs; other threads go on meanwhile."""
-    summed = hashlib.sha256()
+    """The digest of bytes that lie in several runs, in hexadecimal; other threads go on meanwhile.
+
+    BLAKE3, 256 bits: ten times as fast as sha256 on a processor that has no instructions for that.
+    """
+    summed = blake3()
     for chunk in chunks(views):
         summed.update(chunk)
     return summed.hexdigest()

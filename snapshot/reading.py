@@ -1,10 +1,10 @@
 """Blobs and manifests as they are read: nothing is handed on before it was checked."""
 
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from snapshot.manifest import Entry, Manifest, decode_manifest, decode_piece, file_of, id_of
@@ -19,12 +19,13 @@ from snapshot.place import (
     StorageError,
     blob_name,
     cannot,
+    digest_of,
 )
 
 Progress = Callable[[int], None]
 """Told how many more bytes were read."""
 
-DAMAGED = "is not what was written: its sha256 differs"
+DAMAGED = "is not what was written: its digest differs"
 
 
 def read_manifest(place: Place, snapshot: str) -> Manifest:
@@ -69,57 +70,57 @@ def read_all(place: Place) -> list[Listed]:
     return [*(Listed(id_, manifest) for _, id_, manifest in good), *bad]
 
 
-def read_blob(place: Place, sha256: str) -> NDArray[np.uint8]:
+def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
     """A blob's bytes.
 
     Raises:
         SnapshotError: it is not there, or is damaged; names the file.
         StorageError: it cannot be read.
     """
-    name = blob_name(sha256)
+    name = blob_name(digest)
     try:
         data = _whole(place, name)
     except FileNotFoundError:
         raise SnapshotError(f"{place.path(name)}: is missing") from None
-    if hashlib.sha256(memoryview_of(data)).hexdigest() != sha256:
+    if digest_of([memoryview_of(data)]) != digest:
         raise SnapshotError(f"{place.path(name)}: {DAMAGED}")
     return data
 
 
-def read_piece(place: Place, sha256: str) -> tuple[Entry, ...]:
+def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
     """What a participant wrote together.
 
     Raises:
         SnapshotError: it is not there, is damaged, or no piece; names the file.
         StorageError: it cannot be read.
     """
-    data = read_blob(place, sha256).tobytes()
+    data = read_blob(place, digest).tobytes()
     try:
         entries = decode_piece(data)
         for entry in entries:
-            blob_name(entry.sha256)
+            blob_name(entry.digest)
     except SnapshotError as error:
-        raise SnapshotError(f"{place.path(blob_name(sha256))}: {error}") from None
+        raise SnapshotError(f"{place.path(blob_name(digest))}: {error}") from None
     return entries
 
 
-def blob_problem(place: Place, sha256: str, size: int, progress: Progress) -> str | None:
+def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> str | None:
     """What is wrong with a blob, all of which is read; None when nothing is."""
-    name = blob_name(sha256)
+    name = blob_name(digest)
     try:
         found = place.stat(name)
         if found is None:
             return f"{place.path(name)}: is missing"
         if found.size != size:
             return f"{place.path(name)}: has {found.size} bytes, not {size}"
-        summed = hashlib.sha256()
+        summed = blake3()
         with place.open(name) as file:
             while chunk := file.read(CHUNK_BYTES):
                 summed.update(chunk)
                 progress(len(chunk))
     except Exception as error:  # noqa: BLE001, a store's library may raise anything
         return str(_named(place, name, error))
-    return None if summed.hexdigest() == sha256 else f"{place.path(name)}: {DAMAGED}"
+    return None if summed.hexdigest() == digest else f"{place.path(name)}: {DAMAGED}"
 
 
 def _whole(place: Place, name: str) -> NDArray[np.uint8]:

@@ -74,17 +74,17 @@ class RemotePlace:
         or old.
         """
         size = sum(map(len, views))
-        sha256 = digest_of(views)
-        name = blob_name(sha256)
+        digest = digest_of(views)
+        name = blob_name(digest)
         with self._told(name, "written"):
             there = self._info(name)
             if there is not None and there.size == size and self._is_young(there):
-                return Blob(sha256, size, new=False)
+                return Blob(digest, size, new=False)
             if size <= ONE_REQUEST_BYTES:
                 self._pipe(name, b"".join(views))
             else:
                 self._upload(name, views, size)
-        return Blob(sha256, size, new=True)
+        return Blob(digest, size, new=True)
 
     def _is_young(self, file: File) -> bool:
         return file.written_at is None or self.now() - file.written_at < GRACE_S / 2

@@ -54,10 +54,10 @@ def retain(place: Place, *, keep: int, every: int, grace_s: float) -> Removed:
     # No blob may go while a crash could still bring back a manifest that names it.
     place.settle([file_of(each.id) for each in going])
     wanted = {
-        blob_name(sha256)
+        blob_name(digest)
         for each in kept
         for named in (inventories[each.id].blobs, *(part.contents for part in each.parts))
-        for sha256 in named
+        for digest in named
     }
     old = [
         name
@@ -110,8 +110,8 @@ def _divided(
 
 def _is_whole(inventory: Inventory, files: Mapping[str, File]) -> bool:
     return not inventory.problems and all(
-        (file := files.get(blob_name(sha256))) is not None and file.size == needed.size
-        for sha256, needed in inventory.blobs.items()
+        (file := files.get(blob_name(digest))) is not None and file.size == needed.size
+        for digest, needed in inventory.blobs.items()
     )
 
 

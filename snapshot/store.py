@@ -78,7 +78,7 @@ class Store:
 
     def write_piece(self, entries: Collection[Entry]) -> str:
         """Write the list of what a participant wrote; give the digest, for ``Part.contents``."""
-        return self.write_bytes(encode_piece(entries)).sha256
+        return self.write_bytes(encode_piece(entries)).digest
 
     def commit(self, manifest: Manifest) -> Manifest:
         """Make a snapshot stand, durably; give it back with its bytes counted.
@@ -101,7 +101,7 @@ class Store:
         if problems:
             raise SnapshotError(f"{path}: is not committed: {_some(problems)}")
         whole = msgspec.structs.replace(manifest, nbytes=inventory.nbytes)
-        self._place.settle([blob_name(sha256) for sha256 in inventory.blobs])
+        self._place.settle([blob_name(digest) for digest in inventory.blobs])
         data = encode_manifest(whole)
         if not self._place.create(file, data):
             if encode_manifest(read_manifest(self._place, manifest.snapshot)) != data:
@@ -170,31 +170,31 @@ class Store:
                 return each.manifest
         return None
 
-    def read_tensors(self, sha256: str) -> dict[str, NDArray[Any]]:
+    def read_tensors(self, digest: str) -> dict[str, NDArray[Any]]:
         """The arrays of a blob.
 
         Raises:
             SnapshotError: it is not there, damaged, or holds no arrays; names the file.
             StorageError: it cannot be read.
         """
-        data = read_blob(self._place, sha256)
+        data = read_blob(self._place, digest)
         try:
             return unpack(data)
         except PackingError as error:
-            raise SnapshotError(f"{self._place.path(blob_name(sha256))}: {error}") from None
+            raise SnapshotError(f"{self._place.path(blob_name(digest))}: {error}") from None
 
-    def read_bytes(self, sha256: str) -> memoryview:
+    def read_bytes(self, digest: str) -> memoryview:
         """The bytes of a blob; raises what ``read_tensors`` does."""
-        return memoryview_of(read_blob(self._place, sha256))
+        return memoryview_of(read_blob(self._place, digest))
 
-    def read_piece(self, sha256: str) -> tuple[Entry, ...]:
+    def read_piece(self, digest: str) -> tuple[Entry, ...]:
         """What a participant wrote; raises what ``read_tensors`` does."""
-        return read_piece(self._place, sha256)
+        return read_piece(self._place, digest)
 
     def sizes(self, manifest: Manifest) -> dict[str, int]:
         """The blobs of a snapshot, as far as its pieces can be read, and their bytes."""
         blobs = take_inventory(self._place, manifest).blobs
-        return {sha256: needed.size for sha256, needed in blobs.items()}
+        return {digest: needed.size for digest, needed in blobs.items()}
 
     # Care.
 

@@ -1,13 +1,22 @@
 """Where an actor's part of a snapshot goes: to a store; in a replay, through the digests only."""
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from snapshot import Blob, Entry, Manifest, Part, SnapshotError, Store, encode_piece, pack
+from snapshot import (
+    Blob,
+    Entry,
+    Manifest,
+    Part,
+    SnapshotError,
+    Store,
+    digest_of,
+    encode_piece,
+    pack,
+)
 
 SNAPSHOTS = "snapshots"
 """The folder of a run folder in which snapshots are, unless the job names another place."""
@@ -25,7 +34,7 @@ class Album(Protocol):
         ...
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Write what lists them; its sha256."""
+        """Write what lists them; its digest."""
         ...
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
@@ -60,7 +69,7 @@ class Stored:
         return self._store.write_tensors(arrays)
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Write what lists them; its sha256."""
+        """Write what lists them; its digest."""
         return self._store.write_piece(entries)
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
@@ -87,14 +96,11 @@ class Digested:
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
         """The digest that it would have."""
-        return self.write_bytes(encode_piece(entries)).sha256
+        return self.write_bytes(encode_piece(entries)).digest
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
         """It stood."""
 
 
 def _blob(views: Sequence[memoryview]) -> Blob:
-    summed = hashlib.sha256()
-    for view in views:
-        summed.update(view)
-    return Blob(summed.hexdigest(), sum(view.nbytes for view in views), new=False)
+    return Blob(digest_of(views), sum(map(len, views)), new=False)

@@ -100,21 +100,21 @@ def load_start(
     """
     blobs: dict[tuple[str, str], str] = {}
     arrays: dict[str, dict[str, Tensors]] = {"state": {}, "flight": {}}
-    for sha256 in part.contents:
-        entries = store.read_piece(sha256)
-        found = {(each.kind, each.name): each.sha256 for each in entries if each.kind != "array"}
+    for digest in part.contents:
+        entries = store.read_piece(digest)
+        found = {(each.kind, each.name): each.digest for each in entries if each.kind != "array"}
         blobs.update(found)
         held = arrays["flight" if ("flight", FROZEN) in found else "state"]
-        held.update((e.name, store.read_tensors(e.sha256)) for e in entries if e.kind == "array")
+        held.update((e.name, store.read_tensors(e.digest)) for e in entries if e.kind == "array")
 
     def thawed(kind: str) -> Any:
-        sha256 = blobs.get((kind, FROZEN))
-        if sha256 is None:
+        digest = blobs.get((kind, FROZEN))
+        if digest is None:
             raise SnapshotError(f"{store.name}: the part of {part.who} has no {FROZEN} {kind}")
         try:
-            return thaw(bytes(store.read_bytes(sha256)), packages, given or {})
+            return thaw(bytes(store.read_bytes(digest)), packages, given or {})
         except ValueError as error:
-            said = f"{store.name}: blob {sha256[:12]} of {part.who}: {error}"
+            said = f"{store.name}: blob {digest[:12]} of {part.who}: {error}"
             raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
 
     return Start(part, thawed("state"), arrays["state"], thawed("flight"), arrays["flight"], blobs)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ddloco.stage.album import Album
 from ddloco.stage.arrays import Arrays
+from ddloco.stage.background import in_background
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.events import Captured, Committed, WorkFailed
 from snapshot import Entry, SnapshotError
@@ -50,14 +51,14 @@ class Capture:
         """The manifest."""
         try:
             commit = partial(self._album.commit, work.snapshot, work.parts, work.absent)
-            await trio.to_thread.run_sync(commit)
+            await trio.to_thread.run_sync(in_background, commit)
         except (OSError, SnapshotError) as error:
             return _failed(work.work, error)
         return Committed(work.work)
 
     async def _caught(self, work: int, write: Callable[[], str]) -> Captured | WorkFailed:
         try:
-            return Captured(work, await trio.to_thread.run_sync(write))
+            return Captured(work, await trio.to_thread.run_sync(in_background, write))
         except (OSError, SnapshotError) as error:
             return _failed(work, error)
 
@@ -76,18 +77,18 @@ class Capture:
 
     def _state_entries(self, work: CaptureState, held: Held) -> list[Entry]:
         blob = self._album.write_bytes(work.state)
-        return [Entry("state", FROZEN, blob.sha256, blob.size), *self._write_held(held)]
+        return [Entry("state", FROZEN, blob.digest, blob.size), *self._write_held(held)]
 
     def _write_flight(self, work: CaptureFlight, held: Held) -> str:
         blob = self._album.write_bytes(work.messages)
-        entries = [Entry("flight", FROZEN, blob.sha256, blob.size), *self._write_held(held)]
+        entries = [Entry("flight", FROZEN, blob.digest, blob.size), *self._write_held(held)]
         return self._album.write_piece(entries)
 
     def _write_held(self, held: Held) -> list[Entry]:
         entries: list[Entry] = []
         for handle, tensors in held:
             blob = self._album.write_tensors(tensors)
-            entries.append(Entry("array", handle, blob.sha256, blob.size))
+            entries.append(Entry("array", handle, blob.digest, blob.size))
         return entries
 
 

@@ -32,7 +32,7 @@ class WorkFailed(WorkResult, frozen=True):
 
 
 class Captured(WorkResult, frozen=True):
-    """A piece of one's part of a snapshot is written; ``content`` is its sha256, in hex. Where it
+    """A piece of one's part of a snapshot is written; ``content`` is its digest, in hex. Where it
     could not be, ``failed`` says why."""
 
     content: str = ""

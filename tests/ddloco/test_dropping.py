@@ -45,7 +45,7 @@ class Stand:
         """A snapshot in which the named are, at their event ``number``."""
         album = album_of(job or self.job, self.store.name)
         blob = album.write_bytes(b"state")
-        piece = album.write_piece([Entry("state", "frozen", blob.sha256, blob.size)])
+        piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
         parts = [Part(each, number, {each: number}, (), {}, (piece,)) for each in who]
         album.commit(f"{OTHER}:{number}", parts, absent or {})
 

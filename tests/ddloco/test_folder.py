@@ -72,7 +72,7 @@ def test_snapshots_tell_of_their_job(tmp_path):
     job = job_from({"job": {"task": "x:y", "name": "small"}, "snapshot": {"keep": 1}}, "test")
     album = album_of(job, tmp_path)
     blob = album.write_bytes(b"state")
-    piece = album.write_piece([Entry("state", "frozen", blob.sha256, blob.size)])
+    piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
     for number in (3, 5):
         part = Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
         album.commit(f"syncer.1:{number}", [part], {})

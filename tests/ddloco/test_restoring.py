@@ -56,12 +56,12 @@ class Place:
     def piece(self, kind, data, *more):
         """What lists frozen bytes, and more."""
         blob = self.album.write_bytes(data)
-        return self.album.write_piece([Entry(kind, FROZEN, blob.sha256, blob.size), *more])
+        return self.album.write_piece([Entry(kind, FROZEN, blob.digest, blob.size), *more])
 
     def entry(self, kind, name, tensors):
         """A blob of tensors."""
         blob = self.album.write_tensors(tensors)
-        return Entry(kind, name, blob.sha256, blob.size)
+        return Entry(kind, name, blob.digest, blob.size)
 
     def commit(self, *contents):
         """A snapshot of that one learner."""
@@ -72,7 +72,7 @@ class Place:
         """One with a worker, an array, and a message in flight."""
         worker = self.entry("worker", STATE, {STATE: np.arange(8, dtype=np.uint8)})
         last = self.album.write_bytes(chores.encode(TRAINED))
-        last = Entry("worker", LAST, last.sha256, last.size)
+        last = Entry("worker", LAST, last.digest, last.size)
         host = self.entry("array", "host/4", {STATE: np.ones(4, np.uint8)})
         brought = self.entry("array", "in/8", payload_tensors(payload()))
         self.commit(

@@ -31,7 +31,7 @@ def part(store, who, *entries, clock=None):
 def array(store, name, **tensors):
     """An array's blob, and what a piece says of it."""
     blob = store.write_tensors(tensors)
-    return Entry("array", name, blob.sha256, blob.size)
+    return Entry("array", name, blob.digest, blob.size)
 
 
 def fragment(value, dtype=np.float32):
@@ -204,9 +204,9 @@ def test_what_is_intact_is_verified(store, root, capsys):
 def test_what_is_damaged_is_named(store, root, capsys):
     """One line for each file, once; the other snapshot is intact."""
     blob = max((root / "blobs").rglob("*"), key=lambda path: path.is_file() and path.stat().st_size)
-    sha256 = json.loads((root / "snapshots" / "syncer-0.1-2.json").read_text())
-    sha256 = sha256["manifest"]["parts"][0]["contents"][0]
-    piece = root / "blobs" / sha256[:2] / sha256
+    digest = json.loads((root / "snapshots" / "syncer-0.1-2.json").read_text())
+    digest = digest["manifest"]["parts"][0]["contents"][0]
+    piece = root / "blobs" / digest[:2] / digest
     piece.write_bytes(piece.read_bytes()[:-1] + b"x")
     assert blob.is_file()
 

@@ -8,7 +8,7 @@ from ddloco import chores
 from ddloco.chores import span_of
 from ddloco.config import Inner
 from ddloco.fragments import make_plan
-from ddloco.stage.arena import Arena, ArenaView
+from ddloco.stage.arena import PAGE, Arena, ArenaView
 from ddloco.state import piece_slice, pieces_of
 from ddloco.worker import Trainer, skip
 
@@ -154,6 +154,14 @@ class Opaque(Counted):
 
     def state(self):
         return {"byte": self.index * 512}
+
+
+def test_memory_that_is_touched_is_the_actors_own(arena):
+    """Every page of it, and nothing but the first byte of each."""
+    region = arena.allocate(PAGE + 2)
+    region.data[:] = 7
+    assert chores.Ready() == Desk(arena).ask(chores.Touch(span_of(region)))
+    assert [0, 7, 0, 7] == region.data[[0, 1, PAGE, PAGE + 1]].tolist()
 
 
 @pytest.mark.parametrize(("kind", "drawn"), [(Counted, 1), (Opaque, 9)])

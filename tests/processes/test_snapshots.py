@@ -138,8 +138,8 @@ def test_a_flipped_byte_is_refused(run, tools, tmp_path):
     *_, older, newest = copy.listed()
     store = Store(copy.folder / "snapshots")
     learner = store.manifest(newest["id"]).parts[0]
-    entries = [each for sha256 in learner.contents for each in store.read_piece(sha256)]
-    (state,) = [each.sha256 for each in entries if (each.kind, each.name) == ("worker", "state")]
+    entries = [each for digest in learner.contents for each in store.read_piece(digest)]
+    (state,) = [each.digest for each in entries if (each.kind, each.name) == ("worker", "state")]
     blob = copy.folder / "snapshots" / "blobs" / state[:2] / state
     data = bytearray(blob.read_bytes())
     data[len(data) // 2] ^= 1

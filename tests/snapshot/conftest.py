@@ -30,7 +30,7 @@ def part_of(store, who, number, entries, **more):
 
 def entry(kind, name, blob):
     """What a piece says of a blob."""
-    return Entry(kind, name, blob.sha256, blob.size)
+    return Entry(kind, name, blob.digest, blob.size)
 
 
 def draft(store, order, **facts):

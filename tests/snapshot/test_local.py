@@ -131,7 +131,7 @@ def test_a_short_write_is_gone_on_with(store, monkeypatch):
     array = np.arange(MIB, dtype=np.float32)
     blob = store.write_tensors({"x": array})
 
-    assert array.tobytes() == store.read_tensors(blob.sha256)["x"].tobytes()
+    assert array.tobytes() == store.read_tensors(blob.digest)["x"].tobytes()
 
 
 def test_a_file_url_is_a_folder(tmp_path, take):

@@ -87,7 +87,7 @@ def test_an_upload_that_fails_leaves_nothing(memory, monkeypatch, at):
 
     blob = memory.write_tensors({"x": array})
     assert blob.new
-    assert array.tobytes() == memory.read_tensors(blob.sha256)["x"].tobytes()
+    assert array.tobytes() == memory.read_tensors(blob.digest)["x"].tobytes()
 
 
 def test_a_store_that_fails_while_reading_is_named(memory, take, monkeypatch):
@@ -99,8 +99,8 @@ def test_a_store_that_fails_while_reading_is_named(memory, take, monkeypatch):
         raise RuntimeError("no route\nto host")
 
     monkeypatch.setattr(memory._place._files, "open", away)
-    with pytest.raises(StorageError, match=f"{blob.sha256}: cannot be read: no route to host"):
-        memory.read_bytes(blob.sha256)
+    with pytest.raises(StorageError, match=f"{blob.digest}: cannot be read: no route to host"):
+        memory.read_bytes(blob.digest)
     assert [
         "memory://bucket/place/snapshots/syncer.1-10.json: cannot be read: no route to host"
     ] == (memory.verify("syncer.1:10"))
@@ -155,7 +155,7 @@ def test_a_real_server_keeps_snapshots(bucket, take, draft):
     array = np.arange(60 * 2**18, dtype=np.float32)
     blob = store.write_tensors({"x": array})
     assert not store.write_tensors({"x": array}).new
-    assert array.tobytes() == store.read_tensors(blob.sha256)["x"].tobytes()
+    assert array.tobytes() == store.read_tensors(blob.digest)["x"].tobytes()
 
     assert 3 == store.load().order
     removed = store.retain(2, grace_s=0)

@@ -28,7 +28,7 @@ def blobs(store):
 
 def needed(store):
     """The blobs that some snapshot names."""
-    return {sha256 for each in store.snapshots() for sha256 in store.sizes(each.manifest)}
+    return {digest for each in store.snapshots() for digest in store.sizes(each.manifest)}
 
 
 def make_older(root, seconds=10_000):
@@ -65,7 +65,7 @@ def test_every_nth_stays_for_ever(either, take):
 
 def test_shared_blobs_stay(either, take):
     """What a removed snapshot shares with one that stays is not removed."""
-    shared = either.write_bytes(b"what never changes").sha256
+    shared = either.write_bytes(b"what never changes").digest
     for order in (1, 2):
         take(either, order)
 
@@ -129,7 +129,7 @@ def test_an_old_object_is_sent_again(memory, monkeypatch):
     monkeypatch.setattr(place, "now", lambda: real + 500.0)
 
     assert memory.write_bytes(b"x").new
-    assert blob.sha256 in blobs(memory)
+    assert blob.digest in blobs(memory)
 
 
 def test_what_was_made_young_while_retention_looked_stays(store, root, take, draft, monkeypatch):
@@ -159,7 +159,7 @@ def test_a_damaged_snapshot_is_no_reason_for_another_to_go(store, root, take):
     for order in (1, 2, 3):
         take(store, order)
     lost = store.write_tensors({})
-    theta = store.read_piece(store.manifest("syncer.1:30").parts[0].contents[1])[0].sha256
+    theta = store.read_piece(store.manifest("syncer.1:30").parts[0].contents[1])[0].digest
     (root / blob_name(theta)).unlink()
     assert lost.new
 

@@ -44,7 +44,7 @@ def test_arrays_come_back(either, count):
     }
 
     blob = either.write_tensors(arrays)
-    back = either.read_tensors(blob.sha256)
+    back = either.read_tensors(blob.digest)
 
     assert blob.new
     assert list(back) == sorted(arrays)
@@ -60,7 +60,7 @@ def test_bytes_come_back(either, data):
     blob = either.write_bytes(data)
 
     assert (len(data), True) == (blob.size, blob.new)
-    assert bytes(either.read_bytes(blob.sha256)) == data
+    assert bytes(either.read_bytes(blob.digest)) == data
 
 
 @pytest.mark.parametrize("count", [3, HUGE])
@@ -81,10 +81,10 @@ def test_a_blob_of_another_size_is_written_again(store, root, count):
     """A blob that was cut by whatever is not taken for whole."""
     arrays = {"x": np.arange(count, dtype=np.float32)}
     blob = store.write_tensors(arrays)
-    (root / blob_name(blob.sha256)).write_bytes(b"cut")
+    (root / blob_name(blob.digest)).write_bytes(b"cut")
 
     assert store.write_tensors(arrays).new
-    assert store.read_tensors(blob.sha256)["x"].tobytes() == arrays["x"].tobytes()
+    assert store.read_tensors(blob.digest)["x"].tobytes() == arrays["x"].tobytes()
 
 
 def test_equal_snapshots_are_equal_files(tmp_path, take):
@@ -202,15 +202,15 @@ def test_what_lacks_a_blob_is_not_committed(either, draft, which):
     """The manifest is last: a snapshot of which something is missing, or cut, does not stand."""
     manifest = draft(either, 1)
     piece = manifest.parts[0].contents[1]
-    sha256 = piece if which == "piece" else either.read_piece(piece)[0].sha256
-    either._place.remove(blob_name(sha256))
+    digest = piece if which == "piece" else either.read_piece(piece)[0].digest
+    either._place.remove(blob_name(digest))
 
-    with pytest.raises(SnapshotError, match=f"is not committed: .*{sha256}: is missing"):
+    with pytest.raises(SnapshotError, match=f"is not committed: .*{digest}: is missing"):
         either.commit(manifest)
     assert either.snapshots() == []
 
-    either._place.put(blob_name(sha256), b"cut")
-    with pytest.raises(SnapshotError, match=f"is not committed: .*{sha256}: (has 3 bytes|is not)"):
+    either._place.put(blob_name(digest), b"cut")
+    with pytest.raises(SnapshotError, match=f"is not committed: .*{digest}: (has 3 bytes|is not)"):
         either.commit(manifest)
     assert either.snapshots() == []
 
@@ -224,7 +224,7 @@ def test_what_lacks_a_blob_is_not_committed(either, draft, which):
         ({"parts": (Part("a.1", 1, {"a.1": -1}, (), {}),)}, "a.1"),
         ({"parts": (Part("a.1", 1, {"a.1": 1}, (), {}, (), "full"),)}, "not written: full"),
         ({"parts": (Part("a.1", 1, {"a.1": 1}, (), {}),), "absent": {"a.1": "x"}}, "absent"),
-        ({"parts": (Part("a.1", 1, {"a.1": 1}, (), {}, ("../x",)),)}, "want a sha256"),
+        ({"parts": (Part("a.1", 1, {"a.1": 1}, (), {}, ("../x",)),)}, "want a digest"),
         (
             {
                 "parts": (
@@ -248,10 +248,10 @@ def test_what_is_no_consistent_cut_is_not_committed(either, change, said):
 def test_a_digest_is_no_path(either):
     """Digests come over the network, and no path is made of one that is none."""
     for name in ("", "..", "../../x", "ab" * 31 + "xy", "AB" * 32):
-        with pytest.raises(SnapshotError, match="want a sha256"):
+        with pytest.raises(SnapshotError, match="want a digest"):
             either.read_bytes(name)
     piece = either.write_piece([Entry("state", "x", "../../etc", 1)])
-    with pytest.raises(SnapshotError, match="want a sha256"):
+    with pytest.raises(SnapshotError, match="want a digest"):
         either.read_piece(piece)
 
 
@@ -259,8 +259,8 @@ def test_bytes_are_no_arrays(either):
     """A blob of another kind is refused by its file."""
     blob = either.write_bytes(b"nothing of that kind")
 
-    with pytest.raises(SnapshotError, match=f"{blob.sha256}: a header of"):
-        either.read_tensors(blob.sha256)
+    with pytest.raises(SnapshotError, match=f"{blob.digest}: a header of"):
+        either.read_tensors(blob.digest)
 
 
 def test_a_url_that_nobody_knows_is_one_line():

@@ -102,7 +102,7 @@ def test_a_shared_blob_damages_all_that_share_it(store, root, take):
     take(store, 1)
     take(store, 2)
     shared = store.write_bytes(b"what never changes")
-    (root / blob_name(shared.sha256)).write_bytes(b"What never changes")
+    (root / blob_name(shared.digest)).write_bytes(b"What never changes")
 
     assert store.newest_intact() is None
     with pytest.raises(SnapshotError, match="no other snapshot is intact"):

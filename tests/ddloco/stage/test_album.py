@@ -20,7 +20,7 @@ def store(tmp_path):
 def part(album, number):
     """A part that an actor wrote."""
     blob = album.write_bytes(b"state %d" % number)
-    piece = album.write_piece([Entry("state", "frozen", blob.sha256, blob.size)])
+    piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
     return Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
 
 
@@ -30,12 +30,12 @@ def test_both_take_the_same_digests(store):
     entries = []
     for write, what in (("write_bytes", b"some bytes"), ("write_tensors", ARRAYS)):
         one, other = (getattr(album, write)(what) for album in (stored, digested))
-        assert (one.sha256, one.size) == (other.sha256, other.size)
+        assert (one.digest, one.size) == (other.digest, other.size)
         assert not other.new
-        entries.append(Entry("array", write, one.sha256, one.size))
+        entries.append(Entry("array", write, one.digest, one.size))
     assert stored.write_piece(entries) == digested.write_piece(entries)
     assert stored.write_piece(entries[:1]) != digested.write_piece(entries)
-    read = store.read_tensors(entries[1].sha256)
+    read = store.read_tensors(entries[1].digest)
     assert all((read[name] == array).all() for name, array in ARRAYS.items())
 
 

@@ -39,7 +39,7 @@ class Run:
         """A snapshot, with everybody's cut; what they had heard of each other is what there was."""
         album = Stored(Store(self.place), {"job": of or self.job})
         blob = album.write_bytes(b"state")
-        piece = album.write_piece([Entry("state", "frozen", blob.sha256, blob.size)])
+        piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
         names = {"a": A, "b": B, "s": S, "b2": "learner-1.2", "a2": "learner-0.2"}
         clock = {names[key]: number for key, number in cuts.items() if number}
         parts = [
