@@ -9,9 +9,8 @@ import errno
 import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from snapshot.place import (
     BLOBS,
@@ -19,6 +18,7 @@ from snapshot.place import (
     PARTIAL,
     Blob,
     File,
+    Readable,
     StorageError,
     blob_name,
     cannot,
@@ -129,7 +129,7 @@ class LocalPlace:
             os.utime(self._root)
             return os.stat(self._root).st_mtime
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> AbstractContextManager[Readable]:
         """Read a file."""
         return (self._root / name).open("rb", buffering=0)
 

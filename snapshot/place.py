@@ -9,9 +9,10 @@ Whatever begins with ``.partial-`` is being written, or was when its writer died
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from blake3 import blake3
@@ -70,6 +71,14 @@ class File:
     written_at: float | None
 
 
+class Readable(Protocol):
+    """A file that is open to be read, by whatever library."""
+
+    def readinto(self, buffer: memoryview, /) -> int | None:
+        """Fill as much as there is; how much, 0 at the end."""
+        ...
+
+
 class Place(Protocol):
     """What a store asks of a directory or an object store. Names are relative, with slashes."""
 
@@ -105,7 +114,7 @@ class Place(Protocol):
         """The time, by the clock that says when files were written."""
         ...
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> AbstractContextManager[Readable]:
         """Read a file; FileNotFoundError when it is not there."""
         ...
 

@@ -114,10 +114,11 @@ def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> st
         if found.size != size:
             return f"{place.path(name)}: has {found.size} bytes, not {size}"
         summed = blake3()
+        room = memoryview(bytearray(CHUNK_BYTES))
         with place.open(name) as file:
-            while chunk := file.read(CHUNK_BYTES):
-                summed.update(chunk)
-                progress(len(chunk))
+            while nbytes := file.readinto(room):
+                summed.update(room[:nbytes])
+                progress(nbytes)
     except Exception as error:  # noqa: BLE001, a store's library may raise anything
         return str(_named(place, name, error))
     return None if summed.hexdigest() == digest else f"{place.path(name)}: {DAMAGED}"
@@ -133,11 +134,10 @@ def _whole(place: Place, name: str) -> NDArray[np.uint8]:
     try:
         with place.open(name) as file:
             while rest:
-                chunk = file.read(min(len(rest), CHUNK_BYTES))
-                if not chunk:
+                nbytes = file.readinto(rest[:CHUNK_BYTES])
+                if not nbytes:
                     break
-                rest[: len(chunk)] = chunk
-                rest = rest[len(chunk) :]
+                rest = rest[nbytes:]
     except FileNotFoundError:
         raise
     except Exception as error:  # noqa: BLE001, a store's library may raise anything

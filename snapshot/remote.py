@@ -10,9 +10,9 @@ fsspec is enough: pathlib's manners (universal_pathlib) would add nothing to wha
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
-from typing import IO, Any
+from typing import Any
 
 from snapshot.place import (
     BLOBS,
@@ -20,6 +20,7 @@ from snapshot.place import (
     MANIFESTS,
     Blob,
     File,
+    Readable,
     SnapshotError,
     StorageError,
     blob_name,
@@ -148,7 +149,7 @@ class RemotePlace:
         """The time by this host's clock."""
         return datetime.now(UTC).timestamp()
 
-    def open(self, name: str) -> IO[bytes]:
+    def open(self, name: str) -> AbstractContextManager[Readable]:
         """Read a file."""
         try:
             return self._files.open(self._at(name), "rb")

@@ -1,16 +1,18 @@
 """What a snapshot costs a job: the pause of a learner, and how long until it stands.
 
-A job of one syncer and two learners takes snapshots one after another while it trains: a model of
-some megabytes, Adam, steps of 0.1 s. Its log has all that is measured.
+A job of one syncer and its learners takes snapshots one after another while it trains: a model of
+some megabytes, steps of which most is sleep, so that a core is free. Its tapes have all that is
+measured.
 
-* Pause, of each learner: its longest step time around a capture, less the median of its steps
-  outside, divided by one memory copy of as many bytes as its state has (parameters and Adam's two
-  moments). The copy is what cannot be left out: the worker trains on in the same memory. 0 where no
-  step was longer; a busy machine adds its own noise, so the median over all captures is told, too.
-* Time: seconds from ``snapshot begun`` to ``snapshot taken``, divided by those that one writer
-  needs to write and fsync as many bytes as the snapshot has, to the same file system. What 1 leaves
-  out: digests, three participants who write at once, the flight of messages, the commit.
-* Steps meanwhile: the median of the steps in the same seconds after a learner's cut, by the median
+* Pause, of each learner and snapshot: the step that waited for the copy of the learner's state,
+  less the median of its steps while none is taken, divided by one memory copy of as many bytes as
+  the state has (parameters and moments). The copy is what cannot be left out: the worker trains on
+  in the same memory. 0 where that step was no longer than the median.
+* Time: seconds from the snapshot's beginning to its manifest, less those in which the last learner
+  finished the step that ran, which is part of the picture; divided by those that one writer needs
+  to write and fsync as many bytes to the same file system. What 1 leaves out: the copy, digests,
+  participants who write at once, lists, folders, the manifest. Both are told.
+* Steps meanwhile: the median of the steps between a learner's cut and the manifest, by the median
   of those outside: what background writing takes from training.
 
 A size is run where there is memory and disk for it; where there is not, a line says so.
@@ -20,56 +22,105 @@ import os
 import shutil
 import tempfile
 import time
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench_return import STATES, available_bytes
+from bench_return import available_bytes
+from msgspec.msgpack import decode
 from tools import median, say
 
 from clocks import actor_of
-from snapshot import Store
+from replay import open_tapes
+from replay.tape import Event
+from snapshot import Manifest, Store
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
 
-LEARNERS = ("learner-0", "learner-1")
-SIZES_MB = (10.0, 100.0, 1000.0)
-QUICK_MB = 1.0
-STEP_S = 0.1
-SNAPSHOTS, KEPT = 5, 2
-STEPS_BEFORE = 20
-TAKEN_S_MAX = 300.0
-TOUCHED = 3
-"""Steps at least that a capture may touch: the one that runs, the one after the copy, one more."""
-MEMORY_FACTOR = 45
-"""Bytes of memory of the whole job for each byte of parameters; what is being written included."""
+SNAPSHOTS = 5
+TAKEN_S_MAX = 400.0
 SPARE_BYTES = 2e9
+SYNCER_COPIES = 7
+"""Bytes of memory of the syncer for each byte of parameters."""
 
 
-def settings(megabytes: float, place: Path) -> tuple[str, ...]:
-    """The job's."""
-    return (
-        "job.task=tests.bench.slab:slab",
-        f"task={{megabytes={megabytes},step_s={STEP_S}}}",
-        "sync.fragments=4",
-        "sync.interval=16",
-        "inner.optimizer=adam",
-        "snapshot.every_s=2.0",
-        f"snapshot.place={place}",
-        f"snapshot.keep={SNAPSHOTS + KEPT}",
-    )
+@dataclass(frozen=True)
+class Size:
+    """A job.
+
+    Attributes:
+        megabytes: of parameters.
+        step_s: of sleep in a step.
+        learners: how many.
+        optimizer: of theirs.
+        states: bytes of a learner's state for each byte of parameters.
+        copies: bytes of its memory for each byte of parameters.
+        steps: before the first snapshot that counts.
+    """
+
+    megabytes: float
+    step_s: float = 0.1
+    learners: int = 2
+    optimizer: str = "adam"
+    states: int = 3
+    copies: int = 13
+    steps: int = 20
+
+    @property
+    def names(self) -> list[str]:
+        """Of the learners."""
+        return [f"learner-{number}" for number in range(self.learners)]
+
+    @property
+    def lacking(self) -> str:
+        """Why it cannot be run here; empty if it can."""
+        copies = self.copies * self.learners + SYNCER_COPIES
+        need, free = self.megabytes * 1e6 * copies + SPARE_BYTES, available_bytes()
+        if need > free:
+            return f"it needs about {need / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
+        copies = (self.states + 1) * self.learners + 2
+        need = self.megabytes * 1e6 * copies * (SNAPSHOTS + 3)
+        free = shutil.disk_usage(tempfile.gettempdir()).free
+        if need > free:
+            return f"it needs about {need / 1e9:.0f} GB of disk, {free / 1e9:.0f} are free"
+        return ""
+
+    def settings(self, place: Path) -> tuple[str, ...]:
+        """The job's."""
+        return (
+            "job.task=tests.bench.slab:slab",
+            f"task={{megabytes={self.megabytes},step_s={self.step_s}}}",
+            "sync.fragments=4",
+            "sync.interval=16",
+            f"sync.quorum={self.learners}",
+            f"inner.optimizer={self.optimizer}",
+            f"snapshot.every_s={max(2.0, 8 * self.step_s)}",
+            f"snapshot.place={place}",
+            "snapshot.keep=1000",
+        )
+
+
+QUICK = Size(1.0)
+SIZES = (
+    Size(10.0),
+    Size(100.0, step_s=0.5),
+    Size(1000.0, step_s=4.0, learners=1, optimizer="sgd", states=2, copies=11, steps=6),
+)
+"""The last one as much as 24 GB of memory hold: one learner, one moment."""
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Pauses, seconds and ratios, by megabytes."""
     figures: dict[str, Any] = {}
-    for megabytes in (QUICK_MB,) if quick else SIZES_MB:
-        lacks = lacking(megabytes)
+    for size in (QUICK,) if quick else SIZES:
+        lacks = size.lacking
         if lacks:
-            figures[f"{megabytes:.0f}"] = f"not run: {lacks}"
+            figures[f"{size.megabytes:.0f}"] = f"not run: {lacks}"
             continue
-        figures[f"{megabytes:.0f}"] = told = one_job(megabytes, 2 if quick else SNAPSHOTS)
-        say(f"{megabytes:.0f} MB: {told}")
+        figures[f"{size.megabytes:.0f}"] = told = one_job(size, 2 if quick else SNAPSHOTS)
+        say(f"{size.megabytes:.0f} MB: {told}")
     return figures
 
 
@@ -81,107 +132,142 @@ def lines(figures: dict[str, Any]) -> list[str]:
             said.append(f"{megabytes} MB: {each}")
             continue
         said.append(
-            f"{megabytes} MB: a learner pauses {1e3 * each['pause_s']:.0f} ms (median of "
-            f"{each['captures']} captures; worst {1e3 * each['pause_worst_s']:.0f} ms), "
-            f"{each['pause_ratio']:.1f} times one copy of its {each['state_mb']:.0f} MB "
-            f"({1e3 * each['copy_s']:.1f} ms); there after {each['taken_s']:.2f} s, "
-            f"{each['taken_ratio']:.1f} times write and fsync of its {each['bytes_mb']:.0f} MB "
-            f"({each['write_s']:.2f} s); steps {each['step_ratio']:.2f} times as long meanwhile"
+            f"{megabytes} MB, {each['learners']} learners: a learner pauses "
+            f"{1e3 * each['pause_s']:.0f} ms (median of {each['captures']} captures; worst "
+            f"{1e3 * each['pause_worst_s']:.0f} ms), {each['pause_ratio']:.1f} times one copy of "
+            f"its {each['state_mb']:.0f} MB ({1e3 * each['copy_s']:.1f} ms); there after "
+            f"{each['taken_s']:.2f} s, of which {each['ran_s']:.2f} s for the step that ran; the "
+            f"rest is {each['taken_ratio']:.1f} times write and fsync of its "
+            f"{each['bytes_mb']:.0f} MB ({each['write_s']:.2f} s); "
+            + (
+                f"further steps {each['step_ratio']:.2f} times as long (median of {each['steps']})"
+                if each["steps"]
+                else "no further step ended before it was there"
+            )
         )
     return said
 
 
-def lacking(megabytes: float) -> str:
-    """Why a size cannot be run here; empty if it can."""
-    need, free = megabytes * 1e6 * MEMORY_FACTOR + SPARE_BYTES, available_bytes()
-    if need > free:
-        return f"it needs about {need / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
-    need = megabytes * 1e6 * STATES * (len(LEARNERS) + 2) * (SNAPSHOTS + KEPT)
-    free = shutil.disk_usage(tempfile.gettempdir()).free
-    if need > free:
-        return f"it needs about {need / 1e9:.0f} GB of disk, {free / 1e9:.0f} are free"
-    return ""
-
-
-def one_job(megabytes: float, snapshots: int) -> dict[str, Any]:
-    """Run one until so many snapshots stand, and read its logs."""
+def one_job(size: Size, snapshots: int) -> dict[str, Any]:
+    """Run one until so many snapshots stand, and read its tapes."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        hosts = Loopback([SYNCER, *LEARNERS])
-        cluster = Cluster(hosts, folder, settings(megabytes, folder / "place"))
-        with hosts:
-            cluster.start(SYNCER, *LEARNERS)
-            cluster.wait_for([*LEARNERS])
-
-            def enough() -> bool:
-                """The first one may meet learners who still compile."""
-                there = len(whole(cluster)) > snapshots
-                return there and all(cluster.steps(each) > STEPS_BEFORE for each in LEARNERS)
-
-            wait_until(enough, f"{snapshots} snapshots", TAKEN_S_MAX)
+        cluster = Cluster(Loopback([SYNCER, *size.names]), folder, size.settings(folder / "place"))
+        with cluster.hosts:
+            cluster.start(SYNCER, *size.names)
+            cluster.wait_for(size.names)
+            wait_until(
+                lambda: all(cluster.steps(each) >= size.steps for each in size.names),
+                f"{size.steps} steps", TAKEN_S_MAX,
+            )  # fmt: skip
+            before = len(whole(cluster, size))
+            wait_until(
+                lambda: len(whole(cluster, size)) > before + snapshots,
+                f"{snapshots} snapshots", TAKEN_S_MAX,
+            )  # fmt: skip
             cluster.stop()
-        taken = whole(cluster)[1 : snapshots + 1]
         store = Store(folder / "place")
-        manifests = [store.manifest(line["snapshot"]) for line in taken]
-        cuts = [{actor_of(part.who): part.number for part in each.parts} for each in manifests]
-        nbytes = median([each.nbytes for each in manifests])
-        state_bytes = int(STATES * megabytes * 1e6)
+        # The one after those steps may have begun before them.
+        taken = whole(cluster, size)[before + 1 : before + snapshots + 1]
+        manifests = [store.manifest(snapshot) for snapshot in taken]
+        nbytes = int(median([each.nbytes for each in manifests]))
+        state_bytes = int(size.states * size.megabytes * 1e6)
         figures = {
-            **times(cluster, taken, cuts),
+            **times(folder, size, manifests),
+            "learners": size.learners,
             "state_mb": state_bytes / 1e6,
             "bytes_mb": nbytes / 1e6,
+            "copy_s": copy_s(state_bytes),
+            "write_s": write_s(folder / "plain", nbytes),
         }
-        figures["copy_s"] = copy_s(state_bytes)
-        figures["write_s"] = write_s(folder / "plain", int(nbytes))
     figures["pause_ratio"] = figures["pause_s"] / figures["copy_s"]
-    figures["taken_ratio"] = figures["taken_s"] / figures["write_s"]
+    figures["taken_ratio"] = (figures["taken_s"] - figures["ran_s"]) / figures["write_s"]
     return figures
 
 
-def whole(cluster: Cluster) -> list[dict[str, Any]]:
-    """The log's lines on snapshots that stand, with everybody in them."""
+def whole(cluster: Cluster, size: Size) -> list[str]:
+    """The snapshots that stand, with everybody in them."""
     taken = cluster.events(SYNCER, "snapshot taken")
-    return [line for line in taken if len(line["parts"]) == len(LEARNERS) + 1]
+    return [line["snapshot"] for line in taken if len(line["parts"]) == size.learners + 1]
 
 
-def times(cluster: Cluster, taken: list[dict[str, Any]], cuts: list[dict[str, int]]) -> Any:
-    """Pauses of the learners, seconds of the snapshots, and steps meanwhile.
+@dataclass(frozen=True)
+class Told:
+    """What a tape says: event ``n``, at ``at`` seconds of its actor."""
 
-    Each actor's time is its own, so a learner's cut is found by the number of its event.
+    n: int
+    at: float
+    kind: str
+
+
+def events(folder: Path, actor: str) -> list[Told]:
+    """Those of an actor."""
+    tape = next(each for each in open_tapes(folder / actor) if actor_of(each.incarnation) == actor)
+    records = (each for each in tape.records() if isinstance(each, Event))
+    return [Told(each.n, each.at, decode(each.event)["type"]) for each in records]
+
+
+class Meanwhile:
+    """What a learner's tape says of the snapshots.
+
+    Each actor's time is its own, so a cut is found by the number of the event that brought it.
+
+    Args:
+        told: its events.
+        settled: how many steps are passed over.
+        cuts: the number of its event, and the seconds until the manifest, of each snapshot.
+
+    Attributes:
+        ran: seconds in which the step ended that ran at the cut.
+        waited: seconds of the one after it, which waited for the copy.
+        others: those of further steps until the manifest.
+        usual: the median of all that touch no snapshot.
     """
-    begun = {line["snapshot"]: line["at"] for line in cluster.events(SYNCER, "snapshot begun")}
-    lasted = [line["at"] - begun[line["snapshot"]] for line in taken]
-    pauses: list[float] = []
-    ratios: list[float] = []
-    for learner in LEARNERS:
-        # The first ones compile.
-        steps = [Step(line) for line in cluster.events(learner, "step")][STEPS_BEFORE // 2 :]
-        within: list[list[Step]] = []
-        for cut, seconds in zip(cuts, lasted, strict=True):
-            after = [each for each in steps if each.number > cut[learner]]
-            # The step that runs at the cut ends first; the copy, and the next one, come after it.
-            long = [each for each in after if each.at <= after[0].at + seconds]
-            within.append(after[:TOUCHED] if len(long) < TOUCHED else long)
-        touched = {each.number: each for some in within for each in some}
-        outside = [each.step_s for each in steps if each.number not in touched]
-        usual = median(outside or [each.step_s for each in touched.values()])
-        pauses += [max(0.0, *(each.step_s - usual for each in some)) for some in within if some]
-        ratios += [each.step_s / usual for each in touched.values()]
+
+    def __init__(self, told: list[Told], settled: int, cuts: list[tuple[int, float]]) -> None:
+        ends = [each for each in told if each.kind == "StepFinished"]
+        steps = [(end.n, end.at, end.at - last.at) for last, end in pairwise(ends)]
+        self.ran, self.waited, self.others = list[float](), list[float](), list[float]()
+        touched: set[int] = set()
+        for n, seconds in cuts:
+            (begun,) = (each.at for each in told if each.n == n)
+            first, second, *more = (each for each in steps if each[0] > n)
+            others = [each for each in more if each[1] < begun + seconds]
+            self.ran.append(first[1] - begun)
+            self.waited.append(second[2])
+            self.others += [step_s for _, _, step_s in others]
+            touched.update(n for n, _, _ in (first, second, *others))
+        self.usual = median([step_s for n, _, step_s in steps[settled:] if n not in touched])
+
+
+def times(folder: Path, size: Size, manifests: list[Manifest]) -> dict[str, Any]:
+    """Pauses of the learners, seconds of the snapshots, and steps meanwhile."""
+    cuts = [{actor_of(part.who): part.number for part in each.parts} for each in manifests]
+    took: list[float] = []
+    told = events(folder, SYNCER)
+    for cut in cuts:
+        (begun,) = (each for each in told if each.n == cut[SYNCER])
+        stood = next(each for each in told if each.n > begun.n and each.kind == "Committed")
+        took.append(stood.at - begun.at)
+    learners = [
+        Meanwhile(
+            events(folder, name),
+            size.steps // 2,
+            list(zip([cut[name] for cut in cuts], took, strict=True)),
+        )
+        for name in size.names
+    ]
+    pauses = [max(0.0, each - one.usual) for one in learners for each in one.waited]
+    ratios = [each / one.usual for one in learners for each in one.others]
     return {
         "pause_s": median(pauses),
         "pause_worst_s": max(pauses),
         "captures": len(pauses),
-        "taken_s": median(lasted),
-        "step_ratio": median(ratios),
+        "taken_s": median(took),
+        "ran_s": median([max(each) for each in zip(*(one.ran for one in learners), strict=True)]),
+        "step_ratio": median(ratios) if ratios else None,
+        "steps": len(ratios),
     }
-
-
-class Step:
-    """A learner's step, by its line in the log."""
-
-    def __init__(self, line: dict[str, Any]) -> None:
-        self.number = int(line["ref"].rpartition(":")[2])
-        self.at, self.step_s = line["at"], line["step_s"]
 
 
 def copy_s(nbytes: int) -> float:

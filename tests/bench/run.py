@@ -22,7 +22,7 @@ from tools import ROOT, say
 
 NAMES = (
     *("merge", "door", "simulator", "roundtrip", "round", "crowd", "frozen", "regions", "return"),
-    *("snapshot", "step", "quality", "fuzz", "goodput"),
+    *("snapshot", "storage", "step", "quality", "fuzz", "goodput"),
 )
 """From the short ones to the long ones."""
 
