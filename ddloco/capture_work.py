@@ -29,6 +29,8 @@ from transport import Payload
 STATE = "state"
 """The one tensor of bytes whose layout somebody else knows."""
 
+UNCOPIED = "its optimizer's state cannot be copied"
+
 LAST = "last"
 """What the worker's last step had brought."""
 
@@ -67,15 +69,15 @@ class CaptureWork(Capture):
         self._refuses = refuses
 
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
-        """The worker is asked before this returns, so before it begins a next step."""
-        if self._refuses:
-            return self._refused(work.work)
+        """The worker is asked before this returns, so before it begins a next step; whether it has
+        a state is as things stand now, too, though it may have one when this is awaited."""
+        refuses = self._refuses or (UNCOPIED if self.trains and not self.nbytes else "")
+        if refuses:
+            return _refused(work.work, refuses)
         copying, held = self._copy_state(), self._held(work.handles)
 
         async def finish() -> Captured | WorkFailed:
             copy = await copying
-            if self.trains and copy is None:
-                return Captured(work.work, failed="its optimizer's state cannot be copied")
             try:
                 return await self._caught(work.work, partial(self._write_copy, work, held, copy))
             finally:
@@ -96,10 +98,9 @@ class CaptureWork(Capture):
             self._arrays.shared.free(region)
 
     def _copy_state(self) -> Awaitable["Copy | None"]:
-        wanted = self.trains and self.nbytes > 0
-        region = self._arrays.shared.allocate(self.nbytes) if wanted else None
-        if region is None:
+        if not self.trains:
             return _nothing()
+        region = self._arrays.shared.allocate(self.nbytes)
         copied = self._process.expect(chores.CopyOut(chores.span_of(region)), chores.Copied)
 
         async def finish() -> Copy:
@@ -109,11 +110,7 @@ class CaptureWork(Capture):
 
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
         """What was in flight."""
-        return self._refused(work.work) if self._refuses else super().flight(work)
-
-    async def _refused(self, work: int) -> Captured:
-        await trio.lowlevel.checkpoint()
-        return Captured(work, failed=self._refuses)
+        return _refused(work.work, self._refuses) if self._refuses else super().flight(work)
 
     def _held(self, handles: Sequence[str]) -> Held:
         return super()._held([each for each in handles if theta_of(each) not in handles])
@@ -136,6 +133,11 @@ class CaptureWork(Capture):
             blob = self._album.write_bytes(chores.encode(copy.last) if copy.last else b"")
             entries.append(Entry("worker", LAST, blob.digest, blob.size))
         return self._album.write_piece(entries)
+
+
+async def _refused(work: int, reason: str) -> Captured:
+    await trio.lowlevel.checkpoint()
+    return Captured(work, failed=reason)
 
 
 async def _nothing() -> None:

@@ -125,6 +125,16 @@ def test_the_worker_is_asked_before_anything_is_awaited(desk):
     free(*freed)
 
 
+def test_a_first_step_that_follows_at_once_changes_nothing(desk):
+    """There was no state to copy when it was asked for, however late it is looked at again."""
+    desk.work.nbytes = 64
+    waiting = desk.work.state(CaptureState(-1, NAME, b"frozen", ()))
+    desk.work.trains = True
+    done, found = desk.ended(lambda: waiting)
+    assert "" == done.failed
+    assert {("state", FROZEN)} == set(found)
+
+
 def test_memory_for_a_first_copy_is_there_before_it(desk):
     """The copy lands in the memory that the worker has touched; none is asked for without one."""
     trio.run(desk.work.warm)
