@@ -1,6 +1,7 @@
 """Snapshots of real jobs: taken while they train, whole, exported, and gone on from in a replay."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ PICTURED = (
     "--set=snapshot.every_steps=15",
     "--set=snapshot.keep=50",
 )
+DISCARDED = "snapshot discarded"
 FORMS = {
     "one-process": (),
     "processes": ("--processes",),
@@ -311,4 +313,37 @@ def test_a_place_that_fills_up(pictures, tools, tiny):
     assert 0 == verified.returncode, verified.stdout
     whole = [line for line in taken if "absent" not in line]
     code, found = pictures.replay("--from", whole[-1]["snapshot"])
+    assert (0, True) == (code, found["identical"]), found
+
+
+@pytest.mark.slow
+def test_a_place_that_is_forbidden_for_a_while(pictures, tmp_path):
+    """Permission is taken away from a live job, and given back: those in between are discarded, all
+    others stand, before and after."""
+    place = tmp_path / "place"
+    command = pictures.job.command(
+        *PICTURED, "--set=job.steps=100000", "--set=snapshot.every_s=0.2",
+        f"--set=snapshot.place={place}",
+    )  # fmt: skip
+    if os.geteuid() == 0:
+        command = ["setpriv", "--bounding-set=-dac_override", *command]
+    with subprocess.Popen(command, text=True, stdout=subprocess.PIPE) as running:
+        pictures.job.wait_for("snapshot taken", 2)
+        for folder in (place / "blobs", place / "snapshots"):
+            folder.chmod(0o555)
+        pictures.job.wait_for("snapshot discarded", 2)
+        there = len(pictures.seen("snapshot taken"))
+        for folder in (place / "blobs", place / "snapshots"):
+            folder.chmod(0o755)
+        pictures.job.wait_for("snapshot taken", there + 2)
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=60)
+
+    assert 0 == running.returncode, said
+    reasons = {line["reason"].partition("cannot be ")[2] for line in pictures.seen(DISCARDED)}
+    assert {"written: Permission denied"} == reasons
+    verified = pictures.tools.call([*pictures.tools.DDLOCO, "snapshot", "verify", str(place)])
+    taken = len(pictures.seen("snapshot taken"))
+    assert f"{taken} of {taken} snapshots intact" in verified.stdout, verified.stdout
+    code, found = pictures.replay()
     assert (0, True) == (code, found["identical"]), found
