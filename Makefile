@@ -41,7 +41,7 @@ fix: $(STAMP)  ## repair what the linter and formatter can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (about half an hour)
+bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (most of an hour)
 	$(BIN)/python tests/bench/run.py
 
 simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)

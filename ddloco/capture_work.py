@@ -6,7 +6,6 @@ between two steps. What can be made from something else that is written is left 
 """
 
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ddloco import chores
 from ddloco.fragments import FragmentPlan
-from ddloco.process import WorkerProcess
+from ddloco.process import ChoreError, WorkerDiedError, WorkerProcess
 from ddloco.stage.album import Album
 from ddloco.stage.arena import Region
 from ddloco.stage.arrays import F32, Arrays, HostCopy
@@ -33,14 +32,6 @@ UNCOPIED = "its optimizer's state cannot be copied"
 
 LAST = "last"
 """What the worker's last step had brought."""
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """A worker's state, and what its last step had brought."""
-
-    region: Region
-    last: chores.Trained | None
 
 
 class CaptureWork(Capture):
@@ -74,20 +65,42 @@ class CaptureWork(Capture):
         refuses = self._refuses or (UNCOPIED if self.trains and not self.nbytes else "")
         if refuses:
             return _refused(work.work, refuses)
-        copying, held = self._copy_state(), self._held(work.handles)
+        if not self.trains:
+            return super().state(work)
+        region = self._arrays.shared.allocate(self.nbytes)
+        copied = self._process.expect(chores.CopyOut(chores.span_of(region)), chores.Copied)
+        return self._with_copy(work, self._held(work.handles), region, copied)
 
-        async def finish() -> Captured | WorkFailed:
-            copy = await copying
+    async def _with_copy(
+        self, work: CaptureState, held: Held, region: Region, copied: Awaitable[chores.Copied]
+    ) -> Captured | WorkFailed:
+        """What is held is written while the step still runs. The worker's answer is awaited beside
+        that: it answers one at a time, and the next step is waiting."""
+        entries: list[Entry] = []
+        answers: list[chores.Copied | Exception] = []
+
+        async def hear() -> None:
             try:
-                return await self._caught(work.work, partial(self._write_copy, work, held, copy))
-            finally:
-                if copy is not None:
-                    self._arrays.shared.free(copy.region)
+                answers.append(await copied)
+            except (ChoreError, WorkerDiedError) as error:
+                answers.append(error)
 
-        return finish()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hear)
+            done = await self._caught(work.work, partial(self._write_held, work, held, entries))
+        try:
+            (answer,) = answers
+            if isinstance(answer, Exception):
+                raise answer
+            if isinstance(done, WorkFailed):
+                return done
+            write = partial(self._write_copy, entries, region, answer.last)
+            return await self._caught(work.work, write)
+        finally:
+            self._arrays.shared.free(region)
 
     async def warm(self) -> None:
-        """Have the memory of a first copy: pages that are new take four times as long as it does.
+        """Have the memory of a first copy: pages that are new take several times as long.
 
         Raises:
             WorkerDiedError: the process ended.
@@ -96,17 +109,6 @@ class CaptureWork(Capture):
             region = self._arrays.shared.allocate(self.nbytes)
             await self._process.expect(chores.Touch(chores.span_of(region)), chores.Ready)
             self._arrays.shared.free(region)
-
-    def _copy_state(self) -> Awaitable["Copy | None"]:
-        if not self.trains:
-            return _nothing()
-        region = self._arrays.shared.allocate(self.nbytes)
-        copied = self._process.expect(chores.CopyOut(chores.span_of(region)), chores.Copied)
-
-        async def finish() -> Copy:
-            return Copy(region, (await copied).last)
-
-        return finish()
 
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
         """What was in flight."""
@@ -124,24 +126,22 @@ class CaptureWork(Capture):
         assert self.plan is not None, "known before anything is merged"
         return leaf_tensors(self.plan, handle, stored)
 
-    def _write_copy(self, work: CaptureState, held: Held, copy: Copy | None) -> str:
-        """In a thread."""
-        entries = self._state_entries(work, held)
-        if copy is not None:
-            blob = self._album.write_tensors({STATE: copy.region.data})
-            entries.append(Entry("worker", STATE, blob.digest, blob.size))
-            blob = self._album.write_bytes(chores.encode(copy.last) if copy.last else b"")
-            entries.append(Entry("worker", LAST, blob.digest, blob.size))
+    # In a thread.
+
+    def _write_held(self, work: CaptureState, held: Held, entries: list[Entry]) -> str:
+        entries += self._state_entries(work, held)
+        return ""
+
+    def _write_copy(self, entries: list[Entry], region: Region, last: chores.Trained | None) -> str:
+        entries += self._write_arrays([("worker", STATE, {STATE: region.data})])
+        blob = self._album.write_bytes(chores.encode(last) if last else b"")
+        entries.append(Entry("worker", LAST, blob.digest, blob.size))
         return self._album.write_piece(entries)
 
 
 async def _refused(work: int, reason: str) -> Captured:
     await trio.lowlevel.checkpoint()
     return Captured(work, failed=reason)
-
-
-async def _nothing() -> None:
-    await trio.lowlevel.checkpoint()
 
 
 def theta_of(handle: str) -> str:

@@ -8,6 +8,7 @@ from snapshot.freeze import FreezeError as FreezeError
 from snapshot.freeze import freeze as freeze
 from snapshot.inventory import Verifier as Verifier
 from snapshot.manifest import Entry as Entry
+from snapshot.manifest import Kind as Kind
 from snapshot.manifest import Manifest as Manifest
 from snapshot.manifest import encode_piece as encode_piece
 from snapshot.manifest import id_of as id_of

@@ -4,6 +4,7 @@ Arrays are held by handles and never change, so nothing is copied.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -15,16 +16,19 @@ from ddloco.stage.arrays import Arrays
 from ddloco.stage.background import in_background
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.stage.events import Captured, Committed, WorkFailed
-from snapshot import Entry, SnapshotError
+from snapshot import Entry, Kind, SnapshotError
 from transport import Payload, tensors_of
 
 FROZEN = "frozen"
 """The name of what ``freeze`` wrote."""
 
+AT_ONCE = 2
+"""Arrays that one actor writes at a time: one is hashed while the other becomes durable."""
+
 Tensors = Mapping[str, NDArray[Any]]
 
-Held = list[tuple[str, Tensors]]
-"""Arrays that are written, by handle."""
+Held = list[tuple[Kind, str, Tensors]]
+"""Arrays that are written, and as what."""
 
 
 class Capture:
@@ -65,7 +69,7 @@ class Capture:
     def _held(self, handles: Sequence[str]) -> Held:
         """What to write, looked up now: in the replay of a failed write nobody waits for this, and
         the handles may be gone by then."""
-        return [(name, self._tensors(name)) for name in dict.fromkeys(handles)]
+        return [("array", name, self._tensors(name)) for name in dict.fromkeys(handles)]
 
     def _tensors(self, handle: str) -> Tensors:
         return payload_tensors(self._arrays.get(handle))
@@ -77,19 +81,20 @@ class Capture:
 
     def _state_entries(self, work: CaptureState, held: Held) -> list[Entry]:
         blob = self._album.write_bytes(work.state)
-        return [Entry("state", FROZEN, blob.digest, blob.size), *self._write_held(held)]
+        return [Entry("state", FROZEN, blob.digest, blob.size), *self._write_arrays(held)]
 
     def _write_flight(self, work: CaptureFlight, held: Held) -> str:
         blob = self._album.write_bytes(work.messages)
-        entries = [Entry("flight", FROZEN, blob.digest, blob.size), *self._write_held(held)]
+        entries = [Entry("flight", FROZEN, blob.digest, blob.size), *self._write_arrays(held)]
         return self._album.write_piece(entries)
 
-    def _write_held(self, held: Held) -> list[Entry]:
-        entries: list[Entry] = []
-        for handle, tensors in held:
-            blob = self._album.write_tensors(tensors)
-            entries.append(Entry("array", handle, blob.digest, blob.size))
-        return entries
+    def _write_arrays(self, held: Held) -> list[Entry]:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            blobs = list(pool.map(self._album.write_tensors, (tensors for _, _, tensors in held)))
+        return [
+            Entry(kind, name, blob.digest, blob.size)
+            for (kind, name, _), blob in zip(held, blobs, strict=True)
+        ]
 
 
 def _failed(work: int, error: Exception) -> WorkFailed:
