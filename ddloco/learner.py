@@ -37,7 +37,7 @@ from ddloco.messages import (
 )
 from ddloco.recovery import Recovery
 from ddloco.stage.effects import Finish, Observe, Status
-from ddloco.stage.events import StopRequested, WorkFailed
+from ddloco.stage.events import Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,
@@ -163,6 +163,9 @@ class Learner:
                 return self._finish("bad-input" if kind == "task" else "failed", reason)
             case StopRequested(reason):
                 return self._stop(reason)
+            case Restored():
+                self._stopping = None  # That was said in another run.
+                return []
             case _:
                 return []
 

@@ -60,7 +60,7 @@ class Occasions:
 
     def go_on(self, at: float, t: int) -> list[Effect]:
         """The job goes on from a snapshot, behind ``t``, also from one of its former end."""
-        self._last, self._under_way, self._owed = None, 0, False
+        self._last, self._owed = None, False  # Those under way are settled one by one.
         self._step = t
         return [CancelTimer(LAST), *self.begin(at)]
 

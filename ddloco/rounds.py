@@ -84,6 +84,10 @@ class Rounds:
         """Launch nothing more; the quorum of what waits may never come."""
         self._stopping, self.waiting = True, None
 
+    def go_on(self) -> None:
+        """In another run, which nobody has stopped."""
+        self._stopping, self.fruitless = False, 0
+
     def end(self) -> list[Effect]:
         """Wait for nothing any more."""
         self.waiting = None

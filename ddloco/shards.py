@@ -121,10 +121,18 @@ class Shards:
 
     def report(self, peer: str, said: ShardReport) -> None:
         """A shard says how it stands; what counts is that it is through."""
-        if self.linked.get(actor_of(peer)) == peer and said.over:
-            fits = len(said.versions) > max(self.foreign)
-            if fits:
-                self.reports[actor_of(peer)] = said
+        actor = actor_of(peer)
+        if self.linked.get(actor) != peer:
+            return
+        if not said.over:
+            self.reports.pop(actor, None)  # It went on from a snapshot in which it was.
+        elif len(said.versions) > max(self.foreign):
+            self.reports[actor] = said
+
+    def go_on(self) -> None:
+        """In another run, of which nobody has said that it is through."""
+        self.reports.clear()
+        self.closing, self.patient, self.released = None, True, []
 
     def release(self, t: int, reason: str) -> list[Effect]:
         """It is over, for the shards, too: each is told once over each link."""

@@ -125,8 +125,8 @@ class Syncer:
                 return self._timer(at, timer)
             case SnapshotRequested() | SnapshotSettled():
                 return self._occasions.heard(event)
-            case Restored() if self.rounds is not None and self._name == self._lead:
-                return self._occasions.go_on(at, self.rounds.schedule.t)
+            case Restored() if self.rounds is not None:
+                return self._go_on(at)
             case Evaluated(_, loss) if self._farewell is not None:
                 return self._farewell.result(loss)
             case ModelSaved() if self._farewell is not None:
@@ -161,6 +161,15 @@ class Syncer:
 
     # Beginning.
 
+    def _go_on(self, at: float) -> list[Effect]:
+        """In a run of its own; what was ending the other one is over, but for its farewell."""
+        if self._farewell is None:
+            self._stopping, self._handed_over = None, False
+            self._shards.go_on()
+            self._under_way.go_on()
+        t = self._under_way.schedule.t
+        return self._occasions.go_on(at, t) if self._name == self._lead else [self._report()]
+
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
         self._membership = Membership(len(self._plan.fragments))
@@ -171,8 +180,7 @@ class Syncer:
     def _recovered(self, event: Recovered) -> list[Effect]:
         """Go on from what an earlier incarnation kept; the rest is made anew, as it was at first.
 
-        Whatever that incarnation had launched and not merged is lost with it: those fragments are
-        due again an interval later.
+        What it launched and did not merge is lost; those fragments are due an interval later.
         """
         assert self._plan is not None
         sync, names = self._job.sync, self._job.syncer_names()
@@ -187,8 +195,7 @@ class Syncer:
         self._relay = Relay(self._membership, self._globals, self._next_work)
         schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
-        found = self._membership, self._globals, self._next_work
-        self.rounds = Rounds(self._job, schedule, *found)
+        self.rounds = Rounds(self._job, schedule, self._membership, self._globals, self._next_work)
         if self._stopping:
             self.rounds.stop()
         effects = [*self._membership.recovered(), *self._globals.keep()]
@@ -202,14 +209,11 @@ class Syncer:
         assert self._plan is not None
         self._ready = True
         agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
-        return [
-            Listen(agreement),
-            *(self._dial(at, agreement) if self._name != self._lead else self._occasions.begin(at)),
-            Observe("listening", {"fragments": owned, "steps": self._job.job.steps}),
-        ]
-
-    def _dial(self, at: float, agreement: dict[str, str]) -> list[Effect]:
-        return [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
+        listening = Observe("listening", {"fragments": owned, "steps": self._job.job.steps})
+        if self._name == self._lead:
+            return [Listen(agreement), *self._occasions.begin(at), listening]
+        dialling = [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
+        return [Listen(agreement), *dialling, listening]
 
     # What learners say.
 
@@ -317,7 +321,7 @@ class Syncer:
         if timer.startswith(SNAPSHOT):
             return self._occasions.timer(at, timer)
         if timer == SHARDS:
-            self._shards.patient = False
+            self._shards.patient = self._shards.closing is None
             return []
         if timer == REPORT:
             return [self._report(), SetTimer(REPORT, at + REPORT_S)]

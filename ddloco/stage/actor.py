@@ -107,8 +107,7 @@ class Actor:
         effects: list[Effect] = []
         arrived = ""
         self.at = at
-        if isinstance(event, Restored):
-            self._restored(at, event, effects)
+        begun = self._renew(effects) if isinstance(event, Restored) else []
         if isinstance(event, MessageArrived):
             arrived = event.handle
             if arrived:
@@ -119,6 +118,8 @@ class Actor:
         effects += asked
         for fact in heard:
             self._tell(at, fact, effects)
+        if isinstance(event, Restored):
+            self._part_with(at, begun, event.missing, effects)
         if arrived:
             effects += self.handles.release(arrived)
         if self.snapshots.due:
@@ -193,9 +194,9 @@ class Actor:
             elif isinstance(effect, Work):
                 self.under_way[effect.work] = effect
 
-    def _restored(self, at: float, event: Restored, effects: list[Effect]) -> None:
-        """Go on in another run: what was being written of snapshots is that run's affair, and who
-        has not come along is lost."""
+    def _renew(self, effects: list[Effect]) -> list[str]:
+        """Go on in another run: what was being written of snapshots is that run's affair; those
+        that this actor had begun there."""
         former, links = self.snapshots, self.links
         self.snapshots = Cutting(self.incarnation, links, packages_of(self.machine))
         self.snapshots.inherit(former)
@@ -205,12 +206,20 @@ class Actor:
         self.timers = {name: due for name, due in self.timers.items() if not former.timed(name)}
         for peer in links.peers():
             self.snapshots.joined(PeerJoined(peer, links.incarnation(peer)))
-        for snapshot in former.began():
+        return former.began()
+
+    def _part_with(
+        self, at: float, begun: list[str], missing: tuple[str, ...], effects: list[Effect]
+    ) -> None:
+        """The machine has heard that it goes on; now that those snapshots come to nothing, and that
+        whoever has not come along is lost."""
+        for snapshot in begun:
             settled = SnapshotSettled(snapshot, "the job went on from a snapshot")
             for effect in self.machine.handle(at, settled):
                 self._do(at, effect, effects)
-        for peer in event.missing:
-            heard, asked = links.handle(at, LaneBroken(peer, CONTROL, "it did not come along"))
+        for peer in missing:
+            broken = LaneBroken(peer, CONTROL, "it did not come along")
+            heard, asked = self.links.handle(at, broken)
             effects += asked
             for fact in heard:
                 self._tell(at, fact, effects)

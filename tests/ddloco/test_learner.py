@@ -20,7 +20,7 @@ from ddloco.messages import (
     Stop,
 )
 from ddloco.stage.effects import Finish, Observe
-from ddloco.stage.events import StopRequested, WorkFailed
+from ddloco.stage.events import Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,
@@ -351,6 +351,15 @@ def test_stop_finishes_the_step_at_hand(training, how):
     effects = training.finish_step()
     assert [Hangup("syncer", "over"), Finish("done", "over")] == of(Hangup | Finish, effects)
     assert [] == of(RunStep | Send, effects)
+
+
+def test_who_goes_on_from_a_snapshot_does_not_leave(training):
+    """That it was asked to was said in another run."""
+    training.tell(StopRequested("over"))
+    training.tell(Restored("syncer.1-9", ()))
+    effects = training.finish_step()
+    assert [] == of(Hangup | Finish, effects)
+    assert 1 == len(of(RunStep, effects))
 
 
 def test_stop_before_the_first_step_leaves_at_once(desk):

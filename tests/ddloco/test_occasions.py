@@ -87,6 +87,7 @@ def test_a_job_that_goes_on_from_its_end_has_another():
     occasions = Occasions(SnapshotTable(every_s=5.0, every_steps=10))
     occasions.end(9.0)
     assert [CancelTimer(LAST), SetTimer(SNAPSHOT, 14.0)] == occasions.go_on(9.0, 40)
+    occasions.heard(SETTLED)  # Whatever was under way comes to nothing, and is said to.
     assert [[], [TakeSnapshot()]] == [occasions.merged(t) for t in (48, 50)]
     occasions.heard(SETTLED)
     assert [SetTimer(LAST, 60.0 + LAST_S), TakeSnapshot()] == occasions.end(60.0)

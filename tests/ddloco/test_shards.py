@@ -125,6 +125,25 @@ def test_one_that_is_not_through_has_not_reported(shards):
     assert ["syncer-1", "syncer-2"] == shards.missing()
 
 
+def test_one_that_goes_on_is_through_no_longer(shards):
+    """It says so itself: the lead may have heard the contrary just before, from another run."""
+    for over in (True, False):
+        shards.report(ONE, ShardReport(1, (-1, 5, -1, -1, 5), over=over))
+    assert ["syncer-1", "syncer-2"] == shards.missing()
+
+
+def test_in_another_run_all_is_open_again(shards):
+    """Nobody is through, nobody was told to end, and everybody is waited for at the next end."""
+    shards.report(ONE, ShardReport(1, (-1, 5, -1, -1, 5), over=True))
+    shards.close("enough")
+    shards.patient = False
+    shards.release(9, "enough")
+    shards.go_on()
+    assert ["syncer-1", "syncer-2"] == shards.missing()
+    assert (None, True) == (shards.closing, shards.patient)
+    assert [ONE, TWO] == [peer for peer, _ in said(shards.release(20, "done"))]
+
+
 def test_the_lead_waits_for_those_who_were_not_told_to_go(shards):
     """Also where a link is broken just then."""
     shards.lose(ONE, "broken")

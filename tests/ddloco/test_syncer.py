@@ -16,7 +16,7 @@ from ddloco.members import RESEND_S_MIN
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
 from ddloco.rounds import LAUNCH
 from ddloco.stage.effects import Finish, Observe
-from ddloco.stage.events import StopRequested, WorkFailed
+from ddloco.stage.events import Restored, StopRequested, WorkFailed
 from ddloco.syncer import FAREWELL, Syncer
 from transport import (
     BULK,
@@ -786,6 +786,18 @@ def test_a_stop_lets_running_syncs_end_first(open_desk):
     effects = desk.merged(desk.contribute(A, 1, 1))
     assert [A, B] == [peer for peer, _ in said(GlobalFragment, effects)]
     assert [A, B] == [peer for peer, _ in said(Stop, effects)]
+
+
+def test_a_stop_belongs_to_its_run(open_desk):
+    """Whoever goes on from a snapshot that was taken after it launches syncs again."""
+    desk = open_desk(A, B)
+    desk.report(A)
+    desk.tell(StopRequested("enough"))
+    assert [] == pulls(desk.report(B, after_s=5.0))
+    desk.tell(Restored("syncer.1-9", ()))
+    desk.merged(desk.contribute(A, 1, 1))
+    assert pulls(desk.report(A, after_s=5.0) + desk.report(B, after_s=5.0))
+    assert [] == of(Evaluate | SaveModel | Finish, desk.tell(TimerFired(LAUNCH)))
 
 
 def test_the_end_in_order(open_desk):

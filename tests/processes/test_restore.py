@@ -32,6 +32,7 @@ def snapshots(job):
 
 def go_on(job, folder, snapshot, *more):
     """Go on from a snapshot of a job in another folder; the job as it is there."""
+    folder.mkdir(exist_ok=True)
     next_job = Job(folder, job.file.read_text())
     place = job.run_folder / "snapshots" / snapshot
     done = next_job.run(f"--from={place}", "--set=job.steps=60", *more)
@@ -136,6 +137,39 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     assert done.returncode == 0, done.stdout + done.stderr
     first = [line["loss"] for line in after.log() if line["event"] == "step"][:3]
     assert max(first) < losses[0] / 2, "it begins where it was, and not with new parameters"
+    assert "identical" in replay(after.run_folder).stdout
+
+
+def test_a_job_that_was_stopped_goes_on(tmp_path):
+    """Ctrl-C ended that run, and its last snapshot is of then; it does not end the next one."""
+    job = Job(tmp_path, JOB + SNAPSHOTS)
+    running = job.start("--set=job.steps=100000")
+    job.wait_for("merge", 12)
+    running.send_signal(signal.SIGINT)
+    said, _ = running.communicate(timeout=60)
+    assert running.returncode == 0, said
+    last = max(line["t"] for line in job.log() if line["event"] == "merge")
+    (tmp_path / "after").mkdir()
+    after = Job(tmp_path / "after", job.file.read_text())
+    done = after.run(f"--from={job.run_folder}", f"--set=job.steps={last + 30}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"global step {last + 30}" in done.stdout, done.stdout
+    assert last + 20 < max(line["t"] for line in after.log() if line["event"] == "merge")
+    assert "identical" in replay(after.run_folder).stdout
+
+
+def test_shards_that_were_through_go_on(tmp_path):
+    """Each had said so to the lead, and sent what it owns; with more steps nobody is through, and
+    the model is made of what they send at the new end."""
+    job = Job(tmp_path, JOB + SNAPSHOTS)
+    shards = ("--processes", "--set=job.syncers=2")
+    done = job.run(*shards)
+    assert done.returncode == 0, done.stdout + done.stderr
+    after = go_on(job, tmp_path / "after", snapshots(job)[-1], *shards)
+    merged = [line for line in after.log() if line["event"] == "merge"]
+    assert {0, 1, 2, 3} == {line["fragment"] for line in merged}
+    assert {"syncer-0", "syncer-1"} == {line["actor"] for line in merged}
+    assert 60 == max(line["t"] for line in merged)
     assert "identical" in replay(after.run_folder).stdout
 
 
