@@ -76,12 +76,13 @@ def pictures(job, tools):
 
 
 def test_a_job_takes_snapshots_of_everybody(run):
-    """Every so many steps and at the end: all are in, every byte is as it was written."""
+    """Every so many steps, unless one is still being written, and at the end: all are in, every
+    byte is as it was written."""
     taken = run.seen("snapshot taken")
     actors = {line["actor"] for event in ("step", "merge") for line in run.seen(event)}
     listed = run.listed()
 
-    assert len(taken) >= 3
+    assert len(taken) >= 2
     assert [line["snapshot"].replace(":", "-") for line in taken] == [each["id"] for each in listed]
     for each in listed:
         assert {} == each["absent"]
