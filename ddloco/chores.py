@@ -78,10 +78,12 @@ class CopyOut(Chore, frozen=True):
 
 class Install(Chore, frozen=True):
     """Take over the whole state that lies in these regions, one after the other: a peer's, if it is
-    sound; or one's own as it was after ``drawn`` batches, which are left out now."""
+    sound; or one's own as it was after ``drawn`` batches, which are left out now, ``spoilt`` where
+    the last of them brought a loss that is no number."""
 
     pieces: tuple[Span, ...]
     drawn: int | None = None
+    spoilt: bool = False
 
 
 class Fill(Chore, frozen=True):

@@ -1,5 +1,6 @@
 """Where learners and syncers go on from: a snapshot read back, workers as they were at the cut."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -66,7 +67,8 @@ class JobStart(Start):
                 fragment = int(handle.split("/")[1])
                 arrays.put(handle, workers.layouts.sent(fragment, arrays.get(theta_of(handle))))
         if self.worker is not None:
-            await workers.state.restore(self.worker, machine.drawn)
+            spoilt = self.last is not None and not math.isfinite(self.last.loss)
+            await workers.state.restore(self.worker, machine.drawn, spoilt=spoilt)
             for step in self.running():
                 size = workers.plan.total_bytes
                 arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))

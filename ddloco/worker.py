@@ -66,11 +66,8 @@ class Trainer:
                 state = self._arena.region(out.offset, out.nbytes)
                 self._moments.write(jax.tree.leaves(self._opt_state), state)
                 return chores.Copied(self._last)
-            case chores.Install(pieces, drawn):
-                if drawn:
-                    skip(self._batches, drawn)
-                    skip(self._again, drawn)
-                return chores.Installed(self._install(pieces, sound=drawn is None))
+            case chores.Install():
+                return chores.Installed(self._install(request))
             case chores.Train():
                 return self._train(request)
             case chores.Differentiate():
@@ -117,16 +114,20 @@ class Trainer:
             return chores.Laid(0)
         return chores.Laid(self._moments.stop)
 
-    def _install(self, pieces: tuple[chores.Span, ...], *, sound: bool) -> bool:
-        """A state in place of one's own; one that must be sound, if it holds numbers only."""
-        regions = [self._arena.region(each.offset, each.nbytes) for each in pieces]
+    def _install(self, request: chores.Install) -> bool:
+        """A state in place of one's own; a peer's, if it holds numbers only."""
+        if request.drawn:
+            skip(self._batches, request.drawn)
+            skip(self._again, request.drawn)
+        regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
         state = np.concatenate(regions) if len(regions) > 1 else regions[0]
         params = self._read_tree(state)
         leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
         numbers = (*jax.tree.leaves(params), *leaves)
-        if sound and not all(bool(jnp.isfinite(leaf).all()) for leaf in numbers):
+        sound = request.drawn is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
+        if not sound:
             return False
-        self._params = params
+        self._params, self._spoilt = params, request.spoilt
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
         return True
 

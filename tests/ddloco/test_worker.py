@@ -83,6 +83,29 @@ def test_without_the_moments_it_would_not(arena):
     assert donor.train() != taker.train(skipped=3)
 
 
+def test_a_spoilt_state_is_taken_back_as_such(arena):
+    """Whoever goes on from a snapshot after a loss that was no number begins its moments anew with
+    the next global fragment, as it would have done without."""
+    donor = Desk(arena)
+    donor.begin()
+    for _ in range(3):
+        donor.train()
+    state, after = donor.state(), {}
+    start, stop = donor.plan.fragment_slice(0)
+    fresh = arena.allocate(stop - start)
+    fresh.data[:] = state.data[start:stop]
+    for spoilt in (True, False):
+        taker = Desk(arena)
+        taker.ask(chores.Install((span_of(state),), drawn=3, spoilt=spoilt))
+        out = arena.allocate(taker.plan.total_bytes)
+        taker.ask(chores.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
+        after[spoilt] = out.data.tobytes()
+    donor.trainer._spoilt = True
+    out = arena.allocate(donor.plan.total_bytes)
+    donor.ask(chores.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
+    assert out.data.tobytes() == after[True] != after[False]
+
+
 def test_a_state_that_is_no_numbers_is_left_alone(arena):
     """A peer may be broken; whoever comes back must not be."""
     donor = Desk(arena)

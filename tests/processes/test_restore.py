@@ -40,6 +40,11 @@ def go_on(job, folder, snapshot, *more):
     return next_job
 
 
+def steps(job):
+    """The lines of a job's log on steps."""
+    return [line for line in job.log() if line["event"] == "step"]
+
+
 def learners_of(job, at_least):
     """The learners in the merges of a job from some global step on."""
     merges = [line for line in job.log() if line["event"] == "merge" and line["t"] >= at_least]
@@ -128,15 +133,17 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     assert -signal.SIGKILL == running.returncode
 
     newest = max(line["t"] for line in job.log() if line["event"] == "merge")
-    losses = [line["loss"] for line in job.log() if line["event"] == "step"]
+    before = {(line["actor"], line["step"]): line["loss"] for line in steps(job)}
     after = Job(tmp_path, job.file.read_text())
     done = after.run(
         f"--from={job.run_folder}", f"--set=job.steps={newest + 60}", "--set=job.syncers=2",
         "--processes",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    first = [line["loss"] for line in after.log() if line["event"] == "step"][:3]
-    assert max(first) < losses[0] / 2, "it begins where it was, and not with new parameters"
+    first = {line["actor"]: line for line in reversed(steps(after))}
+    assert {"learner-0", "learner-1", "learner-2"} == set(first)
+    assert all(line["loss"] == before[who, line["step"]] for who, line in first.items())
+    assert min(line["step"] for line in first.values()) > 1
     assert "identical" in replay(after.run_folder).stdout
 
 
