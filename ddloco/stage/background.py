@@ -9,9 +9,9 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-NICE = 10
-"""A tenth of the time where all cores are wanted, all of it where one is free. No more than that:
-such a thread holds Python's lock now and then, and then others wait for it."""
+NICE = 5
+"""A quarter of the time where all cores are wanted, all of it where one is free. No less than that:
+such a thread holds Python's lock now and then, and a snapshot must be there within minutes."""
 
 NICE_MAX = 19
 

@@ -165,6 +165,7 @@ def test_a_job_that_was_stopped_goes_on(tmp_path):
     assert "identical" in replay(after.run_folder).stdout
 
 
+@pytest.mark.slow
 def test_shards_that_were_through_go_on(tmp_path):
     """Each had said so to the lead, and sent what it owns; with more steps nobody is through, and
     the model is made of what they send at the new end."""
