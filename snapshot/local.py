@@ -51,7 +51,7 @@ class LocalPlace:
     # Blobs.
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Write a blob, unless it is there: it is hashed first, which costs a fifth of writing."""
+        """Write a blob, unless it is there: it is hashed first, which costs a third of writing."""
         size, digest = sum(map(len, views)), digest_of(views)
         if self._freshened(digest, size):
             return Blob(digest, size, new=False)
