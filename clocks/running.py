@@ -1,12 +1,28 @@
 """An actor's own clock while it runs: it grows in place, and knows what is new since when.
 
 The same clock as ``VectorClock``, kept so that an event costs only what it changes: entries stand
-in the order of their last change, newest last, each with the number of the event that changed it.
+side by side in the order of their names, each with the number of the event that changed it last, so
+that what is new for a reader is picked out without a step of Python for each entry.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
+from itertools import compress
+from typing import Any
 
-from clocks.vector import VectorClock
+from clocks.vector import VectorClock, actor_of, number_of
+
+INCARNATIONS_MAX = 2
+"""Entries of one actor: the incarnation that is there and the one before it, whose last words may
+still be on their way. Of older ones nothing is needed: their numbers are never used again. So a
+clock is bounded by the actors of a job, and fits a header, however often they come back and
+whatever their peers make up."""
+
+ALWAYS = 2**63
+"""One's own entry is in every delta: it changes with each event."""
+
+_UNTAUGHT = "\0"
+"""The source of an entry that nobody has taught yet."""
 
 _NOTHING: dict[str, int] = {}
 
@@ -18,20 +34,32 @@ class RunningClock:
         me: the incarnation; its entry is the number of its newest event.
     """
 
-    __slots__ = ("_changed", "_counts", "_source", "me", "number")
+    __slots__ = (
+        "_changed", "_counts", "_incarnations", "_index", "_names", "_newest", "_source", "_taught",
+        "me", "number",
+    )  # fmt: skip
 
     def __init__(self, me: str) -> None:
         self.me = me
         self.number = 0
-        self._counts: dict[str, int] = {}
-        self._changed: dict[str, int] = {}
-        self._source: dict[str, str] = {}
+        self._names: list[str] = [me]
+        self._counts: list[int] = [0]
+        self._changed: list[int] = [ALWAYS]
+        self._source: list[str] = [""]
+        self._index: dict[str, int] = {me: 0}
+        self._newest = 0
+        """The newest event that changed any entry but one's own."""
+        self._taught: dict[str, dict[str, None]] = {}
+        """By source, the entries that it taught last."""
+        self._incarnations: dict[str, list[str]] = {}
+        """By actor its incarnations that have entries."""
 
     def __getitem__(self, name: str) -> int:
-        return self.number if name == self.me else self._counts.get(name, 0)
+        at = self._index.get(name)
+        return 0 if at is None else self._counts[at]
 
     def __len__(self) -> int:
-        return len(self._counts) + (self.number > 0)
+        return len(self._names) - (self.number == 0)
 
     def tick(self, heard: Mapping[str, int] = _NOTHING, source: str = "") -> dict[str, int]:
         """One more event, which hears of ``heard`` from ``source``; the entries that it raises,
@@ -41,23 +69,57 @@ class RunningClock:
         its links refuse it.
         """
         self.number = number = self.number + 1
+        index, counts, me = self._index, self._counts, self.me
+        counts[index[me]] = number
         if not heard:
             return _NOTHING
-        counts, changed, sources, me = self._counts, self._changed, self._source, self.me
+        changed, sources = self._changed, self._source
         learned: dict[str, int] = {}
         for name, count in heard.items():
-            before = counts.get(name)
-            if before is None:
-                if name == me or not count:
+            at = index.get(name)
+            if at is None:
+                if not count or not self._has_room(name):
                     continue
-            elif count <= before:
+                at = self._insert(name)
+            elif name == me or count <= counts[at]:
                 continue
-            else:
-                del counts[name]
-            learned[name] = counts[name] = count
-            changed[name] = number
-            sources[name] = source
+            counts[at] = learned[name] = count
+            changed[at] = number
+            if sources[at] != source:
+                self._taught.get(sources[at], {}).pop(name, None)
+                self._taught.setdefault(source, {})[name] = None
+                sources[at] = source
+        if learned:
+            self._newest = number
         return learned
+
+    def _has_room(self, name: str) -> bool:
+        """Whether an incarnation may have an entry: the newest of its actor do, and an older one
+        makes room."""
+        kept = self._incarnations.setdefault(actor_of(name), [])
+        if len(kept) >= INCARNATIONS_MAX:
+            oldest = min(kept, key=number_of)
+            if number_of(name) < number_of(oldest):
+                return False
+            self.forget([oldest])
+        kept.append(name)
+        return True
+
+    def _insert(self, name: str) -> int:
+        at = bisect_left(self._names, name)
+        for entries, value in self._columns(name):
+            entries.insert(at, value)
+        self._number_from(at)
+        return at
+
+    def _columns(self, name: str) -> list[tuple[list[Any], Any]]:
+        """The lists that run side by side, and what a new entry has in each."""
+        return [
+            (self._names, name), (self._counts, 0), (self._changed, 0), (self._source, _UNTAUGHT),
+        ]  # fmt: skip
+
+    def _number_from(self, at: int) -> None:
+        self._index.update((self._names[i], i) for i in range(at, len(self._names)))
 
     def since(self, number: int, reader: str | None = None) -> dict[str, int]:
         """The entries that events after ``number`` changed, and always one's own: a delta.
@@ -65,26 +127,33 @@ class RunningClock:
         What ``reader`` itself was the source of it knows; in a star that is nearly everything that
         a learner could tell its syncer.
         """
-        delta = {self.me: self.number}
-        counts, changed, sources = self._counts, self._changed, self._source
-        for name in reversed(counts):
-            if changed[name] <= number:
-                break
-            if sources[name] != reader:
-                delta[name] = counts[name]
+        if self._newest <= number:
+            return {self.me: self.number}
         # In the order in which whoever decodes it finds it: clocks remember in which order they
         # were told, and what was told within this process must leave the same clock behind.
-        return dict(sorted(delta.items())) if len(delta) > 1 else delta
+        entries = zip(self._names, self._counts, strict=True)
+        delta = dict(compress(entries, map(number.__lt__, self._changed)))
+        if reader is not None:
+            for name in self._taught.get(reader, ()):
+                delta.pop(name, None)
+        return delta
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of entries whose incarnations will never be heard of again."""
         for name in names:
-            if self._counts.pop(name, None) is not None:
-                del self._changed[name], self._source[name]
+            at = self._index.get(name)
+            if at is None or name == self.me:
+                continue
+            self._taught.get(self._source[at], {}).pop(name, None)
+            for entries, _ in self._columns(name):
+                del entries[at]
+            del self._index[name]
+            self._number_from(at)
+            self._incarnations[actor_of(name)].remove(name)
 
     def others(self) -> list[str]:
         """Whoever has an entry, apart from oneself."""
-        return list(self._counts)
+        return [name for name in self._names if name != self.me]
 
     def wire(self) -> dict[str, int]:
         """All entries in canonical order, as plain data."""
@@ -92,4 +161,4 @@ class RunningClock:
 
     def frozen(self) -> VectorClock:
         """The clock as a value."""
-        return VectorClock({**self._counts, self.me: self.number})
+        return VectorClock(dict(zip(self._names, self._counts, strict=True)))

@@ -20,6 +20,9 @@ COUNT_MAX = 2**63 - 1
 NAME_BYTES_MAX = 128
 """Longest name of an incarnation; names travel in headers, which are bounded."""
 
+NUMBER_DIGITS_MAX = 9
+"""Digits of an incarnation's number: a restart a second for thirty years."""
+
 
 class ClockError(ValueError):
     """A clock that no run of the protocol could have produced."""
@@ -112,6 +115,14 @@ def number_of(incarnation: str) -> int:
     """2 for ``learner-3.2``; 0 for a name without a number."""
     number = incarnation.rpartition(".")[2]
     return int(number) if number.isdecimal() else 0
+
+
+def is_incarnation(name: str) -> bool:
+    """Whether a name is an actor's with a number from 1 on, written in the one way there is:
+    ``learner-3.2``, and not ``learner-3``, ``learner-3.02`` or a number in other digits."""
+    actor, _, number = name.rpartition(".")
+    digits = number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX
+    return bool(actor) and digits and number[0] != "0"
 
 
 def check_entries(entries: Mapping[str, int]) -> None:

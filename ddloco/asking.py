@@ -14,6 +14,9 @@ from ddloco.stage.errors import first_of
 from ddloco.workers import ChoreError
 
 HELD, FOUND, BAD_INPUT = 0, 1, 2
+AGAIN = 75
+"""It left in good order and wants to be started again: EX_TEMPFAIL of sysexits.h. Engines that
+place and restart processes take 0 for done, for good."""
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:

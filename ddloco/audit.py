@@ -19,7 +19,8 @@ from ddloco.fragments import FragmentPlan
 from ddloco.host import machine_for
 from ddloco.simulation.books import Books, PerSyncer, Violation
 from ddloco.simulation.checks import Causal, Durable, Learning, Merging
-from ddloco.simulation.launches import Launches
+from ddloco.simulation.launches import PULLED, Launches
+from ddloco.simulation.merged_tokens import MergedTokens, Share
 from ddloco.stage.actor import Actor
 from replay import Divergence, Player, Tape
 
@@ -31,7 +32,7 @@ CLOCK = "clock-causal"
 INVARIANTS = (
     SAME, CLOCK, "merge-once", "token-conservation", "outer-monotone", "weights-valid",
     "staleness-bound", "merge-order-canonical", "no-zombie", "quorum-or-grace", "overlap",
-    "no-unhealed-donor", "no-learner-waits-on-learner", "inner-steps-never-block",
+    PULLED, "no-unhealed-donor", "no-learner-waits-on-learner", "inner-steps-never-block",
     "ack-after-durable",
 )  # fmt: skip
 """In the order in which they are told."""
@@ -112,7 +113,8 @@ class Audit:
         self._checks: list[Books[Any, Any]] = [
             Merging(), PerSyncer(partial(Launches, LATE_MAX)), Learning(), Causal(), Durable()
         ]  # fmt: skip
-        self._looking = list(self._checks)
+        self._tokens = MergedTokens()
+        self._looking = [*self._checks, self._tokens]
         self._stopped: dict[str, str] = {}
         self._played = 0
         self._violations: dict[str, Finding] = {}
@@ -134,6 +136,10 @@ class Audit:
             found.looked = looked[name]
             findings.append(found)
         return findings
+
+    def share(self) -> Share:
+        """What share of the trained tokens reached a merge, once ``run`` has looked."""
+        return self._tokens.share(len(self._stage.plan.fragments))
 
     def _look_at(self, tape: Tape) -> None:
         stage, role = self._stage, TapeRole(self._stage.job, tape.incarnation)

@@ -23,7 +23,7 @@ from ddloco.fragments import FragmentPlan
 from ddloco.membership import Membership
 from ddloco.messages import Contribution, GlobalFragment, Roster
 from ddloco.stage.effects import Finish, Observe
-from ddloco.stage.events import StopRequested, WorkFailed
+from ddloco.stage.events import LeaveRequested, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,
@@ -123,7 +123,8 @@ class Averager:
                 return []
             case WorkFailed():
                 return self._failed(event)
-            case StopRequested(reason):
+            case StopRequested(reason) | LeaveRequested(reason):
+                # Nothing is kept of such a job before its end, so nobody could go on with it.
                 self._stopping = self._stopping or reason
                 return []
             case _:
@@ -225,7 +226,8 @@ class Averager:
             return []
         if not isinstance(said, Contribution) or not event.handle:
             return []
-        fits = said.base == self._version and said.fragment == 0 and not self._averaging
+        trained = said.tokens > 0 and said.steps == 1
+        fits = trained and said.base == self._version and said.fragment == 0 and not self._averaging
         if not fits or event.peer not in self._group or event.peer in self._parts:
             fields = {"learner": member.incarnation, "reason": "it does not answer this step"}
             return [Observe("refused", fields)]

@@ -34,7 +34,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         process = await stack.enter_async_context(open_worker(job.job.method, arena, job.worker))
         request = chores.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1)
         await process.expect(request, chores.Prepared)
-        with Progress(console=console, transient=True) as bar:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(job.job.method, total=job.job.steps)
             for done in range(0, job.job.steps, STEPS_ASKED):
                 steps = min(STEPS_ASKED, job.job.steps - done)

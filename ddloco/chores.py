@@ -35,13 +35,14 @@ class Chore(Struct, frozen=True, tag=True):
 
 
 class Prepare(Chore, frozen=True):
-    """Import the task, make its parameters from the seed, describe them and the machine."""
+    """Import the task, make its parameters from the seed, describe them and the machine. A syncer
+    has no ``shard``, and opens no stream."""
 
     task: str
     options: dict[str, Any]
     inner: Inner
     seed: int
-    shard: int
+    shard: int | None
     shards: int
 
 
@@ -76,14 +77,30 @@ class CopyOut(Chore, frozen=True):
     out: Span
 
 
+class Trained(Chore, frozen=True):
+    """One step's loss, tokens, batch digest (xxh3-128), and where stream and schedules stand now
+    (see ``data_stream``)."""
+
+    loss: float
+    tokens: int
+    batch: bytes
+    cursor: bytes = b""
+
+
+class Own(Struct, frozen=True, array_like=True):
+    """What a worker knows besides its state, when it goes on from its own: how many batches it has
+    ``drawn``, and what its ``last`` step has brought, None before the first."""
+
+    drawn: int
+    last: Trained | None
+
+
 class Install(Chore, frozen=True):
     """Take over the whole state that lies in these regions, one after the other: a peer's, if it is
-    sound; or one's own as it was after ``drawn`` batches, which are left out now, ``spoilt`` where
-    the last of them brought a loss that is no number."""
+    sound; or, with ``own``, one's own as it was in a snapshot, whatever it holds."""
 
     pieces: tuple[Span, ...]
-    drawn: int | None = None
-    spoilt: bool = False
+    own: Own | None = None
 
 
 class Fill(Chore, frozen=True):
@@ -103,21 +120,14 @@ class Ready(Chore, frozen=True):
 
 
 class Train(Chore, frozen=True):
-    """Overwrite fragments, leave out ``skip`` batches, run one step, copy the parameters to
-    ``out``."""
+    """Overwrite fragments, leave out ``skip`` batches by going to ``cursor``, run one step, copy
+    the parameters to ``out``."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
     out: Span
     skip: int
-
-
-class Trained(Chore, frozen=True):
-    """One step's loss, tokens, and batch digest (xxh3-128)."""
-
-    loss: float
-    tokens: int
-    batch: bytes
+    cursor: bytes = b""
 
 
 class Copied(Chore, frozen=True):
@@ -160,10 +170,12 @@ class Scored(Chore, frozen=True):
 
 
 class Failed(Chore, frozen=True):
-    """The request could not be done: the task's fault, or the worker's."""
+    """The request could not be done: the task's fault, or the worker's. Where user code raised, the
+    ``trace`` shows where, for people: it reaches no tape."""
 
     kind: Literal["task", "worker"]
     reason: str
+    trace: str = ""
 
 
 Request = (

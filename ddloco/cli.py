@@ -1,7 +1,8 @@
 """The command line: what people type, and the exit codes that they get.
 
 0 it held; 1 it ran and found a difference, a gap or a failed check; 2 the input was bad, and one
-line says which file, field or byte and what would be right. Heavy modules are imported inside the
+line says which file, field or byte and what would be right; 75 it left in good order and wants to
+be started again. Heavy modules are imported inside the
 commands, so that ``--help`` answers at once.
 """
 
@@ -25,6 +26,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="store_true", help="print the version and leave")
     orders = top.add_subparsers(dest="command", metavar="COMMAND")
+    _add_init(orders)
     _add_run(orders)
     _add_syncer(orders)
     _add_learner(orders)
@@ -32,12 +34,20 @@ def parser() -> argparse.ArgumentParser:
     _add_keys(orders)
     _add_status(orders)
     _add_observe(orders)
+    _add_stop(orders)
     _add_replay(orders)
     _add_simulate(orders)
     _add_tape(orders)
     _add_snapshot(orders)
     return top
 
+
+LEARNER_PATIENCE_S = 600.0
+"""A syncer that is placed on another host is back within minutes; one that is not costs the learner
+its host until then."""
+
+SYNCER_PATIENCE_S = 3600.0
+"""Learners may have to queue for their hosts, and a syncer costs little."""
 
 Orders = Any
 """What add_subparsers returns; argparse keeps its type to itself."""
@@ -80,6 +90,24 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
     )
 
 
+def _add_init(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "init",
+        "put the examples into a folder: a task, and job files that run",
+        "They go to DIR/examples. Files that are there already are left as they are.",
+    )
+    command.add_argument(
+        "folder",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="where to (default: the current folder)",
+    )
+    command.set_defaults(run="init")
+
+
 def _add_run(orders: Orders) -> None:
     command = _command(
         orders,
@@ -115,7 +143,14 @@ def _add_syncer(orders: Orders) -> None:
         "--name", default="", help="which shard this is, with job.syncers: syncer-1 (default: lead)"
     )
     command.add_argument("--connect", metavar="ADDRESS", help="syncer-0, for the other shards")
-    _add_actor(command)
+    command.add_argument(
+        "--advertise",
+        metavar="ADDRESS",
+        default="",
+        help="where others reach it, for RUN/syncer.address: tcp://host:5555, or tcp://host:* with "
+        "the port that --bind got",
+    )
+    _add_actor(command, SYNCER_PATIENCE_S, "no learner")
     command.set_defaults(run="syncer")
 
 
@@ -127,7 +162,8 @@ def _add_learner(orders: Orders) -> None:
         metavar="ADDRESS",
         nargs="+",
         required=True,
-        help="the syncer, tcp://host:5555; with shards all of them, syncer-0 first",
+        help="the syncer, tcp://host:5555, or file:PATH, a file with its address, which is read "
+        "again and again; with shards all of them, syncer-0 first",
     )
     command.add_argument("--name", required=True, help="which learner this is: learner-3")
     command.add_argument(
@@ -135,11 +171,19 @@ def _add_learner(orders: Orders) -> None:
         action="store_true",
         help="with --from, in a job that went on: take this learner's state from the snapshot",
     )
-    _add_actor(command)
+    _add_actor(command, LEARNER_PATIENCE_S, "no syncer")
     command.set_defaults(run="learner")
 
 
-def _add_actor(command: argparse.ArgumentParser) -> None:
+def _add_actor(command: argparse.ArgumentParser, patience_s: float, alone: str) -> None:
+    command.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        type=float,
+        default=patience_s,
+        help=f"leave with exit code 75 when {alone} was there for so long; 0 to wait for ever "
+        f"(default: {patience_s:g})",
+    )
     command.add_argument(
         "--keys",
         metavar="DIR",
@@ -231,6 +275,20 @@ def _add_observe(orders: Orders) -> None:
     command.set_defaults(run="observe")
 
 
+def _add_stop(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "stop",
+        "end a running job for everybody, in good order",
+        "The model is scored and saved, and every actor ends with exit code 0. A signal to one\n"
+        "process does not end the job: that process leaves (code 75) and may be started again.\n\n"
+        "Exit code 0: the job has ended. 1: it failed, or nobody answers.",
+    )
+    command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
+    _add_asking(command)
+    command.set_defaults(run="stop")
+
+
 def _add_asking(command: argparse.ArgumentParser) -> None:
     add = command.add_argument
     add("--keys", metavar="DIR", type=Path, help="the job's folder of keys, if it has any")
@@ -253,6 +311,17 @@ def _add_replay(orders: Orders) -> None:
         metavar="ID",
         default="",
         help="begin with this snapshot of the run, or with the 'latest', and play what follows",
+    )
+    command.add_argument(
+        "--task",
+        metavar="MODULE:FUNCTION",
+        default="",
+        help="call this in place of the task that the tapes name; its source may differ",
+    )
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="call the task that the tapes name, though somebody else recorded them",
     )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")

@@ -61,12 +61,15 @@ class Cluster:
         self._beginning = beginning
         self.folder = folder
         self.outcome = Outcome()
+        self.asked = False
+        """Whether somebody outside wanted the job to end."""
         self._keys = keys_of(job, job.transport.kind)
         self._lead = self._incarnation(job.syncer_names()[0])
         self._hosted: dict[str, Hosted] = {}
 
     def request_stop(self, reason: str) -> None:
         """Ask the job to end in good order: the syncer that leads tells the others."""
+        self.asked = True
         if self._lead in self._hosted:
             self._hosted[self._lead].request_stop(reason)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable
 from contextlib import closing
@@ -14,41 +15,50 @@ import trio
 from rich.console import Console
 from rich.progress import Progress
 
-from ddloco.asking import FOUND, HELD, complain, look, timeout_of
+from clocks import actor_of
+from ddloco.asking import AGAIN, FOUND, HELD, complain, look, timeout_of
 from ddloco.baseline import run_baseline
 from ddloco.chaos import live_schedule
 from ddloco.cluster import Cluster, Outcome, keys_of
 from ddloco.config import Job, load_job
 from ddloco.display import Board, show
 from ddloco.drive import Drive
-from ddloco.folder import next_folder, open_folder
+from ddloco.folder import check_place, holds_job, next_folder, open_folder
 from ddloco.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.launch import Processes
-from ddloco.lookout import follow, say, show_status
+from ddloco.lookout import follow, say, show_status, stop_job
 from ddloco.memory import keep_freed_memory
 from ddloco.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.perform import find_programs, perform
 from ddloco.process import WorkerDiedError
+from ddloco.recording import open_recording, run_folder_of
 from ddloco.rerun import JobRerun
 from ddloco.restoring import beginning_of
 from ddloco.sections import ConfigError
-from ddloco.serve import serve_learner, serve_syncer
+from ddloco.serve import Terms, serve_learner, serve_syncer
 from ddloco.signals import stop_on_signal
 from ddloco.simulation.bandwidth_table import bandwidth
 from ddloco.simulation.table import hostile_worlds, scenario_table
+from ddloco.simulation.workers import is_simulated
 from ddloco.snapshots import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
 from ddloco.stage.again import ProgramRerun
 from ddloco.stage.effects import Finish
-from ddloco.stage.named import NamedError
+from ddloco.stage.named import NamedError, parted
 from ddloco.stage.program import is_production
 from ddloco.stage.rerun import Report, Rerun
+from ddloco.starting import EXAMPLES, put_examples
 from ddloco.tapes import show as show_tapes
 from ddloco.tapes import verify_folder
+from ddloco.task import TaskError, task_digest
+from ddloco.trust import check_trust
 from ddloco.workers import MODEL_FILE, ChoreError
-from replay import TapeError, open_tapes
+from replay import TapeError
 from snapshot import SnapshotError, StorageError
 
 PORT_MAX = 65535
+
+BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
+"""What a replay says about what it was given."""
 
 ELSEWHERE = (perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
 """Commands that have modules of their own; all are found here, by name."""
@@ -57,6 +67,17 @@ ELSEWHERE = (perform, snapshot_export, snapshot_list, snapshot_take, snapshot_ve
 def show_version(_: argparse.Namespace) -> int:
     """``ddloco --version``."""
     print(f"ddloco {version('ddloco')}")
+    return HELD
+
+
+def init(given: argparse.Namespace) -> int:
+    """``ddloco init``: the examples, where their owner can run and change them."""
+    try:
+        made, left = put_examples(given.folder)
+    except ConfigError as error:
+        return complain(error)
+    where = given.folder / EXAMPLES
+    print(f"{where}: {len(made)} files made, {len(left)} were there and are left as they are")
     return HELD
 
 
@@ -69,6 +90,8 @@ def run(given: argparse.Namespace) -> int:
     """``ddloco run``: a whole job here."""
     try:
         job = load_job(given.job, given.overrides, given.chaos)
+        task_digest(job.job.task)  # A wrong name is said before there is a run folder.
+        check_place(job)
         folder = given.folder or next_folder(Path("runs"), job.job.name)
         if given.schedule is not None:
             return _drive(given, job, folder)
@@ -76,7 +99,7 @@ def run(given: argparse.Namespace) -> int:
         keys_of(job, "tcp" if given.processes else job.transport.kind)
         beginning = beginning_of(job, given.snapshot, folder)
         open_folder(folder, job, overwrite=given.overwrite)
-    except (ConfigError, SnapshotError, StorageError) as error:
+    except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
     if job.job.method == "lone":
         return _run_baseline(job, folder)
@@ -91,7 +114,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
         raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are the simulation's")
     console = Console()
     try:
-        with Progress(console=console, transient=True) as bar:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("training along the schedule", total=None)
             update = partial(bar.update, task)
             driven = Drive(given.schedule, job, folder, lambda events: update(completed=events))
@@ -124,6 +147,11 @@ def _run_job(cluster: Cluster | Processes) -> int:
 
     console = Console()
     boards: list[Board] = []
+    terminated: list[str] = []
+
+    def terminate(reason: str) -> None:
+        terminated.append(reason)
+        cluster.request_stop(reason)
 
     async def all_of_it() -> Outcome:
         done = trio.Event()
@@ -132,7 +160,7 @@ def _run_job(cluster: Cluster | Processes) -> int:
             boards.append(await show(cluster.folder, cluster.job, console, done))
 
         async with trio.open_nursery() as signals:
-            signals.start_soon(stop_on_signal, cluster.request_stop)
+            signals.start_soon(stop_on_signal, cluster.request_stop, terminate)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(watch)
                 outcome = await cluster.run()
@@ -147,7 +175,8 @@ def _run_job(cluster: Cluster | Processes) -> int:
             raise
         console.print("ended at once; the tapes hold everything up to here")
         return FOUND
-    return _conclude(cluster, outcome, boards[0].result, partial(console.print, soft_wrap=True))
+    code = _conclude(cluster, outcome, boards[0].result, partial(console.print, soft_wrap=True))
+    return AGAIN if terminated and code == HELD else code
 
 
 def _conclude(
@@ -163,7 +192,13 @@ def _conclude(
         say(cluster.chaos.summary())
     for name, reason in outcome.failures.items():
         say(f"{name} failed: {reason}")
-    return _conclude_with(cluster.folder, result, say)
+    code = _conclude_with(cluster.folder, result, say)
+    job = cluster.job.job
+    if result is not None and result["status"] == "stopped" and not cluster.asked:
+        said = f"the job ended at global step {result['t']} of {job.steps}: no learner is left"
+        return complain(said, FOUND)
+    lead = cluster.job.syncer_names()[0]
+    return FOUND if lead in map(actor_of, outcome.failures) else code
 
 
 def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
@@ -195,25 +230,48 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     keep_freed_memory()  # Before there is a thread, libzmq's above all.
     try:
         job = with_keys(_job(given), given.keys)
-        open_folder(given.folder, job, join=given.join)
+        task_digest(job.job.task)
+        check_place(job)
+        again = holds_job(given.folder, job)  # The same command, given once more.
+        open_folder(given.folder, job, join=given.join or again)
         finish: Finish = trio.run(serve, job)
-    except (ConfigError, SnapshotError, StorageError) as error:
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        return complain("ended at once; the tape holds everything up to here", FOUND)
+    except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
     if finish.status == "bad-input":
         return complain(finish.reason)
     if finish.status == "failed":
         return complain(finish.reason, FOUND)
     print(f"{finish.status}: {finish.reason}")
-    return HELD
+    return AGAIN if finish.status == "left" else HELD
+
+
+def _patience(given: argparse.Namespace) -> float:
+    """How long an actor waits for others.
+
+    Raises:
+        ConfigError: no such time.
+    """
+    if not 0 <= given.patience < math.inf:
+        raise ConfigError(f"--patience {given.patience}: want seconds, or 0 for ever")
+    return given.patience or math.inf
 
 
 def syncer(given: argparse.Namespace) -> int:
     """``ddloco syncer``."""
 
     async def serve(job: Job) -> Finish:
-        who = given.bind, given.name, given.connect
-        more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
-        return await serve_syncer(job, given.folder, *who, **more)
+        shard = given.name, given.connect
+        terms = Terms(
+            with_parent=given.with_parent,
+            snapshot=given.snapshot,
+            patience_s=_patience(given),
+            advertise=given.advertise,
+        )
+        return await serve_syncer(job, given.folder, given.bind, shard, terms)
 
     return _serve(given, serve)
 
@@ -223,10 +281,26 @@ def learner(given: argparse.Namespace) -> int:
 
     async def serve(job: Job) -> Finish:
         folder, connect, name = given.folder, given.connect, given.name
-        more = {"with_parent": given.with_parent, "snapshot": given.snapshot}
-        return await serve_learner(job, folder, connect, name, **more, alone=given.alone)
+        terms = Terms(
+            with_parent=given.with_parent,
+            snapshot=given.snapshot,
+            patience_s=_patience(given),
+            alone=given.alone,
+        )
+        return await serve_learner(job, folder, connect, name, terms)
 
     return _serve(given, serve)
+
+
+def stop(given: argparse.Namespace) -> int:
+    """``ddloco stop``: end a job for everybody."""
+
+    async def ask() -> None:
+        await stop_job(
+            given.address, timeout_s=timeout_of(given), keys=given.keys, as_json=given.json
+        )
+
+    return look(ask)
 
 
 def keys(given: argparse.Namespace) -> int:
@@ -293,18 +367,23 @@ def _sinks(given: argparse.Namespace) -> list[Sink]:
 def replay(given: argparse.Namespace) -> int:
     """``ddloco replay``: execute tapes again and compare."""
     console = Console(stderr=True)
+    # Shown once there is something to play, and on terminals only: elsewhere it would leave an
+    # empty line beside the one that says what is wrong.
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    shown = bar.add_task("replaying", total=None)
     try:
-        with Progress(console=console, transient=True) as bar:
-            task = bar.add_task("replaying", total=None)
-            rerun = rerun_of(
-                given.folder,
-                lambda events: bar.update(task, completed=events),
-                lambda what: console.print(f"differs from the recording: {what}"),
-                given.snapshot,
-            )
-            bar.update(task, total=rerun.total)
+        rerun = rerun_of(
+            given.folder,
+            lambda events: bar.update(shown, completed=events),
+            lambda what: console.print(f"differs from the recording: {what}"),
+            given.snapshot,
+            task=given.task,
+            trust=given.trust,
+        )
+        bar.update(shown, total=rerun.total)
+        with bar:
             report = trio.run(rerun.run)
-    except (TapeError, ConfigError, ChoreError, NamedError, SnapshotError, StorageError) as error:
+    except BAD as error:
         return complain(error)
     if given.json:
         print(json.dumps(report.as_dict(), indent=2))
@@ -314,17 +393,40 @@ def replay(given: argparse.Namespace) -> int:
 
 
 def rerun_of(
-    folder: Path, progress: Callable[[int], None], warn: Callable[[str], None], snapshot: str
+    folder: Path,
+    progress: Callable[[int], None],
+    warn: Callable[[str], None],
+    snapshot: str,
+    *,
+    task: str,
+    trust: bool,
 ) -> Rerun:
     """The second run of a job, or of a user's program.
+
+    Args:
+        folder: the run folder, or any set of its tapes.
+        progress: called with the number of events played so far.
+        warn: called with what differs before the replay starts.
+        snapshot: one to begin with.
+        task: what the user names in place of the task that the tapes name.
+        trust: whether the user says that what the tapes name may be called.
 
     Raises:
         TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
     """
-    if not is_production(open_tapes(folder)[0].header.job):
-        return JobRerun(folder, progress, warn, snapshot)
+    tapes = open_recording(folder)
+    plain = tapes[0].header.job
+    simulated = all(
+        is_simulated(each.header) for each in tapes
+    )  # Nothing that they name is called.
+    if task:
+        parted("--task", task)
+    elif not (trust or simulated):
+        check_trust(run_folder_of(folder), plain)
+    if not is_production(plain):
+        return JobRerun(folder, progress, warn, snapshot, task)
     find_programs()
-    return ProgramRerun(folder, progress, warn, snapshot)
+    return ProgramRerun(folder, progress, warn, snapshot, task)
 
 
 def _print_report(report: Report) -> None:

@@ -3,7 +3,7 @@
 Every key has a default but the task. What is wrong is said in one line that names file and field.
 """
 
-import hashlib
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,10 +13,11 @@ import msgspec
 from msgspec import Meta
 
 from ddloco.faults import LARGE, SYNCER, Faults, Whole, impossible
-from ddloco.fragments import FragmentPlan, Leaf, make_plan
+from ddloco.fragments import FragmentPlan, Leaf, make_plan, wire_layout
 from ddloco.sections import ConfigError, Section, convert, read_toml
 from ddloco.span import snapshots_said, unbounded
-from transport import PROTOCOL_VERSION
+from ddloco.trust import digest_of
+from transport import PROTOCOL_VERSION, layout_problem
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
@@ -35,7 +36,7 @@ class JobTable(Section, frozen=True):
     """``[job]``: what is trained, how long, by how many, with which method."""
 
     task: str
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w.-]+\Z")] = "job"
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-][\w.-]*\Z")] = "job"
     seed: Whole = 0
     steps: Positive = 500
     learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
@@ -50,6 +51,9 @@ class Sync(Section, frozen=True):
     ``staleness`` is how many intervals behind the newest version a contribution may have started.
     ``band`` is how many times the usual norm, or the usual tokens of a step, a contribution is
     believed; 0 believes everything that is finite.
+    ``pull`` says who is asked once the quorum is there: "unmerged", everybody who has trained steps
+    that are in no merge yet, or "fresh", only those who finished a step since the last launch, as
+    the paper may be read (its section 3.3).
     """
 
     fragments: Positive = 24
@@ -57,7 +61,8 @@ class Sync(Section, frozen=True):
     overlap: Positive = 2
     quorum: Positive = 1
     grace: Share = 0.5
-    grace_steps_max: Annotated[float, Meta(ge=0.0)] = 1.0
+    grace_steps_max: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
+    pull: Literal["unmerged", "fresh"] = "unmerged"
     staleness: Positive = 1
     band: Annotated[float, Meta(ge=0.0, le=LARGE)] = 32.0
     fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
@@ -71,21 +76,21 @@ class Elastic(Section, frozen=True):
     top of what the processes themselves need.
     """
 
-    downscale_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    upscale_s: Annotated[float, Meta(ge=0.0)] = 0.0
-    restart_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    downscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    upscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    restart_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
 
 
 class Inner(Section, frozen=True):
     """``[inner]``: the inner optimizer, unless the task brings its own."""
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
-    lr: Annotated[float, Meta(gt=0.0)] = 1e-3
+    lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 1e-3
     b1: Share = 0.9
     b2: Share = 0.99
-    weight_decay: Annotated[float, Meta(ge=0.0)] = 0.0
+    weight_decay: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
     warmup: Whole = 0
-    clip: Annotated[float, Meta(ge=0.0)] = 1.0
+    clip: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
 
 
 class Outer(Section, frozen=True):
@@ -95,7 +100,7 @@ class Outer(Section, frozen=True):
     also under "rda" (the paper does so for embeddings).
     """
 
-    lr: Annotated[float, Meta(gt=0.0)] = 0.7
+    lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
     momentum: Share = 0.9
     merge: Literal["rda", "average"] = "rda"
     average: tuple[str, ...] = ("*embed*",)
@@ -174,7 +179,7 @@ class Worker(Section, frozen=True):
 class LearnerTable(Section, frozen=True):
     """``[learner.NAME]``: what is different about one learner."""
 
-    factor: Annotated[float, Meta(ge=1.0)] = 1.0
+    factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
     shard: Whole | None = None
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     env: dict[str, str] = {}
@@ -232,11 +237,8 @@ class Job(Section, frozen=True):
     @property
     def id(self) -> str:
         """Name and digest: the job that messages and tapes belong to."""
-        # Where a host has its keys is its own affair: hosts must agree on the digest.
-        transport = msgspec.structs.replace(self.transport, keys="")
-        job = msgspec.structs.replace(self, transport=transport)
-        content = msgspec.json.encode(job, order="deterministic")
-        return f"{self.job.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+        # Of what a tape's header has, so that whoever reads one can compute it again.
+        return f"{self.job.name}-{digest_of(self.as_plain())}"
 
     def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
         """How this job cuts the task's parameters into fragments."""
@@ -250,6 +252,31 @@ class Job(Section, frozen=True):
             interval=sync.interval,
             strategy=sync.fragmentation,
         )
+
+    def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
+        """How this job cuts the task's parameters; each fragment fits one message.
+
+        Raises:
+            ValueError: one does not, or there is no such plan.
+        """
+        plan = self.plan(leaves)
+        for p in range(len(plan.fragments)):
+            problem = layout_problem(wire_layout(plan, p))
+            if problem is not None:
+                raise ValueError(f"fragment {p} of {len(plan.fragments)}: {problem}; {self._cure}")
+        if len(plan.fragments) < self.job.syncers:
+            raise ValueError(
+                f"its parameters make {len(plan.fragments)} fragments, which are fewer than the "
+                f"{self.job.syncers} shards of job.syncers; each shard owns at least one"
+            )
+        return plan
+
+    @property
+    def _cure(self) -> str:
+        """What to do about a fragment that is too large for a message."""
+        if self.job.method in DATA_PARALLEL:
+            return f"gradients of a {self.job.method} job travel whole: stack tensors, or merge"
+        return "raise sync.fragments, or stack tensors"
 
     def agreement(self, plan: FragmentPlan) -> dict[str, str]:
         """What two sides of a handshake must share, by name."""
@@ -320,10 +347,13 @@ def override_said(plain: dict[str, Any], said: str) -> None:
     key, equals, text = said.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except RecursionError:
+        raise ConfigError(f"--set {key}: nested too deep") from None
+    except ValueError:  # No TOML, or a date or a number that there is not.
         value = text  # A bare word is a string; shells eat the quotes that TOML wants.
     if not equals or ("." not in key and not isinstance(value, dict)):
-        raise ConfigError(f"--set {said}: want section.key=value, such as sync.quorum=2")
+        shown = said[:200] if said.isprintable() else ascii(said[:200])
+        raise ConfigError(f"--set {shown}: want section.key=value, such as sync.quorum=2")
     override(plain, key.strip(), value, source=f"--set {said}")
 
 
@@ -376,6 +406,9 @@ def _contradiction(job: Job) -> str | None:
     if job.snapshot.wanted and job.job.method != "decoupled-diloco":
         key = "every_s" if job.snapshot.every_s else "every_steps"
         return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
+    problem = _unusable(job)
+    if problem is not None:
+        return problem
     table, taken = job.tape, job.snapshot
     unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
     if unbound is not None:
@@ -388,4 +421,21 @@ def _contradiction(job: Job) -> str | None:
             return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
         if table.shard is not None and table.shard >= job.job.learners:
             return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None
+
+
+def _unusable(job: Job) -> str | None:
+    """The first text that stands for something, and does not."""
+    for pattern in job.outer.average:
+        if not pattern or not pattern.isprintable() or pattern.count("[") > pattern.count("]"):
+            said = "want a shell pattern of tensors' names, such as *embed*"
+            return f"outer.average: {pattern[:80]!r} is no pattern; {said}"
+    tables = {"worker": job.worker.env}
+    tables |= {f"learner.{name}": table.env for name, table in job.learner.items()}
+    for where, env in tables.items():
+        for name in env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                return f"{where}.env: {name[:80]!r} is no variable's name"
+    if not job.snapshot.place.isprintable():
+        return f"snapshot.place: {job.snapshot.place[:80]!a} is no path and no URL"
     return None

@@ -38,6 +38,8 @@ class LearnerView:
     """Of which in earlier incarnations."""
     losses: list[float] = field(default_factory=list[float])
     state: str = "starting"
+    lost: bool = False
+    """Whether it has joined, and has no link any more; it may train on."""
 
     def take(self, line: dict[str, Any]) -> None:
         """One finished step; a new incarnation begins again at 1, with a clock of its own."""
@@ -74,6 +76,8 @@ class Board:
     merges: int = 0
     troubles: list[str] = field(default_factory=list[str])
     result: dict[str, Any] | None = None
+    standstill: str = ""
+    """What the job waits for, while nothing is merged for too long."""
 
     def __post_init__(self) -> None:
         self.learners = {name: LearnerView() for name in self.job.learner_names()}
@@ -84,7 +88,7 @@ class Board:
             case "step":
                 self.learners[line["actor"]].take(line)
             case "merge":
-                self.merge, self.merges = line, self.merges + 1
+                self.merge, self.merges, self.standstill = line, self.merges + 1, ""
                 self.fragments[line["fragment"]] = line["t"]
             case "result":
                 self.result = line
@@ -95,6 +99,11 @@ class Board:
             case "refused" | "starts over" | "sync repeated" | "message refused" | "not evaluated":
                 who = line.get("learner") or line.get("peer") or line["actor"]
                 self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
+            case "no merge":
+                self.standstill = (
+                    f"no merge for {line['since_s']:.0f} s: waits for {line['reason']}"
+                )
+                self.troubles = [*self.troubles[-2:], f"{line['actor']}: {self.standstill}"]
             case "fault":
                 lasts = f" for {line['for_s']:.1f} s" if line["for_s"] is not None else ""
                 self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
@@ -105,6 +114,7 @@ class Board:
         name = incarnation.rpartition(".")[0]
         if name in self.learners:
             self.learners[name].state = state
+            self.learners[name].lost = state != "linked"
 
     @property
     def t(self) -> int:
@@ -113,7 +123,13 @@ class Board:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the learners' time that was spent in steps."""
+        """Share of the learners' time that was spent in steps; None before any was merged, and 0
+        while there are fewer learners than the quorum, whose steps are merged with nobody's."""
+        if not self.merges:
+            return None
+        linked = sum(not view.lost for view in self.learners.values())
+        if linked < self.job.sync.quorum:
+            return 0.0
         alive = sum(view.alive_s for view in self.learners.values())
         return sum(view.busy_s for view in self.learners.values()) / alive if alive else None
 
@@ -130,7 +146,7 @@ class Board:
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         return (
             f"global step {self.t}/{self.job.job.steps}  loss {loss}  {steps} inner steps  "
-            f"{self.counts()}  goodput {goodput}"
+            f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
         )
 
     def tables(self) -> Group:
@@ -157,7 +173,7 @@ class LogTail:
         self._offset = self._path.stat().st_size if from_end and self._path.exists() else 0
 
     def new_lines(self) -> list[dict[str, Any]]:
-        """The whole lines since the last call."""
+        """The whole lines since the last call; what a full disk has torn is passed over."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -165,7 +181,15 @@ class LogTail:
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        return [said for line in whole.splitlines() if (said := _line_of(line)) is not None]
+
+
+def _line_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
 
 
 async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:

@@ -69,6 +69,7 @@ class Drive(JobRerun):
                 raise ConfigError(f"{each.path}: of a real run; want the tapes of a simulation")
         self.schedule = self.job
         self.job = job_under(job, self.schedule)
+        self.task = self.job.job.task
         self.folder = open_folder(folder, self.job)
         self.result: dict[str, Any] | None = None
         """What the syncer said of the final model."""

@@ -57,9 +57,9 @@ class Dropper:
             await trio.sleep(LOOK_S)
             await self._look()
 
-    async def finish(self) -> None:
+    async def finish(self, within_s: float) -> None:
         """When it has ended: once more, since the last snapshot may stand by now."""
-        with trio.move_on_after(FINISH_S):
+        with trio.move_on_after(min(FINISH_S, within_s)):
             await self._look()
 
     async def _look(self) -> None:

@@ -50,12 +50,14 @@ class MakeParameters(Work, frozen=True):
 
 class RunStep(Work, frozen=True):
     """Overwrite what is newer, run inner step ``step``, copy the parameters to ``out``; ``skip``
-    batches are left out before it, since an earlier incarnation has used them up."""
+    batches are left out before it, since an earlier incarnation has used them up, by going to
+    ``cursor`` where that is known."""
 
     step: int
     overwrites: tuple[Overwrite, ...]
     out: str
     skip: int = 0
+    cursor: bytes = b""
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -136,7 +138,9 @@ class MergeFragment(Work, frozen=True):
     twice, whoever has died in between.
 
     ``band`` is how many times a share's usual norm is believed, 0 for everything; ``cosine`` is the
-    usual one, None for unknown. See ``measure``.
+    usual one, None for unknown. See ``measure``. With ``adopt`` the shares started from a version
+    that this syncer has lost: their weighted average takes the place of ``theta``, and the momentum
+    begins anew.
     """
 
     t: int
@@ -149,6 +153,7 @@ class MergeFragment(Work, frozen=True):
     out: tuple[str, str, str]
     band: float = 0.0
     cosine: float | None = None
+    adopt: bool = False
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -5,6 +5,12 @@ from dataclasses import dataclass
 SMOOTHING = 0.1
 """Weight of the newest sample: about the last twenty count."""
 
+OUTLIER_TIMES = 16.0
+OUTLIER_S_MIN = 10.0
+"""A sample counts as at most so many times what is usual, and where that is little, as ten seconds.
+Whoever measures across an hour in which its machine was suspended has measured no step; what has
+really become slower is known after two samples or three."""
+
 
 @dataclass(slots=True)
 class Smoothed:
@@ -17,7 +23,8 @@ class Smoothed:
         if self.value is None:
             self.value = sample
         else:
-            self.value += SMOOTHING * (sample - self.value)
+            believed = min(sample, max(OUTLIER_TIMES * self.value, OUTLIER_S_MIN))
+            self.value += SMOOTHING * (believed - self.value)
 
 
 def grace_window(

@@ -53,12 +53,14 @@ class ParametersMade(WorkResult, frozen=True):
 
 class StepFinished(WorkResult, frozen=True):
     """An inner step is done: ``loss`` of its batch before the update, ``tokens`` in the batch, the
-    digest of the batch, and the host copy of the parameters under the handle asked for."""
+    digest of the batch, where stream and schedules stand now (see ``Progress.cursor``), and the
+    host copy of the parameters under the handle asked for."""
 
     step: int
     loss: float
     tokens: int
     batch: bytes
+    cursor: bytes = b""
 
 
 class FragmentEncoded(WorkResult, frozen=True):

@@ -15,6 +15,10 @@ FAREWELL_S_MAX = 60.0
 """How long the syncer waits at the end for learners to finish their step and say goodbye: ten
 steps of the median learner, within these bounds; whoever is later is left behind."""
 
+LATE_S = 30.0
+"""A syncer whose job was through when it started stays so long for those who never heard: they dial
+every eight seconds at most, or are being started."""
+
 FAREWELL = "farewell"
 
 
@@ -31,6 +35,8 @@ class Farewell:
     evaluated: bool = False
     saved: bool = False
     lead: str = ""
+    lingers: bool = False
+    """Whether somebody may yet come who has not heard that it is over."""
 
     def begin(
         self,
@@ -50,7 +56,7 @@ class Farewell:
 
     def _patience(self, step_s: float | None) -> float:
         patience = min(FAREWELL_STEPS * (step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
-        return max(patience, FAREWELL_S_MIN)
+        return max(patience, LATE_S if self.lingers else FAREWELL_S_MIN)
 
     def follow(self, at: float, step_s: float | None, lead: str = "") -> list[Effect]:
         """``lead`` scores and keeps the model; only the goodbyes are waited for."""
@@ -73,7 +79,7 @@ class Farewell:
     def result(self, loss: float | None) -> list[Effect]:
         """The model is scored, or cannot be."""
         self.evaluated = True
-        fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges}
+        fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": self.status}
         return [Observe("result", fields)]
 
     @property
@@ -83,7 +89,7 @@ class Farewell:
 
     def leave(self, members: int) -> list[Effect]:
         """Leave if all is done and nobody is left to wait for."""
-        if not self.kept or (members and self.patient):
+        if not self.kept or ((members or self.lingers) and self.patient):
             return []
         goodbye = [Hangup(self.lead, self.reason)] if self.lead else []
         return [CancelTimer(FAREWELL), *goodbye, Finish(self.status, self.reason)]

@@ -1,21 +1,30 @@
 """The run folder: plain files that several hosts' folders can be copied together into."""
 
 import os
+import re
+import secrets
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 import tomli_w
 
-from ddloco.config import Job
+from clocks import read_regular
+from ddloco.config import Job, load_job
 from ddloco.keeping import KEPT
 from ddloco.sections import ConfigError
 from ddloco.stage.album import SNAPSHOTS, Stored
 from ddloco.stage.logs import LOG_FILE
-from snapshot import Store
+from ddloco.trust import MARK_FILE, leave_mark
+from snapshot import BEGAN_FROM, RUN, SnapshotError, Store
 
 JOB_FILE = "job.toml"
-CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT, SNAPSHOTS)
+RUN_FILE = "run"
+RUN_CHARS = 12
+"""Of a run's name: a place would have to hold millions of runs for two to have the same."""
+
+CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT, SNAPSHOTS, MARK_FILE)
 """All that a run writes, and so all that overwriting one may delete. Another place of snapshots is
 shared with other runs, and left alone."""
 
@@ -53,9 +62,18 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
             partial = folder / f".{JOB_FILE}.{os.getpid()}"
             partial.write_text(tomli_w.dumps(job.as_plain()))
             partial.replace(folder / JOB_FILE)
+        leave_mark(folder, job.as_plain())
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     return folder
+
+
+def holds_job(folder: Path, job: Job) -> bool:
+    """Whether a run folder was made by this very job, so that its actors may go on there."""
+    try:
+        return load_job(folder / JOB_FILE).id == job.id
+    except ConfigError:
+        return False
 
 
 def address_file(folder: Path, syncer: str) -> Path:
@@ -76,7 +94,80 @@ def place_of(job: Job, folder: Path) -> str | Path:
     return job.snapshot.place or folder / SNAPSHOTS
 
 
-def album_of(job: Job, place: str | Path) -> Stored:
-    """Where a job's snapshots go."""
+def check_place(job: Job) -> None:
+    """Refuse a place in which no snapshots can lie, before a job starts.
+
+    Raises:
+        ConfigError: it is a file, or a URL that nothing here can open.
+    """
+    place = job.snapshot.place
+    if not place:
+        return
+    scheme, separator, rest = place.partition("://")
+    if separator and not (re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) and rest):
+        raise ConfigError(f"snapshot.place: {place[:200]!r} is no path and no URL")
+    try:
+        Store(place)
+    except SnapshotError as error:
+        raise ConfigError(f"snapshot.place: {' '.join(str(error).split())}") from None
+    path = Path(place.removeprefix("file://"))
+    try:
+        is_file = ("://" not in place or "file://" in place) and path.exists() and not path.is_dir()
+    except OSError as error:
+        raise ConfigError(f"snapshot.place: {place[:200]}: {error.strerror}") from None
+    if is_file:
+        raise ConfigError(f"snapshot.place: {place} is a file; want a folder, or a URL")
+
+
+def run_of(job: Job, folder: Path, *, make: bool = False) -> str:
+    """Which run a folder is of, in a place of snapshots that several runs share; empty where the
+    place is the folder's own, or nobody in this folder takes snapshots.
+
+    Args:
+        job: says where snapshots are.
+        folder: the run folder of whoever takes them.
+        make: begin a new run where the folder has none.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    if not job.snapshot.place:
+        return ""
+    path = folder / KEPT / RUN_FILE
+    try:
+        found = read_regular(path, RUN_CHARS + 1).decode("ascii", "replace").strip()
+        if re.fullmatch(f"[0-9a-f]{{{RUN_CHARS}}}", found):
+            return found
+    except FileNotFoundError:
+        pass
+    if not make:
+        return ""
+    run = secrets.token_hex(RUN_CHARS // 2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{RUN_FILE}.partial")
+    partial.write_text(run)
+    partial.replace(path)
+    return run
+
+
+def album_of(
+    job: Job,
+    place: str | Path,
+    run: str = "",
+    began_from: str = "",
+    warn: Callable[[str], None] = lambda _: None,
+) -> Stored:
+    """Where a job's snapshots go.
+
+    Args:
+        job: whose.
+        place: where.
+        run: which of the runs that share the place.
+        began_from: the snapshot of this place that the run went on from.
+        warn: told, in a thread, of what is wrong with older ones.
+    """
     facts, table = {"job": job.id, "name": job.job.name}, job.snapshot
-    return Stored(Store(place), facts, keep=table.keep, keep_every=table.keep_every)
+    facts |= {RUN: run} if run else {}
+    facts |= {BEGAN_FROM: began_from} if began_from else {}
+    store = Store(place, run)
+    return Stored(store, facts, keep=table.keep, keep_every=table.keep_every, warn=warn)

@@ -9,9 +9,11 @@ Files are written in a thread and answered one after the other; what comes meanw
 beyond a bound is dropped: its sender says it again.
 """
 
+import errno
+import math
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from typing import Any
 import trio
 import xxhash
 
+from clocks import actor_of
 from ddloco.shipper import digest_prefix
 from ddloco.shipping import (
     LANE,
@@ -34,8 +37,9 @@ from ddloco.shipping import (
     digest_of,
     encode,
 )
+from ddloco.trust import content_of
 from replay import Tape, TapeError
-from transport import Arrival, Endpoint, LaneFull, PeerGone
+from transport import Allowance, Arrival, Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
 
 MARKS = ".shipped"
@@ -46,6 +50,15 @@ TAPES_MAX = 16384
 
 WAITING_MAX = 64
 """Words that wait to be written: 64 MiB of segments at most."""
+
+ACTOR_BYTES_AT_ONCE = 64 * 2**20
+ACTOR_BYTES_PER_S = 4 * 2**20
+"""What may arrive of one actor, whichever of its incarnations it says it is: what a learner wrote
+while its syncer was away, and then a hundred times what events take. More is not answered, so it
+is said again later; nobody fills a disk in a minute."""
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""What may pass by itself; whatever else the system says will be said again."""
 
 QUIET_S = 3.0
 """When the syncer has ended, a sender that is silent for so long is not waited for any more."""
@@ -84,22 +97,30 @@ class Harbour:
     Args:
         folder: of the syncer's tapes.
         names: the learners.
-        job_id: what their tapes must be of.
+        job: the id and the settings of the job that their tapes must be of.
         endpoint: carries the answers.
         note: the log.
     """
 
     def __init__(
-        self, folder: Path, names: tuple[str, ...], job_id: str, endpoint: Endpoint, note: Note
+        self,
+        folder: Path,
+        names: tuple[str, ...],
+        job: tuple[str, Mapping[str, Any]],
+        endpoint: Endpoint,
+        note: Note,
     ) -> None:
         self.refused = 0
         """What was said and not done."""
         self._folder = folder
         self._names = names
-        self._job_id = job_id
+        self._job_id, settings = job
+        self._settings = content_of(settings)
         self._endpoint = endpoint
         self._note = note
         self._cargoes: dict[str, Cargo] = {}
+        self._allowances: dict[str, Allowance] = {}
+        """By actor of this job that has shipped anything."""
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
     def take(self, arrival: Arrival) -> None:
@@ -114,9 +135,9 @@ class Harbour:
         async for arrival in self._waiting:
             await self._handle(arrival)
 
-    async def finish(self) -> None:
+    async def finish(self, within_s: float = math.inf) -> None:
         """The syncer has ended: wait for those whose tapes are still on their way."""
-        with trio.move_on_after(FINISH_S):
+        with trio.move_on_after(min(FINISH_S, within_s)):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.run)
                 while self._coming():  # noqa: ASYNC110, it is silence that is waited for
@@ -133,6 +154,7 @@ class Harbour:
         answer: Has | Sorry | None
         try:
             said, data = decode_said(arrival.frames)
+            self._check_allowance(name, len(data))
             answer = await trio.to_thread.run_sync(self._answer, name, said, data)
         except ShippingError as error:
             answer = None
@@ -147,6 +169,16 @@ class Harbour:
                 self._endpoint.send_nowait(arrival.route, [encode(answer)])
             except (LaneFull, PeerGone):
                 return  # It asks again.
+
+    def _check_allowance(self, name: str, nbytes: int) -> None:
+        """Raises RefusedError for more than may come of one actor now; it is said again."""
+        actor = actor_of(name)
+        if not nbytes or actor not in self._names:
+            return  # Whoever it is, its words are judged below.
+        now = trio.current_time()
+        full = Allowance(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S, ACTOR_BYTES_AT_ONCE, now)
+        if not self._allowances.setdefault(actor, full).take(now, nbytes):
+            raise RefusedError(f"more than {ACTOR_BYTES_PER_S} bytes a second of {actor}")
 
     def _count(self, name: str, reason: str) -> None:
         self.refused += 1
@@ -177,7 +209,10 @@ class Harbour:
             digest = cargo.digest.digest() if isinstance(said, Ask) else b""
             return Has(said.n, cargo.length, digest)
         except OSError as error:
-            raise _end(said, f"cannot be written here: {error.strerror}") from None
+            reason = f"cannot be written here: {error.strerror}"
+            if error.errno in NO_ROOM:  # Not answered: it is said again, and then there may be.
+                raise RefusedError(reason) from None
+            raise _end(said, reason) from None
 
     def _is_learner(self, name: str) -> bool:
         actor, _, number = name.rpartition(".")
@@ -235,6 +270,10 @@ class Harbour:
         if (header.incarnation, header.job_id) != (name, self._job_id):
             partial.unlink()
             raise _end(said, f"a tape of {header.incarnation[:64]}, job {header.job_id[:80]}")
+        if content_of(header.job) != self._settings:
+            # An id is only text: a replay calls what the settings beside it name.
+            partial.unlink()
+            raise _end(said, f"a tape that says {header.job_id[:80]} of other settings than ours")
         (marks / name).touch()
         partial.replace(self._path(name))
 
@@ -250,6 +289,6 @@ def _write(path: Path, data: Buffer, length: int) -> None:
         written = os.write(file, data)
         if written != len(data):
             os.ftruncate(file, length)
-            raise OSError(28, "no space left")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     finally:
         os.close(file)

@@ -5,11 +5,13 @@ process is started and describes the task; its fingerprint goes into the tape's 
 actor starts.
 """
 
+import errno
+import math
 import platform
 import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,7 +28,7 @@ from ddloco.config import DATA_PARALLEL, Job
 from ddloco.dropping import Dropper
 from ddloco.effects import RunStep
 from ddloco.events import OwnState, Started
-from ddloco.folder import album_of, place_of
+from ddloco.folder import album_of, place_of, run_of
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
 from ddloco.messages import Said
@@ -34,23 +36,38 @@ from ddloco.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.provenance import code_version
 from ddloco.replica import Replica
 from ddloco.restoring import OWN_STATE, JobBeginning, JobStart
+from ddloco.sidelane import SideLane
 from ddloco.stage.actor import Actor, Machine
+from ddloco.stage.album import Stored
 from ddloco.stage.arena import Arena
 from ddloco.stage.arrays import Arrays
 from ddloco.stage.beginning import RESTORED, RESTORED_PLACE
 from ddloco.stage.driver import Arrived, Driver
 from ddloco.stage.driver import Worker as Doer
 from ddloco.stage.effects import Finish, Work
-from ddloco.stage.errors import first_of
+from ddloco.stage.errors import first_of, said_of
 from ddloco.stage.events import Restored, WorkResult
 from ddloco.stage.logs import LOG_FILE, ActorLog
 from ddloco.syncer import Syncer
-from ddloco.task import task_digest
+from ddloco.task import TaskError, task_digest
 from ddloco.workers import Workers
 from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
 from transport import Endpoint, Event
 
 TAPES = "tapes"
+
+LEAVE_FINISH_S = 1.5
+"""How long the rest of a tape may take to travel when the process is to go at once; what is missing
+then is shipped by its successor in the same folder."""
+
+EARLY_NOTES_MAX = 64
+"""What is noted while an actor makes itself ready: a few seconds."""
+
+RESOURCES = frozenset({
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    *(errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOENT),
+})  # fmt: skip
+"""What a machine lacks or forbids: said as the system says it, since it is no bug of ours."""
 
 STATE_PIECES = "state pieces"
 """The fact that tells into how many pieces a state was cut, where that is not its own affair."""
@@ -58,7 +75,9 @@ STATE_PIECES = "state pieces"
 TASK = "task sha256"
 """The fact in a tape's header that tells which source the task had."""
 
-SEMANTICS: tuple[str, ...] = ("fresh-report", "launch-floor", "median-step", "bands")
+SEMANTICS: tuple[str, ...] = (
+    "fresh-quorum", "pull-unmerged", "launch-floor", "median-step", "bands",
+)  # fmt: skip
 """Behaviours that a later version may change; an old tape replays with those that it names."""
 
 
@@ -77,8 +96,8 @@ class Beside(Protocol):
         """While the actor runs."""
         ...
 
-    async def finish(self) -> None:
-        """When it has ended; for a bounded time."""
+    async def finish(self, within_s: float) -> None:
+        """When it has ended; for a bounded time, and at most for so long."""
         ...
 
 
@@ -93,11 +112,24 @@ class Hosted:
     beside: "Beside | None" = None
     driver: Driver | None = None
     stop_reason: str | None = None
+    leave_reason: str | None = None
     finish: Finish | None = None
     beginning: JobBeginning | None = None
     """The snapshot that it goes on from, if it was in one."""
     own: JobBeginning | None = None
     """The snapshot of which a learner takes its own state, in a job that went on without it."""
+
+    early_notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    opening: trio.CancelScope = field(default_factory=trio.CancelScope)
+    """What goes on before the actor begins; nothing is lost by ending it."""
+
+    def request_leave(self, reason: str) -> None:
+        """Ask it to leave, since its process is to go and will be started again."""
+        if self.driver is not None:
+            self.driver.request_leave(reason)
+        else:
+            self.leave_reason = self.leave_reason or reason
+            self.opening.cancel()
 
     def request_stop(self, reason: str) -> None:
         """Ask it to end in good order, also before it has begun."""
@@ -116,8 +148,12 @@ class Hosted:
     def _failure(self, error: BaseException) -> Finish:
         if isinstance(error, ChoreError) and error.failed.kind == "task":
             return Finish("bad-input", str(error))
+        if isinstance(error, TaskError):
+            return Finish("bad-input", str(error))
         if isinstance(error, ChoreError | WorkerDiedError | TapeError):
             return Finish("failed", str(error))
+        if isinstance(error, OSError) and error.errno in RESOURCES:
+            return Finish("failed", said_of(error))
         place = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(place.filename).name}:{place.lineno}"
         said = f"{type(error).__name__}: {error} ({where})"
@@ -128,8 +164,9 @@ class Hosted:
         with closing(Arena()) as arena, closing(self._open_log()) as log:
             async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
+                process.show_trace = partial(_show_trace, process.show_trace, log)
                 keep = KeptFolder(self.folder / KEPT / name, self.job.id)
-                album = album_of(self.job, place_of(self.job, self.folder))
+                album = self._open_album()
                 workers = Workers(
                     self.job,
                     self.incarnation,
@@ -138,13 +175,47 @@ class Hosted:
                     folder=self.folder,
                     keep=keep,
                     album=album,
+                    note=self.note,
                 )
-                prepared = await workers.prepare()
+                prepared = None
+                with self.opening:
+                    prepared = await self._attending(workers.prepare)
+                if prepared is None:
+                    return Finish("left", self.leave_reason or "")
                 first, behind = await self._begin(workers, arrays, prepared, keep)
                 self.driver = self._open_driver(workers, arrays, prepared, log)
+                for event, fields in self.early_notes:
+                    self.note(event, fields)
                 if self.stop_reason is not None:
                     self.driver.request_stop(self.stop_reason)
+                if self.leave_reason is not None:  # It came while the actor was made.
+                    self.driver.request_leave(self.leave_reason)
                 return await self._drive(partial(self.driver.run, first, behind))
+
+    def _open_album(self) -> Stored:
+        """Where this actor writes its part; the lead commits, so it says of which run they are."""
+        job, begun = self.job, self.beginning
+        place = place_of(job, self.folder)
+        if actor_of(self.incarnation) != job.syncer_names()[0] or job.job.method in DATA_PARALLEL:
+            return album_of(job, place)
+        where = str(place) if "://" in str(place) else str(Path(place).absolute())
+        same = begun is not None and begun.place == where
+
+        def warn(said: str) -> None:
+            trio.from_thread.run_sync(self.note, "snapshots damaged", {"reason": said})
+
+        from_ = begun.snapshot if begun is not None and same else ""
+        return album_of(job, place, run_of(job, self.folder, make=True), from_, warn)
+
+    async def _attending(self, make_ready: Callable[[], Awaitable[chores.Prepared]]) -> Any:
+        """Make ready, and attend meanwhile to what is below the door."""
+        if not isinstance(self.endpoint, SideLane):
+            return await make_ready()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.endpoint.run_early)
+            prepared = await make_ready()
+            nursery.cancel_scope.cancel()
+        return prepared
 
     async def _begin(
         self, workers: Workers, arrays: Arrays, prepared: chores.Prepared, keep: KeptFolder
@@ -178,7 +249,8 @@ class Hosted:
             nursery.start_soon(self._aside, beside.run)
             finish = await run()
             nursery.cancel_scope.cancel()
-        await self._aside(beside.finish)
+        within_s = LEAVE_FINISH_S if finish.status == "left" else math.inf
+        await self._aside(partial(beside.finish, within_s))
         return finish
 
     def _dropper(self) -> "Beside | None":
@@ -197,9 +269,11 @@ class Hosted:
             self.note("aside failed", {"reason": said})
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Log what happened outside the tape, once the actor runs."""
+        """Log what happened outside the tape; what happens before the actor runs, once it does."""
         if self.driver is not None:
             self.driver.note(event, fields)
+        elif len(self.early_notes) < EARLY_NOTES_MAX:
+            self.early_notes.append((event, fields))
 
     def _open_log(self) -> ActorLog:
         return ActorLog(self.folder / LOG_FILE, self.incarnation)
@@ -214,6 +288,7 @@ class Hosted:
             actor,
             said=Said,
             job_id=self.job.id,
+            company=self.job.names(),
             endpoint=self.endpoint,
             worker=slowed(workers, self.job.learner_table(name).factor),
             arrays=arrays,
@@ -239,7 +314,14 @@ class Hosted:
         """What only the host knows of a running actor."""
         size = bytes_of(self.folder / TAPES, self.incarnation)
         job = {"name": self.job.job.name, "steps": self.job.job.steps}
+        job["lead"] = self.job.syncer_names()[0]
         return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
+
+
+def _show_trace(show: Callable[[str], None], log: ActorLog, trace: str) -> None:
+    """Where user code raised: on the screen, and in the log for those who look later."""
+    show(trace)
+    log.observe("task raised", 0.0, 0, {"traceback": trace})
 
 
 def recorder_for(

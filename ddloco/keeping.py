@@ -13,6 +13,7 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
+from clocks import open_regular
 from ddloco.events import Kept
 from ddloco.stage.arrays import F32
 from snapshot import load_metadata, load_tensors, save_tensors
@@ -82,7 +83,7 @@ class KeptFolder:
             "digest": kept.digest.hex(),
         }
         said["sum"] = _sum(said)
-        path = self._folder / f"fragment-{kept.fragment:04d}.safetensors"
+        path = self._folder / _file_of(kept.fragment)
         save_tensors(path, {"theta": found.theta, "momentum": found.momentum}, said)
 
     def find(self) -> Sequence[Found]:
@@ -91,6 +92,7 @@ class KeptFolder:
 
     def _read(self, path: Path) -> Found:
         try:
+            open_regular(path).close()  # The library would wait for a FIFO.
             tensors, said = load_tensors(path), load_metadata(path)
             kept = Kept(
                 fragment=int(said["fragment"]),
@@ -102,12 +104,19 @@ class KeptFolder:
             found = Found(kept, tensors["theta"], tensors["momentum"])
             whole, job_id = said.pop("sum") == _sum(said), said["job"]
         except (ValueError, KeyError, OSError) as error:
-            raise KeptError(f"{path}: cannot be read: {error}") from None
+            reason = getattr(error, "strerror", None) or error
+            raise KeptError(f"{path}: cannot be read: {reason}") from None
         if not whole or digest_of(found.theta, found.momentum) != kept.digest:
             raise KeptError(f"{path}: damaged, what it says does not fit its bytes")
+        if path.name != _file_of(kept.fragment):
+            raise KeptError(f"{path}: holds fragment {kept.fragment}, whose file has another name")
         if job_id != self._job_id:
             raise KeptError(f"{path}: of job {job_id}, this is {self._job_id}")
         return found
+
+
+def _file_of(fragment: int) -> str:
+    return f"fragment-{fragment:04d}.safetensors"
 
 
 @dataclass

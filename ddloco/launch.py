@@ -11,15 +11,18 @@ import sys
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import trio
 
+from ddloco.asking import AGAIN
 from ddloco.chaos import Chaos, joiners, live_schedule, relayed
 from ddloco.cluster import Outcome
 from ddloco.config import Job
 from ddloco.display import LogTail
 from ddloco.folder import JOB_FILE, address_file
 from ddloco.proxy import Bundle
+from ddloco.signals import STOP
 from ddloco.stage.effects import Finish, Status
 from ddloco.stage.logs import LOG_FILE, ActorLog
 
@@ -41,7 +44,7 @@ LOOK_S = 0.02
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
-STATUS: dict[int, Status] = {0: "done", 2: "bad-input"}
+STATUS: dict[int, Status] = {0: "done", 2: "bad-input", AGAIN: "left"}
 
 
 @dataclass(eq=False)
@@ -52,7 +55,6 @@ class Child:
     ended: trio.Event = field(default_factory=trio.Event)
     doomed: bool = False
     """It was ended on purpose: by chaos, or because the job is over."""
-    asked: bool = False
 
     def send(self, number: signal.Signals) -> None:
         """Signal the actor and its worker."""
@@ -68,11 +70,15 @@ class Child:
                 self.process.send_signal(signal.SIGCONT)
 
     def ask_to_leave(self) -> None:
-        """Ask the actor to end in good order, once: a second time would end it at once."""
-        if not self.asked:
-            self.asked = True
-            with suppress(ProcessLookupError):
-                self.process.terminate()
+        """Ask the actor to leave."""
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def ask_to_stop(self) -> None:
+        """Ask the actor to end its job in good order. One that is gone needs not be asked."""
+        pipe: Any = self.process.stdin
+        with suppress(OSError, trio.ClosedResourceError):
+            os.write(pipe.fileno(), STOP)
 
     async def wait(self) -> tuple[int, str]:
         """Its exit status and its last words, once it and whoever it started are gone."""
@@ -125,6 +131,8 @@ class Processes:
         self._children: dict[str, Child] = {}
         self._syncers = job.syncer_names()
         self._lead = self._syncers[0]
+        self.asked = False
+        """Whether somebody outside wanted the job to end."""
         self._bound: dict[str, str] = {}
         """Where each syncer listens, once it has said so."""
         self._dialled: dict[str, list[str]] = {}
@@ -137,6 +145,7 @@ class Processes:
     def request_stop(self, reason: str) -> None:
         """Ask the job to end in good order."""
         del reason
+        self.asked = True
         self._calm()
         if self._lead in self._children:
             self._dismiss_lead()
@@ -216,7 +225,7 @@ class Processes:
 
     async def _start(self, name: str, arguments: list[str]) -> None:
         process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", "ddloco", *arguments],
+            [sys.executable, "-P", "-m", "ddloco", *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -256,7 +265,7 @@ class Processes:
     def _dismiss_lead(self) -> None:
         """Ask it to end in good order. It may be through already, and deaf to being asked."""
         self._children[self._lead].doomed = True
-        self._children[self._lead].ask_to_leave()
+        self._children[self._lead].ask_to_stop()
 
     async def _end(self, names: list[str], patience_s: float) -> None:
         """Let them go by themselves, then ask, then insist."""

@@ -37,7 +37,7 @@ from ddloco.messages import (
 )
 from ddloco.recovery import Recovery
 from ddloco.stage.effects import Finish, Observe, Status
-from ddloco.stage.events import Restored, StopRequested, WorkFailed
+from ddloco.stage.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,
@@ -64,6 +64,12 @@ WAITING = "waiting"
 WAITING_S = 5.0
 """A learner that waits for its first parameters has nothing else to say, and would not learn that
 the syncer has given up the link; so it repeats its progress this often."""
+
+
+LEAVING = "leaving"
+LEAVE_S_MAX = 1.5
+"""A learner whose process is to go waits so long for its step: five seconds later at the latest it
+is gone, which is less than any engine waits before it kills."""
 
 
 @dataclass(slots=True)
@@ -114,6 +120,7 @@ class Learner:
         self._answers: dict[int, Answer] = {}
         self._running: Running | None = None
         self._step = 0
+        self._cursor = b""
         self._step_s = Smoothed()
         self._host = ""
         self._work = 0
@@ -121,6 +128,8 @@ class Learner:
         self._lead = self._syncers[0]
         self._linked: dict[str, bool] = dict.fromkeys(self._syncers, False)
         self._stopping: str | None = None
+        self._leaving = False
+        """Whether it stops only to be started again."""
         self._first = True
         """Whether this is the actor's first incarnation, whose data nobody has used up."""
         self._recovery = Recovery(self._lead)
@@ -163,8 +172,13 @@ class Learner:
                 return self._finish("bad-input" if kind == "task" else "failed", reason)
             case StopRequested(reason):
                 return self._stop(reason)
+            case LeaveRequested(reason):
+                self._leaving = True
+                return [*self._stop(reason), SetTimer(LEAVING, at + LEAVE_S_MAX)]
+            case TimerFired(timer) if timer == LEAVING and self._leaving:
+                return self._leave()
             case Restored():
-                self._stopping = None  # That was said in another run.
+                self._stopping, self._leaving = None, False  # That was said in another run.
                 return []
             case _:
                 return []
@@ -291,8 +305,10 @@ class Learner:
         self._running = Running(work, at, overwrites)
         step = self._step + 1
         out = f"host/{step}"
-        skip = (self._recovery.batches or 0) if step == 1 else 0
-        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip)]
+        skip, cursor = 0, b""
+        if step == 1:
+            skip, cursor = self._recovery.batches or 0, self._recovery.cursor
+        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip, cursor)]
 
     def _next_work(self) -> int:
         self._work += 1
@@ -304,7 +320,7 @@ class Learner:
         assert (event.work, event.step) == (running.work, self._step + 1), "steps are in order"
         effects: list[Effect] = []
         previous, self._host = self._host, f"host/{event.step}"
-        self._step = event.step
+        self._step, self._cursor = event.step, event.cursor
         if event.step > 1:  # The first step compiles; its duration says nothing.
             self._step_s.add(at - running.since)
         for overwrite in running.overwrites:
@@ -340,6 +356,7 @@ class Learner:
             steps=tuple([self._step - each for each in self._step_at]),
             tokens=tuple([self._tokens - each for each in self._tokens_at]),
             batches=(self._recovery.batches or 0) + self._step,
+            cursor=self._cursor,
         )
 
     # Pulls: answered from the host copy of the last finished step, also while the next one runs.
@@ -393,7 +410,8 @@ class Learner:
         return [] if self._running is not None else self._leave()
 
     def _leave(self) -> list[Effect]:
-        return self._finish("done", self._stopping or "done")
+        status: Status = "left" if self._leaving else "done"
+        return self._finish(status, self._stopping or "done")
 
     def _finish(self, status: Status, reason: str) -> list[Effect]:
         self._linked = dict.fromkeys(self._syncers, False)

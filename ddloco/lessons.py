@@ -8,7 +8,8 @@ nobody waits for a learner that is slow or dead; and every job leaves tapes from
 is executed again, bit for bit, on one machine of the same kind."""
 
 EXAMPLES = """\
-a first run:
+a first run, of an example:
+  ddloco init
   ddloco run examples/quickstart.toml --dir runs/first
   ddloco replay runs/first
 
@@ -27,7 +28,11 @@ a snapshot of it, and the run from there on, executed again:
   ddloco snapshot take tcp://127.0.0.1:5555
   ddloco replay runs/host-a --from latest
 
-exit codes: 0 it held, 1 it found a difference, a gap or a failure, 2 the input was bad"""
+the end of a job on several hosts:
+  ddloco stop tcp://127.0.0.1:5555
+
+exit codes: 0 it held, 1 it found a difference, a gap or a failure, 2 the input was bad,
+75 it left in good order (SIGTERM, patience) and wants to be started again"""
 
 RUN_MORE = """\
 Ctrl-C ends the job in good order: the model is saved and the tapes replay.

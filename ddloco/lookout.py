@@ -12,10 +12,12 @@ import trio
 from rich.console import Console, Group
 from rich.live import Live
 
+from clocks import actor_of
 from ddloco.config import Job
 from ddloco.metrics import Lines, Metrics
 from ddloco.observe import Observer, Said, UnansweredError, open_observer
 from ddloco.scorer import Scored, Scorer, open_scorer
+from ddloco.sections import ConfigError
 from ddloco.signals import stop_on_signal
 from ddloco.stage.notices import News, Told
 from ddloco.status import picture, status_from
@@ -154,6 +156,30 @@ async def follow(
         # Whether anybody is there is known at once; making ready to score takes seconds.
         metrics.status(await observer.status())
         await until_signal(partial(_follow, observer, metrics, lines, evaluate))
+
+
+async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json: bool) -> None:
+    """End a job, wait until it has ended, and say how.
+
+    Raises:
+        ConfigError: the address is none, or that of a shard that does not lead.
+        UnansweredError: nobody answers, or the job failed.
+    """
+    async with open_observer(address, timeout_s, keys) as observer:
+        told = await observer.status()
+        name, lead = actor_of(told["incarnation"]), told.get("lead")
+        if lead is not None and name != lead:
+            raise ConfigError(f"{address}: {name} does not lead this job; ask {lead}")
+
+        async def pass_over(_: Said) -> None:
+            await trio.lowlevel.checkpoint()
+
+        ended = await observer.follow(pass_over, payloads=False, stop=True)
+        if ended.fields["status"] == "failed":
+            raise UnansweredError(f"{address}: the job failed: {ended.fields['reason']}")
+        said = {"address": address, **ended.fields}
+        line = f"{address}: {said['status']}: {said['reason']}"
+        say(msgspec.json.encode(said).decode() if as_json else line)
 
 
 async def _follow(

@@ -2,13 +2,18 @@
 
 import math
 
+from ddloco.estimates import Smoothed
 from ddloco.messages import Contribution, Progress
 
 RESEND_S_MIN = 30.0
 RESEND_STEPS = 10
 """A version that was sent and that a learner still does not show after ten of its steps, at least
-half a minute, has been lost with nothing after it that would leave a gap: it is sent again."""
+half a minute, while it takes in nothing more of what is sent to it, has been lost with nothing
+after it that would leave a gap: it is sent again."""
 
+
+STEP_S_MAX = 1e7
+"""Seconds of one step that are believed: four months. Deadlines are made of it."""
 
 HASTE = 1000.0
 HASTE_STEPS = 32
@@ -31,16 +36,21 @@ class Member:
     Attributes:
         progress: its newest report, None before the first.
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
+        unanswered: it left a pull unanswered until the deadline, and has said nothing since.
         sent: per fragment the newest version sent in this session, -1 for none.
-        heard_at: seconds; when it last said anything.
+        heard_at: seconds; when its last report came.
+        spoke_at: seconds; when its last report or contribution came.
+        moved_at: seconds; when it was last known to take in more of what is sent to it.
+        answer_s: seconds from a pull to the arrival of its answer, smoothed.
         joined_at: seconds; when this link came up.
         stepped: steps that it has reported since then.
         strikes: contributions refused in a row by those who merge.
     """
 
     __slots__ = (
-        "_fastest_s", "_first_step", "_told", "fresh", "heard_at", "incarnation", "joined_at",
-        "merged", "peer", "progress", "sent", "sent_at", "strikes",
+        "_fastest_s", "_first_step", "_told", "answer_s", "fresh", "heard_at", "incarnation",
+        "joined_at", "merged", "moved_at", "peer", "progress", "sent", "sent_at", "spoke_at",
+        "strikes", "unanswered",
     )  # fmt: skip
 
     def __init__(
@@ -51,13 +61,14 @@ class Member:
         self.merged = merged
         self.sent = [-1] * fragments
         self.sent_at = [at] * fragments
-        self.heard_at = self.joined_at = at
+        self.heard_at = self.spoke_at = self.moved_at = self.joined_at = at
+        self.answer_s = Smoothed()
         self._first_step = 0
         self._fastest_s = math.inf
         self._told = [(-1, at, 0)] * fragments
         self.strikes = 0
         self.progress: Progress | None = None
-        self.fresh = False
+        self.fresh = self.unanswered = False
 
     @property
     def step_s(self) -> float:
@@ -65,9 +76,19 @@ class Member:
         return self.progress.step_s if self.progress is not None else 0.0
 
     @property
+    def due_at(self) -> float:
+        """Seconds; when its next report of a step is to be expected, at once where its pace is
+        unknown."""
+        return self.heard_at + self.step_s
+
+    @property
     def stepped(self) -> int:
         """Steps reported over this link, but for those of the first report."""
         return self.progress.step - self._first_step if self.progress is not None else 0
+
+    def speak(self, at: float) -> None:
+        """It has said something, so it may be pulled again."""
+        self.spoke_at, self.unanswered = at, False
 
     def report(self, at: float, progress: Progress) -> str | None:
         """Take a report; returns what is wrong with one that cannot be true."""
@@ -75,6 +96,8 @@ class Member:
         if not len(progress.versions) == len(progress.steps) == len(progress.tokens) == fragments:
             lengths = sorted({len(progress.versions), len(progress.steps), len(progress.tokens)})
             return f"report of {lengths} fragments, the plan has {fragments}"
+        if not progress.step_s <= STEP_S_MAX:
+            return f"report of steps of {progress.step_s} s, at most {STEP_S_MAX:g}"
         if self.progress is None:
             self._first_step = progress.step
         before = self.progress.step if self.progress is not None else 0
@@ -83,6 +106,7 @@ class Member:
         self.fresh = self.fresh or progress.step > before
         self.progress = progress
         self.heard_at = at
+        self.speak(at)
         if progress.step_s:
             self._fastest_s = min(self._fastest_s, progress.step_s)
         return None
@@ -93,7 +117,8 @@ class Member:
         if held >= version:
             return False
         patience = max(RESEND_STEPS * self.step_s, RESEND_S_MIN)
-        return self.sent[fragment] < version or at - self.sent_at[fragment] > patience
+        since = max(self.sent_at[fragment], self.moved_at)
+        return self.sent[fragment] < version or at - since > patience
 
     def tell(self, at: float, fragment: int, version: int) -> None:
         """Note that ``version`` is on its way, and when and after which step it was first so."""
@@ -105,7 +130,7 @@ class Member:
         self.sent_at[fragment] = at
 
     def may_contribute(self, fragment: int, oldest: int) -> bool:
-        """Whether a pull would bring something new: fresh, trained, not stale, not merged already.
+        """Whether a pull would bring something new: trained, not stale, not merged already.
 
         A learner that contributed a fragment and still shows the version it started from would
         have the same tokens merged twice; it needs the newest version, not another pull. So does
@@ -113,7 +138,7 @@ class Member:
         what the others have learned since, taken back.
         """
         progress = self.progress
-        if not self.fresh or progress is None or not progress.steps[fragment]:
+        if progress is None or not progress.steps[fragment]:
             return False
         return progress.versions[fragment] > self.merged[fragment] and (
             progress.versions[fragment] >= oldest

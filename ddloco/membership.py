@@ -7,13 +7,13 @@ says. Every change has a number, the *epoch*; whoever has gone for good loses it
 everybody's clock, so that clocks do not grow with restarts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
 from ddloco.bands import STRIKES
 from ddloco.members import Member
-from ddloco.messages import Roster
+from ddloco.messages import Progress, Roster
 from ddloco.stage.effects import Observe
 from transport import CONTROL, Effect, Hangup, Retire, Send
 
@@ -37,6 +37,7 @@ class Membership:
         newest: the highest incarnation number that was heard of each actor.
         refused: how many contributions of each incarnation were refused.
         batches: how many batches of its shard each actor has drawn, as far as it was heard.
+        cursors: where its stream and schedules stood after how many of them; see ``Progress``.
         reasons: why the last of them was.
     """
 
@@ -47,7 +48,27 @@ class Membership:
     newest: dict[str, int] = field(default_factory=dict[str, int])
     refused: dict[str, int] = field(default_factory=dict[str, int])
     batches: dict[str, int] = field(default_factory=dict[str, int])
+    cursors: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
+    stale: dict[str, Member] = field(default_factory=dict[str, Member])
+    """Members that have not finished a step since the last launch."""
+    reported: dict[str, Member] = field(default_factory=dict[str, Member])
+    """Members that have reported since somebody looked."""
+
+    def report(self, at: float, member: Member, progress: Progress) -> str | None:
+        """Take a member's report; returns what is wrong with one that cannot be true."""
+        problem = member.report(at, progress)
+        if problem is None:
+            self.reported[member.peer] = member
+            if member.fresh:
+                self.stale.pop(member.peer, None)
+        return problem
+
+    def launched(self) -> None:
+        """A sync was launched: everybody has yet to finish a step after that."""
+        for member in self.members.values():
+            member.fresh = False
+        self.stale = dict(self.members)
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
         """A link to ``peer`` is up: its member, or None where a newer incarnation has its place."""
@@ -62,7 +83,7 @@ class Membership:
             self.newest[actor] = number
             effects += self._retire(actor, number)
         member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
-        self.members[peer] = member
+        self.members[peer] = self.stale[peer] = member
         # Always in order of names as bytes, so that nobody sorts on the way.
         self.members = dict(sorted(self.members.items(), key=lambda each: each[0].encode()))
         self.epoch += 1
@@ -83,6 +104,7 @@ class Membership:
                 reason = f"a newer incarnation, {actor}.{number}, has joined"
                 effects.append(Hangup(member.peer, reason, final=True))
                 del self.members[member.peer]
+                self.stale.pop(member.peer, None)
         gone = [each for each in self.merged if actor_of(each) == actor]
         for incarnation in gone:
             del self.merged[incarnation]
@@ -106,9 +128,19 @@ class Membership:
             self.newest[actor] = max(self.newest.get(actor, 0), number)
             self._merged(incarnation)[fragment] = base
 
-    def note_batches(self, actor: str, count: int) -> None:
-        """An actor has drawn ``count`` batches of its shard, whichever of its selves it was."""
-        self.batches[actor] = max(self.batches.get(actor, 0), count)
+    def note_batches(self, actor: str, count: int, cursor: bytes = b"") -> None:
+        """An actor has drawn ``count`` batches of its shard, whichever of its selves it was; after
+        them it stood at ``cursor``, where that is known."""
+        if count >= self.batches.get(actor, 0):
+            self.batches[actor] = count
+            if cursor:
+                self.cursors[actor] = count, cursor
+
+    def place_of(self, actor: str) -> tuple[int, bytes]:
+        """How many batches an actor has drawn, and where it stood after them, if that is known."""
+        batches = self.batches.get(actor, 0)
+        count, cursor = self.cursors.get(actor, (0, b""))
+        return batches, cursor if count == batches else b""
 
     def recovered(self) -> list[Effect]:
         """All is recovered: incarnations that a newer one has replaced are forgotten here, too."""
@@ -121,6 +153,7 @@ class Membership:
     def lose(self, peer: str) -> Member | None:
         """The link to ``peer`` is gone."""
         member = self.members.pop(peer, None)
+        self.stale.pop(peer, None)
         self.epoch += member is not None
         return member
 
@@ -153,13 +186,41 @@ class Membership:
         }
 
     def able(self, fragment: int, oldest: int) -> list[Member]:
-        """Who may contribute to ``fragment`` from ``oldest`` on, in order of names as bytes."""
+        """Who counts for the quorum of ``fragment``: whoever has finished a step since the last
+        launch and may contribute from version ``oldest`` on; in order of names as bytes."""
         members = self.members.values()
         return [each for each in members if each.fresh and each.may_contribute(fragment, oldest)]
 
-    def missing(self, at: float) -> bool:
-        """Whether anybody is worth waiting for: linked, heard of lately, and not fresh."""
-        return any(not each.fresh and not self.silent(at, each) for each in self.members.values())
+    def unmerged(self, fragment: int, oldest: int) -> list[Member]:
+        """Who has trained steps of ``fragment`` that are in no merge yet, in order of names.
+
+        A slow learner answers from its last finished step at once, so nobody waits for it. One that
+        did not answer the last pull and has been silent since is left out: it is stopped or cut
+        off, and every merge would wait for it until the deadline.
+        """
+        return [
+            each
+            for each in self.members.values()
+            if not each.unanswered and each.may_contribute(fragment, oldest)
+        ]
+
+    def note_unanswered(
+        self, pulled: Sequence[str], answered: Container[str], launched_at: float
+    ) -> None:
+        """A sync is closed: who was ``pulled`` at ``launched_at`` (seconds), did not answer and has
+        said nothing since is not pulled again until it is heard."""
+        for peer in pulled:
+            member = self.members.get(peer)
+            if member is not None and peer not in answered and member.spoke_at <= launched_at:
+                member.unanswered = True
+
+    def missing(self, at: float, until: float) -> bool:
+        """Whether anybody is worth waiting for until then: linked, heard of lately, not fresh, and
+        by its own pace to finish a step by ``until`` (seconds). A slow one is not waited for in
+        vain; what it has trained so far is pulled all the same."""
+        return any(
+            each.due_at <= until and not self.silent(at, each) for each in self.stale.values()
+        )
 
     def silent(self, at: float, member: Member) -> bool:
         """Whether a member has said nothing for longer than its own pace explains."""

@@ -143,6 +143,7 @@ def merge_fragment(
     momentum_factor: float,
     map_chunks: ChunkMap = map,
     judge: Judge | None = None,
+    adopt: bool = False,
 ) -> MergeResult:
     """Merge the contributions to one fragment and take one outer step.
 
@@ -156,6 +157,7 @@ def merge_fragment(
         momentum_factor: mu.
         map_chunks: `map`, or a thread pool's `map`; it cannot change the result.
         judge: given candidates, their norms and faults, says all the faults; see `measure`.
+        adopt: take the weighted average of the contributions in place of theta, which was lost.
 
     Returns:
         The new fragment. With nothing accepted, or no weight, copies of theta and momentum.
@@ -164,6 +166,8 @@ def merge_fragment(
         ValueError: two contributions have one name (ours to prevent, not the learner's).
     """
     assert theta.shape == momentum.shape, "theta and momentum run in parallel"
+    if adopt:
+        return _adopt(theta, contributions, segments, map_chunks)
     work = _Work(theta, segments, _chunks(theta.size, segments), map_chunks)
     candidates, refused = _admit(contributions, segments)
     squares, faults = _measure(work, candidates)
@@ -185,6 +189,22 @@ def merge_fragment(
         pass
     names, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
     return MergeResult(*out, names, tuple(refused), weights, lengths)
+
+
+def _adopt(
+    theta: F32,
+    contributions: Sequence[Contribution],
+    segments: Sequence[Segment],
+    map_chunks: ChunkMap,
+) -> MergeResult:
+    """The same arithmetic as a merge: a plain average of all tensors, one step of learning rate 1
+    away from ``theta``, whatever that is; the outer momentum begins anew, at zero."""
+    plain = [segment._replace(average=True) for segment in segments]
+    zeros = np.zeros_like(theta)
+    found = merge_fragment(
+        theta, zeros, contributions, plain, lr=1.0, momentum_factor=0.0, map_chunks=map_chunks
+    )
+    return found._replace(momentum=zeros)
 
 
 def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:

@@ -14,6 +14,13 @@ Versions = Annotated[
 ]
 
 
+CURSOR_BYTES_MAX = 4096
+"""A cursor travels with every report, so it is no larger than a report of many fragments. A
+stream with a larger state is drawn again from its beginning when a learner comes back."""
+
+Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
+
+
 class Progress(Body, frozen=True):
     """A learner's whole state of affairs, after every step (paper: the metadata tuple).
 
@@ -24,6 +31,8 @@ class Progress(Body, frozen=True):
         steps: per fragment the steps trained since it received that version.
         tokens: per fragment the tokens trained on since then.
         batches: batches of its shard that this learner and its former selves have used up.
+        cursor: where its stream and its schedules stand after these, as its worker says it
+            (``data_stream``); empty before the first step.
     """
 
     step: Count
@@ -32,6 +41,7 @@ class Progress(Body, frozen=True):
     steps: Counts
     tokens: Counts
     batches: Count = 0
+    cursor: Cursor = b""
 
 
 class Pull(Body, frozen=True):
@@ -75,11 +85,13 @@ class Roster(Body, frozen=True):
 
 
 class Resume(Body, frozen=True):
-    """The syncer's word to a learner that has not begun: ``batches`` of its shard are used up, and
-    ``donor`` has state for it; with none it begins from the globals, which are on their way."""
+    """The syncer's word to a learner that has not begun: ``batches`` of its shard are used up,
+    ``cursor`` is where that was, and ``donor`` has state for it; with none it begins from the
+    globals, which are on their way."""
 
     batches: Count
     donor: Annotated[str, Meta(max_length=128)]
+    cursor: Cursor = b""
 
 
 class StateWanted(Body, frozen=True):

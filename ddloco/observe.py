@@ -12,6 +12,7 @@ from typing import Any
 
 import trio
 
+from ddloco.addresses import check_dial
 from ddloco.cluster import new_endpoint
 from ddloco.keys import OBSERVER as KEY
 from ddloco.keys import load_curve
@@ -99,8 +100,9 @@ class Observer:
             raise UnansweredError(self._problem(told, self._nobody()))
         return {"address": self._address, **told.status}
 
-    async def follow(self, take: Take, *, payloads: bool) -> News:
-        """Hand every notice to ``take`` until the job has ended; the news of its end.
+    async def follow(self, take: Take, *, payloads: bool, stop: bool = False) -> News:
+        """Hand every notice to ``take`` until the job has ended; the news of its end. With ``stop``
+        it is asked to end.
 
         ``take`` also gets a status every second, and with ``payloads`` the newest version of
         every global fragment, first those that there are. What it raises comes in a group.
@@ -112,6 +114,8 @@ class Observer:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
             nursery.start_soon(self._beat, payloads)
+            if stop:
+                self._ask(Ask("stop", taken=self._taken))
             patience_s, problem = self._timeout_s, self._nobody()
             while not (isinstance(said, News) and said.event == "ended"):
                 said = payload = None
@@ -231,6 +235,7 @@ async def open_observer(
     Raises:
         ConfigError: the address is none, or the keys cannot be used.
     """
+    check_dial("", address)
     curve = load_curve(keys, KEY) if keys is not None else None
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)

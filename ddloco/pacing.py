@@ -13,17 +13,21 @@ A sync of global step t may be launched when three things hold:
 learner that is ten times slower neither slows the schedule nor stretches the window.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ddloco.config import Sync
 from ddloco.estimates import Smoothed, grace_window
 
 PULL_S_MIN = 0.25
-PULL_S_MAX = 60.0
 PULL_S_UNKNOWN = 10.0
-"""Deadline of a pull: four times what a sync usually takes plus a step, within these bounds; the
-last one while nothing was measured yet (a first step compiles, a first transfer connects)."""
+PULL_S_MAX = 3600.0
+"""Deadline of a pull: four times what an answer of those pulled usually takes (their lower median)
+plus a step, and ten seconds while no answer was ever seen (a first transfer connects). It doubles
+for each sync in a row that ended without any answer. An hour moves 2 GB over 5 Mbit/s."""
+
+VAIN_DOUBLINGS_MAX = 12
+"""More than lead from the first deadline to the longest."""
 
 
 @dataclass(slots=True)
@@ -48,6 +52,8 @@ class Pacing:
     sync_s: Smoothed = field(default_factory=Smoothed)
     launched_at: float = 0.0
     launched_t: int = 0
+    vain: int = 0
+    """Syncs in a row that ended without any answer."""
 
     def observe_steps(self, step_times: Sequence[float]) -> None:
         """Take the live learners' step times; those of none (0) do not count."""
@@ -60,14 +66,17 @@ class Pacing:
         floor = self.launched_at + steps * (self.step_s or 0.0) if self.launched_t else at
         return Waiting(t, fragment, max(floor, at), since=at)
 
-    def wait_until(self, at: float, waiting: Waiting, *, able: int, missing: bool) -> float | None:
+    def wait_until(
+        self, at: float, waiting: Waiting, *, able: int, missing: Callable[[float], bool]
+    ) -> float | None:
         """When to look again: now or earlier means launch, None means that the quorum must come.
 
         Args:
             at: now.
             waiting: the sync; its quorum and grace are noted on it.
             able: learners that may contribute now.
-            missing: whether live learners have not reported yet.
+            missing: whether a learner that has not reported yet is worth waiting for until a
+                given time, in seconds.
         """
         if able < self.sync.quorum:
             waiting.quorum_at = None
@@ -82,14 +91,26 @@ class Pacing:
                 safety=self.sync.grace,
                 steps_max=self.sync.grace_steps_max,
             )
-        graced = waiting.quorum_at + (waiting.grace_s if missing else 0.0)
-        return max(waiting.floor_at, graced)
+        graced = waiting.quorum_at + waiting.grace_s
+        return max(waiting.floor_at, graced if missing(graced) else waiting.quorum_at)
 
-    def launch(self, at: float, waiting: Waiting) -> float:
-        """Note the launch; returns the deadline of its pulls."""
+    def launch(self, at: float, waiting: Waiting, answers_s: Sequence[float]) -> float:
+        """Note the launch; returns the deadline of its pulls.
+
+        Args:
+            at: now.
+            waiting: the sync.
+            answers_s: seconds that the learners pulled usually take to answer, where known.
+        """
         quorum_at = waiting.quorum_at if waiting.quorum_at is not None else at
         self.quorum_s.add(max(quorum_at - waiting.floor_at, 0.0))
         self.launched_at, self.launched_t = at, max(waiting.t, self.launched_t)
-        if self.sync_s.value is None or self.step_s is None:
-            return at + PULL_S_UNKNOWN
-        return at + min(max(4 * self.sync_s.value + self.step_s, PULL_S_MIN), PULL_S_MAX)
+        return at + self.deadline_s(answers_s)
+
+    def deadline_s(self, answers_s: Sequence[float]) -> float:
+        """How long learners have to answer a pull; see ``PULL_S_MAX``."""
+        known = sorted(answers_s)
+        usual_s = PULL_S_UNKNOWN
+        if known and self.step_s is not None:
+            usual_s = max(4 * known[(len(known) - 1) // 2] + self.step_s, PULL_S_MIN)
+        return min(usual_s * 2 ** min(self.vain, VAIN_DOUBLINGS_MAX), PULL_S_MAX)

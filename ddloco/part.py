@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from clocks import actor_of
 from ddloco import chores
-from ddloco.config import Job
+from ddloco.config import Job, Worker
 from ddloco.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
 from ddloco.events import Happened, OwnState, Recovered, Started
 from ddloco.host import STATE_PIECES, TASK, machine_for
@@ -31,9 +31,10 @@ from replay import Tape, describe, tape
 
 
 class JobTheatre(Theatre, Protocol):
-    """Where the parts of a job play together."""
+    """Where the parts of a job play together; ``task`` is what they train."""
 
     job: Job
+    task: str
     vaults: dict[str, Vault]
     histories: dict[str, KeptHistory]
     warn: Callable[[str], None]
@@ -87,7 +88,10 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         else:
             arena = stack.enter_context(closing(Arena()))
             self._arrays = Arrays(arena)
-            environment = job.worker_of(actor_of(self._name)), self._fingerprint()
+            own = self._rerun.task == job.job.task
+            # Of a job whose task is not believed, neither is its [worker] env.
+            worker = job.worker_of(actor_of(self._name)) if own else Worker()
+            environment = worker, self._fingerprint()
             process = await stack.enter_async_context(open_worker(self._name, arena, *environment))
             self._workers = Workers(
                 job,
@@ -97,6 +101,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
                 folder=self._folder,
                 keep=self._history,
                 album=Digested(),
+                task=self._rerun.task,
             )
         self._prepared: chores.Prepared = await self._workers.prepare()
         if self._start is not None:
@@ -136,7 +141,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         now = {**self._prepared.fingerprint, "code": code_version()}
         if not is_simulated(header):
             then[TASK] = header.facts.get(TASK, "")
-            now[TASK] = task_digest(self._rerun.job.job.task)
+            now[TASK] = task_digest(self._rerun.task)
         return [
             f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
             for key in sorted({*then, *now})

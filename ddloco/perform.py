@@ -13,6 +13,7 @@ from typing import Any
 import trio
 from rich.console import Console
 
+from ddloco.addresses import check_dial, check_listen
 from ddloco.asking import FOUND, HELD, complain
 from ddloco.cluster import dial, new_endpoint
 from ddloco.config import override_said
@@ -21,8 +22,9 @@ from ddloco.folder import address_file, next_folder, open_folder
 from ddloco.keys import load_curve
 from ddloco.lookout import say
 from ddloco.provenance import code_version
+from ddloco.registrar import newest_on_tape
 from ddloco.sections import ConfigError
-from ddloco.serve import is_loopback, next_incarnation
+from ddloco.serve import is_loopback
 from ddloco.signals import stop_on_signal
 from ddloco.stage.again import beginning_of
 from ddloco.stage.album import SNAPSHOTS
@@ -60,7 +62,8 @@ def perform(given: argparse.Namespace) -> int:
 
 
 def find_programs() -> Path:
-    """Programs and tasks are found from the folder in which one works; which is that."""
+    """Programs are found from the folder in which one works; which is that. They are built on our
+    packages, which are imported already and so are what a program finds under their names."""
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
@@ -98,6 +101,8 @@ def _addresses(production: Production, names: Sequence[str], said: Sequence[str]
         if not equals or name not in listeners:
             whom = f"one of {', '.join(listeners)}" if listeners else "nobody, none is dialled"
             raise ConfigError(f"--at {each}: want NAME=ADDRESS, where NAME is {whom}")
+        check = check_listen if name in names else check_dial
+        check(f"--at {name}:", address)
         at[name] = address
     for name in names:
         for other in production.program.cast[name].dials:
@@ -182,7 +187,7 @@ async def _listen(endpoint: ZmqEndpoint, folder: Path, name: str, wanted: str) -
 
 
 def _incarnation(company: Company, name: str) -> str:
-    fresh = next_incarnation(company.folder, name)
+    fresh = f"{name}.{newest_on_tape(company.folder / 'tapes', name) + 1}"
     return company.beginning.incarnation(name) if company.beginning is not None else fresh
 
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import TypeVar
 
 import trio
@@ -60,6 +62,8 @@ class WorkerProcess:
         self._process = process
         self._socket = link
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
+        self.show_trace: Callable[[str], None] = _print_trace
+        """Told where user code raised."""
         self._line: deque[trio.Event] = deque()
         """Who asks, and who waits to ask, in order. A lock would not do: who waits for a lock has
         its place when its task has run, and a later request may begin before that."""
@@ -100,13 +104,16 @@ class WorkerProcess:
                     await turn.wait()
                 with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
                     await self._stream.send_all(message)
-            return chores.decode_answer(await self._read())
+            answer = chores.decode_answer(await self._read())
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
         finally:
             self._line.remove(turn)
             if self._line:
                 self._line[0].set()
+        if isinstance(answer, chores.Failed) and answer.trace:
+            self.show_trace(answer.trace)
+        return answer
 
     def expect(self, request: chores.Request, answer_type: type[T]) -> Awaitable[T]:
         """As ``ask``, for an answer of the one type that fits.
@@ -134,7 +141,7 @@ class WorkerProcess:
     async def _status(self) -> str:
         with trio.move_on_after(EXIT_S_MAX):
             code = await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
-            return f"killed by signal {-code}" if code < 0 else f"exit status {code}"
+            return _ended(code)
         return "and does not exit"
 
     async def aclose(self) -> None:
@@ -143,6 +150,37 @@ class WorkerProcess:
             await trio.aclose_forcefully(self._stream)
             self._process.kill()
             await trio.to_thread.run_sync(self._process.wait)
+
+
+def _ended(code: int) -> str:
+    """How a process ended, and what that often means where it cannot say so itself."""
+    if code >= 0:
+        return f"exit status {code}"
+    said = f"killed by signal {-code}"
+    room, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if room != resource.RLIM_INFINITY:
+        return (
+            f"{said}; it may use {room / 2**30:.1f} GiB of address space (ulimit -v), too little?"
+        )
+    return f"{said}; out of memory?" if -code == signal.SIGKILL else said
+
+
+def _print_trace(trace: str) -> None:
+    sys.stderr.write(trace)
+    sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process that begins in here has SIGINT and SIGTERM blocked, until it has said otherwise.
+
+    They may be sent to our whole group at any moment, also while Python starts in the new process.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.asynccontextmanager
@@ -159,13 +197,18 @@ async def open_worker(
     """
     ours, theirs = socket.socketpair()
     with theirs:
-        descriptors = (theirs.fileno(), arena.fileno())
-        process = subprocess.Popen(  # noqa: S603, ASYNC220, our own interpreter and module
-            [sys.executable, "-m", "ddloco.worker", *map(str, descriptors), name],
-            pass_fds=descriptors,
-            env=worker_environment(os.environ, worker, recorded),
-            stdin=subprocess.DEVNULL,
-        )
+        shared = arena.filenos()
+        with _signals_blocked():
+            process = subprocess.Popen(  # noqa: S603, ASYNC220, our own interpreter and module
+                # -P: the current folder, where tasks come from, must not hide our own modules.
+                [
+                    *(sys.executable, "-P", "-m", "ddloco.worker"),
+                    *(str(theirs.fileno()), ",".join(map(str, shared)), name),
+                ],
+                pass_fds=[theirs.fileno(), *(each for each in shared if each >= 0)],
+                env=worker_environment(os.environ, worker, recorded),
+                stdin=subprocess.DEVNULL,
+            )
     opened = WorkerProcess(process, ours)
     try:
         yield opened

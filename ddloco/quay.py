@@ -1,12 +1,21 @@
 """Where tapes leave and arrive: an actor's endpoint with a lane for them, and who attends to it."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import trio
 
+from clocks import actor_of, number_of
 from ddloco.harbour import Harbour
 from ddloco.host import TAPES, Beside, Hosted
 from ddloco.shipper import Shipper
 from ddloco.shipping import LANE
 from ddloco.sidelane import SideLane
+from replay.tape import SUFFIX
+
+PREDECESSORS_MAX = 8
+"""Former incarnations whose tapes are completed: each costs a connection while the actor runs. One
+that is older had eight successors in this folder, who have shipped it."""
 
 
 class Quay:
@@ -25,11 +34,11 @@ class Quay:
         """While the actor runs, its driver receives."""
         await self._attended.run()
 
-    async def finish(self) -> None:
+    async def finish(self, within_s: float) -> None:
         """Afterwards nobody else does."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lane.run_alone)
-            await self._attended.finish()
+            await self._attended.finish(within_s)
             nursery.cancel_scope.cancel()
 
 
@@ -38,7 +47,8 @@ def take_in_tapes(hosted: Hosted) -> None:
     job, endpoint = hosted.job, hosted.endpoint
     folder = hosted.folder / TAPES
     others = (*job.syncer_names()[1:], *job.learner_names())
-    harbour = Harbour(folder, others, job.id, endpoint, hosted.note)
+    ours = job.id, job.as_plain()
+    harbour = Harbour(folder, others, ours, endpoint, hosted.note)
     lane = SideLane(endpoint, LANE, harbour.take)
     hosted.endpoint, hosted.beside = lane, Quay(harbour, lane)
 
@@ -49,10 +59,50 @@ async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
     Raises:
         OSError: the address is none.
     """
-    endpoint, incarnation = hosted.endpoint, hosted.incarnation
-    route = f"{lead}/{LANE}"
+    lane, shipper = await _shipped(hosted, hosted.incarnation, LANE, lead, address)
+    hosted.endpoint, formers = lane, list[Shipper]()
+    for former in _predecessors(hosted.folder / TAPES, hosted.incarnation):
+        # Its own route says whose tape it is; a lane of its own tells its answers apart here.
+        label = f"{LANE}-{number_of(former)}"
+        lane, earlier = await _shipped(hosted, former, label, lead, address)
+        hosted.endpoint = lane
+        formers.append(earlier)
+    hosted.beside = Quay(Fleet(shipper, formers), lane)
+
+
+async def _shipped(
+    hosted: Hosted, incarnation: str, label: str, lead: str, address: str
+) -> tuple[SideLane, Shipper]:
+    route, endpoint = f"{lead}/{label}", hosted.endpoint
     await endpoint.dial(address, route=route, identity=f"{incarnation}/{LANE}")
     path = hosted.folder / TAPES / f"{incarnation}.tape"
     shipper = Shipper(path, route, endpoint, hosted.job.tape, hosted.note)
-    lane = SideLane(endpoint, LANE, shipper.take)
-    hosted.endpoint, hosted.beside = lane, Quay(shipper, lane)
+    return SideLane(endpoint, label, shipper.take), shipper
+
+
+def _predecessors(tapes: Path, incarnation: str) -> list[str]:
+    """The newest of an actor's former incarnations that have a tape in this folder."""
+    name, number = actor_of(incarnation), number_of(incarnation)
+    there = {path.name.removesuffix(SUFFIX) for path in tapes.glob(f"{name}.*{SUFFIX}")}
+    former = [each for each in there if actor_of(each) == name and 0 < number_of(each) < number]
+    return sorted(former, key=number_of)[-PREDECESSORS_MAX:]
+
+
+class Fleet:
+    """The shipper of an actor's tape, and those of its former incarnations, whose processes may
+    have ended before all of it had arrived."""
+
+    def __init__(self, shipper: Shipper, formers: Sequence[Shipper]) -> None:
+        self._shipper = shipper
+        self._formers = formers
+
+    async def run(self) -> None:
+        """While the actor runs; the former tapes one after the other, since they grow no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._shipper.run)
+            for former in self._formers:
+                await former.complete()
+
+    async def finish(self, within_s: float) -> None:
+        """When it has ended."""
+        await self._shipper.finish(within_s)

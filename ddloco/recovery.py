@@ -26,6 +26,7 @@ class Recovery:
 
     Attributes:
         batches: batches of its shard that earlier incarnations have used up; None while unknown.
+        cursor: where stream and schedules stood after them; empty where that is not known.
         donor: whose state it is; empty for nobody's.
         own: the snapshot that it is one's own of, where it is.
         copy: the donor's step at which it was copied, 0 before the first piece.
@@ -35,6 +36,7 @@ class Recovery:
     def __init__(self, lead: str) -> None:
         self._lead = lead
         self.batches: int | None = None
+        self.cursor = b""
         self.donor = ""
         self.own = ""
         self.copy = 0
@@ -74,7 +76,7 @@ class Recovery:
 
     def resume(self, said: Resume) -> list[Effect]:
         """The syncer's word on where to go on, and with whose state."""
-        self.batches = said.batches
+        self.batches, self.cursor = said.batches, said.cursor
         if self.own:
             return []
         effects: list[Effect] = []

@@ -16,6 +16,8 @@ QUIET_S = 10.0
 EVENTS = {
     "handshakes_refused": "handshake refused",
     "arrivals_refused_identity": "identity refused",
+    "arrivals_refused_taken": "route refused",
+    "connections_cut": "connection cut",
 }
 """Counters of an endpoint, and what the log calls a count that has grown."""
 

@@ -35,6 +35,7 @@ class Handover:
 
     peer: str
     batches: int
+    cursor: bytes
     donor: str
     since: float
     until: float = 0.0
@@ -92,14 +93,15 @@ class Relay:
         merged = self._parts.merged
         if peer in self._handovers or (not merged and number_of(incarnation) == 1):
             return []
-        handover = Handover(peer, self._membership.batches.get(actor_of(incarnation), 0), "", at)
+        batches, cursor = self._membership.place_of(actor_of(incarnation))
+        handover = Handover(peer, batches, cursor, "", at)
         if peer in self._greeted:  # It was told to begin alone, and that may have been lost.
             return [self._begin_alone(handover)]
         self._greeted.add(peer)
         return self._name_donor(at, handover) if merged else [self._begin_alone(handover)]
 
     def _begin_alone(self, handover: Handover) -> Effect:
-        return Send(handover.peer, CONTROL, Resume(handover.batches, ""))
+        return Send(handover.peer, CONTROL, Resume(handover.batches, "", handover.cursor))
 
     def _name_donor(self, at: float, handover: Handover) -> list[Effect]:
         """The donor with the fewest to serve, then the first by name; without any, the globals."""
@@ -114,7 +116,7 @@ class Relay:
         handover.tried.append(donor.peer)
         self._handovers[peer] = handover
         return [
-            Send(peer, CONTROL, Resume(handover.batches, donor.peer)),
+            Send(peer, CONTROL, Resume(handover.batches, donor.peer, handover.cursor)),
             self._patience(at, handover, donor),
             Observe("recovering", {"learner": peer, "donor": donor.peer}),
         ]
@@ -134,6 +136,12 @@ class Relay:
     def _patience(self, at: float, handover: Handover, donor: Member) -> Effect:
         handover.until = at + max(PATIENCE_S_MIN, PATIENCE_STEPS * donor.step_s)
         return SetTimer(RELAY + handover.peer, handover.until)
+
+    def moving(self, at: float, peer: str) -> list[Effect]:
+        """Bytes of a donor are arriving: its piece may lie behind something large."""
+        donor = self._membership.members.get(peer)
+        waiting = [each for each in self._handovers.values() if each.donor == peer]
+        return [self._patience(at, each, donor) for each in waiting] if donor is not None else []
 
     def hear(self, at: float, member: Member, body: Body, handle: str) -> list[Effect]:
         """What a learner says about state."""

@@ -14,7 +14,7 @@ from ddloco.events import Started, StepFinished
 from ddloco.faults import SYNCER
 from ddloco.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.stage.effects import Finish, Observe, Status
-from ddloco.stage.events import StopRequested, WorkFailed
+from ddloco.stage.events import LeaveRequested, StopRequested, WorkFailed
 from transport import (
     BULK,
     Dial,
@@ -74,6 +74,8 @@ class Replica:
                 return self._finish("bad-input" if kind == "task" else "failed", reason)
             case StopRequested(reason):
                 return self._stop(reason)
+            case LeaveRequested(reason):
+                return self._finish("left", reason)
             case _:
                 return []
 

@@ -5,16 +5,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddloco.config import job_from
 from ddloco.events import FragmentMerged, StepFinished
 from ddloco.folder import place_of
 from ddloco.keeping import KeptHistory
 from ddloco.part import JobPart
+from ddloco.recording import job_of, open_recording, run_folder_of
 from ddloco.restoring import begin_with
 from ddloco.simulation.labour import Vault
 from ddloco.stage.anchor import begin_tapes
 from ddloco.stage.rerun import Rerun
-from replay import Tape, open_tapes
+from replay import Tape
 
 
 class JobRerun(Rerun):
@@ -25,6 +25,7 @@ class JobRerun(Rerun):
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
         snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
+        task: what is called in place of the task that the tapes name.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -38,14 +39,16 @@ class JobRerun(Rerun):
         progress: Callable[[int], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
         snapshot: str = "",
+        task: str = "",
     ) -> None:
-        tapes = open_tapes(folder)
-        self.job = job_from(tapes[0].header.job, f"{tapes[0].path} (header)")
+        tapes = open_recording(folder)
+        self.job = job_of(tapes[0])
+        self.task = task or self.job.job.task
         self.warn = warn
         self.vaults: dict[str, Vault] = {}
         self.histories: dict[str, KeptHistory] = {}
         begin = partial(begin_with, job=self.job)
-        beginning = begin_tapes(tapes, place_of(self.job, folder), begin, snapshot)
+        beginning = begin_tapes(tapes, place_of(self.job, run_folder_of(folder)), begin, snapshot)
         super().__init__(tapes, self.job.names(), beginning, progress)
         self.report.counts = {"steps": 0, "merges": 0}
 

@@ -1,6 +1,6 @@
 """Where learners and syncers go on from: a snapshot read back, workers as they were at the cut."""
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +10,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from clocks import actor_of
 from ddloco import chores
 from ddloco.capture_work import LAST, STATE, theta_of
 from ddloco.config import Job
 from ddloco.effects import RunStep
 from ddloco.events import Kept, OwnState, StepFinished
+from ddloco.faults import SYNCER
 from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep
 from ddloco.learner import Learner
@@ -27,8 +29,8 @@ from ddloco.stage.capture import Tensors
 from ddloco.stage.cutting import PACKAGES
 from ddloco.syncer import Syncer
 from ddloco.syncs import WIRE, names
-from ddloco.workers import Workers
-from snapshot import Part, Store
+from ddloco.workers import Workers, step_finished
+from snapshot import Part, SnapshotError, Store
 from transport import Bytes
 
 OWN = "own/state"
@@ -67,8 +69,8 @@ class JobStart(Start):
                 fragment = int(handle.split("/")[1])
                 arrays.put(handle, workers.layouts.sent(fragment, arrays.get(theta_of(handle))))
         if self.worker is not None:
-            spoilt = self.last is not None and not math.isfinite(self.last.loss)
-            await workers.state.restore(self.worker, machine.drawn, spoilt=spoilt)
+            await workers.state.restore(self.worker, chores.Own(machine.drawn, self.last))
+            workers.capture.trains = True  # A snapshot before its next step holds this state, too.
             for step in self.running():
                 size = workers.plan.total_bytes
                 arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
@@ -120,10 +122,7 @@ class JobStart(Start):
         last = self.last
         if last is None:
             return []
-        return [
-            StepFinished(work.work, work.step, last.loss, last.tokens, last.batch)
-            for work in self.running()
-        ]
+        return [step_finished(work, last) for work in self.running()]
 
     def running(self) -> list[RunStep]:
         """The step that ran at the cut, which is done in what was written."""
@@ -184,6 +183,34 @@ def begin_with(place: str | Path, snapshot: str, job: Job, only: str | None = No
     return beginning.begin_with(place, snapshot, partial(load_start, given), only)
 
 
+def go_on_from(place: str | Path, snapshot: str, job: Job, only: str | None = None) -> JobBeginning:
+    """As ``begin_with``, for a job that is to go on from there and not only to be looked at.
+
+    Raises:
+        SnapshotError: its shards are others than the job's, or it is past the job's last step.
+        StorageError: the place cannot be read.
+    """
+    found = begin_with(place, snapshot, job, only)
+    where = f"{found.place}: {found.snapshot}"
+    names = {actor_of(part.who) for part in found.parts}
+    had = {name for name in names if re.fullmatch(rf"{SYNCER}(-[0-9]+)?", name)}
+    known = {actor_of(name) for part in found.parts for name in part.clock} | had
+    strange = sorted(had - set(job.syncer_names())) or sorted(set(job.syncer_names()) - known)
+    if had and strange:
+        raise SnapshotError(
+            f"{where}: has the syncers {', '.join(sorted(had))}, and job.syncers = "
+            f"{job.job.syncers} wants {', '.join(job.syncer_names())}; set it as it was"
+        )
+    for start in found.starts.values():
+        rounds = getattr(start.actor.machine, "rounds", None)
+        if rounds is not None and rounds.schedule.t > job.job.steps:
+            raise SnapshotError(
+                f"{where}: is of global step {rounds.schedule.t}, and job.steps = {job.job.steps} "
+                "ends before it; want as many steps or more"
+            )
+    return found
+
+
 def beginning_of(job: Job, said: str, folder: Path) -> JobBeginning | None:
     """What a whole job goes on from, as people say it; None for a job that begins.
 
@@ -192,4 +219,4 @@ def beginning_of(job: Job, said: str, folder: Path) -> JobBeginning | None:
     """
     if not said:
         return None
-    return begin_with(*place_outside(said, folder), job)
+    return go_on_from(*place_outside(said, folder), job)

@@ -4,7 +4,9 @@ A machine inside the syncer's. A sync waits for a quorum and a grace window, is 
 when all have answered or its deadline has passed, merged, and told to everybody.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ddloco.bands import Bands
@@ -21,6 +23,9 @@ from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LAUNCH = "launch"
 PULL = "pull/"
+
+LAUNCHES_MAX = 256
+"""Launches that are remembered: a late answer to an older one teaches nothing new."""
 
 FRUITLESS_MAX = 512
 """Syncs in a row of which nothing was believed, not even after everybody had started over from the
@@ -42,6 +47,7 @@ class Rounds:
         waiting: the sync that is to be launched next, None while there are enough.
         syncs: those under way, by global step.
         merges: how many were merged.
+        merged_at: seconds; when the newest of them was.
         seen: what people saw of the last one.
         fruitless: how many in a row were refused whole.
     """
@@ -59,6 +65,7 @@ class Rounds:
         self.waiting: Waiting | None = None
         self.syncs: dict[int, Sync] = {}
         self.merges = 0
+        self.merged_at = 0.0
         self.seen: dict[str, Any] = {}
         self.fruitless = 0
         self._sync = job.sync
@@ -68,6 +75,20 @@ class Rounds:
         self._next_work = next_work
         self._stopping = False
         self._look_at: float | None = None
+        self._looked: tuple[object, ...] = ()
+        self._able: dict[str, None] = {}
+        """Who counts for the quorum of the sync that waits; see ``_count_able``."""
+        self._launches: dict[int, float] = {}
+        """When the newest syncs were launched, by global step."""
+
+    @property
+    def quorum(self) -> int:
+        """How many learners a sync waits for."""
+        return self._sync.quorum
+
+    def oldest(self, fragment: int) -> int:
+        """The oldest version from which a contribution to ``fragment`` is still taken."""
+        return self._globals.oldest(fragment)
 
     @property
     def over(self) -> bool:
@@ -99,13 +120,36 @@ class Rounds:
         while self.waiting is not None or self._choose(at):
             waiting = self.waiting
             assert waiting is not None
-            able = self._membership.able(waiting.fragment, self._globals.oldest(waiting.fragment))
-            missing = len(able) >= self._sync.quorum and self._membership.missing(at)
-            look = self.pacing.wait_until(at, waiting, able=len(able), missing=missing)
+            oldest = self._globals.oldest(waiting.fragment)
+            able = self._count_able(waiting, oldest)
+            missing = partial(self._missing, at)
+            look = self.pacing.wait_until(at, waiting, able=able, missing=missing)
             if look is None or look > at:
                 return effects + self._look_again(look)
-            effects += self._launch(at, waiting, able)
+            everybody = self._sync.pull == "unmerged"
+            choose = self._membership.unmerged if everybody else self._membership.able
+            effects += self._launch(at, waiting, choose(waiting.fragment, oldest))
         return effects
+
+    def _count_able(self, waiting: Waiting, oldest: int) -> int:
+        """How many count for the quorum: all are looked at once for each sync and each change of
+        members, then only those that report, since this is asked with every event."""
+        membership = self._membership
+        looked = (waiting.t, waiting.fragment, oldest, waiting.since, membership.epoch)
+        if looked != self._looked:
+            self._looked = looked
+            self._able = {m.peer: None for m in membership.able(waiting.fragment, oldest)}
+        else:
+            for member in membership.reported.values():
+                if member.fresh and member.may_contribute(waiting.fragment, oldest):
+                    self._able[member.peer] = None
+                else:
+                    self._able.pop(member.peer, None)
+        membership.reported.clear()
+        return len(self._able)
+
+    def _missing(self, at: float, until: float) -> bool:
+        return self._membership.missing(at, until if self._sync.pull == "unmerged" else math.inf)
 
     def _choose(self, at: float) -> bool:
         """Begin to wait for the next sync, unless enough are under way."""
@@ -127,17 +171,26 @@ class Rounds:
         self._look_at = look
         return [CancelTimer(LAUNCH) if look is None else SetTimer(LAUNCH, look)]
 
-    def _launch(self, at: float, waiting: Waiting, able: list[Member]) -> list[Effect]:
+    def _launch(self, at: float, waiting: Waiting, members: list[Member]) -> list[Effect]:
         t, fragment = waiting.t, waiting.fragment
-        deadline = self.pacing.launch(at, waiting)
+        answers_s = [m.answer_s.value for m in members if m.answer_s.value is not None]
+        deadline = self.pacing.launch(at, waiting, answers_s)
+        self._note_launch(t, at)
         self.waiting = None
         self.schedule.launched(t)
-        pulled = tuple(member.peer for member in able)
-        self.syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline)
-        for member in self._membership.members.values():
-            member.fresh = False
+        pulled = tuple(member.peer for member in members)
+        awaited = dict.fromkeys(pulled)
+        self.syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline, awaited)
+        self._membership.launched()
         pulls = [Send(peer, CONTROL, Pull(t, fragment)) for peer in pulled]
         return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
+
+    def _note_launch(self, t: int, at: float) -> None:
+        """Remember when it was first: an answer that comes late says how long answers take, and may
+        be the one to a pull that was repeated since."""
+        self._launches.setdefault(t, at)
+        while len(self._launches) > LAUNCHES_MAX:
+            del self._launches[next(iter(self._launches))]
 
     # Closing, merging, telling.
 
@@ -146,16 +199,21 @@ class Rounds:
     ) -> list[Effect]:
         """A learner answers a pull; what is in time and true becomes part of the merge."""
         who = (member.incarnation, said.t, said.fragment)
+        member.speak(at)
+        if said.t in self._launches:
+            member.answer_s.add(at - self._launches[said.t])
         sync = self.syncs.get(said.t)
         problem = LATE if sync is None else sync.objection(member.peer, said, handle)
         if sync is None or problem is not None:
             return self._membership.refuse(*who, problem or LATE)
         p = sync.fragment
-        problem = member.objection(said, self._globals[p].version, self._globals.oldest(p))
+        newest = min(self._globals.newest(p, said.base), sync.t - 1)
+        problem = member.objection(said, newest, self._globals.oldest(p))
         if problem is None and self._bands.band:
             problem = member.doubt(at, said) or self._bands.objection(said)
         if problem is not None:
             return self._membership.refuse(*who, problem)
+        sync.awaited.pop(member.peer, None)
         sync.parts[member.peer] = Part(said, handle, member.merged)
         return [Keep(handle), *self._close_if_settled(sync)]
 
@@ -167,8 +225,8 @@ class Rounds:
 
     def _close_if_settled(self, sync: Sync) -> list[Effect]:
         """Merge at once when nobody who was pulled can still answer."""
-        parts, members = sync.parts, self._membership.members
-        settled = all(peer in parts or peer not in members for peer in sync.pulled)
+        members = self._membership.members
+        settled = not any(peer in members for peer in sync.awaited)
         return self._close(sync) if settled and not sync.work else []
 
     def timer(self, timer: str) -> list[Effect]:
@@ -182,11 +240,35 @@ class Rounds:
     def _close(self, sync: Sync) -> list[Effect]:
         """Merge what is there; with nothing there, this global step waits for a quorum again."""
         effects: list[Effect] = [CancelTimer(f"{PULL}{sync.t}")]
+        self._membership.note_unanswered(sync.pulled, sync.parts, sync.launched_at)
+        self.pacing.vain = 0 if sync.parts else self.pacing.vain + 1
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
+        effects += self._leave_behind(sync)
         sync.work = self._next_work()
         merge = sync.merge(self._globals[sync.fragment], self._membership, self._bands)
         return [*effects, *(Keep(handle) for handle in merge.out), merge]
+
+    def _leave_behind(self, sync: Sync) -> list[Effect]:
+        """Where learners hold a newer version than this syncer, the merge goes on from theirs."""
+        p, mine = sync.fragment, self._globals[sync.fragment].version
+        effects: list[Effect] = []
+        for peer in sync.behind(mine):
+            part = sync.parts.pop(peer)
+            reason = f"trained from version {part.said.base}, others hold a newer one"
+            effects += [Drop(part.handle), *self._membership.refuse(peer, sync.t, p, reason)]
+        if sync.adopts:
+            base = max(part.said.base for part in sync.parts.values())
+            reason = f"version {base} of fragment {p}, where this syncer has {mine}"
+            fields = {"t": sync.t, "fragment": p, "learners": list(sync.parts), "reason": reason}
+            effects.append(Observe("goes on from learners", fields))
+        return effects
+
+    def catch_up(self, t: int) -> None:
+        """Learners hold merges up to global step ``t``, which this syncer has lost."""
+        if t > self.schedule.t:
+            self.schedule.recover(t)
+            self.waiting = None
 
     def _retry(self, sync: Sync, reason: str) -> list[Effect]:
         del self.syncs[sync.t]
@@ -214,11 +296,11 @@ class Rounds:
             return effects + self._retry(sync, "every contribution was refused")
         del self.syncs[sync.t]
         self.pacing.sync_s.add(at - sync.launched_at)
-        effects += self._globals.replace(p, Global(sync.t, *out))
+        effects += self._globals.merge(p, Global(sync.t, *out))
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
         self._membership.absolve(event.accepted)
-        self.merges += 1
+        self.merges, self.merged_at = self.merges + 1, at
         effects += [
             self._globals.tell(at, member, p) for member in self._membership.members.values()
         ]

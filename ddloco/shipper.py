@@ -4,6 +4,7 @@ It never holds the pen up: it reads the file from outside, one segment at a time
 wrong with it harms nothing but the copy.
 """
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import trio
 import xxhash
 
+from clocks import open_regular
 from ddloco.config import TapeTable
 from ddloco.shipping import (
     SEGMENT_BYTES_MAX,
@@ -91,9 +93,20 @@ class Shipper:
                 await trio.sleep(patience_s)
             patience_s = AGAIN_S if heard else min(2 * patience_s, AGAIN_S_MAX)
 
-    async def finish(self) -> None:
+    async def complete(self) -> None:
+        """Ship the rest of a tape that does not grow any more, however long that takes."""
+        patience_s = AGAIN_S
+        while not self.over and self._has != self._size():
+            heard = await self._go_on(at_once=True)
+            if not heard:
+                await trio.sleep(patience_s)
+            patience_s = AGAIN_S if heard else min(2 * patience_s, AGAIN_S_MAX)
+        if not self.over:
+            await self._call(Whole(self._next(), self._size()))
+
+    async def finish(self, within_s: float = math.inf) -> None:
         """The tape is closed: ship the rest, for a while; then say how much is missing."""
-        with trio.move_on_after(FINISH_S):
+        with trio.move_on_after(min(FINISH_S, within_s)):
             while not self.over:
                 if self._has == self._size():
                     await self._call(Whole(self._next(), self._size()))
@@ -180,7 +193,7 @@ class Shipper:
 
 
 def _read(path: Path, offset: int, most: int) -> bytes:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         file.seek(offset)
         return file.read(most)
 
@@ -188,7 +201,7 @@ def _read(path: Path, offset: int, most: int) -> bytes:
 def digest_prefix(path: Path, length: int) -> xxhash.xxh3_128:
     """xxh3-128 of the first ``length`` bytes of a file."""
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while length > 0:
             data = file.read(min(length, SEGMENT_BYTES_MAX))
             if not data:

@@ -13,8 +13,11 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
 from ddloco.asking import FOUND, HELD, complain, look, timeout_of
+from ddloco.config import load_job
+from ddloco.folder import place_of, run_of
 from ddloco.lookout import say
 from ddloco.observe import UnansweredError, open_observer
+from ddloco.sections import ConfigError, read_toml
 from ddloco.stage.album import SNAPSHOTS
 from ddloco.stage.cutting import DISCARDED, TAKEN
 from ddloco.stage.notices import News
@@ -54,12 +57,21 @@ def open_store(place: str) -> Store:
         (inner / "blobs").is_dir() or (inner / SNAPSHOTS).is_dir() or (path / "job.toml").exists()
     )
     try:
-        store = Store(inner if is_run else place)
+        store = _store_of_run(path) if is_run else Store(place)
         if not store.exists():
             raise PlaceError(f"{store.name}: no snapshots are there")
-    except SnapshotError as error:
+    except (SnapshotError, ConfigError) as error:
         raise PlaceError(str(error)) from None
     return store
+
+
+def _store_of_run(folder: Path) -> Store:
+    """The place that a run's own job file names, and there the snapshots of that run."""
+    file = folder / "job.toml"
+    if not file.exists() or "job" not in read_toml(file):  # Of a program, then.
+        return Store(folder / SNAPSHOTS)
+    job = load_job(file)
+    return Store(place_of(job, folder), run_of(job, folder))
 
 
 def _id_of(store: Store, snapshot: str) -> str:
@@ -204,11 +216,13 @@ def _verify(given: argparse.Namespace, store: Store) -> int:
     for each in listed:
         if each.manifest is not None and each.id in wanted:
             total.update(store.sizes(each.manifest))
+    console = Console(stderr=True)
     with Progress(
         *Progress.get_default_columns(),
         DownloadColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     ) as bar:
         task = bar.add_task("verifying", total=sum(total.values()))
         verifier = store.verifier(partial(bar.advance, task))

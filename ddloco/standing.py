@@ -33,7 +33,7 @@ def tell(
         "in_flight": [_under_way(at, each) for _, each in sorted(syncs.items())],
         "members": _members(at, membership, parts.versions),
         "live": len(membership.members),
-        "goodput": _goodput(at, membership),
+        "goodput": _goodput(at, membership, rounds),
         "refused": dict(sorted(membership.refused.items())),
     }
 
@@ -46,8 +46,9 @@ def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) 
         reason, until = f"a quorum: {len(able)} there", None
     else:
         # Whichever lasts longer is what it waits for.
-        late = [each for each in missing if not membership.silent(at, each)]
-        graced = waiting.quorum_at + (waiting.grace_s if late else 0.0)
+        until = waiting.quorum_at + waiting.grace_s
+        late = [m for m in missing if m.due_at <= until and not membership.silent(at, m)]
+        graced = until if late else waiting.quorum_at
         floored = waiting.floor_at >= graced
         reason = "the launch floor" if floored else "the grace window"
         until, missing = max(waiting.floor_at, graced) - at, [] if floored else late
@@ -95,11 +96,16 @@ def _members(at: float, membership: Membership, versions: Sequence[int]) -> list
     return told
 
 
-def _goodput(at: float, membership: Membership) -> float | None:
+def _goodput(at: float, membership: Membership, rounds: Rounds | None) -> float | None:
     """The share of time since they joined that the members' finished steps took, None before any.
 
-    A step's time is the learner's own smoothed one.
+    A step's time is the learner's own smoothed one. Steps are good when they are merged: before the
+    first merge nobody knows, and with fewer learners than the quorum none are.
     """
+    if rounds is None or not rounds.merges:
+        return None
+    if len(membership.members) < rounds.quorum:
+        return 0.0
     alive = sum(at - each.joined_at for each in membership.members.values())
     useful = sum(each.stepped * each.step_s for each in membership.members.values())
     return min(useful / alive, 1.0) if useful and alive else None

@@ -80,9 +80,8 @@ class StateWork:
             self._arrays.shared.free(region)
         return StateInstalled(work.work, installed.sound)
 
-    async def restore(self, state: Bytes, drawn: int, *, spoilt: bool) -> None:
-        """Have a worker that has done nothing yet go on from a state, ``drawn`` batches later; the
-        last of them may have ``spoilt`` it.
+    async def restore(self, state: Bytes, own: chores.Own) -> None:
+        """Have a worker that has done nothing yet go on from its own state, as a snapshot has it.
 
         Raises:
             ChoreError: it cannot.
@@ -92,6 +91,6 @@ class StateWork:
             said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
             raise ChoreError(chores.Failed("task", said))
         region = self._arrays.lend(state)
-        request = chores.Install((chores.span_of(region),), drawn, spoilt)
+        request = chores.Install((chores.span_of(region),), own)
         await self._process.expect(request, chores.Installed)
         self._arrays.shared.free(region)

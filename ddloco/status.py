@@ -83,6 +83,7 @@ class Status(Struct, frozen=True):
     taking_part: int | None = None
     averaged: int | None = None
     waiting: Waiting | None = None
+    standstill: str = ""
     in_flight: tuple[InFlight, ...] = ()
     members: tuple[MemberStatus, ...] = ()
     recovering: tuple[Recovering, ...] = ()
@@ -104,6 +105,8 @@ def status_from(plain: dict[str, Any]) -> Status:
 def picture(status: Status) -> Group:
     """Everything: a line on the job, a table of members, syncs under way, who waits for whom."""
     lines = [header(status), counts(status)]
+    if status.standstill:
+        lines.append(f"[red]{escape(status.standstill)}[/red]")
     if status.problem:
         lines.append(f"[red]{escape(status.problem)}[/red]")
     table = [members(status)] if status.members else []

@@ -43,19 +43,23 @@ from ddloco.schedule import Schedule
 from ddloco.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.stage.effects import Finish, Observe, Status
 from ddloco.stage.events import (
+    LeaveRequested,
     Restored,
     SnapshotRequested,
     SnapshotSettled,
     StopRequested,
     WorkFailed,
 )
+from ddloco.standstill import STANDSTILL, Standstill
 from ddloco.syncs import Globals
 from transport import (
     CONTROL,
+    BytesArrived,
     Dial,
     Effect,
     Event,
     Hangup,
+    LaneAdvanced,
     Listen,
     MessageArrived,
     PeerJoined,
@@ -65,6 +69,9 @@ from transport import (
     SetTimer,
     TimerFired,
 )
+
+FRAGMENTS_NAMED_MAX = 8
+"""In a line for people."""
 
 
 class Syncer:
@@ -89,17 +96,26 @@ class Syncer:
         self._farewell: Farewell | None = None
         self._relay = Relay(self._membership, self._globals, self._next_work)
         self._occasions = Occasions(job.snapshot)
+        self._standstill = Standstill()
         self._ready = False
+        self._late = False
+        """Whether the job was through when this incarnation began."""
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a syncer does."""
+        if isinstance(event, LeaveRequested):
+            return self._leave(event.reason)
         effects = self._take(at, event)
         return effects + self._advance(at)
 
     def status(self, at: float) -> dict[str, Any]:
         """How things stand at ``at``, as plain data for people; see ``standing``."""
         told = standing.tell(at, self._membership, self._globals, self.rounds)
-        return {**told, "recovering": self._relay.waiting(at)}
+        rounds, ready = self.rounds, self._ready and self._farewell is None
+        still = ""
+        if rounds is not None and ready:
+            still = self._standstill.words(at, rounds, self._membership)
+        return {**told, "recovering": self._relay.waiting(at), "standstill": still}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -117,6 +133,11 @@ class Syncer:
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
+            case LaneAdvanced(peer) if peer in self._members:
+                self._members[peer].moved_at = at
+                return []
+            case BytesArrived(peer):
+                return [*self._relay.moving(at, peer), *self._waits_for_shard(at, peer)]
             case PeerRefused(peer, reason):
                 return [Finish("bad-input", f"{peer} refuses this shard: {reason}")]
             case PieceEncoded():
@@ -159,6 +180,12 @@ class Syncer:
                 self.rounds.stop()
         return []
 
+    def _leave(self, reason: str) -> list[Effect]:
+        """Go, to be started again: what was merged is kept, and the others dial until then."""
+        others = (*self._job.syncer_names(), *self._members)
+        goodbyes = (Hangup(peer, reason) for peer in others if peer != self._name)
+        return [*goodbyes, Finish("left", reason)]
+
     # Beginning.
 
     def _go_on(self, at: float) -> list[Effect]:
@@ -196,6 +223,7 @@ class Syncer:
         schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
         self.rounds = Rounds(self._job, schedule, self._membership, self._globals, self._next_work)
+        self._late = bool(event.kept) and schedule.next() is None
         if self._stopping:
             self.rounds.stop()
         effects = [*self._membership.recovered(), *self._globals.keep()]
@@ -210,10 +238,11 @@ class Syncer:
         self._ready = True
         agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
         listening = Observe("listening", {"fragments": owned, "steps": self._job.job.steps})
+        begun = [Listen(agreement), *self._standstill.begin(at)]
         if self._name == self._lead:
-            return [Listen(agreement), *self._occasions.begin(at), listening]
+            return [*begun, *self._occasions.begin(at), listening]
         dialling = [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
-        return [Listen(agreement), *dialling, listening]
+        return [*begun, *dialling, listening]
 
     # What learners say.
 
@@ -267,15 +296,19 @@ class Syncer:
                 return []
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
-        problem = member.report(at, progress)
+        problem = self._membership.report(at, member, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
-        self._membership.note_batches(actor_of(member.incarnation), progress.batches)
+        actor = actor_of(member.incarnation)
+        self._membership.note_batches(actor, progress.batches, progress.cursor)
         pacing = self._under_way.pacing
         if pacing.step_s is None:  # Otherwise once a launch; the first window needs it now.
             pacing.observe_steps(self._membership.step_times())
         if self._farewell is not None:
             return []
+        if progress.versions != self._globals.versions:
+            ahead = self._globals.ahead(progress.versions)
+            self._under_way.catch_up(min(ahead, self._job.job.steps))
         effects: list[Effect] = []
         newcomer = progress.step == 0 and self._name == self._lead
         if newcomer or self._relay.waits(member.peer):
@@ -323,6 +356,10 @@ class Syncer:
         if timer == SHARDS:
             self._shards.patient = self._shards.closing is None
             return []
+        if timer == STANDSTILL:
+            over = self._farewell is not None
+            rounds, membership = self._under_way, self._membership
+            return [] if over else self._standstill.look(at, rounds, membership)
         if timer == REPORT:
             return [self._report(), SetTimer(REPORT, at + REPORT_S)]
         return self._under_way.timer(timer)
@@ -343,6 +380,12 @@ class Syncer:
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")
+        initial = self._initial() if status == "done" else []
+        if initial:
+            which = ", ".join(map(str, initial[:FRAGMENTS_NAMED_MAX]))
+            more = ", ..." if len(initial) > FRAGMENTS_NAMED_MAX else ""
+            said = f"{which}{more} of {len(self._globals.versions)}"
+            status, reason = "failed", f"never merged, so as initialized: fragments {said}"
         if not shards.complete and shards.patient:
             if shards.closing is not None:
                 return []
@@ -350,6 +393,7 @@ class Syncer:
         evaluating, saving = self._next_work(), self._next_work()
         merges = rounds.merges + shards.merges
         farewell = self._farewell = Farewell(status, reason, t, merges, evaluating)
+        farewell.lingers = self._late and status == "done"
         effects = rounds.end()
         peers, step_s = list(self._members), rounds.pacing.step_s
         if not shards.complete:
@@ -357,6 +401,15 @@ class Syncer:
             return [*effects, *farewell.without(at, peers, lost, step_s)]
         whole = shards.whole(self._globals.thetas())
         return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
+
+    def _initial(self) -> list[int]:
+        """Fragments that were due, and are as they were initialized."""
+        assert self._plan is not None
+        last = min(self._plan.interval, self._job.job.steps)
+        due = {self._plan.fragment_due(t) for t in range(1, last + 1)}
+        finals = {p: version for p, (version, _) in self._shards.finals.items()}
+        own = enumerate(self._globals.versions)
+        return [p for p, version in own if p in due and finals.get(p, version) == 0]
 
     def _hand_over(self, at: float) -> list[Effect]:
         """A shard that is through: the lead gets what it owns, and says when all is over.
@@ -386,6 +439,9 @@ class Syncer:
         """Shards are being waited for, and one of them speaks."""
         waits = self._shards.closing is not None and self._farewell is None
         return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
+
+    def _waits_for_shard(self, at: float, peer: str) -> list[Effect]:
+        return self._patience(at) if self._shards.knows(peer) else []
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         farewell = self._farewell

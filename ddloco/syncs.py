@@ -49,8 +49,12 @@ class Sync:
     grace_s: float
     launched_at: float
     deadline: float
+    awaited: dict[str, None]
+    """Who was pulled and has not answered."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     work: int = 0
+    adopts: bool = False
+    """Whether it goes on from what learners hold, since this syncer has lost what it had merged."""
 
     def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
         """Why a contribution of ``peer`` is no answer that is still waited for."""
@@ -59,6 +63,14 @@ class Sync:
         if said.fragment != self.fragment or peer in self.parts or not handle:
             return "it does not answer the pull"
         return None
+
+    def behind(self, version: int) -> list[str]:
+        """Contributions that a merge from the newest version that learners hold leaves out, because
+        they started from an older one; nobody where the syncer's own ``version`` is the newest."""
+        newest = max((part.said.base for part in self.parts.values()), default=version)
+        self.adopts = newest > version
+        old = (peer for peer, part in self.parts.items() if part.said.base < newest)
+        return list(old) if self.adopts else []
 
     def merge(self, theirs: Global, membership: Membership, bands: Bands) -> MergeFragment:
         """The work of merging what has arrived, in order of names as bytes, whoever came first."""
@@ -85,12 +97,15 @@ class Sync:
             spent=membership.spent(p),
             batches=dict(membership.batches),
             out=out,
-            band=bands.band,
+            band=0.0 if self.adopts else bands.band,
             cosine=bands.cosine(p),
+            adopt=self.adopts,
         )
 
     def learned(self, merged: FragmentMerged, version: int, bands: Bands) -> None:
         """Its merge into ``version`` is done: what was accepted is what is usual."""
+        if self.adopts:
+            return
         bands.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
@@ -125,6 +140,7 @@ class Globals:
         self.owned = tuple(owned)
         self._all = {p: Global(0, f"theta/{p}/0", "", f"wire/{p}/0") for p in owned}
         self._count = count
+        self._merged_here: set[int] = set()
         self.versions = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
@@ -145,6 +161,30 @@ class Globals:
     def recover(self, fragment: int, version: int) -> None:
         """A version that an earlier incarnation kept."""
         self.replace(fragment, Global(version, *names(fragment, version)))
+
+    def newest(self, fragment: int, held: int) -> int:
+        """The newest version of ``fragment`` that is believed to exist, where a learner says that
+        it holds ``held``.
+
+        Until this incarnation has merged the fragment itself, what learners hold counts as much as
+        what was kept: that may be lost, or older than they are.
+        """
+        mine = self._all[fragment].version
+        return mine if fragment in self._merged_here else max(mine, held)
+
+    def ahead(self, versions: Sequence[int]) -> int:
+        """The newest version that a learner may hold and this syncer does not; 0 for none."""
+        newer = (
+            versions[p]
+            for p, mine in self._all.items()
+            if versions[p] > mine.version and p not in self._merged_here
+        )
+        return max(newer, default=0)
+
+    def merge(self, fragment: int, newer: Global) -> list[Effect]:
+        """A fragment was merged here, so nobody else can hold anything newer."""
+        self._merged_here.add(fragment)
+        return self.replace(fragment, newer)
 
     def replace(self, fragment: int, newer: Global) -> list[Effect]:
         """A newer version takes the place of an older one, whose arrays nobody needs any more."""

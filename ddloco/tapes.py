@@ -1,19 +1,33 @@
 """Looking at tapes: one line per event, and the checks that need no execution."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 
-from clocks import VectorClock, causal_sort
-from ddloco.audit import Audit
+from clocks import VectorClock, actor_of, causal_sort
+from ddloco.audit import Audit, Finding
+from ddloco.recording import job_of, open_recording
+from ddloco.simulation.merged_tokens import Share
 from ddloco.stage.program import is_production
 from replay import Receipt, Tape, open_tapes, tape, verify
 
 VALUE_CHARS_MAX = 60
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """What is read of a message that arrived."""
+
+    peer: str
+    lane: str
+    session: int
+    sender: str
+    seq: int
+    clock: dict[str, int]
 
 
 class ShownEvent:
@@ -40,11 +54,11 @@ class ShownEvent:
     def line(self) -> str:
         """One line for people."""
         fields = {**self.fields}
-        kind = fields.pop("type")
+        kind = str(fields.pop("type", "?"))
         fields.pop("clock", None)
         body = fields.pop("body", None)
         if isinstance(body, dict):
-            kind += f" {body.pop('type')}"
+            kind += f" {body.pop('type', '?')}"
             fields = {"peer": fields.get("peer"), "seq": fields.get("seq"), **body}
         said = " ".join(f"{key}={_short(value)}" for key, value in fields.items())
         match self.effects:
@@ -91,18 +105,25 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
         TapeError: a tape cannot be read.
         ConfigError: the recorded job is none that this version can run.
     """
-    tapes = open_tapes(folder)
+    tapes = open_recording(folder)
     verdicts, between = verify(tapes, receipt_of)
     goes_on = any(each.header.after for each in tapes)  # What checks count began before that.
     program = is_production(tapes[0].header.job)
-    findings = Audit(tapes).run() if not (goes_on or program) else []
+    findings: list[Finding] = []
+    share: Share | None = None
+    if not (goes_on or program):
+        audit = Audit(tapes)
+        findings, share = audit.run(), audit.share()
     sound = not between and not any(verdict.problems for verdict in verdicts)
-    held = sound and not any(finding.violation for finding in findings)
+    missing = [] if program else _missing_syncers(tapes)
+    held = sound and not missing and not any(finding.violation for finding in findings)
     if as_json:
         found = {
             "tapes": [asdict(verdict) for verdict in verdicts],
             "between": between,
+            "missing": missing,
             "invariants": [asdict(finding) for finding in findings],
+            "tokens": asdict(share) if share is not None and share.merges else None,
         }
         return held, [json.dumps({"held": held, **found}, indent=2)]
     lines: list[str] = []
@@ -114,7 +135,10 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
             lines.append(f"  gap: {verdict.incarnation}: {verdict.lost}")
     total = sum(verdict.events for verdict in verdicts)
     lines += between
+    lines += [f"gap: {name}: no tape" for name in missing]
     lines += [finding.line() for finding in findings]
+    if share is not None and share.merges:
+        lines.append(share.line())
     good = f"held: {total} events of {len(verdicts)} tapes, every record, clock and invariant"
     lines += [f"{each.incarnation:<14} {dropped_before(each)}" for each in tapes if each.dropped]
     if program:
@@ -124,7 +148,14 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
         dropped = any(each.dropped for each in tapes)
         why = "have lost their beginnings" if dropped else "go on from a snapshot"
         good += f"were not looked at: these tapes {why}"
-    return held, [*lines, good if held else "failed"]
+    bad = "not held: tapes are missing" if sound and missing else "failed"
+    return held, [*lines, good if held else bad]
+
+
+def _missing_syncers(tapes: Sequence[Tape]) -> list[str]:
+    """The syncers without a tape: what was merged, and from what, stands on theirs alone."""
+    there = {actor_of(each.incarnation) for each in tapes}
+    return [name for name in job_of(tapes[0]).syncer_names() if name not in there]
 
 
 def dropped_before(each: Tape) -> str:
@@ -133,11 +164,15 @@ def dropped_before(each: Tape) -> str:
 
 
 def receipt_of(event: dict[str, Any]) -> Receipt | None:
-    """The receipt in an arrival, as plain data has it."""
+    """The receipt in an arrival, as plain data has it.
+
+    Raises:
+        ValueError: it is no arrival as any version writes one.
+    """
     if event.get("type") != "MessageArrived":
         return None
-    lane = (event["peer"], event["lane"], event["session"])
-    return Receipt(event["sender"], lane, event["seq"], event["clock"])
+    said = msgspec.convert(event, Arrival)
+    return Receipt(said.sender, (said.peer, said.lane, said.session), said.seq, said.clock)
 
 
 def _plain(value: Any) -> Any:

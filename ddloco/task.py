@@ -29,7 +29,8 @@ class Batches(Protocol):
         ...
 
     def state(self) -> Any:
-        """Return the position as JSON-like plain data."""
+        """Return the position as plain data (numbers, text, bytes, lists, dicts), or None where the
+        stream cannot be put back: a learner that returns then draws its used batches again."""
         ...
 
     def restore(self, state: Any) -> None:

@@ -6,8 +6,10 @@ only module that imports jax; run as ``python -m ddloco.worker SOCKET ARENA NAME
 """
 
 import contextlib
+import math
 import os
 import platform
+import random
 import signal
 import socket
 import sys
@@ -25,12 +27,17 @@ import xxhash
 
 from ddloco import chores
 from ddloco.config import Inner
+from ddloco.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.environment import fingerprinted
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.stage.arena import PAGE, ArenaView
+from ddloco.stage.named import look_here_first
 from ddloco.state import Moments
 from ddloco.task import TaskError, load_task
 from transport import DTYPES, Bytes, aligned
+
+TRACE_CHARS_MAX = 8000
+"""The end of a traceback of user code: some eighty lines."""
 
 
 class Trainer:
@@ -45,6 +52,10 @@ class Trainer:
         """Whether the first step has been run twice, to see that it can be."""
         self._spoilt = False
         self._last: chores.Trained | None = None
+        self._data: DataStream | None = None
+        self._counts: list[int] = []
+        self._left_out = 0
+        """Of a learner that comes back: where its schedules stood, after how many batches."""
         self._gradient: Any = None
 
     def answer(self, request: chores.Request) -> chores.Answer:
@@ -83,6 +94,9 @@ class Trainer:
 
     def _prepare(self, request: chores.Prepare) -> chores.Prepared:
         self._name = request.task
+        # What user code draws without a seed of its own is the job's all the same.
+        random.seed(f"{request.seed}/{request.shard}")
+        np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
         self._seed = request.seed
         self._params = self._shapes()
@@ -94,8 +108,8 @@ class Trainer:
             for name, (_, leaf) in zip(self._names, paths, strict=True)
         )
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
-        self._batches = self._stream(shard=request.shard)
-        self._again = self._stream(shard=request.shard)
+        if request.shard is not None:
+            self._data = DataStream(request.task, self._stream(shard=request.shard))
         self._optimizer: Any = (
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
@@ -116,18 +130,22 @@ class Trainer:
 
     def _install(self, request: chores.Install) -> bool:
         """A state in place of one's own; a peer's, if it holds numbers only."""
-        if request.drawn:
-            skip(self._batches, request.drawn)
-            skip(self._again, request.drawn)
+        own = request.own
+        if own is not None and own.drawn:
+            self._leave_out(own.drawn, own.last.cursor if own.last is not None else b"")
         regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
         state = np.concatenate(regions) if len(regions) > 1 else regions[0]
         params = self._read_tree(state)
         leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
         numbers = (*jax.tree.leaves(params), *leaves)
-        sound = request.drawn is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
+        sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
         if not sound:
             return False
-        self._params, self._spoilt = params, request.spoilt
+        self._params = params
+        if own is not None:
+            # What a snapshot holds of a worker that has not stepped again must be the same again.
+            self._last = own.last
+            self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
         return True
 
@@ -153,23 +171,52 @@ class Trainer:
         for fragment, span in request.overwrites:
             self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
         if request.skip:
-            skip(self._batches, request.skip)
-            skip(self._again, request.skip)
+            self._leave_out(request.skip, request.cursor)
+        first, self._tried = not self._tried, True
+        before = self._batches.position() if first else b""
         batch = self._batches.next()
         digest = batch_digest(batch)
-        first, self._tried = not self._tried, True
         if self._opt_state is None or (self._spoilt and request.overwrites):
             # Moments of gradients that were no numbers would make none of the new parameters.
-            self._opt_state = self._optimizer.init(self._params)
+            counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
+            fresh = self._optimizer.init(self._params)
+            self._opt_state = with_counts(fresh, counts, self._left_out)
         if first:
-            self._check_twice(batch, digest)
+            self._batches.check(before, digest, batch_digest)
+            self._rehearse(batch)
         self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
         if first:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
         self._copy_out(self._params, request.out)
-        self._last = chores.Trained(float(loss), int(self._task.tokens(batch)), digest)
+        self._last = chores.Trained(float(loss), self._tokens(batch), digest, self._cursor())
         return self._last
+
+    @property
+    def _batches(self) -> DataStream:
+        assert self._data is not None, "only learners train, and they have a shard"
+        return self._data
+
+    def _cursor(self) -> bytes:
+        """Where stream and schedules stand."""
+        return pack_cursor(self._batches.position(), schedule_counts(self._opt_state))
+
+    def _leave_out(self, count: int, cursor: bytes) -> None:
+        """Go behind ``count`` batches that were used up: to ``cursor``, where it is known."""
+        position, self._counts = unpack_cursor(cursor) if cursor else (b"", [])
+        self._left_out = count
+        if position:
+            self._batches.go_to(position)
+        else:
+            self._batches.draw_again(count)
+
+    def _tokens(self, batch: Any) -> int:
+        """How many the batch trains on, as the task says."""
+        tokens = int(self._task.tokens(batch))
+        if tokens < 1:
+            # They weigh the learner's work: of none of it, nothing would ever be merged.
+            raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 1 or more")
+        return tokens
 
     # One part of a data-parallel job: gradients here, the update at the averager's.
 
@@ -183,7 +230,7 @@ class Trainer:
         if first:
             self._same("gradient", gradient, self._gradient(self._params, batch)[1])
         self._copy_out(gradient, request.out)
-        return chores.Trained(float(loss), int(self._task.tokens(batch)), batch_digest(batch))
+        return chores.Trained(float(loss), self._tokens(batch), batch_digest(batch))
 
     def _update_with(self, request: chores.Update) -> chores.Ready:
         if self._opt_state is None:
@@ -198,11 +245,8 @@ class Trainer:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    def _check_twice(self, batch: Any, digest: bytes) -> None:
+    def _rehearse(self, batch: Any) -> None:
         """Run the first step a first time, on copies; what differs can never be replayed."""
-        again = batch_digest(self._again.next())
-        if again != digest:
-            raise TaskError(f"task {self._name}: two streams of the same shard and seed differ")
         copies = jax.tree.map(jnp.copy, (self._params, self._opt_state))
         self._rehearsal = self._update(*copies, batch)
 
@@ -234,7 +278,7 @@ class Trainer:
         for _ in range(steps):
             batches = [stream.next() for stream in self._streams]
             digest = batch_digest(batches)
-            tokens += sum(int(self._task.tokens(batch)) for batch in batches)
+            tokens += sum(self._tokens(batch) for batch in batches)
             self._params, self._opt_state, mean = self._mean_update(
                 self._params, self._opt_state, batches
             )
@@ -316,15 +360,55 @@ def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(inner.clip), update) if inner.clip else update
 
 
-def skip(batches: Any, count: int) -> None:
-    """Leave out batches that were used up; a stream whose state is their number just goes there."""
-    before = batches.state()
-    batches.next()
-    if (before, batches.state()) == (0, 1):
-        batches.restore(count)
-        return
-    for _ in range(count - 1):
-        batches.next()
+def schedule_counts(opt_state: Any) -> list[int]:
+    """How far an optimizer's schedules have come: the integer scalars of every state that holds
+    nothing but such counts, in the order of the tree's leaves.
+
+    A count that lies beside moments (Adam's) is theirs: it corrects the bias of young moments, and
+    begins again with them. A schedule's count is where the learner is in its job, and does not.
+    """
+    marked = zip(jax.tree.leaves(opt_state), _marks(opt_state), strict=True)
+    return [int(leaf) for leaf, counts in marked if counts]
+
+
+def with_counts(opt_state: Any, counts: list[int], steps: int) -> Any:
+    """The state with its schedules at ``counts``, as ``schedule_counts`` gave them; where these are
+    not known, or of another optimizer, at the ``steps`` that the learner has taken."""
+    leaves, tree = jax.tree.flatten(opt_state)
+    places = [index for index, counts_on in enumerate(_marks(opt_state)) if counts_on]
+    if len(places) != len(counts):
+        counts = [steps] * len(places)
+    for index, count in zip(places, counts, strict=True):
+        leaves[index] = jnp.full_like(leaves[index], count)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _marks(node: Any, alone: bool = False) -> list[bool]:
+    """For every leaf below ``node``, in order, whether it is a schedule's count."""
+    if _is_state(node):
+        fields = node._asdict()
+        fields.pop("hyperparams", None)  # Of optax.inject_hyperparams: scalars that a count drives.
+        alone = not any(_has_moments(each) for each in fields.values())
+    if isinstance(node, tuple | list):
+        return [mark for each in node for mark in _marks(each, alone)]
+    if isinstance(node, dict):
+        return [mark for key in sorted(node) for mark in _marks(node[key], alone)]
+    leaves = jax.tree.leaves(node)
+    return [alone and jnp.ndim(each) == 0 and _is_integer(each) for each in leaves]
+
+
+def _is_state(node: Any) -> bool:
+    return hasattr(node, "_asdict") and type(node).__name__.endswith("State")
+
+
+def _has_moments(field: Any) -> bool:
+    """Whether there are moments in a field itself, not in another state inside of it."""
+    leaves = jax.tree.leaves(field, is_leaf=_is_state)
+    return any(not _is_state(each) and not _is_integer(each) for each in leaves)
+
+
+def _is_integer(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
 
 
 def batch_digest(batch: Any) -> bytes:
@@ -367,6 +451,34 @@ def cpu_model() -> str:
     return f"{known.get('model name', platform.machine())} isa-{isa[:8]}"
 
 
+def failure(error: Exception) -> chores.Failed:
+    """What is said of an exception: one line, and where user code raised it, if it was that."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    theirs = [frame for frame in traceback.extract_tb(root.__traceback__) if _is_users(frame)]
+    trace = ""
+    if theirs:
+        # From their first line on: what called them is ours.
+        said = traceback.format_list(theirs) + traceback.format_exception_only(root)
+        trace = "".join(["Traceback of your code (most recent call last):\n", *said])
+        trace = trace[-TRACE_CHARS_MAX:]
+    if isinstance(error, TaskError) or (isinstance(error, ValueError) and not theirs):
+        return chores.Failed("task", str(error), trace)
+    where = (theirs or traceback.extract_tb(error.__traceback__))[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    reason = f"{type(error).__name__}: {error} ({place})"
+    return chores.Failed("task", " ".join(reason.split())[:900], trace)
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    """Whether a line is neither ours, nor Python's, nor an installed package's."""
+    path = Path(frame.filename)
+    ours = path.is_relative_to(Path(__file__).parent) or not path.is_file()
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
+
+
 def serve(link: socket.socket, trainer: Trainer) -> None:
     """Answer requests until the actor closes the socket."""
     stream = link.makefile("rb")
@@ -377,23 +489,32 @@ def serve(link: socket.socket, trainer: Trainer) -> None:
         request = chores.decode_request(stream.read(int.from_bytes(head, "little")))
         try:
             answer = trainer.answer(request)
-        except (TaskError, ValueError) as error:
-            answer = chores.Failed("task", str(error))
         except Exception as error:  # noqa: BLE001, whatever a task raises is reported, not lost
-            where = traceback.extract_tb(error.__traceback__)[-1]
-            place = f"{Path(where.filename).name}:{where.lineno}"
-            reason = f"{type(error).__name__}: {error} ({place})"
-            answer = chores.Failed("task", " ".join(reason.split())[:900])
+            answer = failure(error)
         link.sendall(chores.framed(answer))
+
+
+def leave_signals_to_parent() -> None:
+    """Ctrl-C, and SIGTERM to a whole process group, are the actor's to answer.
+
+    They are blocked since before this process began (see ``open_worker``). They get a handler that
+    does nothing, and are not ignored: processes that user code starts have the usual ones.
+    """
+    numbers = signal.SIGINT, signal.SIGTERM
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
 def main() -> None:
     """Serve on the descriptors named on the command line."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the actor's to answer.
+    leave_signals_to_parent()
+    look_here_first(Path.cwd())
     link = socket.socket(fileno=int(sys.argv[1]))
     # An actor that is gone needs no answer.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(link, Trainer(ArenaView(int(sys.argv[2]))))
+        serve(link, Trainer(ArenaView([*map(int, sys.argv[2].split(","))])))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from clocks import actor_of
 from ddloco import chores
 from ddloco.capture_work import CaptureWork
 from ddloco.config import DATA_PARALLEL, Job
+from ddloco.data_stream import travelling
 from ddloco.effects import (
     AverageGradients,
     CopyState,
@@ -52,6 +53,7 @@ from ddloco.stage.album import Album
 from ddloco.stage.arena import Arena, Region
 from ddloco.stage.arrays import F32, Arrays, HostCopy
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.errors import said_of
 from ddloco.stage.events import WorkFailed, WorkResult
 from ddloco.state_work import StateWork
 from ddloco.syncs import names
@@ -61,6 +63,9 @@ from transport import DTYPES, Payload
 MODEL_FILE = Path("model") / "model.safetensors"
 
 _in_thread = trio.to_thread.run_sync
+
+
+UNKEPT, KEPT_AGAIN = "merge not kept", "merges are kept again"
 
 
 class Workers:
@@ -74,6 +79,8 @@ class Workers:
         folder: the run folder.
         keep: where a syncer keeps its merges.
         album: where snapshots are written.
+        task: what the worker imports in place of the job's own task.
+        note: the log.
     """
 
     def __init__(
@@ -86,13 +93,19 @@ class Workers:
         folder: Path,
         keep: Keep,
         album: Album,
+        task: str = "",
+        note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
     ) -> None:
         self._job = job
+        self._task = task or job.job.task
         self._name = actor_of(incarnation)
         self._arrays = arrays
         self._process = process
         self._folder = folder
         self._keep = keep
+        self._note = note
+        self._unkept = ""
+        """Why the newest merge could not be kept, empty if it was."""
         self._layouts: Layouts | None = None
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
@@ -109,18 +122,18 @@ class Workers:
         job = self._job
         learner = self._name in job.learner_names()
         request = chores.Prepare(
-            task=job.job.task,
+            task=self._task,
             options=job.task,
             inner=job.inner,
             seed=job.job.seed,
-            shard=job.shard(self._name) if learner else 0,
+            shard=job.shard(self._name) if learner else None,
             shards=job.job.learners,
         )
         prepared = await self._process.expect(request, chores.Prepared)
         try:
-            plan = job.plan(prepared.leaves)
+            plan = job.sendable_plan(prepared.leaves)
         except ValueError as error:
-            raise ChoreError(chores.Failed("task", f"task {job.job.task}: {error}")) from None
+            raise ChoreError(chores.Failed("task", f"task {self._task}: {error}")) from None
         laid = await self._process.expect(chores.Lay(plan), chores.Laid)
         self.state.nbytes = self.capture.nbytes = laid.state_bytes
         self.capture.plan = plan
@@ -154,7 +167,7 @@ class Workers:
         except KeptError as error:
             return WorkFailed(work.work, "task", str(error))
         except OSError as error:
-            return WorkFailed(work.work, "worker", f"{error.filename}: {error.strerror}")
+            return WorkFailed(work.work, "worker", said_of(error))
 
     def _doers(self) -> dict[type[Any], Callable[[Any], Awaitable[WorkResult]]]:
         return {
@@ -216,7 +229,8 @@ class Workers:
                 borrowed.append(region)
             spans.append((each.fragment, chores.span_of(region)))
         out = self._arena.allocate(self.plan.total_bytes)
-        request = chores.Train(work.step, tuple(spans), chores.span_of(out), work.skip)
+        place = work.skip, work.cursor
+        request = chores.Train(work.step, tuple(spans), chores.span_of(out), *place)
         answer = self._process.expect(request, chores.Trained)
 
         async def finish() -> StepFinished:
@@ -224,7 +238,7 @@ class Workers:
             for region in borrowed:
                 self._arena.free(region)
             self._arrays.put(work.out, HostCopy(out))
-            return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
+            return step_finished(work, trained)
 
         return finish()
 
@@ -235,7 +249,7 @@ class Workers:
         self._arrays.put(work.out, await _in_thread(partial(self.layouts.encoded, 0, out.data)))
         self._arena.free(source)
         self._arena.free(out)
-        return StepFinished(work.work, work.step, trained.loss, trained.tokens, trained.batch)
+        return step_finished(work, trained)
 
     async def _average_gradients(self, work: AverageGradients) -> FragmentMerged:
         mean = np.zeros_like(self._arrays.get(work.theta))
@@ -303,6 +317,7 @@ class Workers:
                 lr=outer.lr,
                 momentum_factor=outer.momentum,
                 judge=judge,
+                adopt=work.adopt,
             )
             payload = self.layouts.sent(work.fragment, result.theta)
             merged = FragmentMerged(
@@ -321,13 +336,30 @@ class Workers:
                 spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
                 digest = merged.theta + merged.momentum
                 kept = Kept(work.fragment, work.t, spent, work.batches, digest)
-                self._keep.put(Found(kept, result.theta, result.momentum))
+                self._put(Found(kept, result.theta, result.momentum))
             return merged, result.theta, result.momentum, payload
 
         merged, *stored = await _in_thread(merge)
         for handle, array in zip(work.out, stored, strict=True):
             self._arrays.put(handle, array)
         return merged
+
+    def _put(self, found: Found) -> None:
+        """Keep a merge; where the job goes on without its tape on a full disk, also without that.
+
+        What was kept before stands: a syncer that starts again then goes on from there.
+        """
+        problem = ""
+        try:
+            self._keep.put(found)
+        except OSError as error:
+            if self._job.tape.on_error == "stop":
+                raise
+            problem = said_of(error)
+        if problem != self._unkept:
+            said = {"reason": problem} if problem else {"fragment": found.kept.fragment}
+            trio.from_thread.run_sync(self._note, UNKEPT if problem else KEPT_AGAIN, said)
+        self._unkept = problem
 
     async def _save_model(self, work: SaveModel) -> ModelSaved:
         path = self._folder / MODEL_FILE
@@ -349,3 +381,9 @@ class Workers:
     @property
     def _arena(self) -> Arena:
         return self._arrays.shared
+
+
+def step_finished(work: RunStep | Differentiate, trained: chores.Trained) -> StepFinished:
+    """What a step has brought."""
+    done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
+    return StepFinished(work.work, work.step, *done)

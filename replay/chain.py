@@ -129,7 +129,7 @@ def open_tapes(folder: Path) -> list[Tape]:
     """
     folder = Path(folder)
     if folder.is_file():
-        return [Tape(folder).scan()]
+        return [_named(folder).scan()]
     inner = folder / "tapes" if (folder / "tapes").is_dir() else folder
     paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
     if not paths:
@@ -138,7 +138,7 @@ def open_tapes(folder: Path) -> list[Tape]:
     unbegun: list[UnbegunError] = []
     for path in paths:
         try:
-            opened = Tape(path)
+            opened = _named(path)
         except UnbegunError as error:
             unbegun.append(error)
             continue
@@ -148,6 +148,18 @@ def open_tapes(folder: Path) -> list[Tape]:
         _forgive(error, tapes)
     _check_job(list(tapes.values()))
     return list(tapes.values())
+
+
+def _named(path: Path) -> Tape:
+    """A tape whose header says what its file's name says."""
+    opened = Tape(path)
+    name, after = whose(path)
+    if name != opened.incarnation:
+        raise TapeError(path, 16, f"a tape of {opened.incarnation}; its file is named for {name}")
+    if after and after != opened.header.after:
+        said = f"begins behind event {opened.header.after}; its file's name says {after}"
+        raise TapeError(path, 16, said)
+    return opened
 
 
 def _joined(files: list[Tape]) -> Tape:

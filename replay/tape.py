@@ -23,14 +23,18 @@ Bodies are self-describing maps, so any msgpack reader shows a tape. Tried: MCAP
 """
 
 import os
+import re
 import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from struct import Struct as Pack
 from typing import Any
 
 import msgspec
 from msgspec import Struct
+
+from clocks import ClockError, check_entries, is_incarnation, open_regular
 
 MAGIC = b"ddlotape"
 FORMAT_VERSION = 1
@@ -42,6 +46,10 @@ BODY_BYTES_MAX = 64 * 2**20
 _PREFIX = Pack("<8sII")
 _HEAD = Pack("<II")
 _TAIL = Pack("<I")
+
+
+PLAIN_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
+"""What an incarnation's name consists of; it names files."""
 
 
 class TapeError(ValueError):
@@ -180,6 +188,24 @@ class TapeWriter:
             self._file = -1
 
 
+def header_problem(header: Header) -> str | None:
+    """What no recorder would have written into a header; None where it is as it should be."""
+    if not (is_incarnation(header.incarnation) and PLAIN_NAME.fullmatch(header.incarnation)):
+        return f"header: {header.incarnation[:80]!r} is no incarnation; want NAME.NUMBER"
+    if header.after < 0 or header.part < 0:
+        return f"header: after {header.after}, part {header.part}; want no negative numbers"
+    if header.clock and not header.after:
+        return "header: a clock, though the tape begins with event 1"
+    try:
+        check_entries(header.clock)
+    except ClockError as error:
+        return f"header: {error}"
+    for name in header.clock:
+        if not (is_incarnation(name) and PLAIN_NAME.fullmatch(name)):
+            return f"header: clock entry {name[:80]!r} is no incarnation"
+    return None
+
+
 class Tape:
     """A tape opened for reading.
 
@@ -204,6 +230,9 @@ class Tape:
             raise UnbegunError(path, 16, "no header: nothing was recorded")
         if not isinstance(first[1], Header):
             raise TapeError(path, 16, "the first record is no header")
+        problem = header_problem(first[1])
+        if problem is not None:
+            raise TapeError(path, first[0], problem)
         self.header = first[1]
         self.events = self.header.after
 
@@ -251,7 +280,7 @@ class Tape:
     def _records(self) -> Iterator[tuple[int, Header | Event | Effects | Raised | Closed]]:
         self.truncated_at = None
         try:
-            file = self.path.open("rb")
+            file = BufferedReader(open_regular(self.path))
         except OSError as error:
             raise TapeError(self.path, 0, f"cannot be opened: {error.strerror}") from None
         with file:

@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from clocks import CausalityError, VectorClock, actor_of, causal_sort, number_of
+from clocks import CausalityError, VectorClock, actor_of, causal_sort, check_entries, number_of
 from replay import tape
-from replay.tape import Tape
+from replay.tape import Tape, TapeError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,8 @@ class Receipt:
 
 
 ReceiptOf = Callable[[dict[str, Any]], Receipt | None]
-"""Reads a receipt out of an event as plain data, None for an event that is none."""
+"""Reads a receipt out of an event as plain data, None for an event that is none; raises ValueError
+for one that cannot be read."""
 
 
 @dataclass
@@ -80,6 +81,7 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
     verdict = Verdict(me)
     clock = VectorClock(each.header.clock)
     heard: dict[tuple[Any, ...], Receipt] = {}
+    unheeded: dict[tuple[Any, ...], int] = {}
     moments: list[Moment] = []
     unanswered = 0
     for record in each.records():
@@ -89,7 +91,7 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
         if unanswered:
             verdict.problems.append(f"event {unanswered}: no record of its effects")
         unanswered = record.n
-        receipt = receipt_of(msgspec.msgpack.decode(record.event))
+        receipt = _receipt(each, record, receipt_of)
         learned: dict[str, int] = {}
         if receipt is not None:
             verdict.messages += 1
@@ -101,6 +103,12 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
             known = [*clock, *learned]
             for name in [n for n in learned if n not in record.clock and _succeeded(n, known)]:
                 del learned[name]  # Retired: its actor has come back under a higher number.
+            if learned and not record.clock:
+                unheeded[receipt.lane] = receipt.seq  # No part of an open session, then.
+                learned = {}
+            elif record.clock and unheeded.pop(receipt.lane, receipt.seq) == receipt.seq - 1:
+                problem = f"message {receipt.seq} follows one that taught nothing"
+                verdict.problems.append(f"event {record.n}: {problem}")
         if dict(sorted(learned.items())) != dict(sorted(record.clock.items())):
             problem = f"the clock grew by {record.clock}, its message says {learned}"
             verdict.problems.append(f"event {record.n}: {problem}")
@@ -110,6 +118,21 @@ def _verify_one(each: Tape, receipt_of: ReceiptOf) -> tuple[Verdict, list[Moment
     last = each.header.after + len(moments)
     verdict.ends = each.closed or f"not closed, after event {last}"
     return verdict, moments
+
+
+def _receipt(each: Tape, record: tape.Event, receipt_of: ReceiptOf) -> Receipt | None:
+    """What an event says of a message; events of any kind have their fields by name."""
+    problem = "it has no fields"
+    try:
+        event = msgspec.msgpack.decode(record.event)
+        if isinstance(event, dict):
+            receipt = receipt_of(event)
+            check_entries(receipt.clock if receipt is not None else {})
+            return receipt
+    except (ValueError, RecursionError) as error:
+        problem = str(error)
+    problem = f"event {record.n} is none that this program knows: {problem}"
+    raise TapeError(each.path, 0, problem)
 
 
 def _lost(verdict: Verdict, moments: Mapping[str, Sequence[Moment]]) -> str | None:

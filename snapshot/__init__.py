@@ -7,6 +7,8 @@
 from snapshot.freeze import FreezeError as FreezeError
 from snapshot.freeze import freeze as freeze
 from snapshot.inventory import Verifier as Verifier
+from snapshot.manifest import BEGAN_FROM as BEGAN_FROM
+from snapshot.manifest import RUN as RUN
 from snapshot.manifest import Entry as Entry
 from snapshot.manifest import Kind as Kind
 from snapshot.manifest import Manifest as Manifest
@@ -15,6 +17,8 @@ from snapshot.manifest import id_of as id_of
 from snapshot.packing import PackingError as PackingError
 from snapshot.packing import pack as pack
 from snapshot.part import Part as Part
+from snapshot.part import problem_of as problem_of
+from snapshot.part import split as split
 from snapshot.participant import GATHERING_S as GATHERING_S
 from snapshot.participant import Ask as Ask
 from snapshot.participant import Capture as Capture

@@ -14,6 +14,10 @@ from typing import Generic, TypeVar
 
 from snapshot.part import split
 
+INITIATORS_MAX = 1024
+"""Initiators of which the newest snapshot is remembered. One that is forgotten has begun none for
+as many others' beginnings; should an old marker of it come after all, it begins a cut in vain."""
+
 C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
 
@@ -56,7 +60,10 @@ class Cuts(Generic[C, M]):
     def see(self, snapshot: str) -> None:
         """It is new no longer, whether it is taken part in or not."""
         initiator, number = split(snapshot)
+        self._newest.pop(initiator, None)
         self._newest[initiator] = number
+        if len(self._newest) > INITIATORS_MAX:
+            del self._newest[next(iter(self._newest))]
 
     def begin(self, snapshot: str, incoming: Collection[C]) -> None:
         """The participant's state is recorded now; ``incoming`` are its channels."""

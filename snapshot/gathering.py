@@ -77,7 +77,7 @@ class Gathering:
                 missing[who] = part.failed
             for peer in part.peers:
                 if peer not in self._parts:
-                    missing.setdefault(peer, self._gone.get(peer) or part.lost[peer])
+                    missing.setdefault(peer, self._gone.get(peer) or part.lost.get(peer, ""))
         return missing
 
     def _odds(self, whole: list[str]) -> dict[str, dict[str, str]]:

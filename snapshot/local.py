@@ -12,11 +12,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
+from clocks import open_regular
 from snapshot.place import (
+    ASIDE,
     BLOBS,
     MANIFESTS,
     PARTIAL,
+    SUFFIX,
     Blob,
+    DamagedError,
     File,
     Readable,
     StorageError,
@@ -130,8 +134,13 @@ class LocalPlace:
             return os.stat(self._root).st_mtime
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Read a file."""
-        return (self._root / name).open("rb", buffering=0)
+        """Read a file, a regular one: what is something else was not written here."""
+        try:
+            return open_regular(self._root / name)
+        except OSError as error:
+            if error.errno == errno.EINVAL:
+                raise DamagedError(f"{self._root / name}: {error.strerror}") from None
+            raise
 
     def files(self, folder: str) -> Mapping[str, File]:
         """All files below a folder."""
@@ -140,8 +149,9 @@ class LocalPlace:
         if not root.is_dir():
             return found
         with _told(root, "read"):
-            for above, _, names in os.walk(root):
-                for name in names:
+            for above, folders, names in os.walk(root):
+                # A folder in place of a file is found, and cannot be read.
+                for name in (*names, *(each for each in folders if each.endswith(SUFFIX))):
                     path = Path(above) / name
                     with suppress(FileNotFoundError):  # Somebody's partial file was finished.
                         found[path.relative_to(self._root).as_posix()] = _file(os.stat(path))
@@ -151,6 +161,11 @@ class LocalPlace:
         """Remove a file that may be gone already."""
         with _told(self._root / name, "removed"), suppress(FileNotFoundError):
             os.unlink(self._root / name)
+
+    def set_aside(self, name: str) -> None:
+        """Rename it."""
+        with _told(self._root / name, "renamed"), suppress(FileNotFoundError):
+            os.replace(self._root / name, self._root / f"{name}{ASIDE}")
 
     # Below.
 

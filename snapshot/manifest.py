@@ -12,12 +12,18 @@ from typing import Literal
 import msgspec
 
 from snapshot.part import Part, split
-from snapshot.place import MANIFESTS, SUFFIX, SnapshotError, digest_of
+from snapshot.place import MANIFESTS, SUFFIX, DamagedError, SnapshotError, digest_of
 
 FORMAT = 2
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*:[0-9]+")
 """A snapshot's name becomes a file's, and comes over the network."""
+
+RUN = "run"
+"""The fact that says which run a snapshot is of, in a place that several share."""
+
+BEGAN_FROM = "from"
+"""The fact that says from which snapshot of the same place its run began."""
 
 Kind = Literal["state", "flight", "array", "worker"]
 """A frozen machine; messages in flight, with their payloads; an array that a machine holds; what a
@@ -65,8 +71,14 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
-        """The name as files have it."""
-        return id_of(self.snapshot)
+        """The name as files have it; in a place that several runs share, after the run's."""
+        return f"{self.run}_{id_of(self.snapshot)}" if self.run else id_of(self.snapshot)
+
+    @property
+    def run(self) -> str:
+        """Which of the runs that share a place it is of; empty where a run has one for itself."""
+        said = self.facts.get(RUN)
+        return said if isinstance(said, str) else ""
 
 
 class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -112,15 +124,17 @@ def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is w
         sealed = msgspec.json.decode(data, type=_Sealed)
         raw = bytes(sealed.manifest)
         if digest_of([memoryview(raw)]) != sealed.digest or data != msgspec.json.encode(sealed):
-            raise SnapshotError("is not what was written: its digest differs")
+            raise DamagedError("is not what was written: its digest differs")
         version = msgspec.json.decode(raw, type=dict[str, msgspec.Raw]).get("format")
         if version is None or bytes(version) != b"%d" % FORMAT:
             raise SnapshotError(f"has another format than {FORMAT}")
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SnapshotError(f"is no manifest: {error}") from None
-    if id_of(manifest.snapshot) != id:
-        raise SnapshotError(f"is the manifest of {manifest.snapshot}")
+        raise DamagedError(f"is no manifest: {error}") from None
+    except RecursionError:
+        raise DamagedError("is no manifest: nested too deep") from None
+    if manifest.id != id:
+        raise DamagedError(f"is the manifest of {manifest.snapshot}")
     return manifest
 
 

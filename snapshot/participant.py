@@ -19,7 +19,7 @@ from typing import Generic, TypeVar
 
 from snapshot.cuts import Cuts
 from snapshot.gathering import Gathering
-from snapshot.part import Part, name_of
+from snapshot.part import CONTENTS, REASON_CHARS_MAX, Part, name_of
 
 M = TypeVar("M")
 
@@ -42,9 +42,6 @@ REFUSED = f"{UNDER_WAY_MAX} snapshots are under way already"
 REMEMBERED_MAX = 64
 """Snapshots whose way to the initiator is remembered, for parts that come late; and peers whose
 channels broke, which matters to the snapshots of the next minutes."""
-
-PIECES = 2
-"""What a participant writes of a snapshot: its state, and what was in flight to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +131,7 @@ class Own:
     @property
     def whole(self) -> bool:
         """Whether the state and what was in flight are both written."""
-        return self.heard_all and len(self.contents) == PIECES
+        return self.heard_all and len(self.contents) == CONTENTS
 
 
 class Participant(Generic[M]):
@@ -163,6 +160,10 @@ class Participant(Generic[M]):
     def began(self) -> list[str]:
         """The snapshots that this participant began, and that are not settled."""
         return list(self._gatherings)
+
+    def unheard_of(self, snapshot: str) -> bool:
+        """Whether a snapshot is one that this participant has neither begun nor heard of."""
+        return self._cuts.new(snapshot)
 
     def inherit(self, former: "Participant[M]") -> None:
         """Whoever goes on from a snapshot has seen its markers, and those before it."""
@@ -252,7 +253,8 @@ class Participant(Generic[M]):
         if own is None:
             return []
         held = tuple(self._cuts.drop(snapshot))
-        part = Part(self.me, own.number, own.clock, own.peers, {}, failed=reason)
+        said = reason[:REASON_CHARS_MAX] or "it cannot be written"
+        part = Part(self.me, own.number, own.clock, own.peers, {}, failed=said)
         return [*([Forget(held)] if held else []), *self.told(snapshot, part)]
 
     # Parts find their way to the initiator.
@@ -279,7 +281,9 @@ class Participant(Generic[M]):
     # What goes wrong.
 
     def gone(self, peer: str, reason: str) -> list[Ask[M]]:
-        """The channels with a peer are no more; what was in flight there is lost with them."""
+        """The channels with a peer are no more; what was in flight there is lost with them. The
+        reason may be the peer's own words, and none at all."""
+        reason = reason[:REASON_CHARS_MAX] or "it left"
         self._parted[peer] = reason
         _forget_oldest(self._parted)
         for lane in self._lanes:

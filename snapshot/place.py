@@ -4,7 +4,8 @@
     snapshots/ID.json   the manifest of a committed snapshot; written last, and only if absent
     LATEST              for people; nobody trusts it
 
-Whatever begins with ``.partial-`` is being written, or was when its writer died; nobody reads it.
+Whatever ends with ``.damaged`` was set aside. Whatever begins with ``.partial-`` is being written,
+or was when its writer died. Nobody reads either.
 """
 
 import re
@@ -19,6 +20,7 @@ from blake3 import blake3
 
 BLOBS, MANIFESTS, LATEST = "blobs", "snapshots", "LATEST"
 PARTIAL = ".partial-"
+ASIDE = ".damaged"
 SUFFIX = ".json"
 
 CHUNK_BYTES = 4 * 2**20
@@ -34,6 +36,10 @@ DIGEST = re.compile(r"[0-9a-f]{64}")
 
 class SnapshotError(ValueError):
     """A snapshot, or a part of it, is not there or not as it was written; names the file."""
+
+
+class DamagedError(SnapshotError):
+    """A file was read, and is not what was written: no later look will find it whole."""
 
 
 class StorageError(OSError):
@@ -124,6 +130,10 @@ class Place(Protocol):
 
     def remove(self, name: str) -> None:
         """Remove a file that may be gone already."""
+        ...
+
+    def set_aside(self, name: str) -> None:
+        """Give a file a name under which nobody reads it, for people to look at."""
         ...
 
 

@@ -14,6 +14,7 @@ from snapshot.place import (
     MANIFESTS,
     PARTIAL,
     SUFFIX,
+    DamagedError,
     Place,
     SnapshotError,
     StorageError,
@@ -41,7 +42,9 @@ def read_manifest(place: Place, snapshot: str) -> Manifest:
     except FileNotFoundError:
         raise SnapshotError(f"{place.path(name)}: is missing") from None
     except SnapshotError as error:
-        raise SnapshotError(f"{place.path(name)}: {error}") from None
+        kind = DamagedError if isinstance(error, DamagedError) else SnapshotError
+        where = place.path(name)
+        raise kind(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,9 @@ class Listed:
     id: str
     manifest: Manifest | None
     problem: str = ""
+    damaged: bool = False
+    """Whether it was read, and is none; not so where the place does not answer, or another version
+    wrote it."""
 
 
 def read_all(place: Place) -> list[Listed]:
@@ -65,7 +71,7 @@ def read_all(place: Place) -> list[Listed]:
             manifest = read_manifest(place, id_)
             good.append((manifest.order, id_, manifest))
         except (SnapshotError, StorageError) as error:
-            bad.append(Listed(id_, None, str(error)))
+            bad.append(Listed(id_, None, str(error), isinstance(error, DamagedError)))
     good.sort(key=lambda each: each[:2], reverse=True)
     return [*(Listed(id_, manifest) for _, id_, manifest in good), *bad]
 
@@ -138,12 +144,16 @@ def _whole(place: Place, name: str) -> NDArray[np.uint8]:
                 if not nbytes:
                     break
                 rest = rest[nbytes:]
-    except FileNotFoundError:
+    except (FileNotFoundError, SnapshotError):
         raise
     except Exception as error:  # noqa: BLE001, a store's library may raise anything
         raise _named(place, name, error) from None
     return data[: found.size - len(rest)]
 
 
-def _named(place: Place, name: str, error: Exception) -> StorageError:
-    return error if isinstance(error, StorageError) else cannot(place.path(name), "read", error)
+def _named(place: Place, name: str, error: Exception) -> StorageError | SnapshotError:
+    return (
+        error
+        if isinstance(error, StorageError | SnapshotError)
+        else cannot(place.path(name), "read", error)
+    )

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from snapshot.place import (
+    ASIDE,
     BLOBS,
     GRACE_S,
     MANIFESTS,
@@ -169,6 +170,11 @@ class RemotePlace:
         """Remove a file that may be gone already."""
         with self._told(name, "removed"), suppress(FileNotFoundError):
             self._files.rm_file(self._at(name))
+
+    def set_aside(self, name: str) -> None:
+        """Copy it, then remove it: object stores do not rename."""
+        with self._told(name, "renamed"), suppress(FileNotFoundError):
+            self._files.mv(self._at(name), self._at(f"{name}{ASIDE}"))
 
     def _at(self, name: str) -> str:
         return f"{self._root}/{name}"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from snapshot.inventory import Inventory, take_inventory
-from snapshot.manifest import Manifest, file_of
+from snapshot.manifest import BEGAN_FROM, Manifest, file_of
 from snapshot.place import (
     BLOBS,
     MANIFESTS,
@@ -26,14 +26,16 @@ class Removed:
         snapshots: their names, oldest first.
         files: how many blobs and partial files.
         nbytes: how many bytes those had.
+        aside: manifests that were damaged and are set aside; each with what is wrong with it.
     """
 
     snapshots: tuple[str, ...]
     files: int
     nbytes: int
+    aside: tuple[str, ...] = ()
 
 
-def retain(place: Place, *, keep: int, every: int, grace_s: float) -> Removed:
+def retain(place: Place, *, run: str, keep: int, every: int, grace_s: float) -> Removed:
     """Remove old snapshots, then the blobs that no snapshot names; see ``Store.retain``."""
     if not place.exists():
         return Removed((), 0, 0)
@@ -46,9 +48,16 @@ def retain(place: Place, *, keep: int, every: int, grace_s: float) -> Removed:
     for each in listed:
         if each.manifest is not None:
             inventories[each.id] = take_inventory(place, each.manifest)
-    _stop_unless_read(place, [each.id for each in listed if each.manifest is None], inventories)
+    damaged = [each for each in listed if each.damaged]
+    unread = [each.id for each in listed if each.manifest is None and not each.damaged]
+    _stop_unless_read(place, unread, inventories)
     manifests = [each.manifest for each in listed if each.manifest is not None]
-    kept, going = _divided(manifests, inventories, files, keep, every)
+    needed = _begun_from(manifests)
+    own = [each for each in manifests if run in ("", each.run) and each.id not in needed]
+    kept, going = _divided(own, inventories, files, keep, every)
+    kept += [each for each in manifests if each not in own]
+    for each in damaged:
+        place.set_aside(file_of(each.id))
     for manifest in going:
         place.remove(file_of(manifest.id))
     # No blob may go while a crash could still bring back a manifest that names it.
@@ -67,7 +76,13 @@ def retain(place: Place, *, keep: int, every: int, grace_s: float) -> Removed:
     for name in old:
         place.remove(name)
     nbytes = sum(files[name].size for name in old)
-    return Removed(tuple(each.snapshot for each in going), len(old), nbytes)
+    aside = tuple(each.problem for each in damaged)
+    return Removed(tuple(each.snapshot for each in going), len(old), nbytes, aside)
+
+
+def _begun_from(manifests: list[Manifest]) -> set[str]:
+    """Snapshots from which a run of this place began: without them its tapes do not replay."""
+    return {str(each.facts[BEGAN_FROM]) for each in manifests if each.facts.get(BEGAN_FROM)}
 
 
 def _partials(place: Place) -> dict[str, File]:

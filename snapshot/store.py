@@ -51,14 +51,17 @@ class Store:
 
     Args:
         place: a path, or a URL that fsspec knows.
+        run: in a place that several runs share, the one whose snapshots are seen, taken for the
+            newest, and removed; empty for all.
 
     Raises:
         SnapshotError: such a URL cannot be opened here.
     """
 
-    def __init__(self, place: str | Path) -> None:
+    def __init__(self, place: str | Path, run: str = "") -> None:
         self._place = open_place(place)
         self.name = str(place)
+        self.run = run
 
     # Writing. All of these raise StorageError when the place fails; nothing half is then visible.
 
@@ -89,7 +92,7 @@ class Store:
             SnapshotError: it is not whole and consistent, or another one of this name stands.
             StorageError: it was not committed, or perhaps was: the last step failed.
         """
-        file = file_of(manifest.snapshot)
+        file = file_of(manifest.id)
         path = self._place.path(file)
         inventory = take_inventory(self._place, manifest)
         if inventory.unread:
@@ -104,7 +107,7 @@ class Store:
         self._place.settle([blob_name(digest) for digest in inventory.blobs])
         data = encode_manifest(whole)
         if not self._place.create(file, data):
-            if encode_manifest(read_manifest(self._place, manifest.snapshot)) != data:
+            if encode_manifest(read_manifest(self._place, manifest.id)) != data:
                 raise SnapshotError(f"{path}: another snapshot of this name stands there already")
             self._place.settle([file])
         self._point_at(manifest.id)
@@ -123,7 +126,20 @@ class Store:
 
     def snapshots(self) -> list[Listed]:
         """All snapshots, newest first; then those whose manifests cannot be read, and why not."""
-        return read_all(self._place)
+        listed = read_all(self._place)
+        return [each for each in listed if not self.run or _run_of(each) == self.run]
+
+    def _check_one_run(self) -> None:
+        """Of several runs none is the newest."""
+        if self.run:
+            return
+        runs = sorted({_run_of(each) for each in self.snapshots() if each.manifest is not None})
+        if len(runs) > 1:
+            first = next(filter(None, runs))
+            said = f"holds snapshots of {len(runs)} runs: {_some([each or '-' for each in runs])}"
+            raise SnapshotError(
+                f"{self.name}: {said}; say which one by its id, such as {first}_syncer.1-1042"
+            )
 
     def load(self, snapshot: str = NEWEST, progress: Progress = no_progress) -> Manifest:
         """A snapshot, by name or id, every byte of which was found as it was written.
@@ -135,6 +151,7 @@ class Store:
             StorageError: the place cannot be read.
         """
         if snapshot == NEWEST:
+            self._check_one_run()
             newest = self.newest_intact(progress)
             if newest is None:
                 raise SnapshotError(f"{self.name}: holds no intact snapshot")
@@ -218,8 +235,9 @@ class Store:
         writing one that is there already makes it young again. The grace is far longer than a
         snapshot may take, and a commit looks whether all its blobs are there; so nobody needs to
         be asked, whichever host or process writes. Partial files of writers that died go by the
-        same rule, and so does what only a damaged piece named. Who
-        restores a snapshot sees to it that it is kept meanwhile.
+        same rule, and so does what only a damaged piece or manifest named; such a manifest is set
+        aside. What a run of this place began from stays. Who restores a snapshot sees to it that it
+        is kept meanwhile.
 
         Args:
             keep: how many of the newest stay; those that lack a blob do not count.
@@ -227,13 +245,13 @@ class Store:
             grace_s: 0 when it is certain that no snapshot is under way.
 
         Raises:
-            SnapshotError: a manifest is damaged; which blobs are its own is unknown, so nothing
-                was removed.
+            SnapshotError: a manifest is of another version; which blobs are its own is unknown, so
+                nothing was removed.
             StorageError: the place cannot be read or written.
         """
         if keep < 1 or every < 0:
             raise ValueError(f"keep {keep}, every {every}: want at least 1, and 0 or more")
-        return retain(self._place, keep=keep, every=every, grace_s=grace_s)
+        return retain(self._place, run=self.run, keep=keep, every=every, grace_s=grace_s)
 
     def find(self, snapshot: str) -> str:
         """The id of a snapshot that is there, by name, id or ``latest``: the newest readable one.
@@ -243,14 +261,26 @@ class Store:
         """
         there = self.snapshots()
         if snapshot == NEWEST:
+            self._check_one_run()
             if there and there[0].manifest is not None:
                 return there[0].id
             raise SnapshotError(f"{self.name}: holds no snapshot that can be read")
         id_ = id_of(snapshot)
         ids = [each.id for each in there]
+        of_runs = [each for each in ids if each.endswith(f"_{id_}")]
+        if id_ not in ids and len(of_runs) == 1:
+            return of_runs[0]  # Of one run only, so there is no need to say which.
         if id_ not in ids:
             raise SnapshotError(f"{self.name}: no snapshot {id_}; there is {_some(ids) or 'none'}")
         return id_
+
+
+def _run_of(each: Listed) -> str:
+    """Of one that cannot be read, as its file's name says."""
+    if each.manifest is not None:
+        return each.manifest.run
+    run, _, _ = each.id.rpartition("_")
+    return run
 
 
 def _some(problems: Sequence[str]) -> str:

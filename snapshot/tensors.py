@@ -1,7 +1,9 @@
 """Named tensors in one safetensors file, written so that it is there whole or not at all."""
 
+import errno
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,7 +37,12 @@ def save_tensors(
             os.fsync(file.fileno())
         partial.replace(path)
     except SafetensorError as error:
-        raise OSError(f"{path}: cannot be written: {error}") from None
+        told = re.search(r"os error (\d+)", str(error))
+        number = int(told[1]) if told else errno.EIO
+        reason = os.strerror(number) if told else str(error)
+        raise OSError(number, f"cannot be written: {reason}", str(path)) from None
+    except OSError as error:
+        raise OSError(error.errno, f"cannot be written: {error.strerror}", str(path)) from None
     finally:
         partial.unlink(missing_ok=True)
 

@@ -15,6 +15,12 @@ def compiled_once(tmp_path_factory):
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def home_of_tests(tmp_path_factory):
+    """What ddloco keeps for a user: their key to know their own runs by."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture
 def small_disk():
     """Give a context manager in which no file of this process grows beyond so many bytes.

@@ -1,5 +1,6 @@
 """Small tasks for tests: one that trains in a millisecond a step, and ones that are wrong."""
 
+import random
 import time
 from typing import Any
 
@@ -138,6 +139,13 @@ class Counting(Regression):
         return {**super().init(key), "count": jnp.zeros((), jnp.int32)}
 
 
+class Wordy(Regression):
+    """Has a parameter whose name is longer than one that is sent."""
+
+    def init(self, key: Any) -> Any:
+        return {**super().init(key), "w" * 600: jnp.zeros((4,), jnp.float32)}
+
+
 def regression(step_s: float = 0.0, dtype: str = "float32") -> Regression:
     """The ordinary one."""
     return Regression(step_s, dtype)
@@ -166,3 +174,77 @@ def wobbly() -> Wobbly:
 def counting() -> Counting:
     """With an integer leaf."""
     return Counting()
+
+
+def wordy() -> Wordy:
+    """With a name that fits no message."""
+    return Wordy()
+
+
+class Vocabulary(Regression):
+    """Its batches depend on the order of a set of strings, and on numbers drawn without a seed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        words = ("learner", "syncer", "fragment", "quorum", "marker", "tape", "cut", "lane")
+        self._order = [words.index(word) for word in set(words)]
+
+    def batches(self, *, shard: int, shards: int, seed: int) -> Stream:
+        stream = super().batches(shard=shard, shards=shards, seed=seed)
+        stream._key = (*self._order, random.randrange(2**32), int(np.random.randint(2**31)))  # noqa: NPY002
+        return stream
+
+
+def vocabulary() -> Vocabulary:
+    """A task with randomness that a process inherits."""
+    return Vocabulary()
+
+
+class Wordless(Regression):
+    """Its batches train on nothing."""
+
+    def tokens(self, batch: Any) -> int:
+        return 0
+
+
+class Raising(Regression):
+    """Its third batch raises, inside of jax's own calls."""
+
+    def batches(self, *, shard: int, shards: int, seed: int) -> Stream:
+        stream = super().batches(shard=shard, shards=shards, seed=seed)
+        follow = stream.next
+
+        def nothing(x: Any) -> Any:
+            raise KeyError("nothing at the third batch")
+
+        def draw() -> Any:
+            return follow() if stream.state() < 3 else jax.tree.map(nothing, (1, 2))
+
+        stream.next = draw  # type: ignore[method-assign]
+        return stream
+
+
+def wordless() -> Wordless:
+    """With zero tokens."""
+    return Wordless()
+
+
+def raising() -> Raising:
+    """With an error of its own."""
+    return Raising()
+
+
+class Wide(Regression):
+    """Four megabytes in each of four fragments, for links that are slow."""
+
+    def init(self, key: Any) -> Any:
+        return super().init(key) | {f"wide/{at}": jnp.zeros(2**20) for at in range(4)}
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        wide = sum(jnp.sum(params[f"wide/{at}"][:8]) for at in range(4))
+        return super().loss(params, batch) + 1e-3 * (wide - 1.0) ** 2
+
+
+def wide(step_s: float = 0.0) -> Wide:
+    """A model that takes half a minute over a slow link, fragment by fragment."""
+    return Wide(step_s)

@@ -1,4 +1,4 @@
-"""The house rules, checked on the source: machines stay pure, files stay short, tests say why."""
+"""House rules, checked on the source: machines stay pure, functions stay short, tests say why."""
 
 import ast
 from pathlib import Path
@@ -24,11 +24,10 @@ ddloco/stage/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddlo
 ddloco/farewell ddloco/pacing ddloco/estimates ddloco/messages ddloco/events ddloco/effects
 ddloco/fragments ddloco/merging ddloco/measure ddloco/bands ddloco/averager ddloco/replica
 ddloco/stage/cutting ddloco/stage/events ddloco/stage/effects ddloco/stage/messages
-ddloco/occasions transport/sending snapshot/part snapshot/cuts snapshot/gathering
+ddloco/occasions ddloco/standstill transport/sending snapshot/part snapshot/cuts snapshot/gathering
 snapshot/participant replay/player
 """)
 
-FILE_LINES_MAX = 400
 FUNCTION_LINES_MAX = 60
 
 WHOLE_JOB_TESTS = {"tests/hosts", "tests/processes", "tests/simulation", "tests/tapes"}
@@ -36,6 +35,7 @@ TESTS_OF_SEVERAL = {
     "tests/test_tidy.py",
     "tests/test_readme.py",
     "tests/test_wheel.py",
+    "tests/ddloco/test_bad_input_table.py",
     "tests/ddloco/test_cancellations.py",
     "tests/ddloco/test_fig2.py",
     "tests/ddloco/test_machines_stateful.py",
@@ -305,11 +305,10 @@ def test_what_is_fine_is_let_be(innocent):
 
 
 @pytest.mark.parametrize("path", source_files(*ROOMS), ids=short)
-def test_files_are_short_and_say_what_they_are(path):
-    """At most 400 lines, a docstring for the file and for everything public in it."""
+def test_files_say_what_they_are(path):
+    """A docstring for the file and for everything public in it."""
     source = path.read_text()
     tree = ast.parse(source)
-    assert len(source.splitlines()) <= FILE_LINES_MAX
     assert not source.strip() or ast.get_docstring(tree), "the module has no docstring"
     assert [] == undocumented(tree)
     assert [] == long_functions(tree)

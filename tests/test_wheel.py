@@ -1,61 +1,76 @@
-"""The installed wheel holds the five packages, and works away from the checkout."""
+"""The installed wheel holds five packages and the examples, and works away from the checkout."""
 
 import subprocess
-import sys
-import zipfile
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
+from tests.installed import CHECKOUT, DDLOCO, HOME, PYTHON, install
+
 PACKAGES = ("ddloco", "transport", "clocks", "snapshot", "replay")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the wheel, built from this checkout, is installed alone."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run([*build, str(ROOT)], check=True, capture_output=True)
-    wheel = next(folder.glob("*.whl"))
-    target = folder / "site"
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(target)
-    return target
+def site():
+    """The folder into which the wheel, built from this checkout, is installed."""
+    install()
+    [found] = (HOME / "venv" / "lib").glob("python3*/site-packages")
+    return found
 
 
-def run(installed: Path, code: str) -> str:
-    """Run Python with the installed wheel first on its path, away from the checkout."""
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=installed,
-        env={"PYTHONPATH": str(installed), "PATH": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout
+def run(*command, cwd):
+    """Run a command to its end, away from the checkout."""
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
-def test_all_five_packages_come_from_one_distribution(installed):
+def test_all_five_packages_come_from_one_distribution(site, tmp_path):
     """`snapshot` and `replay` are names of other projects too: ours must be the ones imported."""
     code = f"import importlib; print([importlib.import_module(n).__file__ for n in {PACKAGES}])"
 
-    assert run(installed, code).count(str(installed)) == len(PACKAGES)
-    record = next(installed.glob("ddloco-*.dist-info/RECORD")).read_text()
+    assert run(PYTHON, "-c", code, cwd=tmp_path).count(str(site)) == len(PACKAGES)
+    record = next(site.glob("ddloco-*.dist-info/RECORD")).read_text()
     assert all(f"{name}/__init__.py" in record for name in PACKAGES)
     assert all(f"{name}/py.typed" in record for name in PACKAGES)
 
 
-def test_nothing_else_is_in_the_wheel(installed):
-    """Tests and examples stay in the source archive."""
-    found = {path.name for path in installed.iterdir() if path.suffix != ".dist-info"}
+def test_nothing_else_is_in_the_wheel(site):
+    """Tests stay in the source archive, and examples are no package of their own."""
+    record = next(site.glob("ddloco-*.dist-info/RECORD")).read_text()
+    tops = {line.split("/")[0] for line in record.splitlines()} - {"..", ""}
 
-    assert set(PACKAGES) == found
+    assert set(PACKAGES) == {top for top in tops if not top.endswith(".dist-info")}
 
 
-def test_the_command_answers(installed):
-    """The entry point of the wheel prints its help."""
-    said = run(installed, "from ddloco.cli import main; main(['--help'])")
+def test_the_command_answers(site, tmp_path):
+    """The console script prints its help."""
+    assert "usage: ddloco" in run(*DDLOCO, "--help", cwd=tmp_path)
 
-    assert "usage: ddloco" in said
+
+def test_the_first_commands_of_the_help_work(site, tmp_path):
+    """Whoever has only the wheel gets the examples, their own changes are left alone, and the job
+    file that the help names can be run: it is resolved, and its task is found."""
+    run(*DDLOCO, "init", cwd=tmp_path)
+    names = {path.name for path in (CHECKOUT / "examples").iterdir() if path.is_file()}
+    assert names == {path.name for path in (tmp_path / "examples").iterdir()}
+
+    mine = tmp_path / "examples" / "quickstart.toml"
+    changed = mine.read_text().replace("steps = ", "steps = 1 # ")
+    mine.write_text(changed)
+    assert f"0 files made, {len(names)} were there" in run(*DDLOCO, "init", cwd=tmp_path)
+    assert mine.read_text() == changed
+
+    code = (
+        "from ddloco.config import load_job; from pathlib import Path\n"
+        "from ddloco.task import task_digest\n"
+        "print(task_digest(load_job(Path('examples/quickstart.toml')).job.task))"
+    )
+    assert len(run(PYTHON, "-P", "-c", code, cwd=tmp_path).strip()) == 64
+
+
+@pytest.mark.slow
+def test_the_quickstart_runs_as_the_help_says(site, tmp_path):
+    """The first commands of the help, as they stand there but for the number of steps."""
+    run(*DDLOCO, "init", cwd=tmp_path)
+    shorter = "--set=job.steps=24"
+    run(*DDLOCO, "run", "examples/quickstart.toml", "--dir", "runs/first", shorter, cwd=tmp_path)
+
+    assert "identical" in run(*DDLOCO, "replay", "runs/first", cwd=tmp_path)

@@ -4,11 +4,13 @@
 handshake, order and credit, ``endpoint`` the interface that ``zeromq`` and ``memory`` fulfil.
 """
 
+from transport.allowance import Allowance as Allowance
 from transport.codec import Assembler as Assembler
 from transport.codec import Codec as Codec
 from transport.codec import LocalProtocolError as LocalProtocolError
 from transport.codec import Message as Message
 from transport.codec import RemoteProtocolError as RemoteProtocolError
+from transport.codec import layout_problem as layout_problem
 from transport.effects import CancelTimer as CancelTimer
 from transport.effects import Dial as Dial
 from transport.effects import Drop as Drop
@@ -26,7 +28,9 @@ from transport.endpoint import Arrival as Arrival
 from transport.endpoint import Endpoint as Endpoint
 from transport.endpoint import LaneFull as LaneFull
 from transport.endpoint import PeerGone as PeerGone
+from transport.events import BytesArrived as BytesArrived
 from transport.events import Event as Event
+from transport.events import LaneAdvanced as LaneAdvanced
 from transport.events import LaneBroken as LaneBroken
 from transport.events import MessageArrived as MessageArrived
 from transport.events import PeerJoined as PeerJoined
@@ -43,6 +47,7 @@ from transport.message import PROTOCOL_VERSION as PROTOCOL_VERSION
 from transport.message import Body as Body
 from transport.message import Count as Count
 from transport.message import Header as Header
+from transport.message import Hello as Hello
 from transport.message import Lane as Lane
 from transport.message import LinkBody as LinkBody
 from transport.message import Marker as Marker

@@ -26,11 +26,13 @@ from clocks import ClockError, check_entries
 from transport.endpoint import Buffer
 from transport.message import (
     PROTOCOL_VERSION,
+    TENSORS_MAX,
     Body,
     Chunk,
     Header,
     Hello,
     Refused,
+    TensorMeta,
     encoder,
 )
 from transport.payload import (
@@ -47,6 +49,13 @@ HEADER_BYTES_MAX = 256 * 1024
 
 CHUNK_BYTES = 1024 * 1024
 """Large enough for zero-copy to pay, small enough to stay in a cache while it is copied."""
+
+TENSORS_HEADER_BYTES_MAX = HEADER_BYTES_MAX // 2
+"""What the tensors of a message may take of its header; the rest is for its clock and its body."""
+
+TENSOR_NAME_CHARS_MAX = 512
+DIMENSIONS_MAX = 16
+"""As `TensorMeta` has them."""
 
 B = TypeVar("B", bound=Body)
 
@@ -151,6 +160,31 @@ class Codec(Generic[B]):
             )
 
 
+def layout_problem(layout: Sequence[tuple[str, tuple[int, ...], str]]) -> str | None:
+    """Why tensors (name, shape, dtype) cannot travel in one message, if so: what would break a
+    link over and over is told before there is one."""
+    if len(layout) > TENSORS_MAX:
+        return f"{len(layout)} tensors, a message has at most {TENSORS_MAX}"
+    for name, shape, _ in layout:
+        if not 0 < len(name) <= TENSOR_NAME_CHARS_MAX or len(shape) > DIMENSIONS_MAX:
+            said = f"{len(name)} characters and {len(shape)} dimensions"
+            most = f"{TENSOR_NAME_CHARS_MAX} and {DIMENSIONS_MAX}"
+            return f"tensor {name[:40]!r}: its name and shape have {said}, at most {most}"
+    metas = [
+        TensorMeta(name, shape, dtype, SENDABLE[dtype].itemsize * 8, bytes(16))
+        for name, shape, dtype in layout
+    ]
+    if payload_bytes(metas) > PAYLOAD_BYTES_MAX:
+        return f"{payload_bytes(metas)} bytes, a message has at most {PAYLOAD_BYTES_MAX}"
+    nbytes = len(encoder().encode(metas))
+    if nbytes > TENSORS_HEADER_BYTES_MAX:
+        return (
+            f"the names of its {len(layout)} tensors make a header of {nbytes} bytes, "
+            f"at most {TENSORS_HEADER_BYTES_MAX}"
+        )
+    return None
+
+
 def _plain_buffer(nbytes: int) -> Bytes:
     return np.empty(nbytes, np.uint8)
 
@@ -199,6 +233,11 @@ class Assembler(Generic[B]):
     def unfinished(self) -> bool:
         """Whether a message has begun and is not whole; without one there is nothing to keep."""
         return self._header is not None
+
+    @property
+    def arrived(self) -> int:
+        """Bytes of the unfinished message's payload that have come."""
+        return self._filled if self._header is not None else 0
 
     def give_up(self) -> None:
         """Forget the unfinished message, if there is one."""

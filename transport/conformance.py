@@ -130,13 +130,13 @@ async def check_round_trip(make: Make) -> None:
     """A message comes out whole, under the right route, both ways on each of two lanes."""
     async with _meeting(make) as (bench, at_listener, at_dialler):
         for route, identity in LANES.items():
-            await send_patiently(bench.dialler, route, [b"to", identity.encode(), b""])
+            await send_patiently(bench.dialler, route, [b"to " + identity.encode(), b""])
         await at_listener.wait_count(2)
         for route, identity in LANES.items():
-            await send_patiently(bench.listener, identity, [b"back", route.encode(), b""])
+            await send_patiently(bench.listener, identity, [b"back " + route.encode(), b""])
         await at_dialler.wait_count(2)
-    assert {i: [(b"to", i.encode(), b"")] for i in LANES.values()} == at_listener.messages
-    assert {r: [(b"back", r.encode(), b"")] for r in LANES} == at_dialler.messages
+    assert {i: [(b"to " + i.encode(), b"")] for i in LANES.values()} == at_listener.messages
+    assert {r: [(b"back " + r.encode(), b"")] for r in LANES} == at_dialler.messages
 
 
 async def check_order(make: Make) -> None:

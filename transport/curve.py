@@ -10,11 +10,12 @@ no handler succeeds, and a name given by ZAP is compared with nothing. So the do
 the handler is there before anybody can connect, and `ZmqEndpoint` compares.
 
 The handler sees unknown keys only. Peers without CURVE, and those that dialled somebody else's
-key, fail earlier and are counted by a socket monitor, which cannot tell their address. It is
-closed before its socket: `ctx.term` waits for an open monitor for ever.
+key, fail earlier and are counted by a socket monitor (`transport.connections`), which cannot tell
+their address.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -22,7 +23,6 @@ from typing import Any
 import trio
 import zmq
 from zmq.utils import z85
-from zmq.utils.monitor import parse_monitor_message
 
 from clocks import actor_of
 from transport.sockets import TrioSocket
@@ -129,48 +129,26 @@ class Gate:
     ) -> None:
         self.refused = refused
         self._names = {key: name for name, key in curve.public.items()}
-        self._guarded = socket
         self._porter = _porter_of(context)
         self._domain = self._porter.admit(self)
         curve.guard(socket, self._domain)
-        self._monitor = self._open_monitor()
 
     def name_of(self, key: str) -> str | None:
         """Whose public key this is."""
         return self._names.get(key)
 
+    def failed(self, code: int) -> None:
+        """A handshake failed before anybody was asked about its key: libzmq's number says why."""
+        self.refused(Refusal(_REASONS.get(code, "it breaks the protocol")))
+
     async def run(self) -> None:
-        """Answer handshakes and count those that fail, until cancelled or closed."""
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._porter.answer)
-                nursery.start_soon(self._watch)
-        except* trio.ClosedResourceError:
-            pass  # The endpoint says so, once for all its sockets.
+        """Answer handshakes, until cancelled or closed."""
+        with suppress(trio.ClosedResourceError):  # The endpoint says so, for all its sockets.
+            await self._porter.answer()
 
     async def aclose(self) -> None:
         """Stop guarding; to be called before the socket is closed."""
-        if not self._guarded.closed:
-            self._guarded.disable_monitor()
-        await self._monitor.aclose()
         await self._porter.dismiss(self._domain)
-
-    def _open_monitor(self) -> TrioSocket:
-        address = f"inproc://handshakes-{self._domain}"
-        self._guarded.monitor(address, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
-        events: zmq.Socket[Any] = self._guarded.context.socket(zmq.PAIR)
-        events.setsockopt(zmq.LINGER, 0)
-        # Without a mark: at one, libzmq's own thread would wait for us to read.
-        events.setsockopt(zmq.RCVHWM, 0)
-        events.connect(address)
-        return TrioSocket(events)
-
-    async def _watch(self) -> None:
-        while True:
-            event = parse_monitor_message(
-                [bytes(part) for part in await self._monitor.recv_multipart()]
-            )
-            self.refused(Refusal(_REASONS.get(event["value"], "it breaks the protocol")))
 
 
 class _Porter:

@@ -26,9 +26,12 @@ import numpy as np
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Frame: TypeAlias = bytes | memoryview
 
-PARTS_MAX = 4
-"""Parts in one message: a header and its payloads. libzmq bounds the size of each part and never
+PARTS_MAX = 2
+"""Parts in one message: a header and its payload. libzmq bounds the size of each part and never
 their number: 2 000 parts of 900 B passed a 1 000 B limit."""
+
+PARTS_FORGIVEN = 4096
+"""Whoever sends a message of more parts than this loses its connection: it means harm."""
 
 FRAME_BYTES_MAX = 2 * 1024 * 1024
 """Bytes in one part. Fragments are cut smaller than this, so that a marker or a heartbeat never
@@ -106,8 +109,12 @@ class EndpointStatistics:
     """Arrivals dropped because their sender's identity is not a route."""
     arrivals_refused_identity: int = 0
     """Arrivals dropped because their sender's key belongs to somebody else."""
+    arrivals_refused_taken: int = 0
+    """Arrivals dropped because another connection that lives has their route."""
     handshakes_refused: int = 0
     """Connections refused because they came without a key, or with the wrong one."""
+    connections_cut: int = 0
+    """Connections shut down for what they made us hold, or because there were too many."""
     lines_mended: int = 0
     """Times that a dialled line was connected anew, because it spoke and heard nothing."""
 
@@ -119,6 +126,7 @@ class EndpointStatistics:
             + self.arrivals_refused_oversize
             + self.arrivals_refused_route
             + self.arrivals_refused_identity
+            + self.arrivals_refused_taken
         )
 
 

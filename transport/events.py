@@ -28,6 +28,23 @@ class MessageArrived(Event, Generic[B], frozen=True):
     handle: str = ""
 
 
+class BytesArrived(Event, frozen=True):
+    """A message is on its way in: ``nbytes`` of its payload have come. Told every few seconds, so
+    that a slow transfer is not taken for a dead peer."""
+
+    peer: str
+    lane: Lane
+    nbytes: int
+
+
+class LaneAdvanced(Event, frozen=True):
+    """The peer has taken in more of what was sent in this lane; said by the link machine to the one
+    above it."""
+
+    peer: str
+    lane: Lane
+
+
 class LaneBroken(Event, frozen=True):
     """A lane can no longer be trusted: a refused message, an unreachable or a full peer."""
 

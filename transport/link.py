@@ -19,7 +19,7 @@ with Reset. What the peers say is absolute, so they then simply say the newest o
 
 from typing import Any
 
-from clocks import RunningClock, Verdict
+from clocks import RunningClock, Verdict, actor_of
 from transport.effects import (
     CancelTimer,
     Dial,
@@ -31,7 +31,9 @@ from transport.effects import (
     SetTimer,
 )
 from transport.events import (
+    BytesArrived,
     Event,
+    LaneAdvanced,
     LaneBroken,
     MessageArrived,
     PeerJoined,
@@ -58,6 +60,7 @@ from transport.outbox import WINDOW_MESSAGES, OutboxFullError, Waiting
 from transport.sending import Sending
 from transport.session import (
     REDIAL_S_MIN,
+    SESSIONS_AHEAD_MAX,
     STALL_S,
     LaneState,
     Link,
@@ -101,6 +104,49 @@ class Links:
         """Whether a message is one of an open lane's, and not of a handshake."""
         link = self._links.get(event.peer)
         return link is not None and link.carries(event.lane, event.session, event.body)
+
+    def stands(self, event: MessageArrived[Any]) -> bool:
+        """Whether the session of a message that was handled is still the one of its link."""
+        link = self._links.get(event.peer)
+        return link is not None and event.session == link.session
+
+    def teaches(self, event: MessageArrived[Any]) -> bool:
+        """Whether a message that is about to be handled may teach the clock: one that opens a lane
+        of an agreed session, or is the next of an open one.
+
+        Whatever else arrives is judged, answered and counted, but nobody has vouched for what its
+        clock says: it may be a stranger's, or another job's.
+        """
+        link, body = self._links.get(event.peer), event.body
+        if type(body) is Hello:
+            return self._opens(link, event, body)
+        if link is None or event.session != link.session:
+            return False
+        lane = link.lanes[event.lane]
+        due = event.seq == lane.incoming.expected
+        if type(body) in GREETINGS:
+            fits = link.dialled is not None and link.incarnation in ("", event.sender)
+            return due and type(body) is Welcome and fits
+        known = event.sender == link.incarnation
+        return due and lane.open and known and event.clock.get(self.me, 0) <= self.clock.number
+
+    def _speaks_for_itself(self, event: MessageArrived[Any]) -> bool:
+        """Whether who dials has the name of its connection, and not one's own."""
+        return event.sender == event.peer and actor_of(event.sender) != actor_of(self.me)
+
+    def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
+        agreement = self._agreement
+        if agreement is None or disagreement(agreement, hello.agreement) is not None:
+            return False
+        if not self._speaks_for_itself(event):
+            return False
+        if link is None:
+            return event.seq == 0 and event.session <= SESSIONS_AHEAD_MAX
+        ahead = event.session - link.session
+        if link.dialled is not None or not 0 <= ahead <= SESSIONS_AHEAD_MAX:
+            return False
+        known = event.session == link.session
+        return event.seq == (link.lanes[event.lane].incoming.expected if known else 0)
 
     def waiting(self, peer: str, lane: Lane) -> tuple[int, bool]:
         """How many messages wait in a lane, and whether there is credit for another."""
@@ -196,6 +242,8 @@ class Links:
                     return self._greeted(at, link, event)
                 state = link.lanes[event.lane]
                 return self._numbered(at, link, state, event) if state.open else self._lost(event)
+            case BytesArrived():
+                return self._progressed(event)
             case LaneBroken(peer, lane, reason):
                 link = self._links.get(peer)
                 if link is None:
@@ -224,8 +272,11 @@ class Links:
                 return self._stale()
             case Welcome() if link is not None:
                 return self._welcome(link, event)
-            case Reset(reason) if link is not None and link.dialled is not None:
-                return self._lose(at, link, f"the other side asks to start again: {reason}")
+            case Reset(reason, beyond) if link is not None and link.dialled is not None:
+                heard = self._lose(at, link, f"the other side asks to start again: {reason}")
+                if beyond is not None:
+                    link.session = beyond
+                return heard
             case Refused(reason) if link is not None and link.dialled is not None:
                 del self._links[link.peer]
                 gone = self._forget_waiting(link)
@@ -246,6 +297,9 @@ class Links:
         self, at: float, link: Link, lane: LaneState, event: MessageArrived[Any]
     ) -> Heard:
         """A message of an open lane: only the next one counts."""
+        if event.sender != link.incarnation:
+            reason = f"{event.sender} speaks in the session of {link.incarnation}"
+            return self._break(at, link, event, reason)
         if event.clock.get(self.me, 0) >= self.clock.number:
             return self._break(at, link, event, "its clock knows events that have not happened")
         verdict = lane.incoming.check(event.seq)
@@ -256,9 +310,10 @@ class Links:
             due = lane.incoming.expected
             return self._break(at, link, event, f"message {event.seq} where {due} was due")
         match event.body:
-            case Credit(of_lane, taken):
-                link.lanes[of_lane].outbox.credited(taken)
-                return [], self._sending.pump(link, of_lane)
+            case Credit(of_lane, taken) if taken > link.lanes[of_lane].outbox.sent:
+                return self._break(at, link, event, f"credit for {taken} messages, more than sent")
+            case Credit(of_lane, taken, arrived):
+                return self._credited(link, of_lane, (taken, arrived))
             case Marker():
                 return [event], []
             case Bye(reason):
@@ -270,6 +325,20 @@ class Links:
                     return [event], []
                 return [event], self._sending.give_credit(link, event.lane)
 
+    def _credited(self, link: Link, lane: Lane, advanced: tuple[int, int]) -> Heard:
+        state = link.lanes[lane]
+        state.outbox.credited(advanced[0])
+        state.advanced = max(state.advanced, advanced)
+        heard: list[Event] = [LaneAdvanced(link.peer, lane)] if lane == BULK else []
+        return heard, self._sending.pump(link, lane)
+
+    def _progressed(self, event: BytesArrived) -> Heard:
+        """Tell the sender that its bytes arrive, and the machine above that the peer is at it."""
+        link = self._links.get(event.peer)
+        if link is None or not link.up or not link.lanes[event.lane].open:
+            return [], []
+        return [event], self._sending.give_credit(link, event.lane, event.nbytes)
+
     # Handshake.
 
     def _dial(self, at: float, link: Link) -> list[Effect]:
@@ -277,6 +346,7 @@ class Links:
         link.session += 1
         link.attempts += 1
         link.lanes = new_lanes()
+        link.incarnation = ""
         effects: list[Effect] = [
             self._sending.number(link, lane, link.lanes[lane], Hello(link.dialled or {}))
             for lane in LANES
@@ -284,22 +354,30 @@ class Links:
         return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
 
     def _hello(self, event: MessageArrived[Any], hello: Hello) -> Heard:
-        """The listening side's part; a lower session than the current one is old news."""
+        """The listening side's part. To a session that is below the current one, or far above, it
+        says which one to go beyond: whoever has lost count, or was counted up by a stranger, is
+        heard at the next dial; what is only late is stale over there."""
         link = self._links.get(event.peer)
         if self._agreement is None or (link is not None and link.dialled is not None):
             return self._stale()
+        if not self._speaks_for_itself(event):
+            self._count("false name")
+            return [], []
         difference = disagreement(self._agreement, hello.agreement)
         if difference is not None:
             self._count("refused at the handshake")
             return [], self._sending.out_of_band(event, Refused(difference))
         heard: list[Event] = []
         effects: list[Effect] = []
-        if link is None or event.session > link.session:
+        ahead = event.session - (0 if link is None else link.session)
+        if not 0 <= ahead <= SESSIONS_AHEAD_MAX:
+            beyond = event.session - ahead
+            reset = Reset(f"session {event.session} cannot follow {beyond}", beyond)
+            return [], [*self._stale()[1], *self._sending.out_of_band(event, reset)]
+        if link is None or ahead:
             if link is not None:
                 heard, effects = self._down(link, "it shook hands again")
             link = self._links[event.peer] = Link(event.peer, None, event.session)
-        elif event.session < link.session:
-            return self._stale()
         link.incarnation = event.sender
         lane = link.lanes[event.lane]
         if lane.incoming.check(event.seq) is not Verdict.NEXT:
@@ -314,7 +392,8 @@ class Links:
 
     def _welcome(self, link: Link, event: MessageArrived[Any]) -> Heard:
         lane = link.lanes[event.lane]
-        if link.dialled is None or lane.incoming.check(event.seq) is not Verdict.NEXT:
+        fits = link.dialled is not None and link.incarnation in ("", event.sender)
+        if not fits or lane.incoming.check(event.seq) is not Verdict.NEXT:
             return self._stale()
         link.incarnation = event.sender
         lane.open = True
@@ -354,7 +433,7 @@ class Links:
         state = link.lanes[lane]
         if state.watched is not None:
             return []
-        state.watched = state.outbox.taken
+        state.watched = state.advanced
         return [SetTimer(stall_timer(link.peer, lane), at + STALL_S)]
 
     def _stalled(self, at: float, link: Link, lane: Lane) -> Heard:
@@ -362,10 +441,10 @@ class Links:
         before, state.watched = state.watched, None
         if before is None or not state.outbox.waiting:
             return [], []
-        if state.outbox.taken > before:
+        if state.advanced > before:
             return [], self._watch(at, link, lane)
         self._count("stalled")
-        return self._lose(at, link, f"{lane} lane: no credit for {STALL_S:g} s")
+        return self._lose(at, link, f"{lane} lane: nothing was taken in for {STALL_S:g} s")
 
     def _down(self, link: Link, reason: str) -> Heard:
         was_up, link.up = link.up, False

@@ -59,16 +59,20 @@ class Refused(Body, frozen=True):
 
 
 class Reset(Body, frozen=True):
-    """A session is unknown or broken; the dialling side shakes hands again."""
+    """A session is unknown or broken; the dialling side shakes hands again, with the session after
+    ``beyond`` where that is said."""
 
     reason: Reason
+    beyond: Count | None = None
 
 
 class Credit(Body, frozen=True):
-    """How many messages of ``lane`` the sender of this has taken in, in all, this session."""
+    """How many messages of ``lane`` the sender of this has taken in, in all, this session, and how
+    many bytes have come of the one after these."""
 
     lane: Lane
     taken: Count
+    arrived: Count = 0
 
 
 class Bye(Body, frozen=True):

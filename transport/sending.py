@@ -35,11 +35,11 @@ class Sending:
                 effects += self._handles.release(message.payload)
         return effects
 
-    def give_credit(self, link: Link, lane: Lane) -> list[Effect]:
-        """Say how much of a lane has been taken in."""
+    def give_credit(self, link: Link, lane: Lane, arrived: int = 0) -> list[Effect]:
+        """Say how much of a lane has been taken in, and how many bytes of the next message."""
         state = link.lanes[lane]
         state.credited = state.taken
-        credit = Waiting(Credit(lane, state.taken), free_of_charge=True)
+        credit = Waiting(Credit(lane, state.taken, arrived), free_of_charge=True)
         link.lanes[CONTROL].outbox.put_first(credit)
         return self.pump(link, CONTROL)
 

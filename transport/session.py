@@ -16,9 +16,13 @@ DOUBLINGS_MAX = 8
 """More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
 
 STALL_S = 30.0
-"""A lane whose messages wait for credit this long, with none coming, may have lost all that it had
-on its way: nothing that follows could show the hole. The link is given up, which costs a handshake
-where the other side was merely stopped."""
+"""A lane whose messages wait for credit this long, while neither credit nor word of arriving bytes
+comes, may have lost all that it had on its way: nothing that follows could show the hole. The link
+is given up, which costs a handshake where the other side was merely stopped."""
+
+SESSIONS_AHEAD_MAX = 2**20
+"""So far a session may be ahead of the one before, or of none: as many dials take weeks. A number
+near the largest would leave none for whoever dials next."""
 
 REASON_CHARS_MAX = 1000
 """A peer's own words may be long; a reason that quotes them must still fit its field."""
@@ -26,13 +30,15 @@ REASON_CHARS_MAX = 1000
 
 @dataclass(slots=True)
 class LaneState:
-    """One lane of one session; ``watched`` is the credit that there was when it was first found
-    to have none left, None while nobody looks."""
+    """One lane of one session; ``advanced`` is what the peer was last known to have taken in,
+    messages and bytes of the next one; ``watched`` is what that was when the lane was first found
+    to have no credit left, None while nobody looks."""
 
     outbox: Outbox
     outgoing: LaneSequence = field(default_factory=LaneSequence)
     incoming: LaneSequence = field(default_factory=LaneSequence)
-    watched: int | None = None
+    advanced: tuple[int, int] = (0, 0)
+    watched: tuple[int, int] | None = None
     told: int = 0
     taken: int = 0
     credited: int = 0

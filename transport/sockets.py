@@ -22,11 +22,14 @@ from typing import Any, TypeVar
 import trio
 import zmq
 
-from transport.endpoint import COPY_BYTES_MAX, Buffer, Frame, flat_frames
+from transport.endpoint import COPY_BYTES_MAX, PARTS_FORGIVEN, Buffer, Frame, flat_frames
 
 RETRY_S_MIN, RETRY_S_MAX = 0.0005, 0.02
 """Waits of a blocking ROUTER send to a full peer: `EVENTS` cannot say which peer has room, and
 believing it would spin the whole loop. Short enough to be unseen, long enough to be free."""
+
+DROPPED_AT_ONCE = 256
+"""Parts too many that are dropped before others have their turn: a third of a millisecond."""
 
 _Result = TypeVar("_Result")
 _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -37,16 +40,28 @@ class TrioSocket:
 
     Sending takes parts as `send_nowait` of an endpoint does, less its limits. On a `signed` socket
     each message received is led by one more part: the name that ZAP gave to its sender's key, empty
-    for a sender without one.
+    for a sender without one. ``excess`` is told over which connection a message of far too many
+    parts came.
     """
 
-    def __init__(self, socket: zmq.Socket[Any], *, signed: bool = False) -> None:
+    def __init__(
+        self,
+        socket: zmq.Socket[Any],
+        *,
+        signed: bool = False,
+        excess: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self._socket = socket
         self._signed = signed
+        self._excess = excess
         self._fd: int = socket.FD
         self._parked = {_IN: trio.lowlevel.ParkingLot(), _OUT: trio.lowlevel.ParkingLot()}
         self._leader: trio.CancelScope | None = None
         self._leader_wants = 0
+        self._dropping = False
+        self._dropped = 0
+        self.source = -1
+        """The descriptor of the connection that the last message came over; -1 for none."""
 
     def bind(self, address: str) -> str:
         """Listen on `address` and return it as bound; port 0 and * are any free port."""
@@ -58,8 +73,9 @@ class TrioSocket:
             self._learn()  # binding eats the edge like any other call
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def reconnect(self, address: str) -> None:
-        """Give up the connection to `address`, with what waits to leave through it, and dial again.
+    def reconnect(self, address: str, to: str | None = None) -> None:
+        """Give up the connection to `address`, with what waits to leave through it, and dial again,
+        or dial `to` instead; an empty `address` is none.
 
         Without linger: what the old connection still said would reach the peer beside the new one.
         """
@@ -68,8 +84,9 @@ class TrioSocket:
         linger = self._socket.getsockopt(zmq.LINGER)
         try:
             self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.disconnect(address)
-            self._socket.connect(address)
+            if address:
+                self._socket.disconnect(address)
+            self._socket.connect(address if to is None else to)
         finally:
             self._socket.setsockopt(zmq.LINGER, linger)
             self._learn()  # these calls eat the edge like any other
@@ -89,6 +106,16 @@ class TrioSocket:
     def send_multipart_nowait(self, parts: Sequence[Buffer]) -> None:
         """Queue one message if there is room, or raise `trio.WouldBlock`."""
         self._try(partial(self._send, flat_frames(parts)))
+
+    def linger(self, seconds: float) -> None:
+        """Queued frames have so long to leave, once this is closed."""
+        if not self._socket.closed:
+            self._socket.setsockopt(zmq.LINGER, int(seconds * 1000))
+            self._learn()
+
+    def readable(self) -> bool:
+        """Whether something is here to be received; whoever waits for it is told as well."""
+        return bool(self._learn() & _IN)
 
     async def aclose(self) -> None:
         """Close; waiting tasks get `trio.ClosedResourceError`. Queued frames linger."""
@@ -158,16 +185,32 @@ class TrioSocket:
                 self._learn()
 
     def _receive(self, parts_max: int) -> list[Frame]:
+        if self._dropping:
+            self._drop()
         parts: list[Frame] = []
         more = True
-        while more:
+        while more and len(parts) <= parts_max:
             frame = self._socket.recv(zmq.NOBLOCK, copy=False)
-            if self._signed and not parts:
-                parts.append(_signature(frame))
+            if not parts:
+                self.source, self._dropped = _source(frame), 0
+                if self._signed:
+                    parts.append(_signature(frame))
             more = frame.more
-            if len(parts) <= parts_max:
-                parts.append(frame.bytes if len(frame) <= COPY_BYTES_MAX else frame.buffer)
+            parts.append(frame.bytes if len(frame) <= COPY_BYTES_MAX else frame.buffer)
+        self._dropping = more  # The rest of it before the next one.
         return parts
+
+    def _drop(self) -> None:
+        """Let go of what is left of a message of too many parts, a few at a time."""
+        for _ in range(DROPPED_AT_ONCE):
+            self._socket.recv(zmq.NOBLOCK)
+            self._dropped += 1
+            if self._dropped == PARTS_FORGIVEN:
+                self._excess(self.source)
+            if not self._socket.getsockopt(zmq.RCVMORE):
+                self._dropping = False
+                return
+        raise zmq.Again
 
     def _send(self, parts: Sequence[Frame]) -> None:
         refused: zmq.ZMQError | None = None
@@ -183,6 +226,13 @@ class TrioSocket:
                 refused = error
         if refused is not None:
             raise refused
+
+
+def _source(frame: zmq.Frame) -> int:
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return -1  # It came from this process.
 
 
 def _signature(frame: zmq.Frame) -> bytes:

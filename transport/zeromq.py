@@ -8,22 +8,26 @@ arrives.
 """
 
 import errno
+import secrets
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import trio
 import zmq
 
+from transport.connections import Connections
 from transport.curve import Curve, Gate, Refusal
 from transport.endpoint import (
     FRAME_BYTES_MAX,
     LINGER_S,
     PARTS_MAX,
     RECEIVE_QUEUE_MESSAGES_MAX,
+    ROUTE_BYTES_MAX,
     SEND_QUEUE_MESSAGES_MAX,
     Arrival,
     Buffer,
@@ -59,8 +63,34 @@ LINE_BYTES_S_MIN = 32 * 1024
 """So fast a line is taken to be at least, before what was sent over it could be answered: whatever
 carries training is faster, and a large message on its way must not be cut off for being large."""
 
+DIVIDER = "\x1f"
+"""What divides a route from the secret behind it in an identity; no route has such a character."""
+
+NONCE_BYTES = 8
+"""Random bytes that each dial adds to its identity: nobody guesses 64 bits over a network."""
+
+LIVING_S = 30.0
+"""A connection that is there and was heard so recently keeps its route, whoever else names it. Who
+trains reports every few seconds; a host that was lost without a word is replaced after this."""
+
+LOOK_FOR_HOLDER_S = 0.5
+"""How often it is asked at most whether the connection that has a route is still there."""
+
+HOLDERS_MAX = 16_384
+"""Routes whose connections are remembered, several times as many as may be connected; beyond that
+the one that was silent longest is forgotten, and whoever names it next has it."""
+
 KNOCK, ANSWER = b"ddloco?", b"ddloco!"
 """Are you there; I am. Said and heard below `deliver`, one part long, and never a header."""
+
+
+FILE = "file:"
+"""How an address begins that stands in a file, whose one line may change while we run."""
+
+LOOK_UP_S = 0.5
+"""How often such a file is read: as often as a link is dialled at most."""
+
+ADDRESS_CHARS_MAX = 1024
 
 
 @asynccontextmanager
@@ -92,8 +122,10 @@ class _Line:
     socket: TrioSocket
     route: str | None
     gate: Gate | None = None
+    connections: Connections | None = None
     held: Arrival | None = None
     address: str = ""
+    written_in: str = ""
     unheard_since: float | None = None
     unheard_bytes: int = 0
     knocked: bool = False
@@ -118,16 +150,30 @@ class _Line:
         return trio.current_time() - self.unheard_since - patience
 
 
+@dataclass(slots=True)
+class _Holder:
+    """Which connection has a route: its identity, when it was heard and looked for last."""
+
+    identity: bytes
+    heard_at: float
+    looked_at: float
+
+
 class ZmqEndpoint:
     """`Endpoint` over ZeroMQ: one ROUTER for all addresses listened on, one DEALER per dial.
 
     Works over inproc, ipc and tcp. Sends are never blocking, so that a stopped peer stops nobody
     else, and the ROUTER is mandatory, so that a full or absent peer is an error and not silence.
 
-    With `handover` a new connection takes an identity over from an older one; without it the
-    newer is not heard. A connection that breaks while its messages wait unread keeps its identity
-    until they are read, so without `handover` the redial of the same peer can stay deaf for good
-    and the peer must dial again under another identity.
+    Behind its route, the identity of each dial has a secret of its own. So nobody takes over what
+    belongs to a connection of somebody else: libzmq hands identities over before any key is
+    compared. Of two connections that name one route, the listening endpoint hears the one that it
+    heard first, for as long as that one lives.
+
+    With `handover` a new connection takes an identity over from an older one of the same dial;
+    without it the newer is not heard. A connection that breaks while its messages wait unread keeps
+    its identity until they are read, so without `handover` the redial of the same peer can stay
+    deaf for good and the peer must dial again under another identity.
 
     With `handover` libzmq detaches the older connection and leaves it open, so whoever was robbed
     of its identity cannot tell. A dialled line that has spoken and heard nothing therefore knocks,
@@ -161,6 +207,8 @@ class ZmqEndpoint:
         self._deaf_s = deaf_s
         self._listening: _Line | None = None
         self._dialled: dict[str, _Line] = {}
+        self._holders: dict[str, _Holder] = {}
+        """Who was heard most recently comes last."""
         self._counts: Counter[str] = Counter()
         self._running: Callable[[_Line], None] | None = None
         self._closed = trio.Event()
@@ -188,17 +236,22 @@ class ZmqEndpoint:
             raise ValueError(f"already dialled: {route}")
         dealer = self._open(zmq.DEALER)
         try:
-            dealer.setsockopt(zmq.ROUTING_ID, check_route(identity))
+            dealer.setsockopt(zmq.ROUTING_ID, _secret_identity(identity))
             if self._curve is not None:
                 self._curve.seal(dealer, _peer_of(route))
-            dealer.connect(address)
+            found = _written_in(address) if address.startswith(FILE) else address
+            if found:
+                dealer.connect(found)
         except zmq.ZMQError as error:
             dealer.close(0)
             raise OSError(error.errno, f"cannot dial {address}: {error}") from error
         except ValueError:
             dealer.close(0)
             raise
-        self._dialled[route] = self._added(_Line(TrioSocket(dealer), route, address=address))
+        line = _Line(TrioSocket(dealer), route, address=found)
+        line.written_in = address if address.startswith(FILE) else ""
+        self._dialled[route] = self._added(line)
+        _knock(line)
 
     async def run(self, deliver: Deliver) -> None:
         """Receive from every socket, those opened later too; see `Endpoint.run`."""
@@ -226,7 +279,7 @@ class ZmqEndpoint:
             self._counts["sends_refused_gone"] += 1
             raise PeerGone(route)
         try:
-            parts = flat if line.route == route else (route.encode(), *flat)
+            parts = flat if line.route == route else (self._identity_of(route), *flat)
             line.socket.send_multipart_nowait(parts)
         except trio.WouldBlock:
             self._counts["sends_refused_full"] += 1
@@ -247,24 +300,24 @@ class ZmqEndpoint:
         self._check_open()
         if route in self._dialled or self._listening is None:
             return route in self._dialled
-        try:
-            self._listening.socket.send_multipart_nowait([check_route(route), ANSWER])
-        except trio.WouldBlock:
-            return True  # There, and full.
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            return False
-        return True
+        check_route(route)
+        return _is_there(self._listening, self._identity_of(route))
 
     def statistics(self) -> EndpointStatistics:
         """Return what has been counted so far."""
         return EndpointStatistics(**self._counts)
 
+    def hurry(self, linger_s: float) -> None:
+        """Once this is closed, frames that were sent have at most so long to leave."""
+        for line in self._lines():
+            line.socket.linger(linger_s)
+
     async def aclose(self) -> None:
         """Close every socket. The waiting for lingering frames is `open_context`'s."""
         self._closed.set()
         for line in self._lines():
+            if line.connections is not None:
+                await line.connections.aclose()
             if line.gate is not None:
                 await line.gate.aclose()
             await line.socket.aclose()
@@ -274,11 +327,18 @@ class ZmqEndpoint:
         return [line for line in (self._listening, *self._dialled.values()) if line is not None]
 
     def _guarded(self, router: zmq.Socket[Any]) -> _Line:
-        """The line that listens; with keys, behind a gate and with signed messages."""
-        if self._curve is None:
-            return _Line(TrioSocket(router), None)
-        gate = Gate(self._context, router, self._curve, self._refused_handshake)
-        return _Line(TrioSocket(router, signed=True), None, gate)
+        """The line that listens, its connections watched; with keys, behind a gate and signed."""
+        gate = None
+        if self._curve is not None:
+            gate = Gate(self._context, router, self._curve, self._refused_handshake)
+        failed = gate.failed if gate is not None else lambda _: None
+        connections = Connections(router, f"{id(router):x}", self._cut_connection, failed)
+        reading = TrioSocket(router, signed=gate is not None, excess=connections.excess)
+        return _Line(reading, None, gate, connections)
+
+    def _cut_connection(self, reason: str, address: str) -> None:
+        self._counts["connections_cut"] += 1
+        self.refusals["connections_cut"] = Refusal(reason, address)
 
     def _refused_handshake(self, refusal: Refusal) -> None:
         self._counts["handshakes_refused"] += 1
@@ -288,14 +348,37 @@ class ZmqEndpoint:
         nursery.start_soon(self._receive, line, deliver)
         if line.gate is not None:
             nursery.start_soon(line.gate.run)
+        if line.connections is not None:
+            nursery.start_soon(line.connections.run, lambda: not line.socket.readable())
         if line.route is not None and not line.address.startswith("inproc:"):
             nursery.start_soon(self._mend, line)
+        if line.written_in:
+            nursery.start_soon(self._look_up, line)
+
+    async def _look_up(self, line: _Line) -> None:
+        """Connect a line to where its file says, whenever that changes."""
+        while True:
+            await trio.sleep(LOOK_UP_S)
+            found = _written_in(line.written_in)
+            if not found or found == line.address:
+                continue
+            try:
+                line.socket.reconnect(line.address, found)
+            except trio.ClosedResourceError:
+                return
+            except zmq.ZMQError:
+                continue  # Not an address, or not one that can be dialled from here.
+            line.address = found
+            line.heard()
+            _knock(line)
 
     async def _mend(self, line: _Line) -> None:
         """Connect a line anew whose listener does not hear it any more; see the class."""
         while True:
             await trio.sleep(self._deaf_s / 8)
             overdue_s = line.overdue_s(self._deaf_s)
+            if not line.address:
+                continue
             try:
                 if overdue_s >= 0.0:
                     line.socket.reconnect(line.address)
@@ -339,6 +422,8 @@ class ZmqEndpoint:
                     parts = await line.socket.recv_multipart(PARTS_MAX + 2)
                 except trio.ClosedResourceError:
                     return  # `run` says so, once for all sockets
+                if line.connections is not None:
+                    line.connections.heard(line.socket.source)
                 line.held = self._admitted(line, parts)
             if line.held is not None:
                 # Held until delivered: a cancelled delivery is handed out by the next run.
@@ -348,8 +433,10 @@ class ZmqEndpoint:
     def _admitted(self, line: _Line, parts: list[Frame]) -> Arrival | None:
         """Return the arrival, or count why there is none."""
         route, signature = line.route, b"" if line.gate is None else parts.pop(0)
+        identity = b""
         if route is None:
-            route = _route_of(parts.pop(0))
+            identity = bytes(parts.pop(0))
+            route = _route_of(identity)
         frames = tuple(parts)
         if line.route is not None:
             line.heard()
@@ -357,13 +444,17 @@ class ZmqEndpoint:
             self._counts["arrivals_refused_route"] += 1
         elif line.gate is not None and not self._proven(route, str(signature, "utf-8")):
             self._counts["arrivals_refused_identity"] += 1
+        elif line.route is None and not self._holds(line, route, identity):
+            self._counts["arrivals_refused_taken"] += 1
+            reason = f"another connection has the route {route}"
+            self.refusals["arrivals_refused_taken"] = Refusal(reason)
         elif not 0 < len(frames) <= PARTS_MAX:
             self._counts["arrivals_refused_parts"] += 1
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
         elif line.route is None and frames == (KNOCK,):
             with suppress(trio.WouldBlock, zmq.ZMQError):  # Full or gone: it will knock again.
-                line.socket.send_multipart_nowait([route.encode(), ANSWER])
+                line.socket.send_multipart_nowait([identity, ANSWER])
         elif line.route is not None and frames == (ANSWER,):
             pass
         else:
@@ -371,6 +462,35 @@ class ZmqEndpoint:
             self._counts["bytes_received"] += sum(map(len, frames))
             return Arrival(route, frames)
         return None
+
+    def _identity_of(self, route: str) -> bytes:
+        """The identity of the connection that has a route; of none, what one without a secret
+        would have."""
+        holder = self._holders.get(route)
+        return holder.identity if holder is not None else route.encode()
+
+    def _holds(self, line: _Line, route: str, identity: bytes) -> bool:
+        """Whether a connection has the route that it names, or may have it from now on."""
+        now = trio.current_time()
+        holder = self._holders.pop(route, None)
+        if holder is None:
+            holder = _Holder(identity, now, now)
+            while len(self._holders) >= HOLDERS_MAX:
+                del self._holders[next(iter(self._holders))]
+        elif holder.identity != identity and not self._has_gone(line, holder, now):
+            self._holders[route] = holder
+            return False
+        holder.identity, holder.heard_at = identity, now
+        self._holders[route] = holder
+        return True
+
+    def _has_gone(self, line: _Line, holder: _Holder, now: float) -> bool:
+        if now - holder.heard_at >= LIVING_S:
+            return True
+        if now - holder.looked_at < LOOK_FOR_HOLDER_S:
+            return False
+        holder.looked_at = now
+        return not _is_there(line, holder.identity)
 
     def _proven(self, route: str, signature: str) -> bool:
         """Whether the key that a message came with speaks for the peer in its route."""
@@ -382,10 +502,50 @@ class ZmqEndpoint:
         return False
 
 
-def _route_of(identity: Frame) -> str | None:
+def _written_in(address: str) -> str:
+    """The address in a file; empty while there is none."""
+    path = Path(address.removeprefix(FILE))
+    try:
+        if not path.is_file():  # A pipe would be waited for.
+            return ""
+        with path.open() as file:
+            return file.readline(ADDRESS_CHARS_MAX).strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _knock(line: _Line) -> None:
+    """Say that somebody is there, before there is anything else to say."""
+    with suppress(trio.WouldBlock):  # Connected to nothing yet.
+        line.socket.send_multipart_nowait([KNOCK])
+
+
+def _is_there(line: _Line, identity: bytes) -> bool:
+    """Whether a connection of that identity is there, by saying to it what it never asked."""
+    try:
+        line.socket.send_multipart_nowait([identity, ANSWER])
+    except trio.WouldBlock:
+        return True  # There, and full.
+    except zmq.ZMQError as error:
+        if error.errno != errno.EHOSTUNREACH:
+            raise
+        return False
+    return True
+
+
+def _secret_identity(identity: str) -> bytes:
+    """The identity of one dial; raises `ValueError` for what is no route, or leaves no room."""
+    wire = check_route(identity)
+    if len(wire) > ROUTE_BYTES_MAX - 1 - 2 * NONCE_BYTES:
+        most = ROUTE_BYTES_MAX - 1 - 2 * NONCE_BYTES
+        raise ValueError(f"an identity has at most {most} bytes, this one {len(wire)}")
+    return wire + f"{DIVIDER}{secrets.token_hex(NONCE_BYTES)}".encode()
+
+
+def _route_of(identity: bytes) -> str | None:
     """Read a peer's identity as a route; libzmq makes up unprintable ones for the nameless."""
     try:
-        route = str(identity, "utf-8")
+        route = str(identity, "utf-8").partition(DIVIDER)[0]
         check_route(route)
     except ValueError:
         return None

@@ -27,10 +27,11 @@ Which invariant is looked at where:
 """
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clocks import actor_of, number_of
+from clocks import INCARNATIONS_MAX, actor_of, number_of
 from ddloco.effects import InstallState, MergeFragment, Overwrite, RunStep
 from ddloco.events import FragmentMerged, Recovered, StateInstalled, StepFinished
 from ddloco.learner import Learner
@@ -281,7 +282,12 @@ def begins(event: Event) -> bool:
 
 class Causal(Books[Stage, Role]):
     """clock-causal: an actor's own entry counts its events; the others only grow, and are no
-    smaller than those of whatever it is told."""
+    smaller than those of whatever it is told.
+
+    Told are only messages whose session stands. A late Welcome of a lost session is answered and
+    teaches nothing, although the clock may long have heard newer events of its sender: what it
+    says of others may since have been retired there, and not be known here at all.
+    """
 
     invariants = ("clock-causal",)
 
@@ -309,11 +315,22 @@ class Causal(Books[Stage, Role]):
         mine = event.clock.get(me, 0)
         said = f"{me}:{number} is told of its event {mine}, which has not happened"
         self.hold(mine < number, "clock-causal", said)
-        for name, count in {**before, **event.clock}.items():
+        known = clock[event.sender] >= event.clock.get(event.sender, 0)
+        believed = known and role.actor.links.stands(event)
+        told = event.clock if believed else {}
+        for name, count in {**before, **told}.items():
             least = max(count, before.get(name, 0))
             kept = clock[name] >= least or number_of(name) < floors.get(actor_of(name), 0)
+            kept = kept or _crowded_out(name, clock.others())
             self.hold(kept, "clock-causal", f"{me}:{number} has {name}:{clock[name]}, not {least}")
         self._before[me] = {me: number, **{name: clock[name] for name in clock.others()}}
+
+
+def _crowded_out(name: str, known: Sequence[str]) -> bool:
+    """Whether newer incarnations of the same actor have taken all its places in a clock."""
+    actor, number = actor_of(name), number_of(name)
+    newer = [each for each in known if actor_of(each) == actor and number_of(each) > number]
+    return len(newer) >= INCARNATIONS_MAX
 
 
 class Durable(Books[Stage, Role]):

@@ -48,7 +48,12 @@ from ddloco.events import (
 )
 from ddloco.fragments import FragmentPlan, Leaf
 from ddloco.measure import Judge
-from ddloco.merging import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.merging import (
+    Contribution,
+    Segment,
+    fragment_segments,
+    merge_fragment,
+)
 from ddloco.simulation.album import Album, Photographer
 from ddloco.simulation.quadratic import FAR, Wrong, pull, spoil, target
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
@@ -93,12 +98,10 @@ class Content:
     def digest(self) -> bytes:
         """16 bytes that differ where contents differ."""
         if self.array is None:
-            packed = len(self.what) == 4
-            return (
-                _DIGEST.pack(*self.what)
-                if packed
-                else xxhash.xxh3_128_digest(repr(self.what).encode())
-            )
+            try:
+                return _DIGEST.pack(*self.what)
+            except struct.error:  # No four numbers, or larger ones than any run has.
+                return xxhash.xxh3_128_digest(repr(self.what).encode())
         return xxhash.xxh3_128_digest(self.array.data)
 
 
@@ -219,7 +222,7 @@ class Labour:
         contents[work.out] = Content((*self._device, work.step), copy)
         self.photographer.stepped(self._state())
         batch = self._batch.to_bytes(16, "little")
-        return StepFinished(work.work, work.step, loss, TOKENS, batch)
+        return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
 
     def _descend(self, step: int) -> float:
         """One step towards this learner's target, with a pull of the batch's own."""
@@ -362,6 +365,7 @@ class Labour:
             lr=self._job.outer.lr,
             momentum_factor=self._job.outer.momentum,
             judge=judge if work.band else None,
+            adopt=work.adopt,
         )
         made = (Content(what, result.theta), Content(what, result.momentum))
         digests = (made[0].digest, made[1].digest, made[0].digest)

@@ -1,13 +1,16 @@
-"""When syncs are launched and closed: quorum-or-grace, overlap (paper: 3.2 and 3.3)."""
+"""When syncs are launched and closed, and who is pulled: quorum-or-grace, overlap,
+unmerged-pulled (paper: 3.2 and 3.3)."""
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of
 from ddloco.effects import MergeFragment
+from ddloco.events import FragmentMerged, Recovered
 from ddloco.membership import SILENCE_S_MIN
-from ddloco.messages import Progress, Pull
+from ddloco.messages import Contribution, Progress, Pull
 from ddloco.rounds import LAUNCH
 from ddloco.simulation.books import Books, Role, Stage
 from ddloco.stage.effects import Observe
@@ -26,6 +29,7 @@ from transport import (
 )
 
 GRACE = "quorum-or-grace"
+PULLED = "unmerged-pulled"
 ROUNDING_S = 1e-6
 PULL = "pull/"
 
@@ -34,16 +38,19 @@ WAITS_FOR_NOBODY = (TimerFired, LaneBroken, StopRequested)
 
 
 class Launches(Books[Stage, Role]):
-    """quorum-or-grace, overlap: a sync is launched with a quorum of learners that have something
-    new, not before the steps since the last launch have had their time, not after its grace window;
-    it is closed by its deadline; no more of them are under way than may be.
+    """quorum-or-grace, overlap, unmerged-pulled: how a sync is launched and closed.
+
+    It is launched with a quorum of learners that finished a step since the last launch; not before
+    the steps since then have had their time, not after its grace window. It pulls everybody who has
+    trained steps of its fragment that are in no merge; with ``sync.pull = "fresh"`` only those of
+    the quorum. It is closed by its deadline. No more syncs are under way than may be.
 
     Args:
         late_max: arrivals that may be handled after a time that has come, and before its timer; in
             virtual time none, live the one that came while the driver looked at the clock.
     """
 
-    invariants = (GRACE, "overlap")
+    invariants = (GRACE, "overlap", PULLED)
 
     def __init__(self, late_max: int = 0) -> None:
         super().__init__()
@@ -52,6 +59,7 @@ class Launches(Books[Stage, Role]):
 
     def _forget(self) -> None:
         self._under_way: dict[int, int] = {}
+        self._work: dict[int, tuple[int, int]] = {}
         self._deadlines: dict[int, float] = {}
         self._late: Counter[int] = Counter()
         self._overdue = 0
@@ -63,6 +71,12 @@ class Launches(Books[Stage, Role]):
         self._fastest_s = 0.0
         self._last = (0, 0.0)
         self._graced: tuple[int, float] | None = None
+        self._reports: dict[str, Progress] = {}
+        self._bases: dict[tuple[str, int], int] = {}
+        """Per learner and fragment the newest base that it contributed from."""
+        self._versions: Counter[int] = Counter()
+        self._unheard: set[str] = set()
+        """Who was pulled and has said nothing since."""
 
     def started(self, stage: Stage, role: Role) -> None:
         """Whatever was under way died with the syncer before this one."""
@@ -73,8 +87,14 @@ class Launches(Books[Stage, Role]):
         """Only the syncer launches."""
         if not isinstance(role.actor.machine, Syncer):
             return
-        if isinstance(event, MessageArrived) and isinstance(event.body, Progress):
-            self._report(role.at, event.peer, event.body)
+        if isinstance(event, MessageArrived):
+            self._said(role.at, event)
+        elif isinstance(event, FragmentMerged):
+            t, fragment = self._work.pop(event.work, (0, 0))
+            if event.accepted:
+                self._versions[fragment] = t
+        elif isinstance(event, Recovered):
+            self._recovered(event)
         if isinstance(event, TimerFired) and event.timer == LAUNCH:
             self._alarm = None
         pulls: dict[tuple[int, int], list[str]] = {}
@@ -92,6 +112,7 @@ class Launches(Books[Stage, Role]):
                     self._deadlines[int(timer.removeprefix(PULL))] = at
                 case MergeFragment():
                     self._deadlines.pop(effect.t, None)
+                    self._work[effect.work] = effect.t, effect.fragment
                 case _:
                     pass
         for (t, fragment), peers in pulls.items():
@@ -105,9 +126,23 @@ class Launches(Books[Stage, Role]):
             late = self._late[t] > self._late_max
             self.hold(not late, GRACE, f"sync {t} is open at {role.at}, its deadline was {at}")
 
+    def _said(self, at: float, event: MessageArrived[Any]) -> None:
+        peer, said = event.peer, event.body
+        self._unheard.discard(peer)
+        if isinstance(said, Contribution):
+            before = self._bases.get((peer, said.fragment), -1)
+            self._bases[peer, said.fragment] = max(before, said.base)
+        elif isinstance(said, Progress) and peer in self._heard:
+            self._report(at, peer, said)
+
+    def _recovered(self, event: Recovered) -> None:
+        for each in event.kept:
+            self._versions[each.fragment] = each.version
+            for name, base in each.spent.items():
+                self._bases[name, each.fragment] = base
+
     def _report(self, at: float, peer: str, progress: Progress) -> None:
-        if peer not in self._heard:
-            return
+        self._reports[peer] = progress
         self._heard[peer] = at
         if progress.step > self._steps[peer]:
             self._fresh.add(peer)
@@ -122,11 +157,13 @@ class Launches(Books[Stage, Role]):
                 name = fields["learner"]
                 for each in [each for each in self._heard if actor_of(each) == actor_of(name)]:
                     del self._heard[each]
+                    self._reports.pop(each, None)
                 self._steps[name], self._heard[name], self._step_s[name] = 0, at, 0.0
                 self._fresh.discard(name)
                 self._fastest_s = min(self._fastest_s, self._known_s())
             case Observe("lost", fields):
                 self._heard.pop(fields["learner"], None)
+                self._reports.pop(fields["learner"], None)
                 self._fastest_s = min(self._fastest_s, self._known_s())
             case Observe("sync repeated" | "merge", fields):
                 self._under_way.pop(fields["t"], None)
@@ -140,15 +177,27 @@ class Launches(Books[Stage, Role]):
         sync, links, at = stage.job.sync, role.actor.links, role.at
         self.hold(len(set(peers)) == len(peers), GRACE, f"sync {t} pulls one twice")
         later = [each for each in links.peers() if links.waiting(each, CONTROL)[0]]
-        many = len({*peers, *later})
+        many = len({*peers, *later} & self._fresh)
         self.hold(many >= sync.quorum, GRACE, f"sync {t} has {many} of {sync.quorum}")
-        stale = sorted({*peers} - self._fresh)
-        self.hold(not stale, GRACE, f"sync {t} pulls {stale}, that did no step since the last")
+        if sync.pull == "fresh":
+            stale = sorted({*peers} - self._fresh)
+            self.hold(not stale, GRACE, f"sync {t} pulls {stale}, that did no step since the last")
+        else:
+            lag = sync.staleness * sync.interval
+            left_out = self._unmerged(fragment, self._versions[fragment] - lag)
+            left_out = sorted(left_out - {*peers, *later})
+            self.hold(not left_out, PULLED, f"sync {t} leaves out {left_out}")
+        self._unheard.update(peers)
         last_t, last_at = self._last
         floor = last_at + max(t - last_t, 0) * self._fastest_s if last_t else 0.0
         self.hold(at >= floor - ROUNDING_S, GRACE, f"sync {t} at {at}, its floor is {floor}")
         if self._graced is not None and self._graced[0] == t and at < self._graced[1] - ROUNDING_S:
-            missing = {each for each, heard in self._heard.items() if at - heard <= SILENCE_S_MIN}
+            due_by = self._graced[1] if sync.pull == "unmerged" else math.inf
+            missing = {
+                each
+                for each, heard in self._heard.items()
+                if at - heard <= SILENCE_S_MIN and heard + self._step_s[each] <= due_by
+            }
             early = sorted(missing - self._fresh)
             self.hold(
                 not early, GRACE, f"sync {t} does not wait for {early} until {self._graced[1]}"
@@ -161,6 +210,17 @@ class Launches(Books[Stage, Role]):
         self._last = max(t, last_t), at
         self._fresh.clear()
         self._fastest_s = self._known_s()
+
+    def _unmerged(self, fragment: int, oldest: int) -> set[str]:
+        """Who has, by its last report, trained steps of ``fragment`` that it never contributed; but
+        for those that said nothing since they were pulled."""
+        return {
+            name
+            for name, report in self._reports.items()
+            if report.steps[fragment]
+            and report.versions[fragment] >= max(oldest, self._bases.get((name, fragment), -1) + 1)
+            and name not in self._unheard
+        }
 
     def _known_s(self) -> float:
         """The shortest step of anybody linked; 0 while nobody's is known, and so no floor."""

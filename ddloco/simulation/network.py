@@ -61,6 +61,11 @@ class Line:
             way: Direct(wire.delay_s, wire.jitter_s, wire.bytes_per_s) for way in WAYS
         }
 
+    def begins(self, way: Way, lane: str, now: float) -> float:
+        """When a message that is sent now begins to arrive, seconds."""
+        direct = self.ways[way]
+        return max(direct.free[lane], now) + direct.delay_s
+
     def arrival(self, way: Way, lane: str, now: float, nbytes: int) -> float:
         """When a message of ``nbytes`` sent now arrives: after the one before it in its lane."""
         direct = self.ways[way]

@@ -11,6 +11,7 @@ from ddloco.simulation.bounds import Bounds
 from ddloco.simulation.checks import Causal, Durable, Learning, Merging
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.launches import Launches
+from ddloco.simulation.merged_tokens import MergedTokens
 from ddloco.simulation.oracle import Oracle
 from ddloco.simulation.physics import Check
 from ddloco.simulation.recorded import Recording
@@ -66,8 +67,8 @@ def run_case(
     faults = scenario.faults(job, seed, min(until_s, FAULTS_S_MAX))
     if folder is not None:
         open_folder(folder, job)
-    ledger, checks = Ledger(), checks_of(scenario)
-    world = World(job, scenario.physics(job, seed, folder), checks, [ledger])
+    ledger, tokens, checks = Ledger(), MergedTokens(), checks_of(scenario)
+    world = World(job, scenario.physics(job, seed, folder), [*checks, tokens], [ledger])
     ledger.watch(world)
     row = Row(case.name, seed, paper=dict(case.paper))
     begun = time.perf_counter()
@@ -80,7 +81,7 @@ def run_case(
         row.violation = f"raised: {type(error).__name__}: {error}"
     row.wall_s = time.perf_counter() - begun
     row.events = world.events
-    row.values = ledger.results(world)
+    row.values = {**ledger.results(world), **tokens.results(len(world.plan.fragments))}
     if folder is not None and not world.over and row.violation is None:
         # Whoever follows these tapes wants a job that has come to its end.
         world.stop(world.lead, "enough")

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from clocks import actor_of
 from ddloco.simulation.network import CONTROL_BYTES, Line, Way
 from ddloco.simulation.node import Node
-from transport import BULK, LaneBroken, MessageArrived, Transmit
+from ddloco.stage.arrivals import PROGRESS_S
+from transport import BULK, BytesArrived, LaneBroken, MessageArrived, Transmit
 
 if TYPE_CHECKING:
     from ddloco.simulation.world import World
@@ -96,8 +97,23 @@ class Switch:
 
     def _send(self, line: Line, way: Way, target: Node, item: Any) -> None:
         nbytes = CONTROL_BYTES if item[2] is None else self._bulk_bytes
-        at = line.arrival(way, item[0].lane, self._world.now, nbytes)
+        now, said = self._world.now, item[0]
+        begun = line.begins(way, said.lane, now)
+        at = line.arrival(way, said.lane, now, nbytes)
+        moment = begun + PROGRESS_S
+        while moment < at:
+            come = int(nbytes * (moment - begun) / (at - begun))
+            told = (said, item[1], come, line, way, line.generation)
+            self._world.push(moment, target, self._progress, told)
+            moment += PROGRESS_S
         self._world.push(at, target, self.arrive, (*item, line, way, line.generation))
+
+    def _progress(self, node: Node, item: Any) -> None:
+        """A large message is still arriving, unless its connection is gone, or its line is cut."""
+        said, sender, nbytes, line, way, generation = item
+        if generation == line.generation and not line.ways[way].held:
+            peer = actor_of(sender) if way == "from-syncer" else sender
+            self._world.admit(node, BytesArrived(peer, said.lane, nbytes))
 
     def unpark(self, actor: str) -> None:
         """A syncer is there again: what the diallers' queues held comes in."""

@@ -27,11 +27,11 @@ World = Scenario | Recording
 """What a case happens in: described by a file, or taken from a run."""
 
 HELD, FOUND = 0, 1
-COLUMNS = ("goodput", "uptime", "taking part", "time")
+COLUMNS = ("goodput", "uptime", "taking part", "in a merge", "by fragment", "time")
 """What a table shows of a case, in percent, where it was measured; ``time`` relative to the first
 case."""
 
-COLUMNS_MIN = 110
+COLUMNS_MIN = 132
 """Width of a table that is written to a file."""
 
 SHOWN_MAX = 10
@@ -104,7 +104,8 @@ def _with_bar(
     if jobs < 0:
         raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one per core")
     columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=console, transient=True) as bar:
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
         task = bar.add_task(name, total=len(works))
         jobs = min(jobs or os.cpu_count() or 1, len(works))
         return list(sweep(run, works, jobs, lambda done: bar.update(task, completed=done)))

@@ -17,6 +17,7 @@ from ddloco.simulation.books import Books, Effects
 from ddloco.simulation.labour import TOKENS
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actor import Actor
 from ddloco.syncer import Syncer
 from ddloco.syncs import names
 from transport import Event, LaneBroken, MessageArrived, Transmit
@@ -57,6 +58,10 @@ class Contents(Books[World, Node]):
         used = self._batches[node.actor_name]
         said = f"{node.incarnation} leaves out {run.skip} batches, {used} were used"
         self.hold(run.skip <= used, "data-cursor", said)
+        if run.cursor:
+            at = int.from_bytes(run.cursor, "little")
+            said = f"{node.incarnation} leaves out {run.skip} batches, its cursor is behind {at}"
+            self.hold(at == run.skip, "data-cursor", said)
 
 
 class Clocks(Books[World, Node]):
@@ -84,7 +89,7 @@ class Clocks(Books[World, Node]):
         self.lossless = self.lossless and not isinstance(event, LaneBroken)
         number = truth.get(me, 0) + 1
         truth[me] = number
-        if isinstance(event, MessageArrived):
+        if isinstance(event, MessageArrived) and self._believed(role.actor, event):
             _, theirs = self._said[id(event.clock)]
             for name, count in theirs.items():
                 if count > truth.get(name, 0):
@@ -105,6 +110,16 @@ class Clocks(Books[World, Node]):
             if isinstance(effect, Transmit):
                 frozen = frozen or dict(truth)
                 self._said[id(effect.clock)] = (effect.clock, frozen)
+
+    def _believed(self, actor: Actor, event: MessageArrived[Any]) -> bool:
+        """Whether the clock took in a message; until something is lost all those teach that belong
+        to an open session."""
+        if actor.clock[event.sender] >= event.clock[event.sender]:
+            return True
+        said = f"{event.sender}:{event.clock[event.sender]} taught {actor.incarnation} nothing"
+        heeded = self.lossless and actor.links.carries(event)
+        self.hold(not heeded, "clock-vs-truth", said)
+        return False
 
 
 class Optimizer(Books[World, Node]):

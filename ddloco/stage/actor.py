@@ -84,9 +84,10 @@ class Actor:
     def witness(self, event: Event) -> dict[str, int]:
         """Let the clock take in ``event``, which is to be handled next; what it learned.
 
-        The door asks before the event is handled, so that the tape can say it.
+        The door asks before the event is handled, so that the tape can say it. Of messages only
+        those teach anything that the links will take as part of an open session.
         """
-        if isinstance(event, MessageArrived):
+        if isinstance(event, MessageArrived) and self.links.teaches(event):
             heard = event.clock
             if self.floors:
                 heard = {name: count for name, count in heard.items() if not self._retired(name)}

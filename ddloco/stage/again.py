@@ -86,6 +86,7 @@ class ProgramRerun(Rerun):
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
         snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
+        program: what is called in place of the program that the tapes name.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -99,15 +100,17 @@ class ProgramRerun(Rerun):
         progress: Callable[[int], None],
         warn: Callable[[str], None],
         snapshot: str = "",
+        program: str = "",
     ) -> None:
         tapes = open_tapes(folder)
-        self.production = production_from(tapes[0].header.job)
+        plain = tapes[0].header.job
+        self.production = production_from({**plain, "program": program or plain["program"]})
         self.warn = warn
         names = list(self.production.program.cast)
         begin = partial(beginning_of, production=self.production)
         # A run folder may have been copied; what is in it is where it is now.
         inner = folder / SNAPSHOTS
-        place = inner if inner.is_dir() else tapes[0].header.facts[PLACE]
+        place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
         super().__init__(tapes, names, begin_tapes(tapes, place, begin, snapshot), progress)
         self.report.counts = {"results of work": 0}
 

@@ -1,7 +1,6 @@
 """Where an actor's part of a snapshot goes: to a store; in a replay, through the digests only."""
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -47,15 +46,25 @@ class Stored:
 
     Args:
         store: where.
-        facts: what a manifest tells of the run, such as its job.
+        facts: what a manifest tells of the run, such as its job; and which run it is, in a place
+            that several share.
         keep: how many stay.
         keep_every: every so many stay for ever, 0 for none.
+        warn: told, in a thread, of what is wrong with older ones, once.
     """
 
     def __init__(
-        self, store: Store, facts: Mapping[str, str], *, keep: int = 5, keep_every: int = 0
+        self,
+        store: Store,
+        facts: Mapping[str, str],
+        *,
+        keep: int = 5,
+        keep_every: int = 0,
+        warn: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._store = store
+        self._warn = warn
+        self._warned: set[str] = set()
         self._facts = dict(facts)
         self._keep = keep
         self._keep_every = keep_every
@@ -77,10 +86,16 @@ class Stored:
         there = (each.manifest for each in self._store.snapshots())
         newest = max((manifest.order for manifest in there if manifest is not None), default=0)
         self._store.commit(Manifest(snapshot, newest + 1, self._facts, tuple(parts), absent))
-        # It stands, whatever becomes of older ones: what is damaged there stops retention, and is
-        # what `ddloco snapshot list` and `verify` are for.
-        with suppress(OSError, SnapshotError):
-            self._store.retain(self._keep, self._keep_every)
+        # It stands, whatever becomes of older ones.
+        try:
+            wrong = self._store.retain(self._keep, self._keep_every).aside
+            wrong = tuple(f"{each}; it was set aside" for each in wrong)
+        except (OSError, SnapshotError) as error:
+            wrong = (f"old snapshots are not removed: {error}",)
+        for said in wrong:
+            if said not in self._warned:
+                self._warned.add(said)
+                self._warn(said)
 
 
 class Digested:

@@ -8,7 +8,7 @@ from typing import TypeVar
 from clocks import actor_of, number_of
 from ddloco.stage.beginning import RESTORED, RESTORED_PLACE, Beginning, Start
 from replay import Tape, tape
-from snapshot import Manifest, Part, SnapshotError, Store
+from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,66 @@ def begin_tapes(
             intact, or of another version.
         StorageError: the place cannot be read.
     """
+    if snapshot == NEWEST:
+        return _newest(tapes, place, begin)
     if snapshot:
         beginning = begin(place, snapshot)
         _check(beginning, tapes, place)
-        return beginning
+        return _of_these(beginning, tapes, place)
     if any(each.dropped for each in tapes):
         return _first(tapes, place, begin)
     for each in tapes:
         if each.header.after:
             facts = each.header.facts
-            return begin(facts[RESTORED_PLACE], facts[RESTORED])
+            if RESTORED not in facts or RESTORED_PLACE not in facts:
+                said = f"begins behind event {each.header.after}, and names no snapshot"
+                raise SnapshotError(f"{each.path}: {said}")
+            there = facts[RESTORED_PLACE]
+            return _of_these(begin(there, facts[RESTORED]), tapes, there)
     return None
+
+
+def _of_these(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) -> Beginning[S]:
+    problem = stranger(beginning.parts, tapes)
+    if problem is not None:
+        where = f"{place}: {beginning.snapshot}"
+        raise SnapshotError(f"{where} is of another run than these tapes: {problem}")
+    return beginning
+
+
+def stranger(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
+    """Why a snapshot is not one of the run that left these tapes; None where it may be. Whoever is
+    in it was, at that event, where the tape says: two runs of one job have the same names, and
+    never the same clocks."""
+    by_name = {part.who: part for part in parts}
+    seen = False
+    for each in tapes:
+        part = by_name.get(each.incarnation)
+        if part is None or part.number < each.header.after:
+            continue
+        seen = True
+        if part.number > each.events:
+            if each.closed is None:
+                continue  # Its end was lost.
+            return f"it has event {part.number} of {part.who}, whose tape ends with {each.events}"
+        known = clock_at(each, part.number)
+        for name, count in part.clock.items():
+            if known.get(name, 0) != count:
+                there = f"{part.who} had heard of {name}:{count} at its event {part.number}"
+                return f"{there}, its tape says {name}:{known.get(name, 0)}"
+    return None if seen else "nobody in it has a tape here"
+
+
+def clock_at(each: Tape, number: int) -> dict[str, int]:
+    """All that an actor had heard of at one of its events."""
+    clock = dict(each.header.clock)
+    for record in each.records():
+        if isinstance(record, tape.Event):
+            if record.n > number:
+                break
+            clock.update(record.clock)
+    clock[each.incarnation] = number
+    return clock
 
 
 def _check(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) -> None:
@@ -107,12 +156,33 @@ def _check(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) ->
     )
 
 
+def _newest(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginning[S]:
+    """The newest snapshot of this run that is intact; others may have theirs in the same place."""
+    problem = "holds no snapshot of this run"
+    for each in Store(place).snapshots():
+        manifest = each.manifest
+        if manifest is None or manifest.facts.get("job", tapes[0].header.job_id) != (
+            tapes[0].header.job_id
+        ):
+            continue
+        if stranger(manifest.parts, tapes) is not None:
+            continue
+        try:
+            beginning = begin(place, manifest.id)
+            _check(beginning, tapes, place)
+        except SnapshotError as error:
+            problem = f"the newest snapshot of this run: {error}"
+            continue
+        return beginning
+    raise SnapshotError(f"{place}: {problem}")
+
+
 def _first(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginning[S]:
     """The first snapshot that is intact and will do."""
     problem = ""
     for manifest in anchors(tapes, place):
         try:
-            return begin(place, manifest.id)
+            return _of_these(begin(place, manifest.id), tapes, place)
         except SnapshotError as error:
             problem = problem or str(error)
     late = next(each for each in tapes if each.dropped)

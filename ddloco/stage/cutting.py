@@ -21,10 +21,13 @@ from snapshot import (
     Forget,
     Mark,
     Moment,
+    Part,
     Participant,
     RecordFlight,
     Tell,
     freeze,
+    problem_of,
+    split,
 )
 from transport import (
     CONTROL,
@@ -63,6 +66,11 @@ def packages_of(machine: object) -> tuple[str, ...]:
     return PACKAGES if own in PACKAGES else (*PACKAGES, own)
 
 
+def _refused(message: MessageArrived[Any], reason: str) -> Effect:
+    """What a peer said of snapshots is not believed."""
+    return Observe("refused", {"peer": message.sender, "reason": reason})
+
+
 class Cutting:
     """One actor's part in snapshots.
 
@@ -73,6 +81,7 @@ class Cutting:
     """
 
     def __init__(self, me: str, links: Links, packages: tuple[str, ...] = PACKAGES) -> None:
+        self._me = me
         self._links = links
         self._packages = packages
         self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
@@ -119,9 +128,15 @@ class Cutting:
         participant = self._participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
+                problem = self._marker_problem(snapshot, now)
+                if problem is not None:
+                    return [_refused(fact, problem)]
                 channel = (fact.sender, fact.lane)
                 return self._do(participant.marker(at, snapshot, channel, now))
             case MessageArrived(body=SnapshotPart(snapshot, part)):
+                problem = self._part_problem(fact.sender, snapshot, part)
+                if problem is not None:
+                    return [_refused(fact, problem)]
                 return self._do(participant.told(snapshot, part))
             case SnapshotRequested():
                 return self.take(at, now)
@@ -139,6 +154,33 @@ class Cutting:
                 return self._captured(work, "", reason)
             case _:
                 return []
+
+    def _marker_problem(self, snapshot: str, now: Moment) -> str | None:
+        """Why a marker is of no snapshot that anybody has begun, if so.
+
+        Whoever has heard of a snapshot has heard of the event that began it.
+        """
+        try:
+            initiator, number = split(snapshot)
+        except ValueError as error:
+            return f"$.body.snapshot: {error}"
+        known = now.clock.get(initiator, 0)
+        if number > known:
+            return f"$.body.snapshot: {snapshot}, of {initiator} event {known} is known"
+        if initiator == self._me and self._participant.unheard_of(snapshot):
+            return f"$.body.snapshot: {snapshot} was not begun here"
+        return None
+
+    def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:
+        """Why a part is none, if so. Whoever is linked here sends its own to a snapshot that was
+        begun here; others' parts come through those whom they are linked with."""
+        problem = problem_of(part)
+        if problem is not None:
+            return f"$.body.{problem}"
+        begun_here = snapshot in self._participant.began()
+        if begun_here and part.who != sender and part.who in (self._me, *self._peers.values()):
+            return f"$.body.part.who: {part.who}, which is not who speaks"
+        return None
 
     def take(self, at: float, now: Moment) -> list[Effect]:
         """Begin a snapshot with this event."""
@@ -249,7 +291,8 @@ class Cutting:
             case Tell(peer, snapshot, part):
                 # With nobody to tell, whoever began it waits, and then does without.
                 said = SnapshotPart(snapshot, part)
-                return [Send(route, CONTROL, said) for route in self._routes(peer)]
+                routes = self._routes(split(snapshot)[0]) or self._routes(peer)
+                return [Send(route, CONTROL, said) for route in routes]
             case Commit(snapshot, parts, absent):
                 work = self._next_work()
                 self._commits[work] = ask

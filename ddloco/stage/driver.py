@@ -6,22 +6,30 @@ performs them. Every door through which nondeterminism enters is in this file: t
 of arrivals, the completion of work, and requests from outside.
 """
 
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
 import trio
 
-from clocks import TimeSource, actor_of
+from clocks import TimeSource
 from ddloco.stage.actor import Actor
 from ddloco.stage.arrays import Arrays
 from ddloco.stage.arrivals import Arrivals
+from ddloco.stage.doorkeeper import Doorkeeper
 from ddloco.stage.effects import Finish, Observe, Work
-from ddloco.stage.events import Restored, SnapshotRequested, StopRequested, WorkResult
+from ddloco.stage.events import (
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    StopRequested,
+    WorkResult,
+)
 from ddloco.stage.logs import ActorLog
-from ddloco.stage.notices import OBSERVER
+from ddloco.stage.notices import OBSERVER, Request
 from ddloco.stage.timers import Timers
 from ddloco.stage.window import Window
 from replay import Recorder, TapeError
@@ -31,6 +39,7 @@ from transport import (
     Arrival,
     Assembler,
     Bytes,
+    BytesArrived,
     CancelTimer,
     Codec,
     Effect,
@@ -38,6 +47,7 @@ from transport import (
     Event,
     Free,
     Header,
+    Hello,
     Lane,
     LaneBroken,
     LaneFull,
@@ -91,6 +101,7 @@ class Driver:
         actor: what decides.
         said: the union of bodies that may travel.
         job_id: stamped on every message; messages of another job are refused.
+        company: the actors of the job, by name; nobody else speaks, or is spoken of.
         endpoint: carries messages; its addresses are dialled and listened on by the caller.
         worker: does the work.
         arrays: what handles point to.
@@ -109,6 +120,7 @@ class Driver:
         *,
         said: Any,
         job_id: str,
+        company: Collection[str],
         endpoint: Endpoint,
         worker: Worker,
         arrays: Arrays,
@@ -123,19 +135,19 @@ class Driver:
         self.refused: dict[str, int] = {}
         """Messages refused at the door, by peer."""
         self._job_id = job_id
+        self._doorkeeper = Doorkeeper(actor.incarnation, company, admits)
         self._endpoint = endpoint
         self._worker = worker
         self._arrays = arrays
         self._recorder = recorder
         self._time = time
         self._log = log
-        self._admits = admits
         self._codec: Codec[Any] = Codec(said, job_id)
         self._allocate = allocate
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")
         self._window = Window(
-            endpoint, arrays, time.now, self._status, refuse, request=self._request_snapshot
+            endpoint, arrays, time.now, self._status, refuse, request=self._requested
         )
         self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
@@ -205,12 +217,23 @@ class Driver:
 
     def request_stop(self, reason: str) -> None:
         """Ask the actor, from outside, to end in good order."""
-        try:
-            self._inbox.send_nowait(StopRequested(reason))
-        except (trio.BrokenResourceError, trio.WouldBlock):
-            self._urgent.append(StopRequested(reason))
+        self._request(StopRequested(reason))
 
-    def _request_snapshot(self) -> None:
+    def request_leave(self, reason: str) -> None:
+        """Ask the actor, from outside, to leave: its process is started again."""
+        self._request(LeaveRequested(reason))
+
+    def _request(self, event: Event) -> None:
+        try:
+            self._inbox.send_nowait(event)
+        except (trio.BrokenResourceError, trio.WouldBlock):
+            self._urgent.append(event)
+
+    def _requested(self, what: Request) -> None:
+        """An observer wants something that is the actor's to do."""
+        if what == "stop":
+            self.request_stop("asked to stop by an observer")
+            return
         try:
             self._inbox.send_nowait(SnapshotRequested())
         except trio.WouldBlock:
@@ -368,23 +391,23 @@ class Driver:
                 await self._inbox.send(LaneBroken(peer, lane, f"refused: {error}"))
             return
         if message is not None:
+            if type(message.header.body) is Hello and not self._may_greet(message.header.sender):
+                self._count_refusal(peer, "it says Hello too often")
+                return
             await self._inbox.send(Arrived(peer, lane, message))
+        nbytes = self._arrivals.progress(self._time.now(), peer, lane)
+        if nbytes is not None and self.actor.links.knows(peer):
+            with contextlib.suppress(trio.WouldBlock):  # The door is busy; there is more to come.
+                self._inbox.send_nowait(BytesArrived(peer, lane, nbytes))
+
+    def _may_greet(self, sender: str) -> bool:
+        return self._doorkeeper.may_greet(self._time.now(), sender)
 
     def _assembler(self, peer: str) -> Assembler[Any]:
-        check = partial(self._check, peer)
+        check = partial(self._doorkeeper.check, peer)
         if self._allocate is None:
             return Assembler(self._codec, check)
         return Assembler(self._codec, check, self._allocate, self._arrays.discard)
-
-    def _check(self, peer: str, header: Header[Any]) -> None:
-        """What only this job can know: who speaks, and what its payload must look like.
-
-        Raises:
-            RemoteProtocolError: it is not so.
-        """
-        if header.sender != peer and actor_of(header.sender) != peer:
-            raise RemoteProtocolError(f"$.sender: {header.sender} speaks on the lane of {peer}")
-        self._admits(header)
 
     def _count_refusal(self, peer: str, reason: str) -> None:
         """Counted and logged outside the tape: nothing of it reaches the actor."""

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from snapshot import Part
 from transport import Effect
 
-Status = Literal["done", "stopped", "bad-input", "failed"]
+Status = Literal["done", "stopped", "left", "bad-input", "failed"]
 
 
 class Work(Effect, frozen=True):

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from transport import Event, LaneBroken, TimerFired
+from transport import BytesArrived, Event, LaneBroken, TimerFired
 
 
 class Begun(Event, frozen=True):
@@ -66,13 +66,21 @@ class SnapshotSettled(Event, frozen=True):
 
 
 class StopRequested(Event, frozen=True):
-    """Somebody outside wants the actor to end in good order."""
+    """Somebody outside wants the actor to end in good order, and with it all that it leads."""
+
+    reason: str
+
+
+class LeaveRequested(Event, frozen=True):
+    """This process is to go, and will be started again, here or elsewhere: the actor leaves in good
+    order and soon, and whatever it takes part in goes on."""
 
     reason: str
 
 
 HappensToAll = (
     LaneBroken
+    | BytesArrived
     | TimerFired
     | Captured
     | Committed
@@ -80,5 +88,6 @@ HappensToAll = (
     | Restored
     | WorkFailed
     | StopRequested
+    | LeaveRequested
 )
 """What every tape may hold, besides messages and an actor's own events."""

@@ -1,12 +1,27 @@
-"""What people name as ``module:function``: imported, called with options, told apart by source."""
+"""What people name as ``module:function``: imported, called with options, told apart by source.
+
+It is looked for in the folder in which the command was given, as Python does for a script, and then
+where installed packages are. That folder may hold a module with the name of one of our packages.
+Only the worker process puts the folder first on its path; it then takes its own packages of such
+names out of the table of modules, so that user code imports the user's, and our code, which has
+imported all that it needs, keeps its own. A process of actors imports no task at all: it looks for
+the task's source file, and runs nothing of it.
+"""
 
 import hashlib
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
+
+from clocks import read_regular
+
+PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
+"""The packages of this distribution: names that are common enough for a user's own module."""
 
 
 class NamedError(ValueError):
@@ -54,14 +69,54 @@ def source_digest(kind: str, spec: str) -> str:
         NamedError: there is no such module, or it has no source file.
     """
     module_name, _ = parted(kind, spec)
-    try:
-        found = find_spec(module_name)
-    except Exception as error:
-        said = in_one_line(error)
-        raise NamedError(f"{kind} {spec!r}: cannot find {module_name}: {said}") from error
-    if found is None or found.origin is None or not found.has_location:
+    found = found_from(Path.cwd(), module_name)
+    if found is None:
+        raise NamedError(f"{kind} {spec!r}: there is no module {module_name}, here or installed")
+    if found.origin is None or not found.has_location:
         raise NamedError(f"{kind} {spec!r}: {module_name} has no source file")
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    try:
+        return hashlib.sha256(read_regular(found.origin)).hexdigest()
+    except OSError as error:
+        said = f"{found.origin} cannot be read: {error.strerror}"
+        raise NamedError(f"{kind} {spec!r}: {said}") from None
+
+
+def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
+    """Where a module would be imported from if ``folder`` came first; nothing is imported."""
+    top, *rest = module_name.split(".")
+    found = PathFinder.find_spec(top, [str(folder)])
+    if found is None or not found.has_location:  # A plain folder gives way to a package.
+        found = _installed(top) or found
+    name = top
+    for part in rest:
+        if found is None or found.submodule_search_locations is None:
+            return None
+        name = f"{name}.{part}"
+        found = PathFinder.find_spec(name, list(found.submodule_search_locations))
+    return found
+
+
+def _installed(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except ValueError:  # Loaded, and without a spec: __main__.
+        return None
+
+
+def look_here_first(folder: Path) -> None:
+    """From now on this process imports from ``folder`` before anywhere else, also what has the name
+    of one of our packages. Whoever calls this has imported all of ours that it will need."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    for package in PACKAGES:
+        theirs = PathFinder.find_spec(package, [str(folder)])
+        ours = sys.modules.get(package)
+        if theirs is None or theirs.origin is None or ours is None:
+            continue
+        if theirs.origin == ours.__file__:
+            continue  # The command was given in a checkout of this program.
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
 
 
 def parted(kind: str, spec: str) -> tuple[str, str]:
@@ -71,8 +126,9 @@ def parted(kind: str, spec: str) -> tuple[str, str]:
         NamedError: it has not that form.
     """
     module_name, colon, function_name = spec.partition(":")
-    if not (colon and module_name and function_name):
-        raise NamedError(f"{kind} {spec!r} is not of the form module:function")
+    dotted = all(part.isidentifier() for part in module_name.split("."))
+    if not (colon and dotted and function_name.isidentifier()):
+        raise NamedError(f"{kind} {spec[:200]!r} is not of the form module:function")
     return module_name, function_name
 
 

@@ -43,11 +43,16 @@ class Notice(Struct, frozen=True, tag=True):
     that another version is understood far enough to be told its number."""
 
 
-class Ask(Notice, frozen=True):
-    """Tell me the status, or (go on to) tell me the news, or take a snapshot. ``taken`` is the
-    greatest ``seq`` that the observer has taken in: what it has not, is held against it."""
+Request = Literal["snapshot", "stop"]
+"""What goes on to the actor's door, and becomes an event."""
 
-    what: Literal["status", "follow", "snapshot"]
+
+class Ask(Notice, frozen=True):
+    """Tell me the status, or (go on to) tell me the news, or take a snapshot, or end the job.
+    ``taken`` is the greatest ``seq`` that the observer has taken in: what it has not, is held
+    against it."""
+
+    what: Literal["status", "follow", "snapshot", "stop"]
     version: int = VERSION
     taken: Count = 0
     payloads: bool = False

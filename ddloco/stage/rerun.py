@@ -24,7 +24,7 @@ from ddloco.stage.anchor import cut_of
 from ddloco.stage.beginning import Beginning
 from ddloco.stage.errors import first_of
 from ddloco.stage.mailbox import Mailbox
-from replay import Divergence, Tape, tape
+from replay import Divergence, Tape, TapeError, tape
 
 
 class Plays(Protocol):
@@ -79,6 +79,9 @@ class Rerun(ABC):
         names: the actors that the run had.
         beginning: the snapshot to begin with, if any; what lies before its cut is not played.
         progress: called with the number of events played so far.
+
+    Raises:
+        TapeError: there is no event to play.
     """
 
     def __init__(
@@ -94,6 +97,10 @@ class Rerun(ABC):
             self.note(f"begins with snapshot {beginning.snapshot}: events before it were dropped")
         self.tapes = [each for each in tapes if not self._is_past(each)]
         self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
+        if not self.total:
+            # Nothing compared is nothing found equal.
+            said = f" behind snapshot {beginning.snapshot}" if beginning is not None else ""
+            raise TapeError(tapes[0].path, 0, f"nothing to replay: no tape has an event{said}")
         self.payloads = 0
         self.unverified = 0
         self._progress = progress

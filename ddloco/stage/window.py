@@ -20,6 +20,7 @@ from ddloco.stage.notices import (
     News,
     Notice,
     NoticeError,
+    Request,
     Sorry,
     Told,
     cut,
@@ -30,7 +31,14 @@ from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
 from transport.endpoint import Buffer
 
 OBSERVERS_MAX = 64
-"""Observers at once; beyond that whoever only asked for a status makes room."""
+"""Observers at once; beyond that whoever only asked for something, or has not spoken lately, makes
+room. Whoever asks for a status, a snapshot or the end needs no place: observers lock nobody out."""
+
+ATTENTIVE_S = 5.0
+"""Who follows says every second what it has taken in; after so long it may be elsewhere."""
+
+SNAPSHOT_ASKS_S_MIN = 1.0
+"""Snapshots are begun for observers at most this often, however many ask."""
 
 NEWS_AWAY_MAX = 256
 """Notices that an observer need not yet have taken in: a second's worth of a fast job."""
@@ -82,7 +90,8 @@ class Window:
         now: seconds since the actor's start.
         status: what is to be told of it, plain data.
         refuse: told why a frame was refused.
-        request: called when an observer asks for a snapshot: that alone goes on to the door.
+        request: called when an observer asks for a snapshot, or for the end of the job: these
+            alone go on to the door.
     """
 
     def __init__(
@@ -93,7 +102,7 @@ class Window:
         status: Callable[[], dict[str, Any]],
         refuse: Callable[[str], None],
         *,
-        request: Callable[[], None],
+        request: Callable[[Request], None],
     ) -> None:
         self._endpoint = endpoint
         self._arrays = arrays
@@ -103,6 +112,8 @@ class Window:
         self._request = request
         self._watchers: dict[str, Watcher] = {}
         self._newest: dict[int, int] = {}
+        self._snapshots_from = 0.0
+        """When a snapshot may be begun for an observer again."""
         self._told: tuple[float, dict[str, Any]] | None = None
 
     def take(self, arrival: Arrival) -> None:
@@ -117,15 +128,22 @@ class Window:
             self._decline(route, f"observers here speak version {VERSION}, not {ask.version}")
             return
         watcher = self._watcher(route, ask.taken)
-        if watcher is None:
+        if watcher is None and ask.what == "follow":
             self._decline(route, f"{OBSERVERS_MAX} observers follow this syncer already")
             return
+        if watcher is None:
+            watcher = Watcher(self._now(), ask.taken)  # Answered, and forgotten.
         watcher.heard_at = self._now()
         watcher.took(ask.taken)
         if ask.what == "status":
             self._tell(route, watcher)
-        elif ask.what == "snapshot":
-            self._request()
+        elif ask.what == "snapshot" and self._now() < self._snapshots_from:
+            wait = f"at most one each {SNAPSHOT_ASKS_S_MIN:g} s; ask again"
+            self._decline(route, f"a snapshot was asked for just now, {wait}")
+        elif ask.what in ("snapshot", "stop"):
+            if ask.what == "snapshot":
+                self._snapshots_from = self._now() + SNAPSHOT_ASKS_S_MIN
+            self._request(ask.what)
         else:
             self._follow(watcher, ask)
         self._hand_over(route, watcher)
@@ -186,7 +204,13 @@ class Window:
             return self._watchers[route]
         self._forget_silent()
         if len(self._watchers) >= OBSERVERS_MAX:
-            idle = [each for each in self._watchers if not self._watchers[each].follows]
+            lately = self._now() - ATTENTIVE_S
+            watchers = self._watchers
+            idle = [
+                each
+                for each in watchers
+                if not watchers[each].follows or watchers[each].heard_at < lately
+            ]
             if not idle:
                 return None
             del self._watchers[min(idle, key=lambda each: self._watchers[each].heard_at)]

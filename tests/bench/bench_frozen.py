@@ -27,7 +27,7 @@ from typing import Any
 
 from tools import median, say
 
-from ddloco.pacing import PULL_S_MAX, PULL_S_MIN
+from ddloco.pacing import PULL_S_MIN
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
 
@@ -137,7 +137,7 @@ def account(merges: list[dict[str, Any]], at: int, kind: str, who: str) -> dict[
     short = [each for _, each in waits if each["averaged"] < each["taking_part"]]
     sync_s = median([each["sync_s"] for each in normal])
     step_s = normal_s / 4
-    pull_s = min(max(4 * sync_s + step_s, PULL_S_MIN), PULL_S_MAX)
+    pull_s = max(4 * sync_s + step_s, PULL_S_MIN)
     bound_s = max(each["grace_s"] for _, each in waits) + pull_s
     answerless = "frozen between report and reply" if short else "frozen after a step, not pulled"
     what = {

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clocks import ClockError, Order, VectorClock
-from clocks.vector import COUNT_MAX, NAME_BYTES_MAX, actor_of, number_of
+from clocks.vector import COUNT_MAX, NAME_BYTES_MAX, actor_of, is_incarnation, number_of
 
 NAMES = ("a.0", "b.1", "é", "z", "日本")
 OPPOSITE = {
@@ -165,3 +165,25 @@ def test_the_bounds_themselves_are_allowed():
 def test_a_digit_that_is_no_number_is_part_of_a_name():
     """To Unicode a superscript two is a digit, to Python no integer; strangers choose names."""
     assert (actor_of("learner-0.²"), number_of("learner-0.²")) == ("learner-0.²", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_one"),
+    [
+        ("learner-3.2", True),
+        ("a.b.999999999", True),
+        ("learner-3", False),
+        ("learner-3.", False),
+        ("learner-3.0", False),
+        ("learner-3.02", False),
+        ("learner-3.-1", False),
+        ("learner-3.1000000000", False),
+        ("learner-3.\u00b2", False),
+        ("learner-3.\u0662", False),
+        (".2", False),
+        ("", False),
+    ],
+)
+def test_an_incarnation_has_one_way_to_be_written(name, is_one):
+    """Two names of one incarnation would be two entries, two tapes and two members."""
+    assert is_one is is_incarnation(name)

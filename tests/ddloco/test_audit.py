@@ -141,7 +141,7 @@ def test_a_doctored_clock_is_found(tapes, tmp_path):
             return msgspec.structs.replace(record, clock={**record.clock, "syncer.1": 10**6})
         return record
 
-    doctor(tapes / "learner-0.1.tape", tmp_path / "a.tape", change)
+    doctor(tapes / "learner-0.1.tape", tmp_path / "learner-0.1.tape", change)
     found = violated(open_tapes(tmp_path))
     assert ["learner-0.1:7"] == [found[CLOCK].ref]
 
@@ -154,7 +154,7 @@ def test_other_decisions_are_found(tapes, tmp_path):
             return msgspec.structs.replace(record, digest=b"\0" * 16)
         return record
 
-    doctor(tapes / "learner-0.1.tape", tmp_path / "a.tape", change)
+    doctor(tapes / "learner-0.1.tape", tmp_path / "learner-0.1.tape", change)
     findings = Audit(open_tapes(tmp_path)).run()
     assert "learner-0.1:9" == findings[0].ref
     assert (SAME, 8) == (findings[0].invariant, findings[0].looked)
@@ -162,7 +162,7 @@ def test_other_decisions_are_found(tapes, tmp_path):
 
 def test_a_doctored_event_is_found(tapes, tmp_path):
     """What no version of the program can have written is refused with tape and event."""
-    target = tmp_path / "a.tape"
+    target = tmp_path / "learner-0.1.tape"
 
     def change(record):
         if isinstance(record, tape.Event) and record.n == 5:

@@ -182,7 +182,7 @@ def test_a_file_that_cannot_be_read_is_named(path, tmp_path):
     """Missing files, folders and other people's bytes are refused by name."""
     with pytest.raises(ConfigError, match=r"job\.toml: cannot be read: No such file"):
         load_job(path)
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: is a folder"):
         load_job(tmp_path)
     path.write_bytes(b'[job]\ntask = "\xff\xfe"')
     with pytest.raises(ConfigError, match=r"job\.toml: not TOML: "):
@@ -322,6 +322,7 @@ CHOICES = {
     "sgd": "adam",
     "average": "rda",
     "tcp": "ipc",
+    "unmerged": "fresh",
     "off": "events",
     "drop": "stop",
 }
@@ -368,6 +369,30 @@ def test_a_learner_has_its_own_shard_and_environment():
     assert job.worker_of("learner-1") == Worker(8, {"XLA_FLAGS": "--x", "A": "1"})
     assert job.worker_of("syncer") == Worker(2, {"XLA_FLAGS": "--x"})
     assert job.learner_table("learner-2") == LearnerTable()
+
+
+@pytest.mark.parametrize(
+    ("method", "leaves", "said"),
+    [
+        ("data-parallel", [("w%d", (4,))] * 1025, "1025 tensors, a message has at most 1024; grad"),
+        ("elastic-data-parallel", [("w%d", (2**31,))] * 2, "bytes, a message has at most"),
+        ("decoupled-diloco", [("w%d", (4,))] * 2100, "1050 tensors, a message has at most 1024"),
+        ("data-parallel", [("w%d" + "x" * 300, (4,))] * 1000, "make a header of"),
+        ("data-parallel", [("w%d" + "x" * 600, (4,))], "at most 512 and 16"),
+        ("data-parallel", [("w%d", (1,) * 17)], "at most 512 and 16"),
+    ],
+)
+def test_what_fits_no_message_is_told_before_anything_is_sent(method, leaves, said):
+    """Else each message would break its link, and the next one again, without end."""
+    table = {} if "parallel" in method else {"fragments": 2, "interval": 4}
+    job = job_from({"job": {"task": "a:b", "method": method}, "sync": table}, "test")
+    named = [Leaf(name % n, shape, "float32") for n, (name, shape) in enumerate(leaves)]
+    with pytest.raises(ValueError, match=r"fragment 0 of [12]: ") as refused:
+        job.sendable_plan(named)
+    assert said in str(refused.value)
+    assert len(str(refused.value).splitlines()) == 1
+    few = [Leaf("a", (4,), "float32"), Leaf("b", (4,), "float32")]
+    assert job.plan(few) == job.sendable_plan(few)
 
 
 def test_the_agreement_names_job_and_plan():

@@ -80,10 +80,27 @@ def test_board_shows_faults():
     assert board.troubles == ["learner-1: crash", "learner-1: cut for 2.2 s"]
 
 
+def test_steps_that_nobody_merges_are_not_good():
+    """Before the first merge nobody knows; below the quorum nothing is merged, however they train.
+    One that has no link trains on, and its steps do not bring it back."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(1, 1, 1.0)):
+        board.take(line)
+    assert board.goodput is None
+    board.take(merge(4, 0))
+    assert board.goodput == 1.0
+    for n in range(2):
+        lost = {"event": "lost", "actor": "syncer", "learner": f"learner-{n}.1", "reason": "dead"}
+        board.take(lost)
+        board.take(step(n, 2, 2.0))
+    assert board.goodput == 0.0
+
+
 def test_a_learner_s_lives_add_up():
     """A new incarnation's clock begins again; goodput stays a share of the time alive."""
     board = Board(JOB)
-    for line in (step(0, 1, 1.0), step(0, 2, 2.0), step(0, 1, 0.5), step(0, 2, 1.5)):
+    lines = (step(0, 1, 1.0), step(0, 2, 2.0), step(0, 1, 0.5), step(0, 2, 1.5))
+    for line in (*lines, merge(4, 0)):
         board.take(line)
 
     assert board.learners["learner-0"].alive_s == 3.0

@@ -180,7 +180,7 @@ def test_a_place_that_cannot_be_read_costs_room_only(tmp_path, monkeypatch):
             nursery.cancel_scope.cancel()
         assert [0, 3] == stand.begins()
         away = False
-        await stand.dropper.finish()
+        await stand.dropper.finish(1.0)
 
     monkeypatch.setattr(dropping, "LOOK_S", 0.01)
     trio.run(main)

@@ -1,10 +1,9 @@
 """The environment of a worker: from the job file or from a tape, and nothing else."""
 
-import os
-from pathlib import Path
+import pytest
 
 from ddloco.config import Worker
-from ddloco.environment import ENTRY, FINGERPRINTED, fingerprinted, worker_environment
+from ddloco.environment import ENTRY, FINGERPRINTED, HASH_SEED, fingerprinted, worker_environment
 
 BASE = {"PATH": "/bin", "NPROC": "8", "XLA_FLAGS": "--old", "HOME": "/root"}
 
@@ -24,6 +23,15 @@ def test_the_job_files_variables_are_added():
     assert (env["XLA_FLAGS"], env["MINE"]) == ("--new", "1")
 
 
+def test_strings_hash_alike_in_every_worker():
+    """Whatever this process inherited; a job file may choose another seed, for all workers."""
+    base = {**BASE, HASH_SEED: "77"}
+    assert "0" == worker_environment(base, Worker())[HASH_SEED]
+    chosen = worker_environment(base, Worker(env={HASH_SEED: "5"}))
+    assert "5" == chosen[HASH_SEED]
+    assert "5" == worker_environment(base, Worker(), fingerprinted(chosen))[HASH_SEED]
+
+
 def test_the_base_is_not_changed():
     """Building an environment touches nobody else's."""
     base = dict(BASE)
@@ -33,15 +41,6 @@ def test_the_base_is_not_changed():
     assert base == BASE
 
 
-def test_tasks_are_found_where_the_command_was_given(tmp_path, monkeypatch):
-    """The current folder comes first on the path, what was there stays behind it."""
-    monkeypatch.chdir(tmp_path)
-
-    assert worker_environment({}, Worker())["PYTHONPATH"] == str(Path.cwd())
-    env = worker_environment({"PYTHONPATH": "/lib"}, Worker())
-    assert env["PYTHONPATH"] == os.pathsep.join([str(tmp_path), "/lib"])
-
-
 def test_a_recorded_fingerprint_replaces_all_that_changes_arithmetic():
     """In a replay nothing inherited, and nothing of today's job file, changes a bit."""
     base = {**BASE, "OMP_NUM_THREADS": "8", "JAX_ENABLE_X64": "1"}
@@ -49,7 +48,8 @@ def test_a_recorded_fingerprint_replaces_all_that_changes_arithmetic():
 
     env = worker_environment(base, Worker(threads=5, env={"XLA_FLAGS": "--now"}), recorded)
 
-    assert fingerprinted(env) == {f"{ENTRY}NPROC": "1", f"{ENTRY}XLA_FLAGS": "--then"}
+    told = {f"{ENTRY}NPROC": "1", f"{ENTRY}XLA_FLAGS": "--then", f"{ENTRY}{HASH_SEED}": "0"}
+    assert fingerprinted(env) == told
     assert "jax" not in env
     assert env["PATH"] == "/bin"
 
@@ -69,6 +69,36 @@ def test_what_was_recorded_is_built_again():
     worker = Worker(threads=3, env={"XLA_FLAGS": "--a", "TF_X": "1"})
     recorded = fingerprinted(worker_environment(BASE, worker))
 
-    again = worker_environment({"NPROC": "64", "CUDA_X": "1"}, Worker(), recorded)
+    again = worker_environment({"NPROC": "64", "CUDA_X": "1"}, worker, recorded)
 
     assert fingerprinted(again) == recorded
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LD_PRELOAD", "/home/me/theirs.so"),
+        ("PYTHONPATH", "/home/me"),
+        ("PATH", "/home/me"),
+        ("JAX_COMPILATION_CACHE_DIR", "/home/me/theirs"),
+        ("CUDA_INJECTION64_PATH", "/home/me/theirs.so"),
+        ("XLA_FLAGS", "--xla_dump_to=/home/me"),
+        ("XLA_FLAGS", "--a\0b"),
+        ("NPROC", "1\n2"),
+        ("OMP_NUM_THREADS", "9" * 5000),
+    ],
+)
+def test_a_tape_has_no_say_in_what_runs(name, value):
+    """Names that say where programs and files are, and values that could, are not taken."""
+    env = worker_environment(BASE, Worker(), {f"{ENTRY}{name}": value})
+
+    assert env.get(name) != value
+
+
+def test_what_this_process_says_itself_is_no_say_of_a_tape():
+    """The folder of compiled programs is the same one, so the replay goes on using it."""
+    base = {**BASE, "JAX_COMPILATION_CACHE_DIR": "/home/me/cache", "JAX_X": "1"}
+
+    env = worker_environment(base, Worker(), fingerprinted(base))
+
+    assert fingerprinted(env) == {**fingerprinted(base), f"{ENTRY}{HASH_SEED}": "0"}

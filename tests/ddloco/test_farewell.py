@@ -60,6 +60,6 @@ def test_it_leaves_when_all_is_done(farewell, evaluated, saved, patient, members
 @pytest.mark.parametrize("loss", [2.5, None])
 def test_the_result_says_what_it_is_of(farewell, loss):
     """The loss, or that there is none, with the global step and the number of merges."""
-    fields = {"held_out_loss": loss, "t": 9, "merges": 7}
+    fields = {"held_out_loss": loss, "t": 9, "merges": 7, "status": farewell.status}
     assert [Observe("result", fields)] == farewell.result(loss)
     assert farewell.evaluated

@@ -3,8 +3,9 @@
 import pytest
 
 from ddloco.config import job_from, load_job
-from ddloco.folder import album_of, next_folder, open_folder, place_of
+from ddloco.folder import album_of, next_folder, open_folder, place_of, run_of
 from ddloco.sections import ConfigError
+from ddloco.trust import MARK_FILE
 from snapshot import Entry, Part, Store
 
 JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
@@ -56,7 +57,7 @@ def test_joining_leaves_the_job_file_alone(tmp_path):
     open_folder(tmp_path, JOB, join=True)
 
     assert (tmp_path / "job.toml").stat() == before
-    assert ["job.toml"] == [path.name for path in tmp_path.iterdir()]
+    assert [MARK_FILE, "job.toml"] == sorted(path.name for path in tmp_path.iterdir())
 
 
 def test_the_place_of_a_job(tmp_path):
@@ -80,3 +81,17 @@ def test_snapshots_tell_of_their_job(tmp_path):
     [left] = [each.manifest for each in Store(tmp_path).snapshots()]
     assert left.snapshot == "syncer.1:5"
     assert left.facts == {"job": job.id, "name": "small"}
+
+
+def test_a_run_has_a_name_in_a_shared_place(tmp_path):
+    """Its folder keeps it; another folder, or the same one overwritten, is another run."""
+    job = job_from({"job": {"task": "x:y"}, "snapshot": {"place": str(tmp_path / "p")}}, "test")
+    one = open_folder(tmp_path / "one", job)
+    other = open_folder(tmp_path / "other", job)
+
+    assert "" == run_of(JOB, one, make=True)
+    assert "" == run_of(job, one)
+    first = run_of(job, one, make=True)
+    assert first == run_of(job, one) == run_of(job, one, make=True)
+    assert first != run_of(job, other, make=True)
+    assert first != run_of(job, open_folder(one, job, overwrite=True), make=True)

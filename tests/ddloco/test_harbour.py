@@ -1,5 +1,7 @@
 """Where tapes arrive: whole, in order, under their own names; everything else is refused."""
 
+import errno
+
 import msgspec
 import pytest
 import trio
@@ -52,7 +54,7 @@ class Stand:
     def again(self):
         """A syncer that starts again in the same folder."""
         note = lambda event, fields: self.notes.append((event, fields))  # noqa: E731
-        self.harbour = Harbour(self.folder, NAMES, "job-1", self, note)
+        self.harbour = Harbour(self.folder, NAMES, ("job-1", {}), self, note)
 
     def send_nowait(self, route, frames):
         """What an endpoint does."""
@@ -173,14 +175,29 @@ async def test_garbage_is_refused(stand):
     assert (5, []) == (stand.harbour.refused, stand.files)
 
 
-async def test_a_full_disk_is_said(stand, whole, monkeypatch):
-    """Whoever ships is told, and what was there stays a tape."""
+async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
+    """The log says it; what was there stays a tape, and goes on once there is room."""
     await stand.ship(whole[:300])
     real = harbours.os.write
-    monkeypatch.setattr(harbours.os, "write", lambda fd, data: real(fd, data[:10]))
-    answer = await stand.ship(whole[300:], 300)
-    assert "cannot be written here: " in answer.reason
+    with monkeypatch.context() as full:
+        full.setattr(harbours.os, "write", lambda fd, data: real(fd, data[:10]))
+        assert await stand.ship(whole[300:], 300) is None
     assert whole[:300] == (stand.folder / "learner-0.1.tape").read_bytes()
+    [(event, fields)] = stand.notes
+    reason = "cannot be written here: No space left on device"
+    assert ("segment refused", reason) == (event, fields["reason"])
+    assert Has(3, len(whole)) == await stand.ship(whole[300:], 300)
+
+
+async def test_a_folder_that_cannot_be_written_is_said(stand, whole, monkeypatch):
+    """Whoever ships is told, and does not try for ever."""
+
+    def write(fd, data):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(harbours.os, "write", write)
+    answer = await stand.ship(whole)
+    assert "cannot be written here: Permission denied" == answer.reason
 
 
 # With a shipper on the other side.
@@ -252,6 +269,32 @@ async def test_all_of_it_arrives(stand, source, lose, virtual, monkeypatch):
     assert not stand.harbour._coming()
 
 
+async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkeypatch):
+    """For a minute nothing can be written, neither a first segment nor a later one; then all of
+    the tape arrives."""
+    del virtual
+    real, begun = harbours.os.write, trio.current_time()
+
+    def write(fd, data):
+        if 5.0 < trio.current_time() - begun < 65.0:
+            return real(fd, data[:10])
+        return real(fd, data)
+
+    monkeypatch.setattr(harbours.os, "write", write)
+    wire = Wire(stand, source)
+    whole = source.read_bytes()
+    source.write_bytes(whole[: len(whole) // 2])
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stand.harbour.run)
+        nursery.start_soon(wire.shipper.run)
+        await trio.sleep(6.0)
+        source.write_bytes(whole)
+        await trio.sleep(100.0)
+        nursery.cancel_scope.cancel()
+    assert whole == (stand.folder / "learner-0.1.tape").read_bytes()
+    assert [] == wire.notes
+
+
 async def test_what_is_missing_is_said(stand, source, virtual):
     """Nobody answers: a bounded wait, and one line."""
     del virtual
@@ -293,3 +336,30 @@ async def test_a_lane_is_taken_aside():
     assert (["syncer/bulk"], ["syncer/tape", "learner-0.1/tape"]) == (came, aside)
     await lane.run_alone()
     assert (1, 4) == (len(came), len(aside))
+
+
+async def test_nobody_fills_a_disk(stand, autojump_clock, monkeypatch):
+    """Of one actor so much arrives at once and so much a second, under whatever numbers; the rest
+    is not answered, and may be said again. Others are not held up."""
+    monkeypatch.setattr(harbours, "ACTOR_BYTES_AT_ONCE", 3000)
+    monkeypatch.setattr(harbours, "ACTOR_BYTES_PER_S", 1000)
+    stand.again()
+    answered = 0
+    for number in range(1, 100):
+        junk = bytes(500)
+        answered += await stand.ship(junk, route=f"learner-0.{number}/tape") is not None
+    assert answered == 6
+    assert await stand.ship(bytes(500), route="learner-1.1/tape") is not None
+    await trio.sleep(1.0)
+    assert await stand.ship(bytes(500), route="learner-0.1/tape") is not None
+    assert stand.harbour.refused > 90
+
+
+async def test_a_tape_of_other_settings_is_refused(stand, tmp_path):
+    """The id is only text; a replay would call what the settings beside it name."""
+    forged = {"job": {"task": "subprocess:getoutput"}, "task": {"cmd": "touch x"}}
+    answer = await stand.ship(tape_bytes(tmp_path, job=forged))
+
+    assert isinstance(answer, Sorry)
+    assert "other settings" in answer.reason
+    assert [] == stand.files

@@ -1,5 +1,7 @@
 """What a syncer keeps: found again to the bit, or refused by name."""
 
+import os
+
 import msgspec
 import numpy as np
 import pytest
@@ -93,3 +95,26 @@ def test_of_what_a_snapshot_brought_only_the_merge_is_compared():
         assert agrees == history.agrees(msgspec.structs.replace(each.kept, **elsewhere))
         assert not history.agrees(msgspec.structs.replace(each.kept, digest=bytes(32)))
     assert not history.agrees(found(0, 12).kept)
+
+
+def test_fragments_that_were_swapped_are_refused(tmp_path):
+    """Each says which one it is, and so does its file's name."""
+    keep = KeptFolder(tmp_path, JOB)
+    keep.put(found(0))
+    keep.put(found(1, start=2.0))
+    one, other = sorted(tmp_path.iterdir())
+    one.rename(tmp_path / "x")
+    other.rename(one)
+    (tmp_path / "x").rename(other)
+
+    with pytest.raises(KeptError, match=r"fragment-0000\.safetensors: holds fragment 1"):
+        keep.find()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused(tmp_path, make):
+    """A FIFO is not waited for."""
+    make(tmp_path / "fragment-0000.safetensors")
+
+    with pytest.raises(KeptError, match="not a regular file"):
+        KeptFolder(tmp_path, JOB).find()

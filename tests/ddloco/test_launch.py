@@ -24,7 +24,7 @@ class FakeChild:
         self.asked = 0
         self._end = (code, said)
 
-    def ask_to_leave(self):
+    def ask_to_stop(self):
         self.asked += 1
 
     async def wait(self):
@@ -156,21 +156,3 @@ async def test_a_process_group_is_stopped_slowed_and_swept(tmp_path):
             with trio.fail_after(30):
                 await child.ended.wait()
         await until(lambda: not state(worker))
-
-
-async def test_a_process_is_asked_once(tmp_path):
-    """A second request would end an actor at once; it is not sent."""
-    noted = tmp_path / "asked"
-    script = (
-        f"trap 'echo asked >> {noted}' TERM; echo ready > {noted}; while :; do sleep 0.05; done"
-    )
-    async with group(script) as child:
-        await until(lambda: noted.exists() and noted.read_text())
-        child.ask_to_leave()
-        await until(lambda: "asked" in noted.read_text())
-        child.ask_to_leave()
-        await trio.sleep(0.2)
-        assert noted.read_text() == "ready\nasked\n"
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(child.wait)
-            child.send(KILL)

@@ -6,7 +6,7 @@ import pytest
 
 from ddloco.effects import CopyState, EncodeFragment, InstallState, RunStep
 from ddloco.events import FragmentEncoded, Started, StateInstalled, StepFinished
-from ddloco.learner import ANSWERS_MAX, Learner
+from ddloco.learner import ANSWERS_MAX, LEAVING, Learner
 from ddloco.messages import (
     Contribution,
     GlobalFragment,
@@ -20,7 +20,7 @@ from ddloco.messages import (
     Stop,
 )
 from ddloco.stage.effects import Finish, Observe
-from ddloco.stage.events import Restored, StopRequested, WorkFailed
+from ddloco.stage.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,
@@ -479,3 +479,10 @@ def test_a_donor_trains_on(training):
     effects = training.finish_step()
     kinds = [type(each) for each in effects if isinstance(each, CopyState | RunStep)]
     assert [CopyState, RunStep] == kinds
+
+
+def test_a_learner_that_leaves_waits_for_its_step_a_little(training):
+    """It leaves with the step, or without it when that takes too long; and not as if it were
+    done."""
+    assert [] == of(Finish, training.tell(LeaveRequested("moved")))
+    assert [Finish("left", "moved")] == of(Finish, training.tell(TimerFired(LEAVING)))

@@ -1,5 +1,7 @@
 """What the syncer knows of a learner: reports, what it lacks, and what may be merged of it."""
 
+import math
+
 import pytest
 
 from ddloco.members import HASTE, HASTE_STEPS, RESEND_S_MIN, RESEND_STEPS, Member
@@ -90,23 +92,22 @@ def test_what_shows_is_never_sent_again(member):
 
 
 @pytest.mark.parametrize(
-    ("fresh", "steps", "merged", "oldest", "may"),
+    ("steps", "merged", "oldest", "may"),
     [
-        (True, 1, -1, -9, True),
-        (False, 1, -1, -9, False),
-        (True, 0, -1, -9, False),
-        (True, 1, 2, -9, True),
-        (True, 1, 3, -9, False),
-        (True, 1, 7, -9, False),
-        (True, 1, -1, 3, True),
-        (True, 1, -1, 4, False),
+        (1, -1, -9, True),
+        (0, -1, -9, False),
+        (1, 2, -9, True),
+        (1, 3, -9, False),
+        (1, 7, -9, False),
+        (1, -1, 3, True),
+        (1, -1, 4, False),
     ],
 )
-def test_who_may_contribute(member, fresh, steps, merged, oldest, may):
-    """Fresh, trained since its version 3, that version not merged already, and not too old."""
+def test_who_may_contribute(member, steps, merged, oldest, may):
+    """Trained since its version 3, that version not merged already, and not too old."""
     member.report(6.0, progress(1, versions=(3, 0), steps=(steps, 1)))
-    member.fresh, member.merged[0] = fresh, merged
-    assert may is (member.fresh and member.may_contribute(0, oldest))
+    member.merged[0] = merged
+    assert may is member.may_contribute(0, oldest)
 
 
 def test_nobody_contributes_before_a_report(member):
@@ -188,3 +189,11 @@ def test_a_stall_at_the_first_step_is_no_pace(member):
         at, step_s = at + 1.0, step_s + 0.1 * (1.0 - step_s)
         member.report(at, progress(2 + steps, versions=(8, 0), step_s=step_s))
         assert member.doubt(at, claim(8, 2 + steps, steps)) is None
+
+
+@pytest.mark.parametrize("step_s", [math.inf, math.nan, 1e300])
+def test_steps_without_end_are_not_believed(step_s):
+    """Deadlines and timers are made of what learners say of their pace."""
+    member = Member("learner-0.1", "learner-0.1", 1, [-1], 0.0)
+    assert "at most" in member.report(1.0, Progress(1, step_s, (0,), (1,), (1,)))
+    assert member.progress is None

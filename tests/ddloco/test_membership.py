@@ -31,7 +31,7 @@ def join(membership, peer, at=0.0):
 def report(membership, peer, at=1.0, step=1, step_s=1.0, versions=(0, 0), steps=(1, 1)):
     """A learner's report is taken."""
     said = Progress(step, step_s, versions, steps, tuple(8 * n for n in steps))
-    assert membership.members[peer].report(at, said) is None
+    assert membership.report(at, membership.members[peer], said) is None
 
 
 def of(kind, effects):
@@ -197,14 +197,28 @@ def test_who_is_missing_is_linked_heard_of_and_not_fresh(three):
     """Nobody is waited for who has reported, who is lost, or who is silent."""
     for peer in (A1, B1):
         report(three, peer, at=1.0)
-    assert three.missing(1.0), "learner-10 has joined and said nothing yet"
+    assert three.missing(1.0, 9.0), "learner-10 has joined and said nothing yet"
     report(three, C1, at=1.0)
-    assert not three.missing(1.0)
-    three.members[B1].fresh = False
-    assert three.missing(1.0)
-    assert not three.missing(99.0), "it has been silent for too long"
+    assert not three.missing(1.0, 9.0)
+    three.launched()
+    for peer in (A1, C1):
+        report(three, peer, at=1.0, step=2)
+    assert three.missing(1.0, 9.0)
+    assert not three.missing(99.0, 99.0), "it has been silent for too long"
     three.lose(B1)
-    assert not three.missing(1.0)
+    assert not three.missing(1.0, 9.0)
+
+
+def test_who_cannot_finish_a_step_in_time_is_not_missing(three):
+    """By its own pace its next step ends after the window."""
+    for peer in (A1, B1, C1):
+        report(three, peer, at=1.0)
+    three.launched()
+    for peer in (A1, C1):
+        report(three, peer, at=1.0, step=2)
+    due = three.members[B1].due_at
+    assert three.missing(1.0, due)
+    assert not three.missing(1.0, due - 0.01)
 
 
 @pytest.mark.parametrize(

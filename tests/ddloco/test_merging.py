@@ -397,3 +397,20 @@ def test_segments_follow_the_plan():
     segments = fragment_segments(plan, 0, lambda name: name.startswith("embed/"))
 
     assert segments == (Segment(0, 21, True, "bfloat16", 0), Segment(21, 26, False, "float32", 64))
+
+
+def test_what_learners_hold_takes_the_place_of_what_was_lost():
+    """Their average by weight, whatever theta was, without momentum; NaN is refused."""
+    theta = np.full(4, 100.0, np.float32)
+    segments = (Segment(0, 4, average=False, dtype="float32", offset=0),)
+    held = {"a": np.full(4, 1.0), "b": np.full(4, 3.0), "c": np.full(4, np.nan)}
+    contributions = [
+        Contribution(name, weight, values.astype(np.float32).view(np.uint8))
+        for (name, values), weight in zip(held.items(), (1.0, 3.0, 1.0), strict=True)
+    ]
+    found = merge_fragment(
+        theta, theta, contributions, segments, lr=0.7, momentum_factor=0.9, adopt=True
+    )
+    assert np.allclose(found.theta, 2.5, atol=1e-4)
+    assert not found.momentum.any()
+    assert (("a", "b"), ["c"]) == (found.accepted, [name for name, _ in found.refused])

@@ -31,13 +31,14 @@ class Syncer:
     def __init__(self):
         self.fabric = MemoryFabric(1)
         self.endpoint = self.fabric.endpoint("syncer")
-        self.arrays, self.refused, self.requests = Arrays(), [], 0
+        self.arrays, self.refused, self.requests, self.stops = Arrays(), [], 0, 0
         ways = Time().now, lambda: {"t": 3}, self.refused.append
         self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
 
-    def request(self):
-        """Somebody asks for a snapshot."""
-        self.requests += 1
+    def request(self, what):
+        """Somebody asks for a snapshot, or for the end."""
+        self.requests += what == "snapshot"
+        self.stops += what == "stop"
 
     async def run(self):
         """Listen and answer."""
@@ -99,7 +100,7 @@ async def test_frames_that_are_no_notices_are_counted(autojump_clock, syncer):
     """Rubbish from a syncer, pieces of nothing and broken bytes change nothing."""
     observer = await syncer.observer()
     await observer.status()
-    for frames in ([b"\xc1"], [b""], [b"x", b"y", b"z"], [b"\x81\xa4type\xa5Piece"]):
+    for frames in ([b"\xc1"], [b""], [b"x", b"y"], [b"\x81\xa4type\xa5Piece"]):
         syncer.endpoint.send_nowait("observer-x/control", frames)
     assert 3 == (await observer.status())["t"]
     assert 4 == observer.refused
@@ -193,7 +194,7 @@ class Photographer:
         syncer.request = self.request
         syncer.window._request = self.request
 
-    def request(self):
+    def request(self, what):
         """Somebody asks."""
         self.syncer.requests += 1
         for event, ref, snapshot, more in self.news:

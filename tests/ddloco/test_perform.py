@@ -76,7 +76,7 @@ def perform(*words):
         (["--only", "client"], "--only: client dials server; say where with --at server=..."),
         (["--at", "client=tcp://127.0.0.1:1"], "where NAME is one of server"),
         (["--at", "server=tcp://0.0.0.0:1"], "--at server=tcp://0.0.0.0:1: whoever reaches this"),
-        (["--at", "server=nowhere"], "--at server=nowhere: cannot listen on nowhere"),
+        (["--at", "server=nowhere"], "--at server: nowhere: no such kind of address"),
         (["--set", "what"], "--set what: want key=value"),
         (["--set", "who=1"], "does not take these options"),
         (["--keys", "nowhere"], "nowhere"),

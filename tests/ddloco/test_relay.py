@@ -201,3 +201,11 @@ def test_whose_place_is_taken_is_forgotten(desk):
     desk.membership.join(2.0, "learner-0.3", "learner-0.3")
     assert CancelTimer(RELAY + A2) in desk.relay.forget_the_gone(2.0)
     assert not desk.relay.waits(A2)
+
+
+def test_a_donor_whose_bytes_arrive_is_not_given_up(desk):
+    """Its piece may lie behind a large fragment."""
+    desk.come()
+    (again,) = desk.relay.moving(9.0, B1)
+    assert SetTimer(f"{RELAY}{A2}", 9.0 + PATIENCE_S_MIN) == again
+    assert [] == desk.relay.moving(9.0, C1)

@@ -1,5 +1,7 @@
 """Reading a snapshot back: arrays as they were held, and who is past, present, or not there."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -15,6 +17,7 @@ from ddloco.messages import GlobalFragment
 from ddloco.restoring import (
     begin_with,
     beginning_of,
+    go_on_from,
     stored_from,
 )
 from ddloco.stage.actor import Actor
@@ -215,3 +218,44 @@ def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     with pytest.raises(SnapshotError, match="choose another folder"):
         beginning_of(JOB, str(place.folder), tmp_path)
     assert WHO in beginning_of(JOB, str(place.folder), tmp_path / "other").starts
+
+
+class Standing:
+    """A snapshot of these syncers, at a global step; whoever is heard of has existed."""
+
+    snapshot, place = "syncer.1-7", "p"
+
+    def __init__(self, *syncers, t=0, heard=()):
+        clock = dict.fromkeys((*syncers, *heard, "learner-0.1"), 3)
+        self.parts = tuple(Part(who, 3, clock, (), {}) for who in (*syncers, "learner-0.1"))
+        rounds = SimpleNamespace(schedule=SimpleNamespace(t=t))
+        machine = SimpleNamespace(rounds=rounds)
+        self.starts = {who: SimpleNamespace(actor=SimpleNamespace(machine=machine))
+                       for who in syncers}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("there", "syncers", "steps", "said"),
+    [
+        (Standing("syncer.1"), 1, 5, ""),
+        (Standing("syncer.2", t=5), 1, 5, ""),
+        (Standing("syncer.1", t=6), 1, 5, "is of global step 6, and job.steps = 5"),
+        (Standing("syncer.1"), 2, 5, "has the syncers syncer, and job.syncers = 2"),
+        (Standing("syncer-0.1", "syncer-1.1"), 2, 5, ""),
+        (Standing("syncer-0.1", "syncer-1.1"), 1, 5, "and job.syncers = 1 wants syncer;"),
+        (Standing("syncer-0.1", "syncer-1.1"), 3, 5, "wants syncer-0, syncer-1, syncer-2"),
+        (Standing("syncer-0.1", "syncer-1.1", "syncer-2.1"), 2, 5, "syncer-2, and job.syncers = 2"),
+        (Standing("syncer-0.1", heard=("syncer-1.1",)), 2, 5, ""),
+    ],
+)
+def test_who_can_go_on(monkeypatch, there, syncers, steps, said):
+    """As many shards as there were, one of which may have been absent; and no fewer steps."""
+    monkeypatch.setattr("ddloco.restoring.begin_with", lambda *_: there)
+    job = job_from({"job": {"task": "x:y", "syncers": syncers, "steps": steps}}, "test")
+    if not said:
+        assert go_on_from("p", "latest", job) is there
+        return
+    with pytest.raises(SnapshotError) as refused:
+        go_on_from("p", "latest", job)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

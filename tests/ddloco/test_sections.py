@@ -54,7 +54,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 def test_a_folder_is_no_file(tmp_path):
     """Whatever cannot be opened is said to be so."""
-    with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
+    with pytest.raises(ConfigError, match="cannot be read: is a folder"):
         read_toml(tmp_path)
 
 

@@ -7,7 +7,7 @@ import pytest
 from ddloco.config import job_from
 from ddloco.keys import with_keys
 from ddloco.sections import ConfigError
-from ddloco.serve import check_bind, next_incarnation, who_begins
+from ddloco.serve import check_bind, unshared, who_leads, write_address
 from snapshot import SnapshotError
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
@@ -34,22 +34,44 @@ def test_everything_else_does(address):
     check_bind(with_keys(CLOSED, Path("anywhere")), address)
 
 
-def test_incarnations_are_numbered_by_their_tapes(tmp_path):
-    """An actor that comes back in the same folder is the next incarnation."""
-    assert next_incarnation(tmp_path, "learner-1") == "learner-1.1"
-    (tmp_path / "tapes").mkdir()
-    (tmp_path / "tapes" / "learner-1.1.tape").touch()
-    assert next_incarnation(tmp_path, "learner-1") == "learner-1.2"
-    assert next_incarnation(tmp_path, "learner-10") == "learner-10.1"
-    (tmp_path / "tapes" / "learner-10.7.tape").touch()
-    assert next_incarnation(tmp_path, "learner-10") == "learner-10.8"
-
-
-def test_whoever_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path):
+def test_a_syncer_that_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path):
     """The same words are typed again after a crash; the snapshot is not even looked for then."""
-    (tmp_path / "tapes").mkdir()
-    (tmp_path / "tapes" / "learner-1.3@55.tape").touch()
-    who = who_begins(OPEN, tmp_path, "learner-1", str(tmp_path / "nowhere" / "latest"))
-    assert ("learner-1.4", None) == who
+    snapshot = str(tmp_path / "nowhere" / "latest")
     with pytest.raises(SnapshotError, match="nowhere"):
-        who_begins(OPEN, tmp_path, "learner-2", str(tmp_path / "nowhere" / "latest"))
+        who_leads(OPEN, tmp_path, "syncer", snapshot)
+    (tmp_path / "tapes").mkdir()
+    (tmp_path / "tapes" / "syncer.3@55.tape").touch()
+    assert ("syncer.4", None) == who_leads(OPEN, tmp_path, "syncer", snapshot)
+    assert ("syncer.5", None) == who_leads(OPEN, tmp_path, "syncer", snapshot)
+
+
+@pytest.mark.parametrize(
+    ("bound", "advertised", "written"),
+    [
+        ("tcp://127.0.0.1:5555", "", "tcp://127.0.0.1:5555"),
+        ("tcp://0.0.0.0:5555", "", "tcp://127.0.0.1:5555"),
+        ("tcp://[::]:5555", "", "tcp://[::1]:5555"),
+        ("tcp://0.0.0.0:5555", "tcp://node7:*", "tcp://node7:5555"),
+        ("tcp://0.0.0.0:5555", "tcp://node7", "tcp://node7:5555"),
+        ("tcp://0.0.0.0:5555", "tcp://gate:7000", "tcp://gate:7000"),
+        ("ipc:///tmp/x", "", "ipc:///tmp/x"),
+    ],
+)
+def test_the_address_file_names_what_can_be_dialled(tmp_path, bound, advertised, written):
+    """Never the address of all interfaces; with --advertise what others use."""
+    write_address(tmp_path, "syncer", bound, advertised)
+    assert written == (tmp_path / "syncer.address").read_text()
+
+
+def test_a_place_that_is_not_shared_is_told(tmp_path):
+    """Parts that are written in another folder than the lead's make no snapshot."""
+    plain = {"job": {"task": "x:y"}, "snapshot": {"every_s": 1.0}}
+    job = job_from(plain, "test")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "syncer.address").write_text("tcp://127.0.0.1:5")
+
+    assert "" == unshared(job, tmp_path / "a", "syncer")
+    assert "set snapshot.place" in unshared(job, tmp_path / "b", "syncer")
+    shared = job_from({**plain, "snapshot": {"every_s": 1.0, "place": "/p"}}, "test")
+    assert "" == unshared(shared, tmp_path / "b", "syncer")
+    assert "" == unshared(job_from({"job": {"task": "x:y"}}, "test"), tmp_path / "b", "syncer")

@@ -1,6 +1,7 @@
 """`ddloco snapshot`: what people see of snapshots, and the exit codes that they get."""
 
 import json
+import os
 from contextlib import asynccontextmanager
 from functools import partial
 
@@ -10,6 +11,8 @@ import pytest
 import safetensors.numpy
 
 from ddloco.cli import main
+from ddloco.config import job_from
+from ddloco.folder import open_folder, run_of
 from ddloco.snapshots import parameters
 from ddloco.stage.notices import News
 from snapshot import Entry, Manifest, SnapshotError, Store, load_metadata
@@ -39,9 +42,9 @@ def fragment(value, dtype=np.float32):
     return np.full((2, 2), value, dtype)
 
 
-def snapshot(store, order, parts, absent=None):
+def snapshot(store, order, parts, absent=None, **more):
     """Commit a snapshot."""
-    facts = {"job": "quick", "digest": "abc"}
+    facts = {"job": "quick", "digest": "abc", **more}
     return store.commit(Manifest(f"syncer-0.1:{order}", order, facts, tuple(parts), absent or {}))
 
 
@@ -132,7 +135,7 @@ def test_take_says_why_there_is_none(monkeypatch, capsys, said, line):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["nowhere"], 2, "nowhere: cannot dial nowhere"),
+        (["nowhere"], 2, "nowhere: no such kind of address"),
         (["tcp://127.0.0.1:5", "--timeout", "0"], 2, "--timeout 0.0: want seconds"),
         (["tcp://127.0.0.1:5", "--keys", "none"], 2, "none/public.toml: cannot be read"),
         (["tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "nobody answers at tcp://127.0"),
@@ -332,3 +335,36 @@ def test_a_url_is_a_place(capsys):
         assert "1 of 1 snapshots intact" in capsys.readouterr().out
     finally:
         fsspec.filesystem("memory").rm("/cli", recursive=True)
+
+
+def test_a_runs_own_place_is_looked_at(tmp_path, capsys):
+    """The one that its job file names, and there its own snapshots alone."""
+    place, runs = tmp_path / "place", [tmp_path / "one", tmp_path / "other"]
+    for number, folder in enumerate(runs):
+        plain = {"job": {"task": "x:y", "seed": number}, "snapshot": {"place": str(place)}}
+        job = job_from(plain, "test")
+        open_folder(folder, job)
+        store = Store(place, run_of(job, folder, make=True))
+        snapshot(store, 7 + number, sharded(store, 1), run=store.run)
+
+    for number, folder in enumerate(runs):
+        assert 0 == ddloco("list", folder, "--json")
+        [row] = json.loads(capsys.readouterr().out)
+        assert row["id"].endswith(f"_syncer-0.1-{7 + number}")
+        assert 0 == ddloco("verify", folder, "latest")
+        assert "1 of 1 snapshots intact" in capsys.readouterr().out
+    assert 0 == ddloco("list", place)
+    assert 2 == ddloco("verify", place, "latest")
+    assert "holds snapshots of 2 runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_a_manifest_that_is_no_file_is_told(tmp_path, capsys, make):
+    """It is listed, and is not intact."""
+    snapshot(Store(tmp_path), 1, sharded(Store(tmp_path), 1))
+    make(tmp_path / "snapshots" / "syncer-0.1-9.json")
+
+    assert 1 == ddloco("list", tmp_path)
+    assert "syncer-0.1-9.json" in capsys.readouterr().out
+    assert 1 == ddloco("verify", tmp_path)
+    assert "1 of 2 snapshots intact" in capsys.readouterr().out

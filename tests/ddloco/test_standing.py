@@ -34,7 +34,7 @@ class Asking(Books):
             assert set(each["arrived"]) <= set(each["pulled"])
             assert each["since_s"] >= 0
             assert each["until_s"] >= 0
-        assert told["goodput"] is None or 0 < told["goodput"] <= 1
+        assert told["goodput"] is None or 0 <= told["goodput"] <= 1
         assert all(each["heard_s"] >= 0 for each in told["members"])
         self.refused = max(self.refused, sum(told["refused"].values()))
         if told["waiting"] is not None:

@@ -12,11 +12,12 @@ from ddloco.events import (
     Recovered,
     Started,
 )
+from ddloco.farewell import LATE_S
 from ddloco.members import RESEND_S_MIN
 from ddloco.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
 from ddloco.rounds import LAUNCH
 from ddloco.stage.effects import Finish, Observe
-from ddloco.stage.events import Restored, StopRequested, WorkFailed
+from ddloco.stage.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from ddloco.syncer import FAREWELL, Syncer
 from transport import (
     BULK,
@@ -196,12 +197,47 @@ def test_the_grace_window_opens_and_closes_early(open_desk):
 
 
 def test_the_grace_window_ends_without_the_missing(open_desk):
-    """When the window is over, the sync is launched with those who are there."""
-    desk = open_desk(A, B, overlap=2)
+    """When the window is over, the sync is launched; only those who finished a step are pulled."""
+    desk = open_desk(A, B, overlap=2, pull="fresh")
     settle(desk)
     effects = desk.report(A, after_s=0.9)
     (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
     assert [A] == [peer for peer, *_ in pulls(desk.tell(TimerFired(LAUNCH), timer.at - desk.at))]
+
+
+def test_who_has_unmerged_steps_is_pulled_though_no_step_ended(open_desk):
+    """A slow learner's trained steps are in the merge: its answer costs nobody a wait."""
+    desk = open_desk(A, B, overlap=2)
+    settle(desk)
+    effects = desk.report(A, after_s=0.9)
+    (timer,) = [e for e in of(SetTimer, effects) if e.timer == LAUNCH]
+    assert [A, B] == [peer for peer, *_ in pulls(desk.tell(TimerFired(LAUNCH), timer.at - desk.at))]
+
+
+def test_a_slow_learner_is_not_waited_for_in_vain(open_desk):
+    """Whoever cannot finish a step within the grace window does not hold the window open."""
+    desk = open_desk(A, B, overlap=2)
+    settle(desk)
+    desk.report(A, after_s=1.0)
+    desk.report(B, step_s=10.0, versions=(0, 1, 2))
+    close(desk, 3)
+    effects = desk.report(A, after_s=1.0, versions=(3, 1, 2))
+    assert {(A, 4), (B, 4)} == {(peer, t) for peer, t, _ in pulls(effects)}
+
+
+def test_who_left_a_pull_unanswered_is_pulled_again_when_it_is_heard(open_desk):
+    """A stopped learner delays the syncs that pulled it, not each one until it is back."""
+    desk = open_desk(A, B, overlap=1, grace=0.0)
+    first = pulls(desk.report(B) + desk.report(A))
+    assert [B] == [peer for peer, *_ in first]
+    desk.at += 60.0
+    timed_out = desk.tell(TimerFired("pull/1"))
+    assert ["sync repeated"] == [each.event for each in of(Observe, timed_out)]
+    again = pulls(timed_out + desk.report(A))
+    assert [A] == [peer for peer, *_ in again]
+    desk.merged(desk.contribute(A, 1, 1))
+    later = pulls(desk.report(B) + desk.report(A, after_s=9.0))
+    assert {A, B} == {peer for peer, *_ in later}
 
 
 def settle(desk):
@@ -462,7 +498,7 @@ def test_a_peer_may_go_by_another_name(open_desk):
 
 def behind(open_desk, staleness):
     """A syncer whose fragment 1 is at version 4, merged from B; A still shows version 0."""
-    desk = open_desk(A, B, steps=40, overlap=1, grace=0.0, staleness=staleness)
+    desk = open_desk(A, B, steps=40, overlap=1, grace=0.0, staleness=staleness, pull="fresh")
     for t in (1, 2, 3, 4):
         fragment = t % P
         base = {4: 1}.get(t, 0)
@@ -760,6 +796,36 @@ def test_who_was_retired_before_the_crash_stays_so(recovered):
     assert [(A, True)] == [(e.peer, e.final) for e in of(Hangup, desk.tell(PeerJoined(A, A)))]
 
 
+def test_a_model_with_parts_as_initialized_is_no_success(recovered):
+    """All global steps are through, and a fragment that was due was never merged: the model is
+    kept, and the job has failed, with the fragment named."""
+    desk = recovered([Kept(p, 38 + p, {}, {}, b"digest") for p in range(3) if p != 1])
+    [saving], [evaluating] = of(SaveModel, desk.made), of(Evaluate, desk.made)
+    ended = [
+        *desk.tell(ModelSaved(saving.work, b"digest")),
+        *desk.tell(Evaluated(evaluating.work, 1.0)),
+    ]
+    [finish] = of(Finish, ended)
+    assert finish == Finish("failed", "never merged, so as initialized: fragments 1 of 3")
+
+
+def test_a_job_that_was_through_is_told_to_those_who_come_late(recovered):
+    """A syncer that is started again after the end stays for a while, says so to whoever comes, and
+    leaves when its patience is over."""
+    last = [Kept(p, 38 + p, {}, {}, b"digest") for p in range(3)]
+    desk = recovered(last)
+    [saving], [evaluating] = of(SaveModel, desk.made), of(Evaluate, desk.made)
+    ended = desk.tell(ModelSaved(saving.work, b"digest")) + desk.tell(
+        Evaluated(evaluating.work, 1.0)
+    )
+    assert [] == of(Finish, ended)
+
+    joined = desk.tell(PeerJoined(A, A), after_s=LATE_S / 2)
+    assert [A] == [peer for peer, _ in said(Stop, joined)]
+    assert [] == of(Finish, desk.tell(PeerLost(A, "bye")))
+    assert ["done"] == [each.status for each in of(Finish, desk.tell(TimerFired(FAREWELL)))]
+
+
 def test_a_stop_before_the_parameters_is_not_lost(make_job, leaves):
     """Asked to end while it looks for what was kept, it ends once it could begin."""
     desk = Desk(make_job(fragments=P, interval=P), leaves)
@@ -786,6 +852,16 @@ def test_a_stop_lets_running_syncs_end_first(open_desk):
     effects = desk.merged(desk.contribute(A, 1, 1))
     assert [A, B] == [peer for peer, _ in said(GlobalFragment, effects)]
     assert [A, B] == [peer for peer, _ in said(Stop, effects)]
+
+
+def test_a_syncer_that_leaves_ends_no_job(open_desk):
+    """It says goodbye to those who may dial again, tells nobody that it is over, and is gone."""
+    desk = open_desk(A, B, overlap=2)
+    desk.report(A)
+    effects = desk.tell(LeaveRequested("moved"))
+    assert {(A, False), (B, False)} == {(e.peer, e.final) for e in of(Hangup, effects)}
+    assert [Finish("left", "moved")] == of(Finish, effects)
+    assert [] == of(Send | Evaluate | SaveModel, effects)
 
 
 def test_a_stop_belongs_to_its_run(open_desk):

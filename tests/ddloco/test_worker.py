@@ -10,7 +10,7 @@ from ddloco.config import Inner
 from ddloco.fragments import make_plan
 from ddloco.stage.arena import PAGE, Arena, ArenaView
 from ddloco.state import piece_slice, pieces_of
-from ddloco.worker import Trainer, skip
+from ddloco.worker import Trainer, schedule_counts, with_counts
 
 
 class Desk:
@@ -18,7 +18,7 @@ class Desk:
 
     def __init__(self, arena, task="tests.tasks:regression", **inner):
         self.arena = arena
-        self.trainer = Trainer(ArenaView(arena.fileno()))
+        self.trainer = Trainer(ArenaView(arena.filenos()))
         self.step = 0
         inner = Inner(**inner)
         prepared = self.ask(chores.Prepare(task, {}, inner, seed=1, shard=0, shards=1))
@@ -33,11 +33,11 @@ class Desk:
         """Make parameters."""
         self.ask(chores.Fill(span_of(self.arena.allocate(self.plan.total_bytes))))
 
-    def train(self, skipped=0):
+    def train(self, skipped=0, cursor=b""):
         """One step; loss, batch and the parameters after it."""
         self.step += 1
         out = self.arena.allocate(self.plan.total_bytes)
-        done = self.ask(chores.Train(self.step, (), span_of(out), skipped))
+        done = self.ask(chores.Train(self.step, (), span_of(out), skipped, cursor))
         return done.loss, done.batch, out.data.tobytes()
 
     def state(self):
@@ -90,13 +90,14 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
     donor.begin()
     for _ in range(3):
         donor.train()
-    state, after = donor.state(), {}
+    state, after, cursor = donor.state(), {}, donor.trainer._last.cursor
     start, stop = donor.plan.fragment_slice(0)
     fresh = arena.allocate(stop - start)
     fresh.data[:] = state.data[start:stop]
     for spoilt in (True, False):
         taker = Desk(arena)
-        taker.ask(chores.Install((span_of(state),), drawn=3, spoilt=spoilt))
+        last = chores.Trained(float("nan") if spoilt else 0.5, 8, b"batch", cursor)
+        taker.ask(chores.Install((span_of(state),), chores.Own(3, last)))
         out = arena.allocate(taker.plan.total_bytes)
         taker.ask(chores.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
         after[spoilt] = out.data.tobytes()
@@ -104,6 +105,20 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
     out = arena.allocate(donor.plan.total_bytes)
     donor.ask(chores.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
     assert out.data.tobytes() == after[True] != after[False]
+
+
+def test_whoever_goes_on_knows_what_its_last_step_had_brought(arena):
+    """A second snapshot within the same step says the same of it as the first."""
+    before = Desk(arena)
+    before.begin()
+    before.train()
+    out = arena.allocate(before.state_bytes)
+    copied = before.ask(chores.CopyOut(span_of(out)))
+    after = Desk(arena)
+    after.ask(chores.Install((span_of(out),), chores.Own(1, copied.last)))
+    again = arena.allocate(before.state_bytes)
+    assert copied == after.ask(chores.CopyOut(span_of(again)))
+    assert copied.last.loss > 0.0
 
 
 def test_a_state_that_is_no_numbers_is_left_alone(arena):
@@ -154,31 +169,6 @@ def test_an_optimizer_whose_state_is_no_plain_numbers_cannot_be_copied(arena, mo
     assert 0.0 < desk.train()[0]
 
 
-class Counted:
-    """A stream whose state is how many batches were drawn."""
-
-    def __init__(self):
-        self.index, self.drawn = 0, 0
-
-    def next(self):
-        self.index += 1
-        self.drawn += 1
-        return self.index
-
-    def state(self):
-        return self.index
-
-    def restore(self, state):
-        self.index = state
-
-
-class Opaque(Counted):
-    """A stream whose state is something else."""
-
-    def state(self):
-        return {"byte": self.index * 512}
-
-
 def test_memory_that_is_touched_is_the_actors_own(arena):
     """Every page of it, and nothing but the first byte of each."""
     region = arena.allocate(PAGE + 2)
@@ -187,10 +177,120 @@ def test_memory_that_is_touched_is_the_actors_own(arena):
     assert [0, 7, 0, 7] == region.data[[0, 1, PAGE, PAGE + 1]].tolist()
 
 
-@pytest.mark.parametrize(("kind", "drawn"), [(Counted, 1), (Opaque, 9)])
-def test_used_up_batches_are_left_out(kind, drawn):
-    """By going there where the state is their number, else by drawing them."""
-    stream = kind()
-    skip(stream, 9)
-    assert drawn == stream.drawn
-    assert 10 == stream.next()
+# Moments that are made anew, and schedules that are not.
+
+COSINE = optax.cosine_decay_schedule(0.1, 1000)
+
+
+@optax.inject_hyperparams
+def injected(learning_rate):
+    """A rate that users may change while they train."""
+    return optax.sgd(learning_rate, momentum=0.9)
+
+
+OPTIMIZERS = {
+    "adamw": lambda: optax.adamw(COSINE),
+    "sgd with momentum": lambda: optax.sgd(COSINE, momentum=0.9),
+    "a chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(COSINE)),
+    "a rate that is injected": lambda: injected(COSINE),
+    "a step for every two": lambda: optax.MultiSteps(optax.adam(COSINE), 2),
+    "adafactor": lambda: optax.adafactor(COSINE),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_schedules_go_on_where_moments_begin_anew(name):
+    """The schedules' counts are as after all steps; what corrects young moments begins at zero."""
+    params = {"w": jax.numpy.ones((3, 2)), "scale": jax.numpy.ones(())}
+    gradients = jax.tree.map(jax.numpy.ones_like, params)
+    optimizer = OPTIMIZERS[name]()
+    state = fresh = optimizer.init(params)
+    for _ in range(8):
+        _, state = optimizer.update(gradients, state, params)
+    counts = schedule_counts(state)
+    assert set(counts) == {4 if "every two" in name else 8}
+    anew = with_counts(fresh, counts, 8)
+    assert counts == schedule_counts(anew)
+    moved = {
+        jax.tree_util.keystr(path)
+        for (path, one), other in zip(
+            jax.tree.leaves_with_path(fresh), jax.tree.leaves(anew), strict=True
+        )
+        if not bool((one == other).all())
+    }
+    assert len(moved) == len(counts), "the counts and nothing else"
+    assert [8] * len(counts) == schedule_counts(with_counts(fresh, [], 8)), "counts not known"
+
+
+@pytest.fixture
+def cosine(monkeypatch):
+    """Learners whose rate falls to nothing within four steps."""
+    rate = optax.cosine_decay_schedule(0.1, 4)
+    monkeypatch.setattr("ddloco.worker.inner_optimizer", lambda inner: optax.adamw(rate))
+
+
+def moved(desk, **more):
+    """Whether a step changes the parameters."""
+    _, _, after = desk.train(**more)
+    before, desk.before = getattr(desk, "before", b""), after
+    return before != after
+
+
+def test_a_healed_learner_does_not_jump_back_to_the_peak_of_its_schedule(arena, cosine):
+    """After a loss that was no number its moments are new, its learning rate is not."""
+    desk = Desk(arena)
+    desk.begin()
+    for _ in range(5):
+        moved(desk)
+    assert not moved(desk), "the schedule is through"
+    desk.trainer._spoilt = True
+    start, stop = desk.plan.fragment_slice(0)
+    fresh, out = arena.allocate(stop - start), arena.allocate(desk.plan.total_bytes)
+    fresh.data[:] = memoryview(desk.before)[start:stop]
+    desk.ask(chores.Train(7, ((0, span_of(fresh)),), span_of(out), 0))
+    assert out.data.tobytes() == desk.before
+    assert 0 == int(jax.tree.leaves(desk.trainer._opt_state[0].mu)[0].sum()), "moments are new"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_learner_that_comes_back_without_a_donor_goes_on_in_its_schedule(arena, cosine, known):
+    """Its cursor says where the schedule stood; without one the batches that it has used do."""
+    desk = Desk(arena)
+    desk.begin()
+    for _ in range(6):
+        moved(desk)
+    cursor = desk.trainer._last.cursor if known else b""
+    back = Desk(arena)
+    back.begin()
+    moved(back, skipped=6, cursor=cursor)
+    assert not moved(back)
+    assert desk.train()[1] != back.train()[1], "one batch further"
+
+
+def test_the_cursor_of_a_step_brings_the_batch_after_it(arena):
+    """A stream that says where it stands is put there; no batch is drawn for that."""
+    desk = Desk(arena)
+    desk.begin()
+    for _ in range(5):
+        desk.train()
+    back = Desk(arena)
+    back.begin()
+    drawn = []
+    inner = back.trainer._data._batches
+    real = inner.next
+    back.trainer._data.next = inner.next = lambda: drawn.append(1) or real()
+    cursor = desk.trainer._last.cursor
+    assert desk.train()[1] == back.train(skipped=5, cursor=cursor)[1]
+    assert 2 == len(drawn), "its own, and once more to see that going back works"
+
+
+def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
+    """Only learners have data."""
+
+    def batches(*_, **__):
+        raise AssertionError("a syncer asks for no data")
+
+    monkeypatch.setattr("tests.tasks.Regression.batches", batches)
+    trainer = Trainer(ArenaView(arena.filenos()))
+    trainer.answer(chores.Prepare("tests.tasks:regression", {}, Inner(), 1, None, 1))
+    assert trainer._data is None

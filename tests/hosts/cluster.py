@@ -154,8 +154,11 @@ class Cluster:
         return f"{name}.{self._starts[name]}"
 
     def stop(self) -> dict[str, int]:
-        """Ask the syncer to end the job, as Ctrl-C does; everybody's exit status."""
-        self.processes[SYNCER].terminate()
+        """Ask the syncer to end the job; everybody's exit status."""
+        keys = self.folder / "keys"
+        known = ["--keys", str(keys)] if keys.exists() else []
+        stopped = self.hosts.call(SYNCER, [*DDLOCO, "stop", self.address, *known], cwd=ROOT)
+        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
         return {name: each.wait(WAIT_S) for name, each in self.processes.items()}
 
     def said(self, name: str) -> str:

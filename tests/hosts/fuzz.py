@@ -16,11 +16,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import zmq
 
 from ddloco.config import load_job
 from ddloco.fragments import Leaf, wire_layout
+from ddloco.granting import LANE as GRANTS
+from ddloco.granting import encode, want_of
 from ddloco.keys import load_curve, make_keys
 from ddloco.messages import (
     Contribution,
@@ -37,6 +40,7 @@ from transport import PROTOCOL_VERSION, Codec, Header, Payload, describe
 from transport.curve import Curve, new_pair
 from transport.endpoint import FRAME_BYTES_MAX
 from transport.message import Bye, Chunk, Credit, Hello, Refused, Reset, Welcome, encoder
+from transport.zeromq import ANSWER
 
 LEAVES = tuple(
     Leaf(name, shape, "float32")
@@ -71,7 +75,8 @@ class Throws:
     def __init__(self, job: Any, seed: int) -> None:
         self.rng = random.Random(seed)
         self.incarnation = 0
-        self._job, self._plan = job, job.plan(LEAVES)
+        self.job = self._job = job
+        self._plan = job.plan(LEAVES)
         self._codec: Codec[Any] = Codec(Said, job.id)
         self._old: list[tuple[str, list[bytes]]] = []
         self._session = self._seq = 0
@@ -225,10 +230,27 @@ class Fuzzer:
     def _return(self) -> None:
         for each in self._lanes.values():
             each.close(1000)
-        self._throws.incarnation += 1
+        self._throws.incarnation = self._granted(self._throws.incarnation)
         sender = self._throws.sender
         lanes = ("control", "bulk")
         self._lanes = {lane: self._dial(f"{sender}/{lane}", self._inside) for lane in lanes}
+
+    def _granted(self, known: int) -> int:
+        """The number of its next incarnation, as the lead gives it; the old one where it gives none
+        (so many at once, then one every ten seconds)."""
+        dealer = self._dial(f"{INSIDER}.{known + 1}/{GRANTS}", self._inside)
+        dealer.setsockopt(zmq.RCVTIMEO, SEND_MS)
+        try:
+            dealer.send(encode(want_of(self._throws.job, known)))
+            while True:
+                answer = dealer.recv_multipart()
+                if len(answer[0]) > len(ANSWER):  # Else a sign of life of the endpoint.
+                    said = msgspec.msgpack.decode(answer[0])
+                    return max(int(said.get("number", known)), 1)
+        except zmq.Again:
+            return max(known, 1)
+        finally:
+            dealer.close(0)
 
     def _dial(self, identity: str, curve: Curve | None, mark: int = 1000) -> "zmq.Socket[bytes]":
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)

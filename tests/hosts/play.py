@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields
 
+from ddloco.asking import AGAIN
 from tests.hosts.cluster import SYNCER, WAIT_S, Cluster, wait_until
 from tests.hosts.scenarios import EVERYBODY, Fault, Scenario
 from tests.hosts.switch import Line
@@ -91,7 +92,7 @@ class Play:
                 assert cluster.processes[who].wait(WAIT_S) == 1, cluster.said(who)
             case "leave":
                 cluster.processes[who].terminate()
-                assert cluster.processes[who].wait(WAIT_S) == 0, cluster.said(who)
+                assert cluster.processes[who].wait(WAIT_S) == AGAIN, cluster.said(who)
             case "stop":
                 cluster.send(who, signal.SIGSTOP)
                 self._stopped.add(who)

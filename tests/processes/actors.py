@@ -13,9 +13,11 @@ import trio
 
 from ddloco.faults import Fault
 from ddloco.proxy import Bundle
+from ddloco.signals import STOP
 from tests.hosts.cluster import free_port
 from tests.hosts.hosts import end, send
-from tests.processes.conftest import DDLOCO, ROOT, Job
+from tests.installed import DDLOCO, WORK
+from tests.processes.conftest import Job
 
 Environment = Callable[[str], dict[str, str]]
 
@@ -112,7 +114,7 @@ class Actors:
         with self.said(name).open("ab") as said:
             self.processes[name] = subprocess.Popen(
                 [*DDLOCO, role[0], *run, "--with-parent", *self._settings, *role[1:]],
-                cwd=ROOT,
+                cwd=WORK,
                 env={**os.environ, **self._environment(name)},
                 stdin=subprocess.PIPE,  # Nobody outlives the tests.
                 stdout=said,
@@ -135,8 +137,10 @@ class Actors:
         return {f"{name}.{number}" for name, number in self.starts.items()}
 
     def stop(self) -> dict[str, int]:
-        """Ask the lead to end the job, as Ctrl-C does; everybody's exit status."""
-        self.processes[self.shards[0]].terminate()
+        """Ask the lead to end the job, as its parent does; everybody's exit status."""
+        lead = self.processes[self.shards[0]]
+        assert lead.stdin is not None
+        os.write(lead.stdin.fileno(), STOP)
         return {name: each.wait(90) for name, each in self.processes.items()}
 
     def said(self, name: str) -> Path:

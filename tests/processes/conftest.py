@@ -1,18 +1,16 @@
-"""Real jobs for the tests of this folder: started as a user starts them, from the root."""
+"""Real jobs for the tests of this folder: started as a user starts them, with the wheel."""
 
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-DDLOCO = [sys.executable, "-m", "ddloco"]
+from tests.installed import DDLOCO, WORK, install
 
 JOB = """
 [job]
@@ -32,6 +30,12 @@ interval = 8
 lr = 0.7
 momentum = 0.6
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_once():
+    """The wheel is there before anything is started."""
+    install()
 
 
 class Job:
@@ -54,7 +58,7 @@ class Job:
         """Start it in the background."""
         return subprocess.Popen(
             self.command(*more),
-            cwd=ROOT,
+            cwd=WORK,
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -78,7 +82,7 @@ class Job:
 
 
 def call(
-    command: list[str], cwd: Path = ROOT, env: dict[str, str] | None = None
+    command: list[str], cwd: Path = WORK, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
@@ -122,7 +126,7 @@ def tools():
         Job = Job
         JOB = JOB
         DDLOCO = DDLOCO
-        ROOT = ROOT
+        WORK = WORK
         call = staticmethod(call)
         replay = staticmethod(replay)
         kill = staticmethod(lambda pid: os.kill(pid, signal.SIGKILL))

@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.processes.conftest import DDLOCO, ROOT
+from tests.installed import DDLOCO, WORK, install
 
 JOB = """
 [job]
@@ -104,7 +104,7 @@ class Memory:
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A ddloco command to its end."""
     return subprocess.run(
-        [*DDLOCO, *arguments], cwd=ROOT, text=True, capture_output=True, check=False
+        [*DDLOCO, *arguments], cwd=WORK, text=True, capture_output=True, check=False
     )
 
 
@@ -120,7 +120,7 @@ def rage(folder: Path, seconds: float, seed: int, memory: Memory) -> tuple[int, 
     command = [*DDLOCO, "run", str(folder / "job.toml"), "--dir", str(folder / "run"),
                "--processes", "--chaos", str(folder / "chaos.toml")]  # fmt: skip
     with subprocess.Popen(
-        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command, cwd=WORK, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as running:
         end = time.monotonic() + seconds
         while time.monotonic() < end and running.poll() is None:
@@ -177,6 +177,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
     parser.add_argument("--dir", type=Path, default=None, help="keep the run here")
     given = parser.parse_args()
+    install()
     print(f"seed {given.seed}: again with --seed {given.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="ddloco-soak-") as made:
         folder = given.dir or Path(made)

@@ -43,17 +43,34 @@ def test_no_such_job_file(tools, tmp_path):
 @pytest.mark.parametrize(
     ("task", "said"),
     [
-        ("tests.nothing:task", "cannot import tests.nothing"),
+        ("tests.nothing:task", "there is no module tests.nothing"),
         ("tests.tasks:nobody", "tests.tasks has no function nobody"),
         ("tests.tasks:not_a_number", "loss is nan at the first step"),
         ("tests.tasks:wobbly", "differs between two runs of the same step"),
         ("tests.tasks:counting", "int32"),
+        ("tests.tasks:wordy", "its name and shape have 600 characters and 1 dimensions"),
+        ("tests.tasks:wordless", "task tests.tasks:wordless: tokens(batch) is 0; want 1 or more"),
     ],
 )
 def test_tasks(job, task, said):
     """A task that does not import, is NaN at once, or differs between two runs, is refused."""
     more = ("--set=task={}",)
     one_line(job.run(f"--set=job.task={task}", *more), said)
+
+
+@pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
+def test_what_user_code_raises_is_shown(job, form):
+    """Where in their code, not in jax's: on the screen, in the log, and in the one line at last."""
+    ended = job.run(*form, '--set=job.task="tests.tasks:raising"', "--set=task={}")
+    *_, last = ended.stderr.strip().splitlines()
+
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "KeyError: 'nothing at the third batch' (tasks.py:" in last
+    traces = [line["traceback"] for line in job.log() if line["event"] == "task raised"]
+    assert all("in nothing" in trace and 'raise KeyError("nothing' in trace for trace in traces)
+    assert all("jax/_src" not in trace for trace in traces)
+    assert traces
+    assert form or traces[0] in ended.stderr
 
 
 def test_a_run_folder_is_not_overwritten_by_accident(finished, job):

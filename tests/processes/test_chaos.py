@@ -82,7 +82,7 @@ def test_a_job_survives_and_replays(job, tools):
 
 
 def test_the_last_learner_of_all_ends_the_job(job):
-    """With everybody crashed for good the syncer ends in good order, and nothing failed."""
+    """With everybody crashed for good the syncer ends in good order; that is no success."""
     chaos = job.file.with_name("chaos.toml")
     chaos.write_text(
         "".join(f"[[fault]]\nwhat = 'crash'\nwho = 'learner-{i}'\nat_s = {i}\n" for i in range(2))
@@ -90,7 +90,8 @@ def test_the_last_learner_of_all_ends_the_job(job):
     many = ("--set=job.steps=100000", "--set=job.learners=2")
     ran = job.run("--processes", f"--chaos={chaos}", *many)
 
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.returncode == 1, ran.stdout + ran.stderr
+    assert "of 100000: no learner is left" in ran.stderr
     assert "chaos: 2 crash" in ran.stdout
     assert "failed" not in ran.stdout
     assert processes_of(job.run_folder) == []

@@ -53,7 +53,7 @@ def test_a_foreign_key_keeps_its_holder_waiting(job, tools, keys, tmp_path):
     def start(role, *words, folder=keys):
         command = [*tools.DDLOCO, role, *common, *words, "--keys", str(folder)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        running.append(subprocess.Popen(command, cwd=tools.ROOT, **quiet))
+        running.append(subprocess.Popen(command, cwd=tools.WORK, **quiet))
         return running[-1]
 
     try:

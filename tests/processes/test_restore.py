@@ -185,7 +185,7 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
     """Alone in its job it has no peer to ask: without the snapshot its moments would begin anew.
     The syncer has gone on meanwhile, and all of it replays."""
     job = Job(tmp_path, JOB + SNAPSHOTS)
-    few = ("--set=job.learners=1", "--set=sync.quorum=1", "--set=job.steps=100000", "--join")
+    few = ("--set=job.learners=1", "--set=job.steps=100000", "--set=snapshot.keep=1000", "--join")
 
     def start(command, *words):
         words = [command, str(job.file), f"--dir={job.run_folder}", *few, *words]
@@ -206,7 +206,8 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
         job.wait_for("state taken over", 1)
         merges = sum(line["event"] == "merge" for line in job.log())
         job.wait_for("merge", merges + 3)
-        running[0].send_signal(signal.SIGINT)
+        stop = [*DDLOCO, "stop", address.read_text(), "--timeout", "60"]
+        assert call(stop).returncode == 0
         assert running[0].wait(60) == 0
         assert running[2].wait(60) == 0
     finally:

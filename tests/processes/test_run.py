@@ -2,6 +2,7 @@
 
 import signal
 import tomllib
+from pathlib import Path
 
 import pytest
 
@@ -120,6 +121,32 @@ def test_a_worker_that_dies_is_an_event(job, tools):
     assert "not closed" not in replayed.stdout
 
 
+@pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
+def test_a_job_whose_learners_all_died_is_no_success(job, tools, form):
+    """What was merged is kept, and the exit code and the last line say that it is not the end."""
+    running = job.start(*form, "--set=job.steps=100000", "--set=job.learners=2")
+    job.wait_for("merge", 5)
+    for name in ("learner-0.1", "learner-1.1"):
+        listed = tools.call(["pgrep", "-f", f"ddloco.worker .* {name}"]).stdout.split()
+        ours = [pid for pid in listed if descends(int(pid), running.pid)]
+        for pid in ours:
+            tools.kill(int(pid))
+    said, _ = running.communicate(timeout=120)
+
+    assert running.returncode == 1, said
+    assert "of 100000: no learner is left" in said
+    assert (job.run_folder / "model" / "model.safetensors").exists()
+
+
+def descends(pid: int, ancestor: int) -> bool:
+    """Whether a process is a child of another, or a child of one."""
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
 @pytest.mark.parametrize("form", [pytest.param((), marks=pytest.mark.slow), ("--processes",)])
 def test_ctrl_c_ends_in_good_order(job, tools, form):
     """SIGINT saves the model and closes the tapes, which replay."""
@@ -156,7 +183,7 @@ def test_learner_first_then_syncer(job, tools):
     steps = "--set=job.steps=12"
     learner = subprocess.Popen(
         [*tools.DDLOCO, "learner", *common, steps, "--connect", address, "--name", "learner-0"],
-        cwd=tools.ROOT,
+        cwd=tools.WORK,
         stdout=subprocess.DEVNULL,
     )
     job.wait_for("waiting", 1)
@@ -175,7 +202,7 @@ def test_a_different_job_is_refused_at_the_handshake(job, tools):
     common = [str(job.file), "--dir", str(job.run_folder), "--join", "--set=job.learners=1"]
     syncer = subprocess.Popen(
         [*tools.DDLOCO, "syncer", *common, "--bind", address],
-        cwd=tools.ROOT,
+        cwd=tools.WORK,
         stdout=subprocess.DEVNULL,
     )
     job.wait_for("listening", 1)
@@ -184,8 +211,8 @@ def test_a_different_job_is_refused_at_the_handshake(job, tools):
     syncer.terminate()
 
     assert refused.returncode == 2
-    assert refused.stderr.startswith("ddloco: syncer refuses this learner: job differs: ")
-    assert syncer.wait(60) == 0
+    assert "its job file differs: outer.lr is 0.7 here, 0.1 there" in refused.stderr
+    assert syncer.wait(60) == 75
 
 
 def test_a_lone_learner_runs_in_the_same_program(job):

@@ -32,7 +32,7 @@ class Hosts:
         self.root.mkdir(exist_ok=True)
         with (self.root / f"{name}.out").open("ab") as out:
             said = {"stdout": out, "stderr": subprocess.STDOUT}
-            self.running[name] = subprocess.Popen(command, cwd=self._tools.ROOT, **said)
+            self.running[name] = subprocess.Popen(command, cwd=self._tools.WORK, **said)
         return self.running[name]
 
     def syncer(self, bind="tcp://127.0.0.1:*"):
@@ -126,7 +126,7 @@ def test_a_lost_host_costs_its_last_segment(hosts, tools):
         lost.wait()
         del made.running["learner-0"]
         shutil.rmtree(made.root / "learner-0")
-        made.running["syncer"].terminate()
+        assert tools.call([*tools.DDLOCO, "stop", address, "--timeout", "60"]).returncode == 0
         made.end()
         last = made.shipped("learner-0.1")
         replayed = tools.replay(made.root / "syncer")
@@ -154,7 +154,7 @@ def test_a_syncer_that_starts_again_goes_on(hosts, tools):
         made.syncer(address)
         wait(lambda: made.shipped("learner-0.1") > before + 40)
         wait(lambda: made.log().count('"joined","actor":"syncer"') == 4)
-        made.running["syncer"].terminate()
+        assert tools.call([*tools.DDLOCO, "stop", address, "--timeout", "60"]).returncode == 0
         made.end()
         for name in ("learner-0", "learner-1"):
             ours = made.root / name / "tapes" / f"{name}.1.tape"

@@ -21,7 +21,7 @@ def test_a_running_job_is_looked_at(job, tools):
     address = looked_at(job)
     observe = ["observe", address, "--json", "--evaluate", str(job.run_folder / "job.toml")]
     observer = subprocess.Popen(
-        [*tools.DDLOCO, *observe], cwd=tools.ROOT, stdout=subprocess.PIPE, text=True
+        [*tools.DDLOCO, *observe], cwd=tools.WORK, stdout=subprocess.PIPE, text=True
     )
     with ThreadPoolExecutor() as both:
         asked = ([*tools.DDLOCO, "status", address, *more] for more in (["--json"], []))
@@ -73,7 +73,7 @@ def test_watching_ends_with_a_signal(job, tools):
     commands = [["status", address, "--watch", "--json"], ["observe", address]]
     watching = [
         subprocess.Popen(
-            [*tools.DDLOCO, *command], cwd=tools.ROOT, stdout=subprocess.PIPE, text=True
+            [*tools.DDLOCO, *command], cwd=tools.WORK, stdout=subprocess.PIPE, text=True
         )
         for command in commands
     ]
@@ -94,7 +94,7 @@ def test_watching_ends_with_a_signal(job, tools):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["status", "nowhere"], 2, "nowhere: cannot dial nowhere"),
+        (["status", "nowhere"], 2, "nowhere: no such kind of address"),
         (["status", "tcp://127.0.0.1:5", "--timeout", "0"], 2, "--timeout 0.0: want seconds"),
         (["observe", "tcp://127.0.0.1:5", "--prometheus", "70000"], 2, "--prometheus 70000: want"),
         (["observe", "tcp://127.0.0.1:5", "--evaluate", "none.toml"], 2, "none.toml: cannot be"),

@@ -79,20 +79,37 @@ def test_an_empty_folder_is_refused(tmp_path):
 
 def test_tapes_of_two_jobs_in_one_folder_are_refused(tmp_path):
     """Both jobs and both files are named."""
-    write(tmp_path / "a.tape")
-    write(tmp_path / "b.tape", first=header("b.1", "job-2"))
+    write(tmp_path / "a.1.tape")
+    write(tmp_path / "b.1.tape", first=header("b.1", "job-2"))
 
-    with pytest.raises(TapeError, match=r"b\.tape: .*of job job-2, while a\.tape is of job-1"):
+    with pytest.raises(TapeError, match=r"b\.1\.tape: .*of job job-2, while a\.1\.tape is of"):
         open_tapes(tmp_path)
 
 
 def test_two_tapes_of_one_incarnation_are_refused(tmp_path):
-    """A copy beside the original is named; it would be the same events twice."""
-    write(tmp_path / "a.tape")
-    write(tmp_path / "copy.tape")
+    """A second beginning is named; it would be the same events twice."""
+    write(tmp_path / "a.1.tape")
+    TapeWriter(tmp_path / "a.1@3.tape", header(after=3)).close()
 
-    with pytest.raises(TapeError, match=r"copy\.tape: .*of a\.1, as is a\.tape"):
+    with pytest.raises(TapeError, match=r"a\.1@3\.tape: .*of a\.1, as is a\.1\.tape"):
         open_tapes(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("copy", "a tape of a.1; its file is named for copy"),
+        ("a.2", "a tape of a.1; its file is named for a.2"),
+        ("b.1@3", "a tape of a.1; its file is named for b.1"),
+    ],
+)
+def test_a_tape_under_another_name_is_refused(tmp_path, name, said):
+    """The header and the file's name say whose it is, and must agree; so in a folder and alone."""
+    write(tmp_path / f"{name}.tape")
+
+    for place in (tmp_path, tmp_path / f"{name}.tape"):
+        with pytest.raises(TapeError, match=said):
+            open_tapes(place)
 
 
 # Chains.
@@ -143,7 +160,7 @@ def test_files_that_overlap_are_refused(tmp_path):
     """A file that begins before the other ends is of another run."""
     _, second, _ = record(tmp_path)
     second.unlink()
-    TapeWriter(second, header(after=2, part=1)).close()
+    TapeWriter(second.with_name("a.1@2.tape"), header(after=2, part=1)).close()
 
     with pytest.raises(TapeError, match=r"begins behind event 2, but a\.1\.tape ends after 3"):
         open_tapes(tmp_path)

@@ -65,7 +65,11 @@ def test_good_tapes_hold(tmp_path):
         ([{}, message("b.1", 0, b_1=1, a_1=5)], "knows a.1:5, not yet happened"),
         ([{}, message("b.1", 0, c_1=1)], "without its own count"),
         ([message("b.1", 0, b_1=4), message("b.1", 1, b_1=3) | {"learned": {}}], "older than"),
-        ([message("b.1", 0, b_1=4) | {"learned": {}}], "the clock grew by {}"),
+        (
+            [message("b.1", 0, b_1=4) | {"learned": {}}, message("b.1", 1, b_1=5)],
+            "message 1 follows one that taught nothing",
+        ),
+        ([message("b.1", 0, b_1=4, c_1=1) | {"learned": {"b.1": 4}}], "the clock grew by {'b.1'"),
         ([{"learned": {"c.1": 3}}], "the clock grew by {'c.1': 3}"),
         ([{"silent": True}, {}], "event 1: no record of its effects"),
     ],

@@ -76,12 +76,14 @@ def test_heterogeneous_hardware():
         case.name: run_case(case, world, 0).values
         for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.5"])
     }
-    synchronous, hasty, patient, everybody = rows.values()
+    synchronous, hasty, patient, everybody, unmerged = rows.values()
 
     assert abs(synchronous["goodput"] - 84) < 2.0
     assert hasty["goodput"] > 99.5
     assert patient["goodput"] > 99.5
     assert hasty["taking part"] + 1.0 < patient["taking part"] < everybody["taking part"] + 0.1
+    assert unmerged["taking part"] > 99.5
+    assert unmerged["by fragment"] > patient["by fragment"] + 2.0
 
 
 def test_scavenging():

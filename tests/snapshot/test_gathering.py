@@ -126,3 +126,12 @@ def test_clocks_have_the_last_word():
     assert problem == gathered(part("hub", "a", "b", clock={"hub": 5}), a, b)[2]
     assert gathered(hub, a, b)[2].endswith(", and 1 more")
     assert disagreement({"a": {"a": 1}, "b": {"b": 1, "a": 1}}) is None
+
+
+def test_who_left_without_a_word_is_absent_all_the_same():
+    """A reason may be the peer's own words, and empty: it is no key, and nobody's end."""
+    gathering = Gathering("a.1:1", "a.1")
+    gathering.add(part("a.1", "b.1"))
+    gathering.gone("b.1", "")
+    assert [] == gathering.awaited()
+    assert {"b.1": ""} == gathering.absent()

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from snapshot.part import name_of, split
 
 
-@given(st.text(min_size=1), st.integers(min_value=0))
+@given(st.text(min_size=1), st.integers(0, 2**63 - 1))
 def test_a_name_says_who_and_when(initiator, number):
     """Whatever the initiator is called, colons included."""
     assert (initiator, number) == split(name_of(initiator, number))

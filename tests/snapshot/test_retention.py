@@ -169,17 +169,67 @@ def test_a_damaged_snapshot_is_no_reason_for_another_to_go(store, root, take):
     assert 2 == store.load().order
 
 
-def test_a_manifest_that_cannot_be_read_stops_retention(store, root, take):
-    """Whose blobs are its own is unknown, so nothing goes; the line says what to do."""
+def test_a_damaged_manifest_is_set_aside(store, root, take):
+    """It is named, retention goes on, and it is there under another name for who wants to look."""
     for order in (1, 2, 3):
         take(store, order)
     (root / "snapshots" / "syncer.1-30.json").write_bytes(b"{}")
-    before = blobs(store)
+    (root / "snapshots" / "syncer.1-40.json").mkdir()
+    os.mkfifo(root / "snapshots" / "syncer.1-50.json")
 
-    with pytest.raises(SnapshotError, match=r"syncer.1-30.json: cannot be read.*move it away"):
+    removed = store.retain(1, grace_s=0)
+    assert [2] == orders(store)
+    assert needed(store) == blobs(store)
+    assert [30, 40, 50] == sorted(int(each.split(".json")[0][-2:]) for each in removed.aside)
+    assert "is no manifest" in " ".join(removed.aside)
+    assert "a FIFO, not a regular file" in " ".join(removed.aside)
+    assert (root / "snapshots" / "syncer.1-30.json.damaged").read_bytes() == b"{}"
+    assert () == store.retain(1, grace_s=0).aside
+
+
+def test_a_manifest_of_another_version_stops_retention(store, root, take, monkeypatch):
+    """Its blobs may be wanted by a program that can read it, so nothing goes."""
+    for order in (1, 2, 3):
+        take(store, order)
+    before = blobs(store)
+    monkeypatch.setattr("snapshot.manifest.FORMAT", 3)
+
+    with pytest.raises(SnapshotError, match=r"syncer.1-\d0.json: cannot be read.*move it away"):
         store.retain(1, grace_s=0)
+    monkeypatch.undo()
     assert before == blobs(store)
     assert 3 == len(store.snapshots())
+
+
+def test_runs_that_share_a_place(store, root, draft):
+    """Each sees and removes its own; equal names do not collide, shared blobs stay."""
+    one, other = Store(root, "a1"), Store(root, "b2")
+    for order in (1, 2, 3):
+        one.commit(draft(one, order, run="a1"))
+    other.commit(draft(other, 1, run="b2"))
+
+    assert ["b2_syncer.1-10"] == [each.id for each in other.snapshots()]
+    assert ("syncer.1:10", "syncer.1:20") == one.retain(1, grace_s=0).snapshots
+    assert [3] == orders(one)
+    assert [1] == orders(other)
+    assert needed(store) == blobs(store)
+    assert "b2_syncer.1-10" == other.load("latest").id == other.find("latest")
+    assert "a1_syncer.1-30" == store.find("syncer.1-30")
+    for look in (store.load, store.find):
+        with pytest.raises(SnapshotError, match="snapshots of 2 runs: a1; b2"):
+            look("latest")
+
+
+def test_what_a_run_began_from_stays(store, take):
+    """Its tapes replay from there, however many snapshots follow."""
+    for order in (1, 2, 3):
+        take(store, order)
+    for order in (4, 5, 6):
+        take(store, order, **{"from": "syncer.1-20"})
+
+    store.retain(1, grace_s=0)
+    assert [6, 2] == orders(store)
+    assert needed(store) == blobs(store)
 
 
 def test_a_disk_that_is_away_stops_retention(store, root, take, monkeypatch):

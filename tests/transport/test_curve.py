@@ -34,7 +34,8 @@ def stranger():
 async def syncer(address="tcp://127.0.0.1:*"):
     """Give a running listener with keys, its inbox, and how to dial it as somebody."""
     async with open_context() as context, trio.open_nursery() as nursery:
-        listener, inbox, dialled = ZmqEndpoint(context, curve=curve("syncer")), Inbox(), []
+        listener = ZmqEndpoint(context, curve=curve("syncer"), handover=True)
+        inbox, dialled = Inbox(), []
         bound = await listener.listen(address)
         nursery.start_soon(listener.run, inbox.deliver)
 
@@ -141,6 +142,26 @@ async def test_a_stolen_identity_is_not_heard():
         assert refusal.reason == "the key of learner-1 speaks as learner-0.1/control"
         assert inbox.count == 0
         await good_peer_is_heard(inbox, dial)
+
+
+async def test_a_key_of_the_job_detaches_nobody_else():
+    """Whoever dials under another's route with a key of its own, again and again, is not heard;
+    the owner is answered all the while, and its connection never has to be mended."""
+    async with syncer() as (listener, inbox, dial), trio.open_nursery() as nursery:
+        owner = await dial(curve("learner-0"), "learner-0.1/control")
+        told = Inbox()
+        await nursery.start(running, owner, told)
+        await send_patiently(owner, "syncer/control", [b"mine"])
+        await inbox.wait_count(1)
+        for number in range(1, 6):
+            thief = await dial(curve("learner-1"), "learner-0.1/control")
+            await send_patiently(thief, "syncer/control", [b"stolen"])
+            await counted(listener, "arrivals_refused_identity", number)
+            listener.send_nowait("learner-0.1/control", [b"%d" % number])
+            await told.wait_count(number)
+        assert owner.statistics().lines_mended == 0
+        nursery.cancel_scope.cancel()
+    assert inbox.messages == {"learner-0.1/control": [(b"mine",)]}
 
 
 @pytest.mark.parametrize("fallback", [False, True])

@@ -11,6 +11,7 @@ from transport import (
     BULK,
     CONTROL,
     LANES,
+    BytesArrived,
     Hangup,
     LaneBroken,
     Links,
@@ -29,6 +30,13 @@ HUB, SPOKE = "hub", "spoke.1"
 
 def numbers(bodies):
     return [body.t for body in bodies]
+
+
+def say_hello(pair, session):
+    """What anybody could say under the dialling side's name."""
+    for lane in LANES:
+        hello = Hello(AGREED)
+        pair.tell(pair.hub, MessageArrived(SPOKE, lane, SPOKE, session, 0, {SPOKE: 1}, hello))
 
 
 def test_a_duplicate_is_dropped_and_counted(pair):
@@ -227,7 +235,46 @@ def test_old_words_of_a_handshake_are_stale(pair):
     pair.settle()
 
     assert pair.spoke.news() == pair.hub.news() == [PeerJoined]
-    assert (pair.spoke.links.counters, pair.hub.links.counters) == ({"stale": 6}, {"stale": 2})
+    assert (pair.spoke.links.counters, pair.hub.links.counters) == ({"stale": 7}, {"stale": 2})
+
+
+@pytest.mark.parametrize("session", [2**20 + 2, 2**62, 2**63 - 1])
+def test_no_hello_jumps_to_the_end_of_numbers(pair, session):
+    """A session number from which nobody could go on is not taken; the link stays."""
+    say_hello(pair, session)
+    pair.send(pair.spoke, Pull(1, 0))
+    pair.settle()
+
+    assert numbers(pair.hub.said()) == [1]
+    assert pair.hub.news() == pair.spoke.news() == [PeerJoined]
+
+
+def test_whoever_was_counted_up_by_a_stranger_goes_beyond(pair):
+    """Its next words are of an old session, and so is its next dial; it is told which one stands,
+    exceeds that, and is heard."""
+    say_hello(pair, 2**20)
+    pair.send(pair.spoke, Pull(1, 0))
+    pair.settle()
+    for _ in range(2):
+        pair.fire(pair.spoke)
+        pair.settle()
+    pair.send(pair.spoke, Pull(2, 0))
+    pair.settle()
+
+    assert numbers(pair.hub.said()) == [2]
+    assert pair.spoke.links.peers() == [HUB]
+
+
+def test_whoever_has_counted_too_far_begins_again(new_pair):
+    """Nobody knows that session any more, and it is far from the first: the next dial is heard."""
+    pair = new_pair()
+    pair.queues = {key: [] for key in pair.queues}
+    pair.spoke.links._links[HUB].session = 2**40
+    for _ in range(2):
+        pair.fire(pair.spoke)
+        pair.settle()
+
+    assert pair.hub.links.peers() == [SPOKE]
 
 
 def test_a_listening_side_that_starts_anew_is_dialled_again(pair):
@@ -313,3 +360,30 @@ def test_a_lane_that_lost_all_its_credit_is_given_up(pair):
     pair.send(pair.spoke, Pull(99, 0), BULK)
     pair.settle()
     assert numbers(pair.hub.said()) == [99]
+
+
+def test_a_lane_whose_bytes_still_arrive_is_not_given_up(pair):
+    """A message that takes minutes costs no link: the sender hears that its bytes arrive."""
+    window = WINDOW_MESSAGES[BULK]
+    for t in range(window + 1):
+        pair.send(pair.spoke, Pull(t, 0), BULK)
+    under_way = pair.queues[SPOKE, BULK][:]
+    pair.queues[SPOKE, BULK].clear()
+    pair.settle()
+    for nbytes in (10, 20, 30):
+        pair.tell(pair.hub, BytesArrived(SPOKE, BULK, nbytes))
+        pair.settle()
+        pair.fire(pair.spoke, f"stall/{BULK}/{HUB}")
+        assert PeerLost not in pair.spoke.news()
+    pair.queues[SPOKE, BULK][:] = under_way
+    pair.settle()
+    assert numbers(pair.hub.said()) == list(range(window + 1))
+    assert "stalled" not in pair.spoke.links.counters
+
+
+def test_bytes_that_arrive_of_no_open_lane_are_nobodys(pair):
+    """A stranger's, or those of a link that has just been lost."""
+    before = {lane: list(waiting) for lane, waiting in pair.queues.items()}
+    pair.tell(pair.hub, BytesArrived("stranger.1", BULK, 10))
+    assert before == {lane: list(waiting) for lane, waiting in pair.queues.items()}
+    assert BytesArrived not in pair.hub.news()

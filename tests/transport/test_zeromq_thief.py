@@ -40,11 +40,11 @@ async def one_line(address="tcp://127.0.0.1:*", deaf_s=DEAF_S):
         tasks.cancel_scope.cancel()
 
 
-async def steal(address):
-    """Say something under the owner's identity, and leave."""
+async def steal(address, identity=b"learner-0.1/control"):
+    """Say something under an identity, and leave."""
     async with open_context() as elsewhere:
         thief = elsewhere.socket(zmq.DEALER)
-        thief.setsockopt(zmq.ROUTING_ID, IDENTITY.encode())
+        thief.setsockopt(zmq.ROUTING_ID, identity)
         thief.setsockopt(zmq.LINGER, 1000)
         thief.connect(address)
         thief.send(b"stolen")
@@ -52,10 +52,37 @@ async def steal(address):
         thief.close()
 
 
-async def test_whoever_was_robbed_of_its_name_is_heard_again():
-    """A thief comes and goes; the owner, who goes on sending, is heard afterwards, and answered."""
+async def test_nobody_takes_a_route_from_a_connection_that_lives():
+    """A stranger names the owner's route again and again: none of it is heard, and the owner is
+    answered at once."""
     async with one_line() as (address, listener, owner, heard, told):
-        await steal(address)
+        for _ in range(5):
+            await steal(address)
+        while listener.statistics().arrivals_refused_taken < 5:  # noqa: ASYNC110, nobody tells
+            await trio.sleep(0.01)
+        listener.send_nowait(IDENTITY, [b"still there?"])
+        await told.wait_count(1)
+        owner.send_nowait(ROUTE, [b"yes"])
+        await heard.wait_count(2)
+        assert owner.statistics().lines_mended == 0
+    assert heard.messages[IDENTITY] == [(b"mine",), (b"yes",)]
+    assert told.messages == {ROUTE: [(b"still there?",)]}
+
+
+async def test_a_route_is_free_once_its_connection_has_gone():
+    """Whoever comes under the name of somebody who has left is heard."""
+    async with one_line() as (address, _, owner, heard, _):
+        await owner.aclose()
+        while heard.count < 2:
+            await steal(address)
+    assert heard.messages[IDENTITY] == [(b"mine",), (b"stolen",)]
+
+
+async def test_whoever_was_robbed_of_its_identity_is_heard_again():
+    """A connection of the very same identity comes and goes, as after a break that only one side
+    has noticed; the owner, who goes on sending, is heard afterwards, and answered."""
+    async with one_line() as (address, listener, owner, heard, told):
+        await steal(address, listener._identity_of(IDENTITY))
         await heard.wait_count(2)
         for _ in range(TRIES):
             owner.send_nowait(ROUTE, [b"again"])

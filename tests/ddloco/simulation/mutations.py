@@ -94,8 +94,14 @@ RESTARTED = made(
 )
 """What is new reaches a learner after 8 s; meanwhile the syncer dies, and comes back."""
 
-REBORN = made(
-    slow("to-syncer", 0.5, 0.8), Fault("crash", "learner-0", 3.5, 0.2), fragment_bytes=LARGE
+REBORN, REBORN_FRESH = (
+    made(
+        slow("to-syncer", 0.5, 0.8),
+        Fault("crash", "learner-0", 3.5, 0.2),
+        fragment_bytes=LARGE,
+        pull=pull,
+    )
+    for pull in ("unmerged", "fresh")
 )
 """What a learner said arrives when it has died, and come back."""
 
@@ -103,7 +109,7 @@ COLD = made(Fault("crash", SYNCER, 0.528, 1.0))
 """The syncer dies between a learner's handshake and its first parameters."""
 
 SPOILED = made(learners=1, poisoned=(("learner-0", 5.2, 8.2),))
-RESET = made(Fault("reset", "learner-0", 5.2))
+RESET_FRESH = made(Fault("reset", "learner-0", 5.2), pull="fresh")
 
 
 def wrap(patch, owner, name, around):
@@ -230,7 +236,7 @@ def replace_unasked(self, fragment, newer):
     return [Drop(handle) for handle in older.handles() if handle not in newer.handles()]
 
 
-@bug("outer-monotone", 23)
+@bug("heal-progress", 23)
 def a_new_syncer_begins_its_schedule_again(patch):
     patch.setattr(Schedule, "recover", lambda _self, _t: None)
     patch.setattr(Globals, "replace", replace_unasked)
@@ -296,8 +302,8 @@ def learners_are_sorted_by_weight(patch):
 
 @bug("data-cursor", 1)
 def data_goes_on_where_it_never_was(patch):
-    def note(old, self, actor, count):
-        old(self, actor, count + 1)
+    def note(old, self, actor, count, cursor=b""):
+        old(self, actor, count + 1, cursor)
 
     wrap(patch, Membership, "note_batches", note)
 
@@ -378,9 +384,19 @@ def the_grace_window_has_no_end_of_steps(patch):
     wrap(patch, pacing, "grace_window", window)
 
 
-@bug("quorum-or-grace", 22)
+@bug("quorum-or-grace", 55)
 def nobody_is_waited_for(patch):
     always(patch, Membership, "missing", False)
+
+
+@bug("unmerged-pulled", 0)
+def only_who_has_finished_a_step_is_pulled(patch):
+    patch.setattr(Membership, "unmerged", Membership.able)
+
+
+@bug("unmerged-pulled", 47)
+def who_left_one_pull_unanswered_is_never_pulled_again(patch):
+    patch.setattr(Member, "speak", lambda self, at: setattr(self, "spoke_at", at))
 
 
 @bug("quorum-or-grace", 0)
@@ -407,7 +423,7 @@ def fresh_is_not_reset_by_a_launch(patch):
 
 @bug("quorum-or-grace", 0)
 def one_is_pulled_twice(patch):
-    after(patch, Membership, "able", lambda self, able: [*able, *able[:1]])
+    after(patch, Membership, "unmerged", lambda self, able: [*able, *able[:1]])
 
 
 @bug("quorum-or-grace", 4)
@@ -547,12 +563,13 @@ def a_message_moves_ones_own_entry(patch):
 def the_maximum_is_not_taken(patch):
     def tick(old, self, heard=None, source=""):
         learned = old(self, heard or {}, source)
-        for name in set(heard or ()) & set(self._counts):
-            self._counts[name] = heard[name]
+        for name in set(heard or ()) & set(self._index) - {self.me}:
+            self._counts[self._index[name]] = heard[name]
         return learned
 
     def since(self, number, reader=None):
-        return {**self._counts, self.me: self.number - 1 if self.number % 5 == 0 else self.number}
+        own = self.number - 1 if self.number % 5 == 0 else self.number
+        return {**dict(zip(self._names, self._counts, strict=True)), self.me: own}
 
     wrap(patch, RunningClock, "tick", tick)
     patch.setattr(RunningClock, "since", since)
@@ -917,7 +934,7 @@ def who_was_refused_is_not_healed(patch):
     after(patch, Rounds, "merged", merged)
 
 
-@bug("participation", RESET)
+@bug("participation", RESET_FRESH)
 def who_was_lost_once_is_never_pulled(patch):
     def lose(old, self, peer):
         member = old(self, peer)
@@ -935,7 +952,7 @@ def who_was_lost_once_is_never_pulled(patch):
     wrap(patch, Membership, "able", able)
 
 
-@bug("participation", REBORN)
+@bug("participation", REBORN_FRESH)
 def whoever_has_come_back_is_not_fresh(patch):
     def report(old, self, at, progress):
         problem = old(self, at, progress)

@@ -21,6 +21,9 @@ SEEDS = range(300)
         (3, "a syncer that had come back remembered dead incarnations"),
         (702, "factors that multiply made a step that outlasted the world"),
         (36, "a new session was asked for tokens that were merged"),
+        (27, "a late Welcome of a lost session was taken for one that teaches a clock"),
+        (128, "the same, of a syncer that had not started again"),
+        (249, "the same, with other faults"),
     ],
 )
 def test_what_was_found_once_holds(seed, found):

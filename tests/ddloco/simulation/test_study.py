@@ -42,7 +42,8 @@ def test_a_case_is_measured(case):
     """To the end of its job, with every check beside it."""
     row = run_case(*case(), 4)
     assert ("small", 4, None) == (row.case, row.seed, row.violation)
-    assert {"goodput", "uptime", "taking part", "steps", "merges", "hours"} == set(row.values)
+    times = {"goodput", "uptime", "taking part", "steps", "merges", "hours"}
+    assert times | {"in a merge", "by fragment"} == set(row.values)
     assert 12.0 == row.values["merges"]
     assert row.events > 100
     assert 32 == len(row.trail)

@@ -24,7 +24,7 @@ from transport import (
     TimerFired,
     Transmit,
 )
-from transport.message import Hello, Reset
+from transport.message import Hello, Refused, Reset, Welcome
 
 ME, PEER, OTHER = "hub.1", "spoke.1", "other.1"
 
@@ -252,3 +252,56 @@ def test_news_of_links_reaches_the_machine():
         actor.handle(0.0, arrived(0, Hello({}), lane))
 
     assert actor.machine.heard == [TimerFired("start"), PeerJoined(PEER, PEER)]
+
+
+AGREED = {"job": "job-1"}
+FOREIGN = {f"learner-{n}.1": 7 for n in range(500)}
+
+
+def greeted(*arrivals):
+    """Give an actor that listens, and that some messages have come to."""
+    actor = Actor(ME, Script({TimerFired: [Listen(AGREED)]}))
+    actor.handle(0.0, TimerFired("start"))
+    actor.machine.effects = {}
+    for each in arrivals:
+        actor.handle(0.0, each)
+    return actor
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        pytest.param(arrived(0, Hello({"job": "job-2"}), clock={PEER: 9, **FOREIGN}), id="job"),
+        pytest.param(arrived(3, Hello(AGREED), clock={PEER: 9, **FOREIGN}), id="number"),
+        pytest.param(arrived(0, Pull(1, 0), clock={PEER: 9, **FOREIGN}), id="no session"),
+        pytest.param(arrived(0, Reset("x"), clock={PEER: 9, **FOREIGN}), id="out of band"),
+        pytest.param(arrived(0, Refused("x"), clock={PEER: 9, **FOREIGN}), id="refusal"),
+        pytest.param(arrived(0, Welcome(), clock={PEER: 9, **FOREIGN}), id="welcome"),
+    ],
+)
+def test_a_clock_learns_nothing_before_the_handshake_is_judged(strange):
+    """What a stranger or another job's learner says, of whomever, is on no clock afterwards."""
+    actor = greeted()
+    assert {} == actor.witness(strange)
+    actor.handle(0.0, strange)
+    assert {ME: actor.number} == actor.clock.wire()
+
+
+def test_a_clock_learns_what_opens_a_lane_and_what_follows_in_it():
+    """Both Hellos of an agreed session teach, and what is next in its lanes; nothing else does."""
+    actor = greeted(
+        arrived(0, Hello(AGREED), clock={PEER: 2, OTHER: 4}),
+        arrived(0, Hello(AGREED), BULK, clock={PEER: 3, OTHER: 5}),
+        arrived(1, Pull(1, 0), clock={PEER: 6, OTHER: 7}),
+    )
+    assert {ME: actor.number, PEER: 6, OTHER: 7} == actor.clock.wire()
+    ahead = {PEER: 9, ME: actor.number + 5, OTHER: 9}
+    for unbelieved in (
+        arrived(1, Pull(1, 0), clock={PEER: 9, OTHER: 9}),
+        arrived(2, Pull(1, 0), clock=ahead),
+        arrived(2, Pull(1, 0), clock={PEER: 9, OTHER: 9}),
+    ):
+        actor.handle(0.0, unbelieved)
+    assert {ME: actor.number, PEER: 6, OTHER: 7} == actor.clock.wire(), (
+        "a duplicate, one that knows what has not happened, and what follows a broken link"
+    )

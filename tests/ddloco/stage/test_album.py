@@ -68,11 +68,15 @@ def test_a_replay_keeps_nothing():
 
 
 def test_old_damage_does_not_undo_a_new_snapshot(store, tmp_path):
-    """Retention stops at a manifest that cannot be read; what was committed stands all the same."""
-    album = Stored(store, FACTS, keep=1)
+    """A manifest that cannot be read is named and set aside; what was committed stands."""
+    told = []
+    album = Stored(store, FACTS, keep=1, warn=told.append)
     album.commit(NAME.format(5), [part(album, 5)], {})
     (tmp_path / "place" / "snapshots" / "syncer.1-5.json").write_text("{}")
     album.commit(NAME.format(9), [part(album, 9)], {})
 
     assert NAME.format(9) == store.load().snapshot
-    assert ["syncer.1-5"] == [each.id for each in store.snapshots() if each.manifest is None]
+    [line] = told
+    assert "syncer.1-5.json" in line
+    assert line.endswith("it was set aside")
+    assert [] == [each.id for each in store.snapshots() if each.manifest is None]

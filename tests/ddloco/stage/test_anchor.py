@@ -1,9 +1,12 @@
 """Which snapshot a replay begins with, from tapes and manifests alone."""
 
+from dataclasses import dataclass
+
 import pytest
 
+from ddloco.stage import anchor
 from ddloco.stage.album import Stored
-from ddloco.stage.anchor import anchors, begin_tapes, cut_of, final_clock
+from ddloco.stage.anchor import anchors, begin_tapes, cut_of, final_clock, stranger
 from ddloco.stage.beginning import RESTORED, RESTORED_PLACE
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
 from snapshot import Entry, Part, SnapshotError, Store
@@ -138,6 +141,21 @@ def test_who_was_left_out_and_goes_on():
     assert [False, True] == [cut.short(Taped("d.1", after)) for after in (0, 1)]
 
 
+@pytest.fixture
+def of_these(monkeypatch):
+    """Clocks are not compared: these tapes have none."""
+    monkeypatch.setattr(anchor, "stranger", lambda _parts, _tapes: None)
+
+
+@dataclass
+class Begun:
+    """A snapshot that a replay begins with."""
+
+    snapshot: str
+    parts: tuple = ()
+
+
+@pytest.mark.usefixtures("of_these")
 def test_what_is_begun_with(run):
     """The first of those that will do; the next where it is damaged; what a run itself went on
     from where nothing was dropped; nothing where tapes begin."""
@@ -148,7 +166,7 @@ def test_what_is_begun_with(run):
         asked.append((str(place), snapshot))
         if snapshot in damaged:
             raise SnapshotError(f"{snapshot} is damaged")
-        return snapshot
+        return Begun(snapshot)
 
     went_on = {"after": 2, "clock": {B: 2}, "facts": {RESTORED: "x-1", RESTORED_PLACE: "there"}}
 
@@ -158,10 +176,10 @@ def test_what_is_begun_with(run):
     run.record(A, 16)
     assert begun() is None
     run.record(B, 16, **went_on)
-    assert "x-1" == begun()
+    assert "x-1" == begun().snapshot
     assert [("there", "x-1")] == asked
     run.record(S, 40, begins=20)
-    assert "syncer.1-30" == begun()
+    assert "syncer.1-30" == begun().snapshot
     assert ["syncer.1-20", "syncer.1-30"] == [snapshot for _, snapshot in asked[1:]]
     damaged.add("syncer.1-30")
     with pytest.raises(
@@ -170,20 +188,18 @@ def test_what_is_begun_with(run):
         begun()
 
 
+@pytest.mark.usefixtures("of_these")
 def test_what_is_asked_for_must_do(run):
     """One before a tape's beginning is refused in one line, with the first that will do."""
     parts = {each.id: each.manifest.parts for each in Store(run.place).snapshots()}
-
-    class Begun:
-        def __init__(self, _place, snapshot):
-            self.snapshot, self.parts = snapshot, parts[snapshot]
 
     run.record(A, 16, begins=8)
     run.record(B, 16)
     run.record(S, 40)
 
     def begun(snapshot):
-        return begin_tapes(open_tapes(run.folder), run.place, Begun, snapshot)
+        begin = lambda _, id_: Begun(id_, parts[id_])  # noqa: E731
+        return begin_tapes(open_tapes(run.folder), run.place, begin, snapshot)
 
     assert ["syncer.1-20", "syncer.1-30"] == [
         begun(each).snapshot for each in ("syncer.1-20", "syncer.1-30")
@@ -194,3 +210,21 @@ def test_what_is_asked_for_must_do(run):
         "--from syncer.1-10: learner-0.1@8.tape begins behind event 8, after that snapshot; "
         "the first that will do is syncer.1-20"
     ) == str(refused.value)
+
+
+def test_a_snapshot_of_another_run_is_refused(tmp_path):
+    """Whoever is in it had heard of other events, or of more than its tape has; or nobody is here.
+    A tape whose end was lost may be too short."""
+    run = Run(tmp_path)
+    run.record(A, 16, heard={3: {S: 5}})
+    tapes = open_tapes(run.folder)
+    part = lambda who, number, **clock: Part(who, number, {who: number, **clock}, (), {})  # noqa: E731
+
+    assert stranger((part(A, 4, **{S: 5}),), tapes) is None
+    assert stranger((part(A, 2), part(B, 9)), tapes) is None
+    assert stranger((part(A, 40, **{S: 30}),), tapes) is None
+    assert f"{A} had heard of {S}:6" in stranger((part(A, 4, **{S: 6}),), tapes)
+    assert f"its tape says {B}:0" in stranger((part(A, 4, **{S: 5, B: 1}),), tapes)
+    assert "nobody in it" in stranger((part(B, 4),), tapes)
+    tapes[0].closed = "done"
+    assert "whose tape ends with 16" in stranger((part(A, 40),), tapes)

@@ -1,5 +1,6 @@
 """Memory shared with a worker: regions that do not overlap, are used again, and are seen."""
 
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ CHILD = """
 import sys
 from ddloco.stage.arena import ArenaView
 
-view = ArenaView(int(sys.argv[1]))
+view = ArenaView([*map(int, sys.argv[1].split(","))])
 first, second = [view.region(int(offset), 5000) for offset in sys.argv[2:]]
 assert set(first) == {7} and set(second) == {9}, (set(first), set(second))
 second[:] = 11
@@ -35,11 +36,10 @@ def test_a_child_process_sees_what_was_written_and_is_seen(arena):
     """Both sides look at the same bytes, through nothing but the descriptor and an offset."""
     first, second = arena.allocate(5000), arena.allocate(5000)
     first.data[:], second.data[:] = 7, 9
-    command = [sys.executable, "-c", CHILD, str(arena.fileno())]
+    shared = arena.filenos()
+    command = [sys.executable, "-c", CHILD, ",".join(map(str, shared))]
 
-    subprocess.run(
-        [*command, str(first.offset), str(second.offset)], pass_fds=[arena.fileno()], check=True
-    )
+    subprocess.run([*command, str(first.offset), str(second.offset)], pass_fds=shared, check=True)
 
     assert set(second.data) == {11}
     assert set(first.data) == {7}
@@ -48,7 +48,7 @@ def test_a_child_process_sees_what_was_written_and_is_seen(arena):
 def test_a_view_maps_each_region_once(arena):
     """The worker's side gives the same array for the same region, also after the file grew."""
     one = arena.allocate(100)
-    view = ArenaView(arena.fileno())
+    view = ArenaView(arena.filenos())
     seen = view.region(one.offset, 100)
     other = arena.allocate(3 * PAGE + 1)
     other.data[:] = 5
@@ -146,3 +146,51 @@ def test_a_handle_is_named_once():
 
     with pytest.raises(AssertionError, match="x is named twice"):
         arrays.put("x", None)
+
+
+@pytest.fixture
+def small_place(tmp_path):
+    """A file system in memory with little room, which only root can make."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_what_has_no_room_in_memory_lies_in_a_file(small_place, tmp_path):
+    """Docker gives /dev/shm 64 MB; both sides see what lies in either place, and freed regions are
+    used again."""
+    arena = Arena([small_place, tmp_path])
+    view = ArenaView(arena.filenos())
+    small, large = arena.allocate(5000), arena.allocate(2**20)
+    small.data[:], large.data[:] = 3, 4
+    assert (view.region(small.offset, 5000) == 3).all()
+    assert (view.region(large.offset, 2**20) == 4).all()
+    assert os.fstat(arena.filenos()[1]).st_size == 2**20
+    assert arena.find(large.data) is large
+    arena.free(large)
+    assert arena.allocate(2**20) is large
+    arena.close()
+
+
+def test_without_room_anywhere_one_line_says_what_helps(small_place):
+    """And not a signal; what has room goes on."""
+    arena = Arena([small_place, small_place])
+    with pytest.raises(OSError, match="no room to share 1,048,576 bytes") as raised:
+        arena.allocate(2**20)
+    assert "--shm-size" in str(raised.value)
+    assert raised.value.filename == str(small_place)
+    arena.allocate(5000).data[:] = 1
+    arena.close()
+
+
+def test_a_place_that_is_not_there_is_no_matter(tmp_path):
+    """A system without /dev/shm; where nothing can be made, the same line says so."""
+    arena = Arena([tmp_path / "none", tmp_path])
+    arena.allocate(5000).data[:] = 1
+    arena.close()
+    with pytest.raises(OSError, match="TMPDIR"):
+        Arena([tmp_path / "none", tmp_path / "neither"])

@@ -1,9 +1,10 @@
 """Messages on their way in: what is kept of them, and for how long."""
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
-import ddloco.stage.arrivals
 from ddloco.messages import Contribution, Progress, Said
 from ddloco.stage.arrivals import Arrivals
 from transport import (
@@ -68,7 +69,6 @@ def test_what_is_whole_leaves_nothing_behind(arrivals):
         (frames,) = frames_of(sender, Progress(0, 0.0, (), (), ()))
         assert arrivals.feed(sender, "control", frames) is not None
     assert len(arrivals) == 0
-    assert not arrivals._newest
 
 
 def test_a_message_in_pieces_is_put_together(arrivals, buffers):
@@ -90,19 +90,36 @@ def test_a_newer_incarnation_takes_the_place_of_what_its_former_self_left(arriva
 
 
 def test_others_and_older_ones_disturb_nobody(arrivals):
-    """Another actor, another lane, or a former self that still speaks gives nothing up."""
-    senders = [("learner-0.2", "bulk"), ("learner-1.7", "bulk"), ("learner-0.1", "bulk")]
-    for sender, lane in [*senders, ("learner-0.3", "control")]:
+    """Another actor or another lane gives nothing up; a former self that still speaks is refused
+    while the newer one is in the middle of a message."""
+    senders = [("learner-0.2", "bulk"), ("learner-1.7", "bulk"), ("learner-0.3", "control")]
+    for sender, lane in senders:
         assert arrivals.feed(sender, lane, frames_of(sender)[0]) is None
+    with pytest.raises(RemoteProtocolError, match=r"learner-0.2 is in the middle"):
+        arrivals.feed("learner-0.1", "bulk", frames_of("learner-0.1")[0])
+    (whole,) = frames_of("learner-0.1", Progress(0, 0.0, (), (), ()))
+    assert arrivals.feed("learner-0.1", "bulk", whole) is not None
     assert arrivals.feed("learner-0.2", "bulk", frames_of("learner-0.2")[1]) is not None
-    assert len(arrivals) == 3
+    assert len(arrivals) == 2
 
 
-def test_there_is_an_end_to_what_may_have_begun(arrivals, buffers, monkeypatch):
-    """Beyond the limit a message is refused as it begins, and its buffer given back."""
-    monkeypatch.setattr(ddloco.stage.arrivals, "UNFINISHED_MAX", 3)
-    for number in range(3):
-        arrivals.feed(f"learner-{number}.1", "bulk", frames_of(f"learner-{number}.1")[0])
-    with pytest.raises(RemoteProtocolError, match="have begun"):
-        arrivals.feed("learner-9.1", "bulk", frames_of("learner-9.1")[0])
-    assert (len(arrivals), buffers.held) == (3, 3)
+@pytest.mark.parametrize("numbers", [range(1, 300), range(300, 0, -1)], ids=["up", "down"])
+def test_whatever_a_peer_calls_itself_one_message_is_held(arrivals, buffers, numbers):
+    """Incarnations without end, upwards or downwards, that each begin a fragment in either lane."""
+    for number in numbers:
+        for lane in ("control", "bulk"):
+            sender = f"learner-0.{number}"
+            with suppress(RemoteProtocolError):
+                arrivals.feed(sender, lane, frames_of(sender)[0])
+    assert (len(arrivals), buffers.held) == (2, 2)
+
+
+def test_a_message_that_takes_long_is_told_of_now_and_then(arrivals):
+    """Every five seconds how many bytes have come; nothing of one that is whole."""
+    first, rest = frames_of("learner-0.1")
+    assert arrivals.progress(0.0, "learner-0.1", "bulk") is None
+    arrivals.feed("learner-0.1", "bulk", first)
+    told = [arrivals.progress(at, "learner-0.1", "bulk") for at in (1.0, 3.0, 6.0, 9.0, 11.0)]
+    assert [None, None, CHUNK_BYTES, None, CHUNK_BYTES] == told
+    arrivals.feed("learner-0.1", "bulk", rest)
+    assert arrivals.progress(30.0, "learner-0.1", "bulk") is None

@@ -1,6 +1,7 @@
 """An actor's part in snapshots, among a few who are wired in memory."""
 
 import pytest
+from msgspec.structs import replace
 
 from ddloco.messages import GlobalFragment, Pull
 from ddloco.stage.cutting import BEGUN, CUT, DISCARDED, GATHER, TAKEN
@@ -16,7 +17,7 @@ from ddloco.stage.events import (
     StopRequested,
 )
 from ddloco.stage.messages import SnapshotPart
-from snapshot import GATHERING_S, freeze, thaw
+from snapshot import GATHERING_S, Part, freeze, thaw
 from snapshot.participant import PATIENCE_S, REFUSED
 from tests.ddloco.stage.town import ANNA, BERT, HUB, PACKAGES, Town
 from transport import (
@@ -260,3 +261,65 @@ def test_whoever_is_told_of_a_snapshot_passes_it_on():
         each for each in town.actors[ANNA].machine.heard if isinstance(each, SnapshotSettled)
     ]
     assert not town.actors[HUB].snapshots._participant.recording
+
+
+def refusals(town):
+    """What was refused, by field."""
+    return [fields["reason"].partition(":")[0] for fields in town.of("refused")]
+
+
+@pytest.mark.parametrize(
+    "snapshot",
+    ["no name", "anna.1:x", f"{ANNA}:99999999999999999999", f"{ANNA}:4000", f"{HUB}:2", "zoe.1:1"],
+)
+def test_a_marker_of_no_snapshot_is_refused(town, snapshot):
+    """One that is no name, of an event that nobody can have heard of, or of a snapshot that this
+    actor never began: nothing is recorded, and nobody ends."""
+    for lane in LANES:
+        town.ask(ANNA, Send("hub", lane, Marker(snapshot)))
+        town.deliver(ANNA, HUB, lane)
+    assert [] == town.works
+    assert ["$.body.snapshot"] * 2 == refusals(town)
+
+
+def absurd_parts():
+    """Parts that nobody can have recorded, and what is wrong with them."""
+    whole = Part(ANNA, 4, {ANNA: 4}, (HUB,), {}, ("state", "flight"))
+    return [
+        pytest.param(replace(whole, **change), field, id=name)
+        for name, change, field in [
+            ("an impossible clock", {"clock": {ANNA: 4, BERT: -1}}, "$.body.part.clock"),
+            ("a clock without its own count", {"clock": {BERT: 4}}, "$.body.part.number"),
+            ("another number", {"number": 5}, "$.body.part.number"),
+            ("nameless", {"who": "", "clock": {"": 4}}, "$.body.part"),
+            ("its own peer", {"peers": (ANNA,)}, "$.body.part.peers"),
+            ("nothing written", {"contents": ()}, "$.body.part.contents"),
+            ("a long reason", {"lost": {HUB: "x" * 5000}}, "$.body.part"),
+            ("another's", {"who": BERT, "clock": {BERT: 4}}, "$.body.part.who"),
+            ("one's own", {"who": HUB, "clock": {HUB: 4}, "peers": ()}, "$.body.part.who"),
+        ]
+    ]
+
+
+@pytest.mark.parametrize(("part", "field"), absurd_parts())
+def test_a_part_that_nobody_recorded_is_refused(part, field):
+    """What a peer says of itself must be possible, and it speaks for nobody who is linked."""
+    town = Town(ANNA, BERT)
+    town.ask(HUB, TakeSnapshot())
+    snapshot = town.work(CaptureState, HUB).snapshot
+    town.ask(ANNA, Send("hub", CONTROL, SnapshotPart(snapshot, part)))
+    town.deliver(ANNA, HUB, CONTROL)
+    assert [field] == refusals(town)
+
+
+def test_a_part_goes_to_who_began_it_where_there_is_a_link(town):
+    """Not to whoever was first to tell of it: so nobody needs to speak for somebody else."""
+    town.add(BERT, Dial("hub", {}))
+    town.run()
+    town.tell(ANNA, SnapshotRequested())
+    snapshot = f"{ANNA}:{town.actors[ANNA].number}"
+    town.run()
+    town.actors[HUB].snapshots._participant._towards[snapshot] = BERT
+    town.do(whose=HUB)
+    assert [snapshot] == [each.snapshot for each in town.bodies(HUB, ANNA, CONTROL)]
+    assert [] == town.bodies(HUB, BERT, CONTROL)

@@ -41,6 +41,7 @@ from transport import (
     LANES,
     PROTOCOL_VERSION,
     Codec,
+    Hello,
     LaneBroken,
     MessageArrived,
     SetTimer,
@@ -163,6 +164,7 @@ class Office:
             actor,
             said=Said,
             job_id=self.job.id,
+            company=self.job.names(),
             endpoint=endpoint,
             worker=FakeWorker(self.plan, arrays, step_s),
             arrays=arrays,
@@ -242,6 +244,23 @@ async def test_nothing_is_left_in_memory(office, autojump_clock):
     parts = len(job.plan.fragments)
     assert 3 * parts == len(job.drivers[SYNCER]._arrays)
     assert all(len(job.drivers[f"{n}.1"]._arrays) <= 2 + parts for n in job.job.learner_names())
+
+
+@pytest.mark.parametrize("jump_s", [60.0, 3600.0, 86400.0])
+async def test_a_suspended_machine_goes_on(office, autojump_clock, jump_s):
+    """Everybody's clock leaps ahead in the middle of a step: what was measured across that is no
+    step time, and the job ends about as soon as without."""
+    job = office(steps=40)
+    ends = []
+
+    async def suspended():
+        await trio.sleep(8.3)
+        autojump_clock.jump(jump_s)
+        ends.append(trio.current_time())
+
+    await job.run(suspended, limit_s=jump_s + 1000.0)
+    assert {"done"} == {finish.status for finish in job.finishes.values()}
+    assert trio.current_time() - ends[0] < 200.0
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -451,6 +470,33 @@ async def test_what_breaks_a_limit_is_refused(office, autojump_clock, change, fi
     assert 1 == sum(isinstance(event, LaneBroken) for event in events)
 
 
+async def test_hellos_without_end_end_nothing(office, autojump_clock):
+    """Whoever says Hello a thousand times, each with a later session, is heard a few times; the
+    rest is counted, breaks no lane, and the job goes on merging."""
+    job = office(steps=40)
+
+    async def rude():
+        await trio.sleep(4.5)
+        agreement = job.drivers["learner-0.1"].actor.links._links["syncer"].dialled
+        for session in range(100, 600):
+            for lane in LANES:
+                head = MessageHeader(
+                    PROTOCOL_VERSION, job.job.id, "learner-0.1", session, 0, {"learner-0.1": 3},
+                    Hello(agreement),
+                )  # fmt: skip
+                (frames,) = Codec(Said, job.job.id).encode(head, None)
+                job.endpoints["learner-0.1"].send_nowait(f"syncer/{lane}", frames)
+            await trio.sleep(0.02)
+
+    await job.run(rude)
+    events = [event for _, event, _ in job.decisions[SYNCER]]
+    heard = [event for event in events if isinstance(getattr(event, "body", None), Hello)]
+    assert 2 <= len(heard) <= 120
+    assert 900 <= job.drivers[SYNCER].refused["learner-0.1"] <= 1000
+    assert not any(isinstance(event, LaneBroken) for event in events)
+    assert {"done"} == {finish.status for finish in job.finishes.values()}
+
+
 async def test_a_route_without_a_lane_is_refused(office, autojump_clock):
     """Who comes under a name that is no lane is counted, logged, and reaches nobody."""
     job = office()
@@ -579,6 +625,7 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
             actor,
             said=Said,
             job_id="small-1",
+            company=("syncer",),
             endpoint=MemoryFabric(1).endpoint("syncer"),
             worker=worker,
             arrays=Arrays(),

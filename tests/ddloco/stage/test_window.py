@@ -18,7 +18,14 @@ from ddloco.stage.effects import Finish, Observe
 from ddloco.stage.events import StopRequested
 from ddloco.stage.logs import ActorLog
 from ddloco.stage.notices import Ask, Fragment, News, Reader, Sorry, Told, encode
-from ddloco.stage.window import NEWS_AWAY_MAX, OBSERVERS_MAX, SILENCE_S_MAX, Window
+from ddloco.stage.window import (
+    ATTENTIVE_S,
+    NEWS_AWAY_MAX,
+    OBSERVERS_MAX,
+    SILENCE_S_MAX,
+    SNAPSHOT_ASKS_S_MIN,
+    Window,
+)
 from replay import Header, Recorder, Tape, TapeWriter
 from transport import Payload, describe
 from transport.codec import CHUNK_BYTES
@@ -41,13 +48,14 @@ class Stand:
         self.time = ManualTime()
         self.facts = {"t": 3}
         self.refused = []
-        self.requests = 0
+        self.requests = self.stops = 0
         ways = self.time.now, lambda: self.facts, self.refused.append
         self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
 
-    def request(self):
-        """Somebody asks for a snapshot."""
-        self.requests += 1
+    def request(self, what):
+        """Somebody asks for a snapshot, or for the end."""
+        self.requests += what == "snapshot"
+        self.stops += what == "stop"
 
     async def observer(self, name="a"):
         """The end of one observer."""
@@ -153,7 +161,7 @@ async def test_a_status_that_fails_harms_nobody(broken):
         ([b""], "truncated"),
         ([encode(Ask("status")), b"more"], "2 parts"),
         ([b"x" * 1025], "1025 bytes"),
-        ([msgspec.msgpack.encode({"type": "Ask", "what": "stop"})], "$.what"),
+        ([msgspec.msgpack.encode({"type": "Ask", "what": "end"})], "$.what"),
         ([msgspec.msgpack.encode({"type": "Ask", "what": "status", "taken": -1})], "$.taken"),
         ([msgspec.msgpack.encode({"type": "Told", "what": "status"})], "Told"),
     ],
@@ -178,6 +186,7 @@ async def test_a_request_for_a_snapshot_goes_on_once():
         assert 1 == stand.requests
         await guest.say(Ask("snapshot", version=7))
         assert 1 == stand.requests
+        stand.time.advance_to(SNAPSHOT_ASKS_S_MIN)
         await guest.say(Ask("snapshot"))
         assert 2 == stand.requests
         stand.window.news("snapshot begun", 0.0, "syncer.1:7", {"snapshot": "syncer.1:7"})
@@ -336,6 +345,37 @@ async def test_so_many_at_once():
         assert "64 observers" in guests[-1].said(Sorry)[0].reason
 
 
+async def test_silent_observers_lock_nobody_out():
+    """However many follow: a status is told, the end is asked for; and who has not spoken lately
+    makes room for who follows now."""
+    names = [str(n) for n in range(OBSERVERS_MAX + 1)]
+    async with opened(*names) as (stand, *guests):
+        operator = guests.pop()
+        for guest in guests:
+            await guest.say(Ask("follow"))
+        await operator.say(Ask("status"))
+        await operator.say(Ask("stop"))
+        assert (1, 1) == (len(operator.said(Told)), stand.stops)
+        assert OBSERVERS_MAX == len(stand.window._watchers)
+        stand.time.advance_to(ATTENTIVE_S + 1)
+        await operator.say(Ask("follow"))
+        assert stand.watcher(names[-1]).follows
+        assert [] == operator.said(Sorry)
+        assert OBSERVERS_MAX == len(stand.window._watchers)
+
+
+async def test_snapshots_are_begun_for_observers_now_and_then():
+    """Hundreds of asks in a second are one snapshot; the others are told to ask again."""
+    async with opened("a") as (stand, guest):
+        for _ in range(200):
+            await guest.say(Ask("snapshot"))
+        assert 1 == stand.requests
+        assert 199 == len(guest.said(Sorry))
+        stand.time.advance_to(SNAPSHOT_ASKS_S_MIN)
+        await guest.say(Ask("snapshot"))
+        assert 2 == stand.requests
+
+
 class Machine:
     """Says what it sees, and ends when it is asked to."""
 
@@ -360,6 +400,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
         Actor("syncer.1", Machine()),
         said=Said,
         job_id="small-1",
+        company=("syncer",),
         endpoint=endpoint,
         worker=None,
         arrays=Arrays(),

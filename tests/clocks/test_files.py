@@ -1,0 +1,37 @@
+"""Only regular files are read, and nobody waits for the rest."""
+
+import os
+import socket
+
+import pytest
+
+from clocks import open_regular, read_regular
+
+
+def test_a_file_is_read(tmp_path):
+    """All of it, or its beginning."""
+    (tmp_path / "a").write_bytes(b"abcdef")
+
+    assert read_regular(tmp_path / "a") == b"abcdef"
+    assert read_regular(tmp_path / "a", 3) == b"abc"
+    with open_regular(tmp_path / "a") as file:
+        assert file.read(2) == b"ab"
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path):
+    """A folder, a FIFO that nobody writes to, a socket, a device."""
+    os.mkfifo(tmp_path / "fifo")
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(tmp_path / "socket"))
+
+    for path in (tmp_path, tmp_path / "fifo", tmp_path / "socket", "/dev/zero", "/dev/null"):
+        with pytest.raises(OSError) as raised:
+            read_regular(path)
+        assert raised.value.strerror
+    listener.close()
+
+
+def test_a_path_with_a_nul_byte(tmp_path):
+    """Is an OSError like any other."""
+    with pytest.raises(OSError, match="no NUL byte"):
+        read_regular(f"{tmp_path}/a\0b")
