@@ -168,7 +168,7 @@ class DrivenPart(JobPart):
         assert isinstance(self._workers, Workers), "work is real here"
         for each in found:
             self._workers.take_back(each)
-        return Recovered(scheduled.work, tuple(each.kept for each in found))
+        return Recovered(scheduled.work, tuple(each.kept for each in found), scheduled.run)
 
     async def _message(self, record: tape.Event, event: MessageArrived[Any]) -> Any:
         """The same message, saying what its sender really said."""

@@ -40,9 +40,11 @@ class Kept(Struct, frozen=True, array_like=True):
 
 
 class Recovered(WorkResult, frozen=True):
-    """What was found, in order of fragments; nothing at the first start of a job."""
+    """What was found, in order of fragments; nothing at the first start of a job. ``run`` tells the
+    run that goes on from it from others of the same job."""
 
     kept: tuple[Kept, ...]
+    run: str = ""
 
 
 class ParametersMade(WorkResult, frozen=True):

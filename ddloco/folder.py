@@ -119,35 +119,41 @@ def check_place(job: Job) -> None:
         raise ConfigError(f"snapshot.place: {place} is a file; want a folder, or a URL")
 
 
-def run_of(job: Job, folder: Path, *, make: bool = False) -> str:
-    """Which run a folder is of, in a place of snapshots that several runs share; empty where the
-    place is the folder's own, or nobody in this folder takes snapshots.
+def run_of(folder: Path, *, make: bool = False) -> str:
+    """Which run of its job a folder is of; empty where nobody has said so yet.
 
     Args:
-        job: says where snapshots are.
-        folder: the run folder of whoever takes them.
+        folder: the run folder of a syncer.
         make: begin a new run where the folder has none.
 
     Raises:
         OSError: it cannot be read or written.
     """
-    if not job.snapshot.place:
-        return ""
     path = folder / KEPT / RUN_FILE
     try:
         found = read_regular(path, RUN_CHARS + 1).decode("ascii", "replace").strip()
         if re.fullmatch(f"[0-9a-f]{{{RUN_CHARS}}}", found):
             return found
+        if make:
+            path.unlink()  # It was cut short when it was written.
     except FileNotFoundError:
         pass
     if not make:
         return ""
     run = secrets.token_hex(RUN_CHARS // 2)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{RUN_FILE}.partial")
-    partial.write_text(run)
-    partial.replace(path)
+    try:
+        with path.open("x") as file:
+            file.write(run)
+    except FileExistsError:  # Another syncer of the folder was first.
+        return run_of(folder)
     return run
+
+
+def run_of_place(job: Job, folder: Path, *, make: bool = False) -> str:
+    """Which run a folder is of, in a place of snapshots that several runs share; empty where the
+    place is the folder's own. See ``run_of``."""
+    return run_of(folder, make=make) if job.snapshot.place else ""
 
 
 def album_of(

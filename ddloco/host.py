@@ -28,7 +28,7 @@ from ddloco.config import DATA_PARALLEL, Job
 from ddloco.dropping import Dropper
 from ddloco.effects import RunStep
 from ddloco.events import OwnState, Started
-from ddloco.folder import album_of, place_of, run_of
+from ddloco.folder import album_of, place_of, run_of, run_of_place
 from ddloco.keeping import KEPT, KeptFolder
 from ddloco.learner import Learner
 from ddloco.messages import Said
@@ -165,7 +165,7 @@ class Hosted:
             async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
                 arrays = Arrays(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, log)
-                keep = KeptFolder(self.folder / KEPT / name, self.job.id)
+                keep = await trio.to_thread.run_sync(self._open_keep, name)
                 album = self._open_album()
                 workers = Workers(
                     self.job,
@@ -192,6 +192,12 @@ class Hosted:
                     self.driver.request_leave(self.leave_reason)
                 return await self._drive(partial(self.driver.run, first, behind))
 
+    def _open_keep(self, name: str) -> KeptFolder:
+        """Where a syncer keeps its merges; learners keep nothing, and no run of their own."""
+        folder, syncs = self.folder, name in self.job.syncer_names()
+        run = run_of(folder, make=True) if syncs else ""
+        return KeptFolder(folder / KEPT / name, self.job.id, run)
+
     def _open_album(self) -> Stored:
         """Where this actor writes its part; the lead commits, so it says of which run they are."""
         job, begun = self.job, self.beginning
@@ -205,7 +211,7 @@ class Hosted:
             trio.from_thread.run_sync(self.note, "snapshots damaged", {"reason": said})
 
         from_ = begun.snapshot if begun is not None and same else ""
-        return album_of(job, place, run_of(job, self.folder, make=True), from_, warn)
+        return album_of(job, place, run_of_place(job, self.folder, make=True), from_, warn)
 
     async def _attending(self, make_ready: Callable[[], Awaitable[chores.Prepared]]) -> Any:
         """Make ready, and attend meanwhile to what is below the door."""
@@ -227,7 +233,8 @@ class Hosted:
         await start.take_up(workers, arrays)
         start.adopt(self.job, workers.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)
-        restored = Restored(beginning.snapshot, beginning.missing(start, self.job.names()))
+        missing = beginning.missing(start, self.job.names())
+        restored = Restored(beginning.snapshot, missing, keep.run)
         return restored, [*start.results(), *start.arrivals(self.job.id)]
 
     def _own_state(self, workers: Workers, arrays: Arrays) -> OwnState | None:

@@ -40,7 +40,9 @@ class Found:
 
 
 class Keep(Protocol):
-    """Where merges are kept."""
+    """Where merges are kept; ``run`` tells the run that they belong to from others of its job."""
+
+    run: str
 
     def put(self, found: Found) -> None:
         """Keep a merge in place of the one before it.
@@ -65,9 +67,11 @@ class KeptFolder:
     Args:
         folder: ``RUN/kept/ACTOR``.
         job_id: whose fragments they are.
+        run: in which of the job's runs.
     """
 
-    def __init__(self, folder: Path, job_id: str) -> None:
+    def __init__(self, folder: Path, job_id: str, run: str = "") -> None:
+        self.run = run
         self._folder = folder
         self._job_id = job_id
 
@@ -123,6 +127,7 @@ def _file_of(fragment: int) -> str:
 class KeptHistory:
     """What one actor's incarnations keep in a replay: the newest merges of every fragment."""
 
+    run: str = ""
     merges: dict[int, list[Found]] = field(default_factory=dict[int, list[Found]])
     brought: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Fragments and versions that a snapshot brought, and that were merged before it."""

@@ -166,8 +166,9 @@ class Learner:
                 self._linked[peer] = False
                 seen = {"syncer": peer, "reason": reason, "step": self._step}
                 return [Observe("syncer lost", seen)]
-            case PeerRefused(peer, reason):
-                return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
+            case PeerRefused(peer, reason, again):
+                status: Status = "left" if again else "bad-input"
+                return self._finish(status, f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
                 return self._finish("bad-input" if kind == "task" else "failed", reason)
             case StopRequested(reason):

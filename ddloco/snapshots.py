@@ -14,7 +14,7 @@ from rich.progress import DownloadColumn, Progress
 
 from ddloco.asking import FOUND, HELD, complain, look, timeout_of
 from ddloco.config import load_job
-from ddloco.folder import place_of, run_of
+from ddloco.folder import place_of, run_of_place
 from ddloco.lookout import say
 from ddloco.observe import UnansweredError, open_observer
 from ddloco.sections import ConfigError, read_toml
@@ -71,7 +71,7 @@ def _store_of_run(folder: Path) -> Store:
     if not file.exists() or "job" not in read_toml(file):  # Of a program, then.
         return Store(folder / SNAPSHOTS)
     job = load_job(file)
-    return Store(place_of(job, folder), run_of(job, folder))
+    return Store(place_of(job, folder), run_of_place(job, folder))
 
 
 def _id_of(store: Store, snapshot: str) -> str:

@@ -100,6 +100,9 @@ class Syncer:
         self._ready = False
         self._late = False
         """Whether the job was through when this incarnation began."""
+        self._run = ""
+        self._settled = False
+        """Whether something was merged in this run, so that members of others come too late."""
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Take one event; see the module for what a syncer does."""
@@ -138,16 +141,17 @@ class Syncer:
                 return []
             case BytesArrived(peer):
                 return [*self._relay.moving(at, peer), *self._waits_for_shard(at, peer)]
-            case PeerRefused(peer, reason):
-                return [Finish("bad-input", f"{peer} refuses this shard: {reason}")]
+            case PeerRefused(peer, reason, again):
+                status: Status = "left" if again else "bad-input"
+                return [Finish(status, f"{peer} refuses this shard: {reason}")]
             case PieceEncoded():
                 return self._relay.encoded(event)
             case TimerFired(timer):
                 return self._timer(at, timer)
             case SnapshotRequested() | SnapshotSettled():
                 return self._occasions.heard(event)
-            case Restored() if self.rounds is not None:
-                return self._go_on(at)
+            case Restored(run=run) if self.rounds is not None:
+                return self._go_on(at, run)
             case Evaluated(_, loss) if self._farewell is not None:
                 return self._farewell.result(loss)
             case ModelSaved() if self._farewell is not None:
@@ -169,6 +173,9 @@ class Syncer:
             effects += self._stop("failed", reason)
         if self._name == self._lead:
             effects += self._occasions.merged(rounds.schedule.t)
+        if self._run and event.accepted and not self._settled:
+            self._settled = True
+            effects.append(self._listen())
         return effects
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
@@ -188,14 +195,16 @@ class Syncer:
 
     # Beginning.
 
-    def _go_on(self, at: float) -> list[Effect]:
+    def _go_on(self, at: float, run: str) -> list[Effect]:
         """In a run of its own; what was ending the other one is over, but for its farewell."""
+        self._run, self._settled = run, max(self._globals.versions) > 0
         if self._farewell is None:
             self._stopping, self._handed_over = None, False
             self._shards.go_on()
             self._under_way.go_on()
-        t = self._under_way.schedule.t
-        return self._occasions.go_on(at, t) if self._name == self._lead else [self._report()]
+        t, leads = self._under_way.schedule.t, self._name == self._lead
+        listening = [self._listen()] if self._ready else []
+        return [*listening, *(self._occasions.go_on(at, t) if leads else [self._report()])]
 
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
@@ -223,6 +232,7 @@ class Syncer:
         schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
         self.rounds = Rounds(self._job, schedule, self._membership, self._globals, self._next_work)
+        self._run, self._settled = event.run, bool(event.kept)
         self._late = bool(event.kept) and schedule.next() is None
         if self._stopping:
             self.rounds.stop()
@@ -238,11 +248,15 @@ class Syncer:
         self._ready = True
         agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
         listening = Observe("listening", {"fragments": owned, "steps": self._job.job.steps})
-        begun = [Listen(agreement), *self._standstill.begin(at)]
+        begun = [self._listen(), *self._standstill.begin(at)]
         if self._name == self._lead:
             return [*begun, *self._occasions.begin(at), listening]
         dialling = [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
         return [*begun, *dialling, listening]
+
+    def _listen(self) -> Effect:
+        assert self._plan is not None
+        return Listen(self._job.agreement(self._plan), self._run, self._settled)
 
     # What learners say.
 

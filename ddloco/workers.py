@@ -194,7 +194,7 @@ class Workers:
         found = await _in_thread(self._keep.find)
         for each in found:
             self.take_back(each)
-        return Recovered(work.work, tuple(each.kept for each in found))
+        return Recovered(work.work, tuple(each.kept for each in found), self._keep.run)
 
     def take_back(self, found: Found) -> None:
         """Put a fragment that was kept under the handles that it had."""

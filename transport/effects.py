@@ -21,9 +21,16 @@ class Dial(Effect, frozen=True):
 
 
 class Listen(Effect, frozen=True):
-    """Welcome whoever says Hello with the same ``agreement``."""
+    """Welcome whoever says Hello with the same ``agreement``.
+
+    ``run`` tells this run from others of the same job. Who took part in another one is welcome, and
+    takes part in this one from then on; but not once this run is ``settled``: then only the members
+    of runs that joined it before are. Without a run nobody is refused for theirs.
+    """
 
     agreement: dict[str, str]
+    run: str = ""
+    settled: bool = False
 
 
 class Send(Effect, Generic[B], frozen=True):

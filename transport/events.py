@@ -74,7 +74,8 @@ class PeerLost(Event, frozen=True):
 
 
 class PeerRefused(Event, frozen=True):
-    """The other side will not have us."""
+    """The other side will not have this incarnation; where ``again``, it will have the next."""
 
     peer: str
     reason: str
+    again: bool = False

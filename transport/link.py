@@ -64,6 +64,7 @@ from transport.session import (
     STALL_S,
     LaneState,
     Link,
+    RunsHere,
     disagreement,
     new_lanes,
     redial_timer,
@@ -90,6 +91,7 @@ class Links:
         self._sending = Sending(clock, handles)
         self._links: dict[str, Link] = {}
         self._agreement: dict[str, str] | None = None
+        self._runs = RunsHere()
 
     def peers(self) -> list[str]:
         """Whoever's link is up, in order of names as bytes."""
@@ -135,8 +137,7 @@ class Links:
         return event.sender == event.peer and actor_of(event.sender) != actor_of(self.me)
 
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
-        agreement = self._agreement
-        if agreement is None or disagreement(agreement, hello.agreement) is not None:
+        if self._agreement is None or self._objection(hello) is not None:
             return False
         if not self._speaks_for_itself(event):
             return False
@@ -147,6 +148,14 @@ class Links:
             return False
         known = event.session == link.session
         return event.seq == (link.lanes[event.lane].incoming.expected if known else 0)
+
+    def _objection(self, hello: Hello) -> Refused | None:
+        """The answer to a Hello of somebody who cannot take part; None to who can."""
+        difference = disagreement(self._agreement or {}, hello.agreement)
+        if difference is not None:
+            return Refused(difference)
+        other_run = self._runs.objection(hello.run)
+        return Refused(other_run, again=True) if other_run is not None else None
 
     def waiting(self, peer: str, lane: Lane) -> tuple[int, bool]:
         """How many messages wait in a lane, and whether there is credit for another."""
@@ -159,11 +168,12 @@ class Links:
 
     def renew(self, agreement: dict[str, str]) -> None:
         """From now on this must be shared: what was agreed upon before is another run's."""
+        self._runs = RunsHere()
         if self._agreement is not None:
             self._agreement = agreement
         for link in self._links.values():
             if link.dialled is not None:
-                link.dialled = agreement
+                link.dialled, link.run = agreement, ""
 
     # What the machine above asks for.
 
@@ -175,8 +185,9 @@ class Links:
             case Dial(peer, agreement):
                 link = self._links[peer] = Link(peer, agreement)
                 return [], self._dial(at, link)
-            case Listen(agreement):
+            case Listen(agreement, run, settled):
                 self._agreement = agreement
+                self._runs.own, self._runs.settled = run, settled
                 return [], []
             case Hangup():
                 return [], self._hangup(effect)
@@ -270,18 +281,18 @@ class Links:
                 return self._hello(event, event.body)
             case Welcome() | Reset() | Refused() if link is None or event.session != link.session:
                 return self._stale()
-            case Welcome() if link is not None:
-                return self._welcome(link, event)
+            case Welcome(run) if link is not None:
+                return self._welcome(link, event, run)
             case Reset(reason, beyond) if link is not None and link.dialled is not None:
                 heard = self._lose(at, link, f"the other side asks to start again: {reason}")
                 if beyond is not None:
                     link.session = beyond
                 return heard
-            case Refused(reason) if link is not None and link.dialled is not None:
+            case Refused(reason, again) if link is not None and link.dialled is not None:
                 del self._links[link.peer]
                 gone = self._forget_waiting(link)
                 timer = CancelTimer(redial_timer(link.peer))
-                return [PeerRefused(link.peer, reason)], [*gone, timer]
+                return [PeerRefused(link.peer, reason, again)], [*gone, timer]
             case _:
                 return self._lost(event)
 
@@ -348,7 +359,7 @@ class Links:
         link.lanes = new_lanes()
         link.incarnation = ""
         effects: list[Effect] = [
-            self._sending.number(link, lane, link.lanes[lane], Hello(link.dialled or {}))
+            self._sending.number(link, lane, link.lanes[lane], Hello(link.dialled or {}, link.run))
             for lane in LANES
         ]
         return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
@@ -363,10 +374,10 @@ class Links:
         if not self._speaks_for_itself(event):
             self._count("false name")
             return [], []
-        difference = disagreement(self._agreement, hello.agreement)
-        if difference is not None:
+        refused = self._objection(hello)
+        if refused is not None:
             self._count("refused at the handshake")
-            return [], self._sending.out_of_band(event, Refused(difference))
+            return [], self._sending.out_of_band(event, refused)
         heard: list[Event] = []
         effects: list[Effect] = []
         ahead = event.session - (0 if link is None else link.session)
@@ -384,18 +395,20 @@ class Links:
             return self._stale()
         lane.open = True
         if link.whole:
-            lanes = link.lanes
-            effects += [self._sending.number(link, each, lanes[each], Welcome()) for each in LANES]
+            lanes, welcome = link.lanes, Welcome(self._runs.own)
+            effects += [self._sending.number(link, each, lanes[each], welcome) for each in LANES]
             link.up = True
+            self._runs.join(hello.run)
             heard.append(PeerJoined(link.peer, link.incarnation))
         return heard, effects
 
-    def _welcome(self, link: Link, event: MessageArrived[Any]) -> Heard:
+    def _welcome(self, link: Link, event: MessageArrived[Any], run: str) -> Heard:
         lane = link.lanes[event.lane]
         fits = link.dialled is not None and link.incarnation in ("", event.sender)
         if not fits or lane.incoming.check(event.seq) is not Verdict.NEXT:
             return self._stale()
         link.incarnation = event.sender
+        link.run = run or link.run
         lane.open = True
         heard: list[Event] = []
         if not link.up:

@@ -21,6 +21,7 @@ LANES: tuple[Lane, Lane] = (CONTROL, BULK)
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Reason = Annotated[str, Meta(max_length=1024)]
+Run = Annotated[str, Meta(max_length=64)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 TENSORS_MAX = 1024
@@ -43,19 +44,25 @@ class Body(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Hello(Body, frozen=True):
-    """The dialling side opens one lane of a session. ``agreement`` names what both must share."""
+    """The dialling side opens one lane of a session. ``agreement`` names what both must share;
+    ``run`` is the run in which the listening side last welcomed it, empty for none."""
 
     agreement: dict[str, str]
+    run: Run = ""
 
 
 class Welcome(Body, frozen=True):
-    """The listening side has seen Hello on both lanes, and agrees."""
+    """The listening side has seen Hello on both lanes, and agrees. ``run`` is its run."""
+
+    run: Run = ""
 
 
 class Refused(Body, frozen=True):
-    """The listening side does not agree, and says what differs. Final for this incarnation."""
+    """The listening side does not agree, and says what differs. Final for this incarnation; where
+    ``again``, the actor's next incarnation is welcome."""
 
     reason: Reason
+    again: bool = False
 
 
 class Reset(Body, frozen=True):

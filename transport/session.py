@@ -24,6 +24,10 @@ SESSIONS_AHEAD_MAX = 2**20
 """So far a session may be ahead of the one before, or of none: as many dials take weeks. A number
 near the largest would leave none for whoever dials next."""
 
+RUNS_MAX = 8
+"""Other runs whose members may take part in this one. There is one where a syncer has lost its
+folder, and another each time that it loses it again."""
+
 REASON_CHARS_MAX = 1000
 """A peer's own words may be long; a reason that quotes them must still fit its field."""
 
@@ -58,6 +62,8 @@ class Link:
     dialled: dict[str, str] | None
     session: int = 0
     incarnation: str = ""
+    run: str = ""
+    """The run in which the listening side has welcomed us."""
     up: bool = False
     attempts: int = 0
     lanes: dict[Lane, LaneState] = field(default_factory=new_lanes)
@@ -84,6 +90,30 @@ def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
             said = f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"
             return said[:REASON_CHARS_MAX]
     return None
+
+
+@dataclass(slots=True)
+class RunsHere:
+    """Whose members a listening side welcomes: those of its own run, of runs that joined it, and,
+    until it is settled, of any run; see ``Listen``."""
+
+    own: str = ""
+    joined: list[str] = field(default_factory=list[str])
+    settled: bool = False
+
+    def objection(self, run: str) -> str | None:
+        """Why a member of ``run`` cannot take part."""
+        if not run or not self.own or run in (self.own, *self.joined):
+            return None
+        if not self.settled and len(self.joined) < RUNS_MAX:
+            return None
+        said = f"it took part in run {run}, and this is run {self.own}, which has merged without it"
+        return f"{said}; started again, it takes part in this one"
+
+    def join(self, run: str) -> None:
+        """A member of ``run`` takes part from now on, and so may the others."""
+        if run and self.own and run not in (self.own, *self.joined):
+            self.joined.append(run)
 
 
 def stall_timer(peer: str, lane: Lane) -> str:

@@ -115,6 +115,12 @@ class Vault:
     kept: dict[int, tuple[Kept, Content, Content]] = field(
         default_factory=dict[int, tuple[Kept, Content, Content]]
     )
+    run: str = "run-1"
+
+    def lose(self) -> None:
+        """The syncer's folder is gone; what begins in a new one is another run."""
+        self.kept.clear()
+        self.run = f"run-{int(self.run.removeprefix('run-')) + 1}"
 
 
 class Labour:
@@ -380,7 +386,7 @@ class Labour:
             p, v = kept.fragment, kept.version
             contents[f"theta/{p}/{v}"] = contents[f"wire/{p}/{v}"] = theta
             contents[f"momentum/{p}/{v}"] = momentum
-        return Recovered(work.work, tuple(kept for kept, _, _ in found))
+        return Recovered(work.work, tuple(kept for kept, _, _ in found), self._vault.run)
 
     def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:
         arrays = [contents[handle].array for handle in work.fragments]

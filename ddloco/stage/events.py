@@ -51,10 +51,12 @@ class SnapshotRequested(Event, frozen=True):
 
 class Restored(Event, frozen=True):
     """The actor's first event behind a cut, in another run than the one whose snapshot it is.
-    ``missing`` are links whose other ends do not go on from it."""
+    ``missing`` are links whose other ends do not go on from it, ``run`` is the other run where runs
+    of a job are told apart."""
 
     snapshot: str
     missing: tuple[str, ...] = ()
+    run: str = ""
 
 
 class SnapshotSettled(Event, frozen=True):

@@ -3,7 +3,7 @@
 import pytest
 
 from ddloco.config import job_from, load_job
-from ddloco.folder import album_of, next_folder, open_folder, place_of, run_of
+from ddloco.folder import album_of, next_folder, open_folder, place_of, run_of, run_of_place
 from ddloco.sections import ConfigError
 from ddloco.trust import MARK_FILE
 from snapshot import Entry, Part, Store
@@ -89,9 +89,21 @@ def test_a_run_has_a_name_in_a_shared_place(tmp_path):
     one = open_folder(tmp_path / "one", job)
     other = open_folder(tmp_path / "other", job)
 
-    assert "" == run_of(JOB, one, make=True)
-    assert "" == run_of(job, one)
-    first = run_of(job, one, make=True)
-    assert first == run_of(job, one) == run_of(job, one, make=True)
-    assert first != run_of(job, other, make=True)
-    assert first != run_of(job, open_folder(one, job, overwrite=True), make=True)
+    assert "" == run_of_place(JOB, one, make=True)
+    assert "" == run_of_place(job, one)
+    first = run_of_place(job, one, make=True)
+    assert first == run_of(one) == run_of_place(job, one) == run_of_place(job, one, make=True)
+    assert first != run_of(other, make=True)
+    assert first != run_of_place(job, open_folder(one, job, overwrite=True), make=True)
+
+
+@pytest.mark.parametrize("there", ["", "0123", "not a run ab"])
+def test_a_run_that_was_cut_short_is_named_anew(tmp_path, there):
+    """A file that holds no whole name names no run; who makes one writes it again."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "run").write_text(there)
+
+    assert "" == run_of(tmp_path)
+    made = run_of(tmp_path, make=True)
+    assert 12 == len(made)
+    assert made == run_of(tmp_path) == run_of(tmp_path, make=True)

@@ -876,6 +876,17 @@ def test_a_stop_belongs_to_its_run(open_desk):
     assert [] == of(Evaluate | SaveModel | Finish, desk.tell(TimerFired(LAUNCH)))
 
 
+def test_a_run_is_settled_by_its_first_merge(open_desk):
+    """From then on nobody else's members join; one that goes on from a snapshot is settled."""
+    desk = open_desk(A, B)
+    desk.tell(Restored("syncer.1-9", (), run="one"))
+    desk.report(A)
+    [listen] = of(Listen, desk.merged(desk.contribute(A, 1, 1)))
+    assert ("one", True) == (listen.run, listen.settled)
+    [again] = of(Listen, desk.tell(Restored("syncer.1-10", (), run="two")))
+    assert ("two", True) == (again.run, again.settled)
+
+
 def test_the_end_in_order(open_desk):
     """Stop to all, evaluate, save; finished when both are done and everybody has left."""
     desk, effects = stopping(open_desk, A, B)

@@ -59,7 +59,7 @@ def test_newest_versions_win(begin, syncers, who):
     world, log = begin(syncers)
     before = Counter({each["fragment"]: each["t"] for each in log.of("merge")})
     world.kill(who)
-    world.vaults[who].kept.clear()
+    world.vaults[who].lose()
     world.run(world.now + 5.0)
     world.start(who)
     world.run(10_000.0)
@@ -78,6 +78,36 @@ def test_newest_versions_win(begin, syncers, who):
 def job_owner(job, fragment):
     """The syncer whose fragment it is."""
     return job.syncer_of(fragment)
+
+
+def test_a_member_of_another_run_comes_too_late(begin):
+    """Who outlived a run whose syncer's folder is gone, and comes when the next run has merged
+    without it, leaves with a line; started again, it takes part."""
+    world, log = begin()
+    world.freeze("learner-2")
+    world.kill("syncer")
+    world.vaults["syncer"].lose()
+    for learner in ("learner-0", "learner-1"):
+        world.kill(learner)
+    for actor in ("syncer", "learner-0", "learner-1"):
+        world.start(actor)
+    world.run(DIES_AT_S + 40.0)
+    assert log.of("merge")
+    world.thaw(world.nodes["learner-2"])
+    world.run(world.now + 20.0)
+
+    finish = world.nodes["learner-2"].finish
+    assert "left" == finish.status
+    assert finish.reason == (
+        "syncer refuses this learner: it took part in run run-1, and this is run run-2, which has "
+        "merged without it; started again, it takes part in this one"
+    )
+    assert [] == log.of("goes on from learners")
+    world.start("learner-2")
+    merged = len(log.of("merge"))
+    world.run(10_000.0)
+    assert any("learner-2.2" in each["learners"] for each in log.of("merge")[merged:])
+    assert "done" == world.nodes[world.lead].finish.status
 
 
 def test_a_learner_that_is_further_than_the_job_can_be_is_refused(begin):

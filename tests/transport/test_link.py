@@ -11,6 +11,7 @@ from transport import (
     BULK,
     CONTROL,
     LANES,
+    Dial,
     Free,
     Hangup,
     LaneBroken,
@@ -26,9 +27,9 @@ from transport import (
     SetTimer,
     TimerFired,
 )
-from transport.message import Bye, Credit, Refused
+from transport.message import Bye, Credit, Hello, Refused
 from transport.outbox import WAITING_MAX, WINDOW_MESSAGES
-from transport.session import REDIAL_S_MAX, REDIAL_S_MIN
+from transport.session import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, RunsHere
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"
@@ -135,6 +136,56 @@ def test_who_does_not_agree_is_refused_and_told_what_differs(new_pair, theirs, r
     assert pair.hub.heard == []
     assert not pair.hub.links.knows(SPOKE)
     assert pair.hub.links.counters == {"refused at the handshake": 2}
+
+
+def dial_anew(pair, *, settled, run="b"):
+    """The listening side begins again in an empty folder, as another run; whoever dialled finds
+    out by itself."""
+    for lane in LANES:
+        pair.queues[HUB, lane].clear()
+    fresh = type(pair.hub)("hub.2", HUB)
+    pair.hub = fresh
+    pair.ask(pair.hub, Listen(AGREED, run, settled))
+    pair.tell(pair.spoke, LaneBroken(HUB, BULK, "reset"))
+    pair.fire(pair.spoke)
+    pair.settle()
+
+
+def test_a_member_of_another_run_takes_part_until_this_one_is_settled(new_pair):
+    """Before that it joins, and so may the others of its run, also later; after that it is told to
+    begin again, and the next incarnation, which is of no run, is welcome."""
+    pair = new_pair()
+    pair.ask(pair.hub, Listen(AGREED, "a"))
+    pair.settle()
+    dial_anew(pair, settled=False)
+    assert pair.spoke.news() == [PeerJoined, PeerLost, PeerJoined]
+    pair.ask(pair.hub, Listen(AGREED, "b", settled=True))
+    other = Hello(AGREED, "a")
+    assert pair.hub.links.teaches(MessageArrived("c.1", CONTROL, "c.1", 1, 0, {"c.1": 1}, other))
+    foreign = Hello(AGREED, "z")
+    assert not pair.hub.links.teaches(
+        MessageArrived("c.1", CONTROL, "c.1", 1, 0, {"c.1": 1}, foreign)
+    )
+
+    dial_anew(pair, settled=True, run="c")
+    said = "it took part in run b, and this is run c, which has merged without it"
+    refused = PeerRefused(HUB, f"{said}; started again, it takes part in this one", again=True)
+    assert refused == pair.spoke.heard[-1]
+    assert [] == pair.hub.heard
+    pair.ask(pair.spoke, Dial(HUB, AGREED))
+    pair.settle()
+    assert PeerJoined(HUB, "hub.2") == pair.spoke.heard[-1]
+
+
+def test_members_of_few_other_runs_take_part():
+    """The limit is named; without a run of its own nobody is refused for theirs."""
+    here = RunsHere("own")
+    for number in range(RUNS_MAX):
+        assert here.objection(f"run {number}") is None
+        here.join(f"run {number}")
+    assert here.objection("one more") is not None
+    assert here.objection("run 0") is here.objection("own") is here.objection("") is None
+    assert RunsHere(settled=True).objection("any") is None
 
 
 def test_who_listens_late_is_reached_by_the_next_dial(new_pair):
