@@ -13,10 +13,11 @@ import xxhash
 from clocks import actor_of
 from ddloco import chores
 from ddloco.capture_work import LAST, STATE, theta_of
-from ddloco.config import Job
+from ddloco.config import Job, load_job
 from ddloco.effects import RunStep
 from ddloco.events import Kept, OwnState, StepFinished
 from ddloco.faults import SYNCER
+from ddloco.folder import JOB_FILE, run_of_place
 from ddloco.fragments import FragmentPlan
 from ddloco.keeping import Found, Keep
 from ddloco.learner import Learner
@@ -24,13 +25,13 @@ from ddloco.process import ChoreError, fitting
 from ddloco.sections import Section
 from ddloco.stage import beginning
 from ddloco.stage.arrays import Arrays, HostCopy, Stored
-from ddloco.stage.beginning import Beginning, Start, payload_from, place_outside
+from ddloco.stage.beginning import Beginning, Start, payload_from, place_and_id, place_outside
 from ddloco.stage.capture import Tensors
 from ddloco.stage.cutting import PACKAGES
 from ddloco.syncer import Syncer
 from ddloco.syncs import WIRE, names
 from ddloco.workers import Workers, step_finished
-from snapshot import Part, SnapshotError, Store
+from snapshot import NEWEST, Part, SnapshotError, Store
 from transport import Bytes
 
 OWN = "own/state"
@@ -38,6 +39,24 @@ OWN = "own/state"
 
 OWN_STATE = "own state"
 """The fact in a tape's header that tells of which snapshot it was: place and id."""
+
+
+def place_said(said: str) -> tuple[str, str]:
+    """As ``place_and_id``; of a run whose job names another place, the newest snapshot there.
+
+    Raises:
+        ConfigError: the run's job file cannot be read.
+        SnapshotError: the place cannot be opened, or has no snapshot of this run.
+    """
+    folder = Path(said)
+    job = (
+        load_job(folder / JOB_FILE) if "://" not in said and (folder / JOB_FILE).is_file() else None
+    )
+    if job is None or not job.snapshot.place:
+        return place_and_id(said)
+    place = job.snapshot.place
+    found = Store(place, run_of_place(job, folder)).find(NEWEST)
+    return (place if "://" in place else str(Path(place).absolute())), found
 
 
 @dataclass
@@ -219,4 +238,4 @@ def beginning_of(job: Job, said: str, folder: Path) -> JobBeginning | None:
     """
     if not said:
         return None
-    return go_on_from(*place_outside(said, folder), job)
+    return go_on_from(*place_outside(said, folder, place_said), job)

@@ -26,12 +26,11 @@ from ddloco.memory import give_back_spare, keep_freed_memory
 from ddloco.quay import ship_tape, take_in_tapes
 from ddloco.refusals import Refusals
 from ddloco.registrar import Record, RecordError, Registrar, newest_on_tape
-from ddloco.restoring import JobBeginning, go_on_from
+from ddloco.restoring import JobBeginning, go_on_from, place_said
 from ddloco.sections import ConfigError
 from ddloco.sidelane import SideLane
 from ddloco.signals import stop_on_signal, stop_with_parent
 from ddloco.stage.album import SNAPSHOTS
-from ddloco.stage.beginning import place_and_id
 from ddloco.stage.effects import Finish
 from ddloco.stage.errors import first_of
 from ddloco.stage.logs import LOG_FILE, ActorLog
@@ -196,7 +195,7 @@ async def _number(
         beginning = who_returns(job, name, terms.snapshot)
         here = max(here, beginning.known(name))
     elif terms.snapshot and not here:
-        beginning = go_on_from(*place_and_id(terms.snapshot), job, name)
+        beginning = go_on_from(*place_said(terms.snapshot), job, name)
         exact = number_of(beginning.incarnation(name))
     endpoint = new_endpoint(context, curve_of(job, name))
     ask = partial(
@@ -224,21 +223,26 @@ async def _number(
         await endpoint.aclose()
     if isinstance(answer, Finish):
         return answer
-    for warning in filter(None, (answer.warning, unshared(job, folder, leader))):
-        Console(stderr=True).print(f"warning: {warning}", soft_wrap=True)
+    refuse_unshared(job, folder, leader)
+    if answer.warning:
+        Console(stderr=True).print(f"warning: {answer.warning}", soft_wrap=True)
     if exact and answer.number != exact:
         beginning = None  # It has gone on from there before, elsewhere.
     return f"{name}.{answer.number}", beginning
 
 
-def unshared(job: Job, folder: Path, lead: str) -> str:
-    """Why no snapshot of this job will stand, if so: parts are written where each actor runs, and
+def refuse_unshared(job: Job, folder: Path, lead: str) -> None:
+    """Refuse a job of which no snapshot would stand: parts are written where each actor runs, and
     the lead, which has written its address into its own folder by now, looks for them in its own
-    place."""
+    place.
+
+    Raises:
+        ConfigError: this actor's place is another one.
+    """
     if not job.snapshot.wanted or job.snapshot.place or address_file(folder, lead).exists():
-        return ""
-    return (
-        f"no snapshot will stand: {folder} is not the run folder of {lead}, so {SNAPSHOTS} in it "
+        return
+    raise ConfigError(
+        f"no snapshot would stand: {folder} is not the run folder of {lead}, so {SNAPSHOTS} in it "
         "is another place; set snapshot.place to a folder that all hosts share, or a URL"
     )
 
@@ -344,7 +348,7 @@ def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Jo
         number = record.newest(name) + 1
         beginning = None
         if snapshot and number == 1:
-            beginning = go_on_from(*place_and_id(snapshot), job, name)
+            beginning = go_on_from(*place_said(snapshot), job, name)
             number = number_of(beginning.incarnation(name))
         record.note(name, number)
     except RecordError as error:
@@ -363,7 +367,7 @@ def who_returns(job: Job, name: str, snapshot: str) -> JobBeginning:
     """
     if not snapshot:
         raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
-    beginning = go_on_from(*place_and_id(snapshot), job, name)
+    beginning = go_on_from(*place_said(snapshot), job, name)
     if not beginning.starts:
         raise SnapshotError(f"--from {snapshot}: {name} is not in {beginning.snapshot}")
     return beginning

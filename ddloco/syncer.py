@@ -160,7 +160,7 @@ class Syncer:
             case WorkFailed():
                 return self._work_failed(event)
             case StopRequested(reason):
-                return self._stop("stopped", reason)
+                return self._stop_asked(at, reason)
             case _:
                 return []
 
@@ -186,6 +186,15 @@ class Syncer:
             if self.rounds is not None:
                 self.rounds.stop()
         return []
+
+    def _stop_asked(self, at: float, reason: str) -> list[Effect]:
+        """Somebody wants the job to end; where nothing was merged for too long, it has failed."""
+        rounds = self.rounds
+        standing = rounds is not None and self._ready and self._farewell is None
+        still = self._standstill.words(at, rounds, self._membership) if standing and rounds else ""
+        if still:
+            return self._stop("failed", f"{reason}; {still}")
+        return self._stop("stopped", reason)
 
     def _leave(self, reason: str) -> list[Effect]:
         """Go, to be started again: what was merged is kept, and the others dial until then."""
@@ -394,12 +403,9 @@ class Syncer:
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")
-        initial = self._initial() if status == "done" else []
-        if initial:
-            which = ", ".join(map(str, initial[:FRAGMENTS_NAMED_MAX]))
-            more = ", ..." if len(initial) > FRAGMENTS_NAMED_MAX else ""
-            said = f"{which}{more} of {len(self._globals.versions)}"
-            status, reason = "failed", f"never merged, so as initialized: fragments {said}"
+        left_out = self._left_out() if status == "done" else ""
+        if left_out:
+            status, reason = "failed", left_out
         if not shards.complete and shards.patient:
             if shards.closing is not None:
                 return []
@@ -416,14 +422,30 @@ class Syncer:
         whole = shards.whole(self._globals.thetas())
         return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
 
-    def _initial(self) -> list[int]:
-        """Fragments that were due, and are as they were initialized."""
+    def _left_out(self) -> str:
+        """Which fragments were due and are as they were initialized, or were not merged in the
+        second half of the job; empty where there are none. A shard that stood still for so long
+        makes no success, whatever the others merged."""
         assert self._plan is not None
-        last = min(self._plan.interval, self._job.job.steps)
-        due = {self._plan.fragment_due(t) for t in range(1, last + 1)}
+        steps = self._job.job.steps
+        due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
         finals = {p: version for p, (version, _) in self._shards.finals.items()}
-        own = enumerate(self._globals.versions)
-        return [p for p, version in own if p in due and finals.get(p, version) == 0]
+        last = {p: finals.get(p, v) for p, v in enumerate(self._globals.versions) if p in due}
+        initial = [p for p, version in last.items() if version == 0]
+        if initial:
+            return f"never merged, so as initialized: {self._named(initial)}"
+        many = steps > 2 * self._plan.interval
+        early = [p for p, version in last.items() if version < steps // 2] if many else []
+        if not early:
+            return ""
+        newest = max(last[p] for p in early)
+        return f"not merged after global step {newest} of {steps}: {self._named(early)}"
+
+    def _named(self, fragments: list[int]) -> str:
+        """Some fragments, and of how many there are."""
+        which = ", ".join(map(str, fragments[:FRAGMENTS_NAMED_MAX]))
+        more = ", ..." if len(fragments) > FRAGMENTS_NAMED_MAX else ""
+        return f"fragments {which}{more} of {len(self._globals.versions)}"
 
     def _hand_over(self, at: float) -> list[Effect]:
         """A shard that is through: the lead gets what it owns, and says when all is over.

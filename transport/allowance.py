@@ -21,7 +21,8 @@ class Allowance:
 
     def take(self, now: float, amount: float = 1.0) -> bool:
         """Whether so much may be taken now; then less is left."""
-        self.left = min(self.left + (now - self.at) * self.per_s, self.at_once)
+        passed_s = max(now - self.at, 0.0)  # A run that goes on from a snapshot counts from 0.
+        self.left = min(self.left + passed_s * self.per_s, self.at_once)
         self.at = now
         if amount > self.left:
             return False

@@ -218,13 +218,15 @@ def place_and_id(said: str) -> tuple[str, str]:
     return (place if "://" in place else str(Path(place).absolute())), snapshot
 
 
-def place_outside(said: str, folder: Path) -> tuple[str, str]:
-    """As ``place_and_id``, for a run that will write to ``folder``.
+def place_outside(
+    said: str, folder: Path, find: Callable[[str], tuple[str, str]] = place_and_id
+) -> tuple[str, str]:
+    """As ``find`` says, for a run that will write to ``folder``.
 
     Raises:
         SnapshotError: the place lies in that folder.
     """
-    place, snapshot = place_and_id(said)
+    place, snapshot = find(said)
     if "://" not in place and Path(place).is_relative_to(folder.absolute()):
         raise SnapshotError(
             f"--from {said}: lies in --dir {folder}; choose another folder to go on in"

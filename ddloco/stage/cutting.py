@@ -9,6 +9,7 @@ The cut is at the end of an event: markers leave behind everything that was said
 
 from typing import Any
 
+from clocks import actor_of
 from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.stage.events import Captured, Committed, SnapshotRequested, SnapshotSettled, WorkFailed
 from ddloco.stage.messages import SnapshotPart
@@ -32,6 +33,7 @@ from snapshot import (
 from transport import (
     CONTROL,
     LANES,
+    Allowance,
     Drop,
     Effect,
     Keep,
@@ -55,6 +57,10 @@ CUT = "cut/"
 GATHER = "gather/"
 PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
 """Whose classes a state may consist of, beside those of the machine's own package."""
+
+BEGUN_AT_ONCE, BEGUN_PER_S = 16.0, 2.0
+"""Snapshots of one other actor that this one takes part in: each captures a whole state, and who
+holds a key could begin one with each message."""
 
 OWN = frozenset({Captured, Committed, SnapshotRequested})
 OWN_BODIES = frozenset({Marker, SnapshotPart})
@@ -94,6 +100,8 @@ class Cutting:
         self._flight: list[str] = []
         """Handles held for messages in flight to cuts that are not complete."""
         self._commits: dict[int, Commit] = {}
+        self._allowances: dict[str, Allowance] = {}
+        """By actor that begins snapshots."""
         self._work = 0
         self._news: list[SnapshotSettled] = []
 
@@ -128,7 +136,7 @@ class Cutting:
         participant = self._participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
-                problem = self._marker_problem(snapshot, now)
+                problem = self._marker_problem(at, snapshot, now)
                 if problem is not None:
                     return [_refused(fact, problem)]
                 channel = (fact.sender, fact.lane)
@@ -155,8 +163,8 @@ class Cutting:
             case _:
                 return []
 
-    def _marker_problem(self, snapshot: str, now: Moment) -> str | None:
-        """Why a marker is of no snapshot that anybody has begun, if so.
+    def _marker_problem(self, at: float, snapshot: str, now: Moment) -> str | None:
+        """Why a marker is of no snapshot that anybody has begun, or of too many, if so.
 
         Whoever has heard of a snapshot has heard of the event that began it.
         """
@@ -169,7 +177,15 @@ class Cutting:
             return f"$.body.snapshot: {snapshot}, of {initiator} event {known} is known"
         if initiator == self._me and self._participant.unheard_of(snapshot):
             return f"$.body.snapshot: {snapshot} was not begun here"
+        who = actor_of(initiator)
+        if self._participant.unheard_of(snapshot) and not self._allowed(at, who):
+            return f"$.body.snapshot: {who} begins more than {BEGUN_PER_S:g} snapshots a second"
         return None
+
+    def _allowed(self, at: float, initiator: str) -> bool:
+        """Whether an actor may begin another snapshot already; each that is asked for counts."""
+        full = Allowance(BEGUN_AT_ONCE, BEGUN_PER_S, BEGUN_AT_ONCE, at)
+        return self._allowances.setdefault(initiator, full).take(at)
 
     def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:
         """Why a part is none, if so. Whoever is linked here sends its own to a snapshot that was

@@ -11,6 +11,7 @@ from ddloco.config import job_from
 from ddloco.effects import CopyState, RunStep
 from ddloco.events import StepFinished
 from ddloco.farewell import Farewell
+from ddloco.folder import album_of, open_folder, run_of
 from ddloco.fragments import Leaf, make_plan
 from ddloco.learner import Learner
 from ddloco.messages import GlobalFragment
@@ -18,8 +19,10 @@ from ddloco.restoring import (
     begin_with,
     beginning_of,
     go_on_from,
+    place_said,
     stored_from,
 )
+from ddloco.sections import ConfigError
 from ddloco.stage.actor import Actor
 from ddloco.stage.album import Stored
 from ddloco.stage.arena import Arena
@@ -259,3 +262,22 @@ def test_who_can_go_on(monkeypatch, there, syncers, steps, said):
         go_on_from("p", "latest", job)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_a_run_whose_snapshots_are_elsewhere_is_looked_up_there(tmp_path):
+    """Its own newest one, by name, and not that of another run of the place."""
+    place, run = tmp_path / "place", tmp_path / "run"
+    job = job_from({"job": {"task": "x:y"}, "snapshot": {"place": str(place)}}, "test")
+    mine = run_of(open_folder(run, job), make=True)
+    for name, number in ((mine, 3), ("f" * 12, 9)):
+        album = album_of(job, place, name)
+        blob = album.write_bytes(b"state")
+        piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
+        part = Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
+        album.commit(f"syncer.1-{number}", [part], {})
+
+    found, snapshot = place_said(str(run))
+    assert (str(place), True) == (found, snapshot.endswith("syncer.1-3"))
+    (run / "job.toml").write_text("[job]\nname = 3")
+    with pytest.raises(ConfigError, match=r"job.toml"):
+        place_said(str(run))

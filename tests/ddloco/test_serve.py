@@ -7,7 +7,7 @@ import pytest
 from ddloco.config import job_from
 from ddloco.keys import with_keys
 from ddloco.sections import ConfigError
-from ddloco.serve import check_bind, unshared, who_leads, write_address
+from ddloco.serve import check_bind, refuse_unshared, who_leads, write_address
 from snapshot import SnapshotError
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
@@ -63,15 +63,16 @@ def test_the_address_file_names_what_can_be_dialled(tmp_path, bound, advertised,
     assert written == (tmp_path / "syncer.address").read_text()
 
 
-def test_a_place_that_is_not_shared_is_told(tmp_path):
+def test_a_place_that_is_not_shared_is_refused(tmp_path):
     """Parts that are written in another folder than the lead's make no snapshot."""
     plain = {"job": {"task": "x:y"}, "snapshot": {"every_s": 1.0}}
     job = job_from(plain, "test")
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "syncer.address").write_text("tcp://127.0.0.1:5")
 
-    assert "" == unshared(job, tmp_path / "a", "syncer")
-    assert "set snapshot.place" in unshared(job, tmp_path / "b", "syncer")
+    refuse_unshared(job, tmp_path / "a", "syncer")
+    with pytest.raises(ConfigError, match=r"set snapshot\.place to a folder that all hosts share"):
+        refuse_unshared(job, tmp_path / "b", "syncer")
     shared = job_from({**plain, "snapshot": {"every_s": 1.0, "place": "/p"}}, "test")
-    assert "" == unshared(shared, tmp_path / "b", "syncer")
-    assert "" == unshared(job_from({"job": {"task": "x:y"}}, "test"), tmp_path / "b", "syncer")
+    refuse_unshared(shared, tmp_path / "b", "syncer")
+    refuse_unshared(job_from({"job": {"task": "x:y"}}, "test"), tmp_path / "b", "syncer")

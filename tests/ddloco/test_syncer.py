@@ -809,6 +809,35 @@ def test_a_model_with_parts_as_initialized_is_no_success(recovered):
     assert finish == Finish("failed", "never merged, so as initialized: fragments 1 of 3")
 
 
+def test_a_part_that_stood_still_for_half_of_the_job_is_no_success(recovered):
+    """As a shard is that merged once and then no more: named, with where it stopped."""
+    desk = recovered([Kept(p, 38 + p if p != 1 else 4, {}, {}, b"digest") for p in range(3)])
+    [saving], [evaluating] = of(SaveModel, desk.made), of(Evaluate, desk.made)
+    ended = [
+        *desk.tell(ModelSaved(saving.work, b"digest")),
+        *desk.tell(Evaluated(evaluating.work, 1.0)),
+    ]
+    [finish] = of(Finish, ended)
+    assert finish == Finish("failed", "not merged after global step 4 of 40: fragments 1 of 3")
+
+
+def test_who_stops_a_job_that_stands_still_is_told_so(open_desk):
+    """The end is in good order, the model is kept, and it is no success."""
+    desk = open_desk(A, B)
+    desk.at += 10_000.0
+    effects = desk.tell(StopRequested("enough"))
+    [saving], [evaluating] = of(SaveModel, effects), of(Evaluate, effects)
+    ended = [
+        *desk.tell(ModelSaved(saving.work, b"digest")),
+        *desk.tell(Evaluated(evaluating.work, 1.0)),
+        *desk.tell(PeerLost(A, "bye")),
+        *desk.tell(PeerLost(B, "bye")),
+    ]
+    [finish] = of(Finish, ended)
+    assert "failed" == finish.status
+    assert finish.reason.startswith("enough; no merge for 10000 s: waits for ")
+
+
 def test_a_job_that_was_through_is_told_to_those_who_come_late(recovered):
     """A syncer that is started again after the end stays for a while, says so to whoever comes, and
     leaves when its patience is over."""

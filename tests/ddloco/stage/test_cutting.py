@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddloco.messages import GlobalFragment, Pull
-from ddloco.stage.cutting import BEGUN, CUT, DISCARDED, GATHER, TAKEN
+from ddloco.stage.cutting import BEGUN, BEGUN_AT_ONCE, CUT, DISCARDED, GATHER, TAKEN
 from ddloco.stage.effects import (
     CaptureFlight,
     CaptureState,
@@ -280,6 +280,19 @@ def test_a_marker_of_no_snapshot_is_refused(town, snapshot):
         town.deliver(ANNA, HUB, lane)
     assert [] == town.works
     assert ["$.body.snapshot"] * 2 == refusals(town)
+
+
+def test_whoever_begins_snapshots_too_often_is_refused(town):
+    """Each captures a whole state; a flood of markers captures a bounded number of them."""
+    for _ in range(int(BEGUN_AT_ONCE)):
+        town.ask(ANNA, TakeSnapshot())
+        town.finish()
+    assert int(BEGUN_AT_ONCE) == len(town.of(TAKEN))
+    town.ask(ANNA, TakeSnapshot())
+    town.run()
+    assert HUB not in [who for who, _ in town.works]
+    assert refusals(town)
+    assert {"$.body.snapshot"} == set(refusals(town))
 
 
 def absurd_parts():
