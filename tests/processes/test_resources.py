@@ -2,10 +2,14 @@
 
 import json
 import os
+import shlex
+import socket
 import subprocess
 import time
 
 import pytest
+
+from tests.hosts.cluster import free_port
 
 
 @pytest.fixture
@@ -162,3 +166,38 @@ def test_limits_are_named(job, tools, limit, how, said):
     assert said in ended.stdout + ended.stderr
     assert "bug" not in ended.stderr
     assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.slow
+def test_a_thousand_idle_connections_end_nobody(job, tools):
+    """A syncer with 1,024 descriptors, which a thousand strangers hold: those who are idle make
+    room, learners join, and the job comes to its end and replays."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    common = [str(job.file), "--dir", str(job.run_folder), "--join", "--with-parent"]
+    serve = shlex.join([*tools.DDLOCO, "syncer", *common, "--bind", address])
+    limited = ["bash", "-c", f"ulimit -n 1024 && exec {serve}"]
+    started, strangers = [start(tools, limited)], []
+    try:
+        until((job.run_folder / "syncer.address").exists)
+        host, port = address.removeprefix("tcp://").split(":")
+        strangers += [socket.create_connection((host, int(port)), 10) for _ in range(1000)]
+        for number in range(3):
+            learner = [*tools.DDLOCO, "learner", *common, "--connect", address]
+            started.append(start(tools, [*learner, "--name", f"learner-{number}"]))
+        assert [0] * 4 == [each.wait(120) for each in started]
+    finally:
+        for each in strangers:
+            each.close()
+        for each in started:
+            each.kill()
+            each.communicate()
+    replayed = tools.replay(job.run_folder)
+    assert 0 == replayed.returncode, replayed.stdout + replayed.stderr
+
+
+def start(tools, command):
+    """Start a process that ends with this one."""
+    return subprocess.Popen(
+        command, cwd=tools.WORK, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
