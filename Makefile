@@ -23,7 +23,7 @@ demo: $(STAMP)  ## train three learners on real text, then replay the run bit fo
 	$(BIN)/ddloco replay runs/demo
 
 test: check  ## lint, types, import rules and all tests except the slow ones
-	$(BIN)/python -m pytest -q -n auto --dist loadfile
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow

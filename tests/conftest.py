@@ -6,11 +6,30 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests import reruns
+from tests.reruns import pytest_runtest_setup
+
+__all__ = ["pytest_runtest_setup"]
+
+
+def pytest_collection_modifyitems(items):
+    """Tests of real processes first: what is short fills the end, when one worker has no more.
+
+    ``make test`` keeps this order, file by file. They run a second time when they failed.
+    """
+    reruns.pytest_collection_modifyitems(items)
+    items.sort(
+        key=lambda item: (not reruns.is_of_processes(item), "simulation" not in item.path.parts)
+    )
+
 
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
-    """Dozens of JAX processes compile the same few functions; here the first of them does it."""
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path_factory.mktemp("compiled"))
+    """Hundreds of JAX processes compile the same few functions; here the first of them does it, for
+    all processes of one run of the tests."""
+    own = tmp_path_factory.getbasetemp()
+    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(shared / "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 

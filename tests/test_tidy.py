@@ -35,6 +35,7 @@ TESTS_OF_SEVERAL = {
     "tests/test_tidy.py",
     "tests/test_readme.py",
     "tests/test_wheel.py",
+    "tests/test_reruns.py",
     "tests/ddloco/test_bad_input_table.py",
     "tests/ddloco/test_cancellations.py",
     "tests/ddloco/test_fig2.py",

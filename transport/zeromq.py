@@ -453,7 +453,8 @@ class ZmqEndpoint:
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
         elif line.route is None and frames == (KNOCK,):
-            with suppress(trio.WouldBlock, zmq.ZMQError):  # Full or gone: it will knock again.
+            # Full or gone: it will knock again. Closed since the knock was taken: nobody answers.
+            with suppress(trio.WouldBlock, zmq.ZMQError, trio.ClosedResourceError):
                 line.socket.send_multipart_nowait([identity, ANSWER])
         elif line.route is not None and frames == (ANSWER,):
             pass

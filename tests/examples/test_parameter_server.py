@@ -1,11 +1,13 @@
 """Actors of one's own, run as the README says: recorded, snapshotted, replayed, gone on from."""
 
+import io
 import json
 import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from ddloco.cli import parser
 from ddloco.stage.again import ProgramRerun
 from examples import parameter_server
 from snapshot import Store
+from tests.reruns import look_at
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "examples.parameter_server:program"
@@ -23,7 +26,10 @@ PROGRAM = "examples.parameter_server:program"
 def ddloco(*words):
     """Run a command in this process; its exit code."""
     given = parser().parse_args([str(word) for word in words])
-    return getattr(commands, given.run)(given)
+    with redirect_stdout(io.StringIO()) as said:
+        code = getattr(commands, given.run)(given)
+    print(look_at(said.getvalue()), end="")
+    return code
 
 
 @pytest.fixture(scope="module")
@@ -146,4 +152,6 @@ def trio_run(folder):
     """Replay a run folder; the report."""
     import trio
 
-    return trio.run(ProgramRerun(folder, lambda _: None, lambda _: None).run)
+    report = trio.run(ProgramRerun(folder, lambda _: None, lambda _: None).run)
+    look_at(str(report.as_dict()))
+    return report

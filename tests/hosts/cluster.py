@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.hosts.hosts import Hosts, Loopback, Process, send
+from tests.reruns import look_at
 
 ROOT = Path(__file__).parents[2]
 DDLOCO = [sys.executable, "-m", "ddloco"]
@@ -220,6 +221,8 @@ class Cluster:
             log = shutil.ignore_patterns("log.jsonl")
             shutil.copytree(self.folder / name, together, dirs_exist_ok=True, ignore=log)
         command = [*DDLOCO, "replay", str(together)]
-        return subprocess.run(
+        done = subprocess.run(
             command, cwd=ROOT, text=True, capture_output=True, timeout=300, check=False
         )
+        look_at(done.stdout)
+        return done

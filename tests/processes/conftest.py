@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.installed import DDLOCO, WORK, install
+from tests.reruns import look_at
 
 JOB = """
 [job]
@@ -85,9 +86,11 @@ def call(
     command: list[str], cwd: Path = WORK, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    return subprocess.run(
+    done = subprocess.run(
         command, cwd=cwd, env=env, text=True, capture_output=True, timeout=400, check=False
     )
+    look_at(done.stdout)
+    return done
 
 
 def replay(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:

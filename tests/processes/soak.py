@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.installed import DDLOCO, WORK, install
+from tests.reruns import look_at
 
 JOB = """
 [job]
@@ -103,9 +104,11 @@ class Memory:
 
 def call(*arguments: str) -> subprocess.CompletedProcess[str]:
     """A ddloco command to its end."""
-    return subprocess.run(
+    done = subprocess.run(
         [*DDLOCO, *arguments], cwd=WORK, text=True, capture_output=True, check=False
     )
+    look_at(done.stdout)
+    return done
 
 
 def log_of(run: Path) -> list[dict]:

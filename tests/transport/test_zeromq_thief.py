@@ -7,7 +7,7 @@ import zmq
 
 from transport.conformance import Inbox, send_patiently
 from transport.endpoint import LaneFull
-from transport.zeromq import ZmqEndpoint, open_context
+from transport.zeromq import KNOCK, ZmqEndpoint, open_context
 
 ROUTE, IDENTITY = "syncer/control", "learner-0.1/control"
 DEAF_S = 0.4
@@ -143,6 +143,16 @@ async def test_a_listener_that_is_away_is_dialled_ever_more_seldom():
                 await trio.sleep(0.05)
             await successor.aclose()
             tasks.cancel_scope.cancel()
+
+
+async def test_a_knock_at_an_endpoint_that_was_closed_meanwhile_is_not_answered():
+    """Its socket may be closed between taking the knock off it and answering."""
+    async with open_context() as context:
+        listener = ZmqEndpoint(context, linger_s=0.0, handover=True)
+        await listener.listen("tcp://127.0.0.1:*")
+        line = listener._listening
+        await listener.aclose()
+        assert listener._admitted(line, [IDENTITY.encode(), KNOCK]) is None
 
 
 async def test_what_is_large_may_take_its_time():
