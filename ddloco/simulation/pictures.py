@@ -8,6 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
+from clocks import number_of
 from ddloco.effects import MergeFragment
 from ddloco.events import FragmentMerged
 from ddloco.learner import Learner
@@ -192,7 +193,7 @@ class Pictures(Books[World, Node]):
         spent = {
             (name, fragment, base)
             for by, at, name, fragment, base in self._merged[actor]
-            if by != who or at <= number
+            if number_of(by) < number_of(who) or (by == who and at <= number)
         }
         syncs = syncer.rounds.syncs if syncer.rounds else {}
         coming = [(peer, part.said) for sync in syncs.values() for peer, part in sync.parts.items()]

@@ -20,24 +20,28 @@ def pen(job: Job, folder: Path | None, *, arithmetic: bool) -> Callable[[str], R
     """Makes recorders for incarnations, in a run folder; without one, nothing is recorded."""
     if folder is None:
         return lambda _: None
-    code = code_version()
 
     def recorder(incarnation: str) -> Recorder:
-        header = Header(
-            incarnation=incarnation,
-            job_id=job.id,
-            job=job.as_plain(),
-            code=code,
-            fingerprint={
-                DEVICE: SIMULATED,
-                ARITHMETIC: str(arithmetic),
-                "numpy": np.__version__,
-            },
-            semantics=SEMANTICS,
-        )
+        header = header_of(job, incarnation, arithmetic=arithmetic)
         return Recorder(TapeWriter(folder / TAPES / f"{incarnation}.tape", header))
 
     return recorder
+
+
+def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> Header:
+    """How the tape of a simulated incarnation begins."""
+    return Header(
+        incarnation=incarnation,
+        job_id=job.id,
+        job=job.as_plain(),
+        code=code_version(),
+        fingerprint={
+            DEVICE: SIMULATED,
+            ARITHMETIC: str(arithmetic),
+            "numpy": np.__version__,
+        },
+        semantics=SEMANTICS,
+    )
 
 
 def logbook(folder: Path | None) -> Callable[[str], ActorLog | None]:

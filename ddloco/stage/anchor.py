@@ -46,7 +46,8 @@ class Cut:
 
     def _is_former(self, name: str) -> bool:
         actor, number = actor_of(name), number_of(name)
-        return any(actor_of(who) == actor and number < number_of(who) for who in self.parts)
+        known = (who for part in self.parts.values() for who in (part.who, *part.clock))
+        return any(actor_of(who) == actor and number < number_of(who) for who in known)
 
 
 def cut_of(parts: Sequence[Part]) -> Cut:

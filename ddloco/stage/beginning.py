@@ -161,9 +161,9 @@ class Beginning(Generic[S]):
         return self.is_former(incarnation) or self.heard(incarnation) > 0
 
     def is_former(self, incarnation: str) -> bool:
-        """Whether the snapshot has a later incarnation of the same actor."""
-        name, number = actor_of(incarnation), number_of(incarnation)
-        return any(actor_of(who) == name and number < number_of(who) for who in self.starts)
+        """Whether anybody in the snapshot had heard of a later incarnation of the same actor, be it
+        in the snapshot or absent from it; of a former one clocks say nothing any more."""
+        return number_of(incarnation) < self.known(actor_of(incarnation))
 
     def heard(self, incarnation: str) -> int:
         """Of an incarnation's events the newest that anybody in the snapshot had heard of."""

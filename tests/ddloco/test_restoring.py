@@ -158,6 +158,9 @@ def test_who_is_past_and_who_is_yet_to_come(place):
     assert 12 == beginning.heard("syncer.1")
     former = ["learner-0.1", WHO, "learner-0.3", "syncer.1"]
     assert [True, False, False, False] == [beginning.is_former(who) for who in former]
+    # Also of somebody who is absent from the snapshot, of whose former self no clock says a word.
+    assert "syncer.1" not in beginning.starts
+    assert beginning.is_past("syncer.0")
 
 
 def test_what_is_missing_is_one_line(place):

@@ -138,6 +138,9 @@ def test_who_was_left_out_and_goes_on():
     assert not cut.goes_on(Taped("d.1", after=1, **{"b.1": 9}))
     assert [False, False, True] == [cut.short(Taped("a.1", after)) for after in (0, 3, 4)]
     assert [False, False] == [cut.short(Taped("c.1", after)) for after in (0, 9)]
+    former = Taped("c.0", after=9, **{"b.1": 9})  # Of somebody who is absent, and was heard of.
+    assert not cut.short(former)
+    assert not cut.goes_on(former)
     assert [False, True] == [cut.short(Taped("d.1", after)) for after in (0, 1)]
 
 

@@ -1,0 +1,398 @@
+"""Simulated jobs whose tapes are bounded by snapshots, replayed from their snapshots to the end.
+
+``python -m tests.simulation.bounded --jobs 100``. Each job is a hostile world with random faults
+whose last learner is 4 to 16 times slower than the others, and in which several snapshots begin
+while one of that learner's steps runs. As in a real job, whatever lies before the oldest of an
+actor's last two snapshots is deleted. What is left is replayed from snapshots that are left.
+"""
+
+import argparse
+import dataclasses
+import random
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from msgspec.structs import replace
+
+from clocks import actor_of
+from ddloco.chaining import ChainRecorder
+from ddloco.config import Job, SnapshotTable
+from ddloco.dropping import before, cuts_of
+from ddloco.effects import RunStep
+from ddloco.events import Kept, Recovered, StepFinished
+from ddloco.folder import open_folder
+from ddloco.host import TAPES
+from ddloco.part import JobPart
+from ddloco.recording import job_of
+from ddloco.rerun import JobRerun
+from ddloco.restoring import settings
+from ddloco.simulation import hostile
+from ddloco.simulation.books import Books, Violation
+from ddloco.simulation.labour import TOKENS, Content
+from ddloco.simulation.node import Node, Pace
+from ddloco.simulation.pictures import seen
+from ddloco.simulation.requests import Asked, ask
+from ddloco.simulation.tapes import header_of
+from ddloco.simulation.world import World
+from ddloco.stage.anchor import cut_of, stranger
+from ddloco.stage.beginning import Beginning, Start
+from ddloco.stage.cutting import BEGUN, PACKAGES
+from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.stage.rerun import Report, Rerun
+from ddloco.syncer import Syncer
+from ddloco.syncs import names
+from replay import Recorder, Tape, TapeWriter, files_of, open_tapes, tape
+from snapshot import Manifest, Part, thaw
+from transport import Event, MessageArrived
+
+KEPT = 2
+"""An actor's tape begins at the oldest of so many snapshots."""
+
+REPLAYS_MAX = 4
+"""Of one job, each from another snapshot; the oldest and the newest are among them."""
+
+ASKED_MAX = 30
+
+
+@dataclass
+class Outcome:
+    """What one job led to."""
+
+    seed: int
+    snapshots: int = 0
+    within_step: int = 0
+    """The most snapshots that were begun while one step of the slow learner ran."""
+    faults: int = 0
+    deleted: int = 0
+    """Files of tapes."""
+    starts: list[str] = field(default_factory=list[str])
+    """The snapshots that it was replayed from."""
+    events: int = 0
+    """That were executed again, in all replays."""
+    identical: int = 0
+    gaps: list[str] = field(default_factory=list[str])
+    wrong: list[str] = field(default_factory=list[str])
+
+
+# The job.
+
+
+def draw(seed: int) -> hostile.Hostile:
+    """The hostile world of a seed, with a slow learner, and snapshots within its steps."""
+    drawn = hostile.draw(seed)
+    rng = random.Random(f"bounded {seed}")
+    factor = rng.choice([4.0, 8.0, 16.0])
+    slow = drawn.job.learner_names()[-1]
+    job = replace(
+        drawn.job,
+        # Were the slow learner waited for at every merge, there would be a thousand snapshots.
+        sync=replace(drawn.job.sync, quorum=min(drawn.job.sync.quorum, 2)),
+        snapshot=SnapshotTable(every_s=factor, keep=1000),
+        tape=replace(drawn.job.tape, keep=f"{KEPT} snapshots", ship=False),
+    )
+    pace = drawn.physics.pace
+
+    def paced(name: str, stream: random.Random) -> Pace:
+        return Pace(factor, 0.1, stream) if name == slow else pace(name, stream)
+
+    return dataclasses.replace(
+        drawn,
+        job=job,
+        physics=dataclasses.replace(drawn.physics, pace=paced),
+        # A replay does not know what was wrong with a chip.
+        poisoned=(),
+        wrong=(),
+        asked=_asked(rng, job, factor, drawn.heal_at),
+        end_at=drawn.end_at + 4 * factor * job.job.steps,
+    )
+
+
+def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked:
+    """Somebody begins two or three snapshots a step of the slow learner: whoever takes them of
+    itself waits until the last one is whole, and so for the end of that step."""
+    every_s = factor / rng.choice([2, 3])
+    count = min(int(2 * heal_at / every_s), ASKED_MAX)
+    return tuple((every_s * (n + 1), rng.choice(job.names())) for n in range(count))
+
+
+class Bounding(Books[World, Node]):
+    """Deletes the beginnings of tapes as ``ddloco.dropping`` does, when an actor ends; counts how
+    many snapshots were begun while one step of the slow learner ran."""
+
+    def __init__(self, job: Job, folder: Path) -> None:
+        super().__init__()
+        self._job, self._folder = job, folder / TAPES
+        self._slow = job.learner_names()[-1]
+        self._begun = 0
+        self.within_step = 0
+        self.deleted = 0
+
+    def see(self, stage: World, role: Node, event: Event, effects: Sequence[Any]) -> None:
+        """Count what is begun between two finished steps."""
+        if isinstance(event, StepFinished) and role.actor_name == self._slow:
+            self._begun = 0
+        self._begun += sum(isinstance(e, Observe) and e.event == BEGUN for e in effects)
+        self.within_step = max(self.within_step, self._begun)
+
+    def died(self, stage: World, role: Node) -> None:
+        """Its process has ended, one way or the other."""
+        self.delete(stage, role.incarnation)
+
+    def delete(self, world: World, incarnation: str) -> None:
+        """Delete what lies before the oldest of the newest snapshots that count."""
+        files = files_of(self._folder, incarnation)
+        standing = manifests(world, self._job)
+        begins = {after for after, _ in files}
+        cuts = cuts_of(reversed(standing), self._job.id, incarnation, begins)
+        if len(cuts) >= KEPT:
+            for path in before(files, cuts[KEPT - 1]):
+                path.unlink()
+                self.deleted += 1
+
+
+def manifests(world: World, job: Job) -> list[Manifest]:
+    """The snapshots that stand, the oldest first."""
+    facts = {"job": job.id}
+    return [
+        Manifest(each.snapshot, order, facts, each.parts, each.absent)
+        for order, each in enumerate(world.album.committed.values())
+    ]
+
+
+def play(drawn: hostile.Hostile, folder: Path, outcome: Outcome) -> World:
+    """Let a job happen, every invariant checked beside it; its tapes are in ``folder``."""
+    open_folder(folder, drawn.job)
+    worlds: list[World] = []
+
+    def recorder(incarnation: str) -> Recorder:
+        def clock() -> dict[str, int]:
+            return worlds[0].nodes[actor_of(incarnation)].actor.clock.wire()
+
+        header = header_of(drawn.job, incarnation, arithmetic=True)
+        return ChainRecorder(TapeWriter(folder / TAPES / f"{incarnation}.tape", header), "stop",
+                             clock)  # fmt: skip
+
+    bounding = Bounding(drawn.job, folder)
+    checks = [*hostile.Watch(drawn.heal_at).checks(), bounding]
+    physics = dataclasses.replace(drawn.physics, recorder=recorder)
+    worlds.append(World(drawn.job, physics, checks))
+    [world] = worlds
+    try:
+        world.begin(drawn.faults)
+        for at, name in drawn.asked:
+            world.call(at, ask, world, name)
+        world.run(drawn.end_at, events_max=4 * hostile.EVENTS_MAX)
+        if world.nodes[world.lead].finish is None:
+            outcome.wrong.append(f"not over after {world.now:.0f} s")
+    except Violation as violation:
+        outcome.wrong.append(str(violation))
+    finally:
+        world.close()
+    outcome.snapshots = len(world.album.committed)
+    outcome.within_step = bounding.within_step
+    outcome.deleted, outcome.faults = bounding.deleted, len(drawn.faults)
+    return world
+
+
+# Its replays.
+
+
+@dataclass
+class SimulatedStart(Start):
+    """Where a simulated actor goes on from.
+
+    Attributes:
+        worker: what its simulated worker knew, when the step was done that ran at the cut.
+    """
+
+    worker: tuple[Any, ...]
+
+    def results(self) -> Sequence[StepFinished]:
+        """Of the step that ran at the cut: the snapshot has what came out of it."""
+        return [StepFinished(each.work, each.step, 0.0, TOKENS, b"") for each in self._running()]
+
+    def payload(self, event: MessageArrived[Any]) -> Any:
+        """What a message in flight had brought."""
+        return self.brought[event.handle] if event.handle else None
+
+    def take_up(self, part: "SimulatedPart") -> None:
+        """Put everything where the actor's work looks for it."""
+        labour, arrays = part.labour, part.contents
+        for handle, content in self.arrays.items():
+            arrays.put(handle, content)
+        device, labour._batch, params = self.worker
+        labour._device, labour._params = list(device), np.frombuffer(params, np.float32).copy()
+        for step in self._running():
+            arrays.put(step.out, Content((*device, step.step), labour._params.copy()))
+        machine: Any = self.actor.machine
+        if isinstance(machine, Syncer) and machine.rounds is not None:
+            for fragment, version, spent, batches in machine.rounds.kept():
+                theta, momentum = (arrays.get(name) for name in names(fragment, version)[:2])
+                told = dict(sorted(spent.items())), dict(sorted(batches.items()))
+                kept = Kept(fragment, version, *told, theta.digest + momentum.digest)
+                part.vault.kept[fragment] = kept, theta, momentum
+                part.brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
+
+    def _running(self) -> list[RunStep]:
+        works = self.actor.under_way.values()
+        return [work for work in works if isinstance(work, RunStep)]
+
+
+class SimulatedPart(JobPart):
+    """One simulated tape's part, which may go on from a snapshot."""
+
+    def __init__(self, rerun: Any, tape: Tape, folder: Path) -> None:
+        super().__init__(rerun, tape, folder)
+        self._left: set[int] = set()
+        """Work that the snapshot itself is made of."""
+
+    async def _prepare(self, stack: AsyncExitStack) -> None:
+        self._start = None  # That would be taken up from a store.
+        await super()._prepare(stack)
+        self.labour, self.contents = self._workers._labour, self._arrays
+        self.vault, self.brought = self._vault, self._rerun.brought
+        if self._begun is not None:
+            self._begun.take_up(self)
+
+    def _is_repeated(self, work: Work) -> bool:
+        """Not what was written of the snapshot itself: nobody waits for that here, so what it reads
+        may be freed before it is done."""
+        own = isinstance(work, CaptureState | CaptureFlight)
+        beginning = self._rerun.beginning
+        if own and beginning is not None and work.snapshot == beginning.snapshot:
+            self._left.add(work.work)
+            return False
+        return super()._is_repeated(work)
+
+    async def _confirm_result(self, record: tape.Event, event: Any) -> None:
+        """Of a merge that was kept before the cut the snapshot does not say how far everybody's
+        data had gone then; the digest of its arrays is compared."""
+        result = self._results.get(event.work)
+        if isinstance(event, Recovered) and result is not None:
+            await result.done.wait()
+            theirs = {(each.fragment, each.version, each.digest): each for each in event.kept}
+            found: Any = result.value
+            kept = tuple(
+                theirs.get((each.fragment, each.version, each.digest), each)
+                if (actor_of(self._name), each.fragment, each.version) in self.brought
+                else each
+                for each in found.kept
+            )
+            result.value = replace(found, kept=kept)
+        await super()._confirm_result(record, event)
+
+    def _wrote(self, event: Any) -> bool:
+        """What was in flight is recorded again behind the cut, and compared like anything else."""
+        return event.work in self._left
+
+
+class Again(JobRerun):
+    """The replay of a simulated job from one of its snapshots."""
+
+    def __init__(self, tapes: Sequence[Tape], beginning: Beginning[Any]) -> None:
+        self.job = job_of(tapes[0])
+        self.task, self.vaults, self.histories = self.job.job.task, {}, {}
+        self.warn = lambda _: None
+        self.brought: set[tuple[str, int, int]] = set()
+        """Merges that the snapshot has: of whom, of which fragment, the version."""
+        Rerun.__init__(self, tapes, self.job.names(), beginning, lambda _: None)
+        self.report.counts = {"steps": 0, "merges": 0}
+
+    def part(self, each: Tape, folder: Path) -> SimulatedPart:
+        """What plays a tape."""
+        return SimulatedPart(self, each, folder)
+
+
+def beginning_at(world: World, job: Job, commit: CommitSnapshot) -> Beginning[SimulatedStart]:
+    """Where everybody stood in a snapshot."""
+    given = {type(each): each for each in settings(job)}
+
+    def start(part: Part) -> SimulatedStart:
+        found = seen(world.album, part)
+        assert found.state.worker is not None
+        actor = thaw(found.state.frozen, PACKAGES, given)
+        return SimulatedStart(part, actor, found.state.contents, found.messages,
+                              found.flight.contents, {}, found.state.worker)  # fmt: skip
+
+    starts = {part.who: start(part) for part in commit.parts}
+    return Beginning(commit.snapshot, "", tuple(commit.parts), starts)
+
+
+def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapshot]:
+    """The snapshots that these tapes can begin with and that have every syncer, the oldest first.
+
+    What a syncer had kept that was dead at the cut is in no snapshot: a real one reads it from its
+    disk."""
+    syncers = set(job.syncer_names())
+    return [
+        each
+        for each in world.album.committed.values()
+        if not any(cut_of(each.parts).short(tape) for tape in tapes)
+        and stranger(each.parts, tapes) is None
+        and syncers <= {actor_of(part.who) for part in each.parts}
+        and any(tape.events > part.number for tape in tapes for part in each.parts
+                if part.who == tape.incarnation)
+    ]  # fmt: skip
+
+
+def replay(world: World, drawn: hostile.Hostile, folder: Path, outcome: Outcome) -> None:
+    """Replay what is left of a job from some of its snapshots."""
+    tapes = open_tapes(folder)
+    left = fitting(world, drawn.job, tapes)
+    rng = random.Random(f"replays {drawn.seed}")
+    inner = left[1:-1]
+    chosen = [*left[:1], *rng.sample(inner, min(len(inner), REPLAYS_MAX - 2)), *left[1:][-1:]]
+    for commit in chosen:
+        rerun = Again(tapes, beginning_at(world, drawn.job, commit))
+        report: Report = trio.run(rerun.run)
+        outcome.starts.append(commit.snapshot)
+        outcome.events += report.events
+        outcome.identical += report.identical
+        outcome.gaps += report.gaps
+        if report.divergence is not None:
+            outcome.wrong.append(f"from {commit.snapshot}: {report.divergence.report()}")
+
+
+def run(seed: int) -> Outcome:
+    """One job and its replays."""
+    drawn, outcome = draw(seed), Outcome(seed)
+    with tempfile.TemporaryDirectory(prefix="ddloco-bounded-") as made:
+        world = play(drawn, Path(made), outcome)
+        if not outcome.wrong:
+            replay(world, drawn, Path(made), outcome)
+    return outcome
+
+
+def main() -> int:
+    """From the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m tests.simulation.bounded")
+    parser.add_argument("--jobs", type=int, default=100, help="in which that came to pass")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    given = parser.parse_args()
+    total: Counter[str] = Counter()
+    seed = given.first - 1
+    while total["jobs"] < given.jobs:
+        seed += 1
+        found = run(seed)
+        if found.within_step < 2 and not found.wrong:
+            total.update(passed_over=1)
+            continue
+        total.update(jobs=1, snapshots=found.snapshots, faults=found.faults, files=found.deleted,
+                     replays=len(found.starts), events=found.events, identical=found.identical,
+                     gaps=len(found.gaps), wrong=bool(found.wrong))  # fmt: skip
+        for line in (*found.wrong, *found.gaps):
+            print(f"seed {seed}: {line}", flush=True)
+    print(dict(total))
+    return 1 if total["wrong"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
