@@ -23,10 +23,10 @@ demo: $(STAMP)  ## train three learners on real text, then replay the run bit fo
 	$(BIN)/ddloco replay runs/demo
 
 test: check  ## lint, types, import rules and all tests except the slow ones
-	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --rerun-show-tracebacks
 
 slow: $(STAMP)  ## the tests that take minutes
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -m slow --rerun-show-tracebacks
 
 soak: $(STAMP)  ## ten minutes of faults on a sharded job, then every invariant and the replay
 	$(BIN)/python -m tests.processes.soak --minutes 10
