@@ -344,7 +344,7 @@ def test_a_runs_own_place_is_looked_at(tmp_path, capsys):
         plain = {"job": {"task": "x:y", "seed": number}, "snapshot": {"place": str(place)}}
         job = job_from(plain, "test")
         open_folder(folder, job)
-        store = Store(place, run_of(job, folder, make=True))
+        store = Store(place, run_of(folder, make=True))
         snapshot(store, 7 + number, sharded(store, 1), run=store.run)
 
     for number, folder in enumerate(runs):
