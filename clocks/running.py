@@ -25,6 +25,7 @@ _UNTAUGHT = "\0"
 """The source of an entry that nobody has taught yet."""
 
 _NOTHING: dict[str, int] = {}
+_NOBODY: dict[str, None] = {}
 
 
 class RunningClock:
@@ -35,8 +36,8 @@ class RunningClock:
     """
 
     __slots__ = (
-        "_changed", "_counts", "_incarnations", "_index", "_names", "_newest", "_source", "_taught",
-        "me", "number",
+        "_changed", "_counts", "_incarnations", "_index", "_names", "_newest", "_said", "_source",
+        "_taught", "me", "number",
     )  # fmt: skip
 
     def __init__(self, me: str) -> None:
@@ -51,6 +52,8 @@ class RunningClock:
         """The newest event that changed any entry but one's own."""
         self._taught: dict[str, dict[str, None]] = {}
         """By source, the entries that it taught last."""
+        self._said: dict[int, dict[str, int]] = {}
+        """What was new since an event, as it was said while the newest event was handled."""
         self._incarnations: dict[str, list[str]] = {}
         """By actor its incarnations that have entries."""
 
@@ -69,6 +72,8 @@ class RunningClock:
         its links refuse it.
         """
         self.number = number = self.number + 1
+        if self._said:
+            self._said = {}
         index, counts, me = self._index, self._counts, self.me
         counts[index[me]] = number
         if not heard:
@@ -125,21 +130,35 @@ class RunningClock:
         """The entries that events after ``number`` changed, and always one's own: a delta.
 
         What ``reader`` itself was the source of it knows; in a star that is nearly everything that
-        a learner could tell its syncer.
+        a learner could tell its syncer. A reader that taught nothing but its own entry is told that
+        one, too: so whoever speaks to many with one event tells them all the same, which is looked
+        for once. Nobody may change what is returned.
         """
         if self._newest <= number:
             return {self.me: self.number}
-        # In the order in which whoever decodes it finds it: clocks remember in which order they
-        # were told, and what was told within this process must leave the same clock behind.
-        entries = zip(self._names, self._counts, strict=True)
-        delta = dict(compress(entries, map(number.__lt__, self._changed)))
-        if reader is not None:
-            for name in self._taught.get(reader, ()):
-                delta.pop(name, None)
+        taught = self._taught.get(reader, _NOBODY) if reader else _NOBODY
+        if len(taught) == len(self._names) - 1:
+            return {self.me: self.number}
+        if len(taught) <= 1:
+            return self._since(number)
+        return {name: n for name, n in self._since(number).items() if name not in taught}
+
+    def _since(self, number: int) -> dict[str, int]:
+        delta = self._said.get(number)
+        if delta is None:
+            # In the order in which whoever decodes it finds it: clocks remember in which order they
+            # were told, and what was told within this process must leave the same clock behind.
+            entries = zip(self._names, self._counts, strict=True)
+            delta = self._said[number] = dict(compress(entries, map(number.__lt__, self._changed)))
         return delta
+
+    def rest(self) -> None:
+        """Nothing more is said with this event: what was said is kept no longer."""
+        self._said = {}
 
     def forget(self, names: Iterable[str]) -> None:
         """Let go of entries whose incarnations will never be heard of again."""
+        self._said = {}
         for name in names:
             at = self._index.get(name)
             if at is None or name == self.me:

@@ -20,6 +20,9 @@ COUNT_MAX = 2**63 - 1
 NAME_BYTES_MAX = 128
 """Longest name of an incarnation; names travel in headers, which are bounded."""
 
+CHARACTER_BYTES_MAX = 4
+"""Of UTF-8."""
+
 NUMBER_DIGITS_MAX = 9
 """Digits of an incarnation's number: a restart a second for thirty years."""
 
@@ -131,11 +134,22 @@ def check_entries(entries: Mapping[str, int]) -> None:
     Raises:
         ClockError: a name that is empty or too long, a count that is negative or too large.
     """
+    if entries and _plain(entries):
+        return
     for name, count in entries.items():
         if not name or len(name.encode()) > NAME_BYTES_MAX:
             raise ClockError(f"clock entry {name[:40]!r}: a name has 1 to {NAME_BYTES_MAX} bytes")
         if not 0 <= count <= COUNT_MAX:
             raise ClockError(f"clock entry {name}: {count} is not a count from 0 to {COUNT_MAX}")
+
+
+def _plain(entries: Mapping[str, int]) -> bool:
+    """Whether nothing can be wrong with any entry, without a step of Python for each: clocks of a
+    thousand entries come with the parts of snapshots."""
+    counts = entries.values()
+    if min(counts) < 0 or max(counts) > COUNT_MAX or "" in entries:
+        return False
+    return max(map(len, entries)) * CHARACTER_BYTES_MAX <= NAME_BYTES_MAX
 
 
 def _ordered(counts: Mapping[str, int]) -> list[str]:

@@ -22,8 +22,10 @@ from transport import PROTOCOL_VERSION, layout_problem
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
-LEARNERS_MAX = 4096
-"""More learners than one syncer was ever tried with."""
+LEARNERS_MAX = 1024
+"""As many as a syncer was measured with. Each message has a clock, and each clock an entry for each
+actor, so what all are told grows with the square of their number, and so does a snapshot: with four
+times as many learners its clocks are sixteen million counts, held until all parts are there."""
 
 SYNCERS_MAX = 64
 """More shards than one job has fragments worth sharing out."""

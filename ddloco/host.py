@@ -76,7 +76,8 @@ TASK = "task sha256"
 """The fact in a tape's header that tells which source the task had."""
 
 SEMANTICS: tuple[str, ...] = (
-    "fresh-quorum", "pull-unmerged", "launch-floor", "median-step", "bands",
+    "fresh-quorum", "pull-unmerged", "launch-floor", "median-step", "bands", "shared-deltas",
+    "owed-credit",
 )  # fmt: skip
 """Behaviours that a later version may change; an old tape replays with those that it names."""
 

@@ -7,6 +7,7 @@ says. Every change has a number, the *epoch*; whoever has gone for good loses it
 everybody's clock, so that clocks do not grow with restarts.
 """
 
+from bisect import bisect
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 
@@ -54,6 +55,8 @@ class Membership:
     """Members that have not finished a step since the last launch."""
     reported: dict[str, Member] = field(default_factory=dict[str, Member])
     """Members that have reported since somebody looked."""
+    found: str = ""
+    """Who was worth waiting for when that was last asked."""
 
     def report(self, at: float, member: Member, progress: Progress) -> str | None:
         """Take a member's report; returns what is wrong with one that cannot be true."""
@@ -81,11 +84,16 @@ class Membership:
         effects: list[Effect] = []
         if number > newest:
             self.newest[actor] = number
-            effects += self._retire(actor, number)
+            if newest:
+                self._forget_former(actor, number, effects)
+            effects += [Retire({actor: number})] if number > 1 else []
         member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
-        self.members[peer] = self.stale[peer] = member
+        self.stale[peer] = member
         # Always in order of names as bytes, so that nobody sorts on the way.
-        self.members = dict(sorted(self.members.items(), key=lambda each: each[0].encode()))
+        self.members.pop(peer, None)
+        entries = list(self.members.items())
+        entries.insert(bisect(list(self.members), peer.encode(), key=str.encode), (peer, member))
+        self.members = dict(entries)
         self.epoch += 1
         floors = self._floors()
         if floors:
@@ -94,11 +102,8 @@ class Membership:
             effects += [Send(each, CONTROL, roster, key="roster") for each in others]
         return member, effects
 
-    def _retire(self, actor: str, number: int) -> list[Effect]:
-        """Forget the older incarnations of an actor that has come back; one that is new here may
-        have been known to a syncer before this one, and to those who tell of it.
-        """
-        effects: list[Effect] = []
+    def _forget_former(self, actor: str, number: int, effects: list[Effect]) -> None:
+        """Let go of the older incarnations of an actor that has come back."""
         for member in list(self.members.values()):
             if actor_of(member.incarnation) == actor:
                 reason = f"a newer incarnation, {actor}.{number}, has joined"
@@ -110,7 +115,6 @@ class Membership:
             del self.merged[incarnation]
             self.refused.pop(incarnation, None)
             self.reasons.pop(incarnation, None)
-        return [*effects, Retire({actor: number})] if number > 1 else effects
 
     def _floors(self) -> dict[str, int]:
         """Only who has ever come back has incarnations to forget. In the order of the decoded."""
@@ -217,10 +221,20 @@ class Membership:
     def missing(self, at: float, until: float) -> bool:
         """Whether anybody is worth waiting for until then: linked, heard of lately, not fresh, and
         by its own pace to finish a step by ``until`` (seconds). A slow one is not waited for in
-        vain; what it has trained so far is pulled all the same."""
-        return any(
-            each.due_at <= until and not self.silent(at, each) for each in self.stale.values()
-        )
+        vain; what it has trained so far is pulled all the same.
+
+        Asked with every event: who was found last is looked at first, and the others only when it
+        is not worth waiting for any more."""
+        last = self.stale.get(self.found)
+        if last is not None and self._worth(last, at, until):
+            return True
+        found = (each for each in self.stale.values() if self._worth(each, at, until))
+        first = next(found, None)
+        self.found = first.peer if first is not None else ""
+        return first is not None
+
+    def _worth(self, member: Member, at: float, until: float) -> bool:
+        return member.due_at <= until and not self.silent(at, member)
 
     def silent(self, at: float, member: Member) -> bool:
         """Whether a member has said nothing for longer than its own pace explains."""

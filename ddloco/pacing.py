@@ -92,6 +92,8 @@ class Pacing:
                 steps_max=self.sync.grace_steps_max,
             )
         graced = waiting.quorum_at + waiting.grace_s
+        if graced <= waiting.floor_at:
+            return waiting.floor_at
         return max(waiting.floor_at, graced if missing(graced) else waiting.quorum_at)
 
     def launch(self, at: float, waiting: Waiting, answers_s: Sequence[float]) -> float:

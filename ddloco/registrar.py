@@ -49,7 +49,7 @@ WAITING_MAX = 256
 """Questions that wait; the rest are said again a second later."""
 
 ROUTES_MAX = 4096
-"""Routes whose answers are remembered, as many as a job may have learners."""
+"""Routes whose answers are remembered: four for each learner that a job may have."""
 
 NUMBERS_AT_ONCE, NUMBERS_PER_S = 16.0, 0.1
 """New numbers of one actor. An engine that starts a failing learner again at once, each second, is

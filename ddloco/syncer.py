@@ -325,7 +325,8 @@ class Syncer:
         actor = actor_of(member.incarnation)
         self._membership.note_batches(actor, progress.batches, progress.cursor)
         pacing = self._under_way.pacing
-        if pacing.step_s is None:  # Otherwise once a launch; the first window needs it now.
+        # Otherwise once a launch; the first window needs it now.
+        if pacing.step_s is None and progress.step_s:
             pacing.observe_steps(self._membership.step_times())
         if self._farewell is not None:
             return []

@@ -58,7 +58,7 @@ class Sync:
 
     def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
         """Why a contribution of ``peer`` is no answer that is still waited for."""
-        if self.work or peer not in self.pulled:
+        if self.work or not (peer in self.awaited or peer in self.parts):  # Never pulled, then.
             return LATE
         if said.fragment != self.fragment or peer in self.parts or not handle:
             return "it does not answer the pull"

@@ -28,8 +28,13 @@ DEPTH_MAX = 100
 depends on who calls."""
 
 PLAIN = frozenset({type(None), bool, float, str, bytes})
+UNTOUCHED = PLAIN - {str}
+"""What is written as it is, without a look at it."""
+
 INT_BITS = 63
 """What fits a msgpack integer whatever its sign; a longer one is written as text."""
+
+NODES = frozenset({list, dict, set, deque})
 
 STRANGE = "not a state as freeze writes it"
 
@@ -116,6 +121,8 @@ class _Writer:
         """Written objects are held until the end, so that no number is given twice."""
         self._path = path
         self._depth = depth
+        self._known: dict[type, str] = {}
+        """Classes that may occur, and how they are written."""
         self._around: list[int] = []
         """The structs around what is written, as far as nothing else is between."""
 
@@ -137,7 +144,8 @@ class _Writer:
         if self._depth == DEPTH_MAX:
             raise self._refusal(f"more than {DEPTH_MAX} things stand in each other")
         self._depth += 1
-        written = self._put(thing, kind)
+        node = kind in NODES or kind in self._known  # No enum is among those.
+        written = ["r", self._node(thing, kind)] if node else self._put(thing, kind)
         self._depth -= 1
         return written
 
@@ -155,7 +163,7 @@ class _Writer:
         if isinstance(thing, Enum):
             if kind.__members__.get(thing.name) is not thing:
                 raise self._refusal(f"{thing} is no single member of an enum")
-            return ["e", self._name(kind), thing.name]
+            return ["e", self._class(kind), thing.name]
         if kind is MethodType:
             name = _stored(thing)
             if method_of(thing.__self__, name) != thing:
@@ -188,7 +196,8 @@ class _Writer:
         if kind is deque:
             return ["q", thing.maxlen, *map(self.put, thing)]
         if isinstance(thing, msgspec.Struct):
-            if dict(attributes(thing)).keys() - {*thing.__struct_fields__} or not made_bare(kind):
+            more = not only_fields(kind) or getattr(thing, "__dict__", None)
+            if (more and _more(thing)) or not made_bare(kind):
                 raise self._refusal(f"{kind.__qualname__} is more than its fields")
             fields = ((name, getattr(thing, name)) for name in thing.__struct_fields__)
             return ["S", self._name(kind), self._fields(thing, fields)]
@@ -200,6 +209,10 @@ class _Writer:
     def _fields(self, thing: object, fields: Iterator[tuple[str, Any]]) -> dict[str, Any]:
         written: dict[str, Any] = {}
         for name, value in fields:
+            kind = type(value)
+            if kind in UNTOUCHED or (kind is str and value.isascii()):
+                written[name] = value
+                continue
             self._path.append(f"{type(thing).__name__}.{name}")
             written[name] = self.put(value)
             self._path.pop()
@@ -219,6 +232,13 @@ class _Writer:
         return _Writer(self._packages, [*self._path], self._depth).whole(thing)
 
     def _name(self, cls: type) -> str:
+        known = self._known.get(cls)
+        if known is not None:
+            return known
+        name = self._known[cls] = self._class(cls)
+        return name
+
+    def _class(self, cls: type) -> str:
         name = f"{cls.__module__}:{cls.__qualname__}"
         if class_of(name, self._packages) is not cls:
             raise self._refusal(f"{cls.__module__}.{cls.__qualname__} is not plain data")
@@ -226,6 +246,17 @@ class _Writer:
 
     def _refusal(self, what: str) -> FreezeError:
         return FreezeError(f"{' > '.join(self._path) or 'the state itself'}: {what}")
+
+
+def _more(struct: msgspec.Struct) -> bool:
+    """Whether a struct has attributes beside its fields."""
+    return bool(dict(attributes(struct)).keys() - {*struct.__struct_fields__})
+
+
+@functools.cache
+def only_fields(cls: type[msgspec.Struct]) -> bool:
+    """Whether all slots of a struct's class are its fields."""
+    return {*slots(cls)} <= {*cls.__struct_fields__}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ NUMBER_DIGITS_MAX = 19
 """Digits of an event's number: what a signed 64-bit integer holds."""
 
 PEERS_MAX = 16_384
-"""Peers of one participant: four incarnations of as many actors as a job may have."""
+"""Peers of one participant: sixteen incarnations of as many actors as a job may have."""
 
 CONTENTS = 2
 """What a participant writes of a snapshot: its state, and what was in flight to it."""

@@ -13,7 +13,7 @@ Whatever happens, each snapshot is committed or discarded. Who dies, cannot writ
 that broke or was opened in the middle of it is absent, for a reason; the others make it whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -179,12 +179,15 @@ class Participant(Generic[M]):
         self._gatherings[snapshot] = Gathering(snapshot, self.me)
         return self._cut(at, snapshot, now, "")
 
-    def marker(self, at: float, snapshot: str, channel: Channel, now: Moment) -> list[Ask[M]]:
-        """A marker came: the first one of a snapshot cuts here, now."""
+    def marker(
+        self, at: float, snapshot: str, channel: Channel, moment: Callable[[], Moment]
+    ) -> list[Ask[M]]:
+        """A marker came: the first one of a snapshot cuts here, at this ``moment``, which the
+        others do not need: to take it down costs as much as there are peers."""
         asks: list[Ask[M]] = []
         if self._cuts.new(snapshot):
             cut = self._pass_on if self._busy() else self._cut
-            asks = cut(at, snapshot, now, channel[0])
+            asks = cut(at, snapshot, moment(), channel[0])
         self._cuts.marked(snapshot, channel)
         return asks + self._look()
 
@@ -269,14 +272,16 @@ class Participant(Generic[M]):
         return [Tell(towards, snapshot, part)] if towards else []
 
     def _settle(self, gathering: Gathering) -> list[Ask[M]]:
-        if gathering.awaited():
+        if not gathering.whole:
             return []
         snapshot = gathering.snapshot
         del self._gatherings[snapshot]
-        problem = gathering.problem()
+        absent = gathering.absent()
+        present = gathering.present(absent)
+        problem = gathering.problem(present)
         if problem is not None:
             return [Discard(snapshot, problem)]
-        return [Commit(snapshot, tuple(gathering.present().values()), gathering.absent())]
+        return [Commit(snapshot, tuple(present.values()), absent)]
 
     # What goes wrong.
 

@@ -56,7 +56,13 @@ from transport.message import (
     Reset,
     Welcome,
 )
-from transport.outbox import WINDOW_MESSAGES, OutboxFullError, Waiting
+from transport.outbox import (
+    OWED_SHARE,
+    OWED_SHARE_MAX,
+    WINDOW_MESSAGES,
+    OutboxFullError,
+    Waiting,
+)
 from transport.sending import Sending
 from transport.session import (
     REDIAL_S_MIN,
@@ -200,18 +206,20 @@ class Links:
             self._count("said to a peer without a link")
             return [], []
         lane = link.lanes[send.lane]
+        owed = self._sending.settle(link) if link.owes else []
         if lane.outbox.pass_through():
             number = self._sending.number(link, send.lane, lane, send.body, send.payload)
-            return [], [number]
+            return [], [*owed, number]
         waiting = Waiting(send.body, send.payload, send.key)
         try:
             replaced = lane.outbox.put(waiting)
         except OutboxFullError as error:
             self._count("outbox full")
-            return self._lose(at, link, f"{send.lane} lane: {error}")
+            heard, effects = self._lose(at, link, f"{send.lane} lane: {error}")
+            return heard, owed + effects
         if send.payload:
             self._handles.hold(send.payload)
-        effects = self._watch(at, link, send.lane)
+        effects = owed + self._watch(at, link, send.lane)
         if replaced is not None and replaced.payload:
             effects += self._handles.release(replaced.payload)
         return [], effects
@@ -332,9 +340,11 @@ class Links:
                 return self._lose(at, link, reason)
             case _:
                 lane.taken += 1
-                if lane.taken - lane.credited < WINDOW_MESSAGES[event.lane] // 2:
-                    return [event], []
-                return [event], self._sending.give_credit(link, event.lane)
+                owed = (lane.taken - lane.credited) / WINDOW_MESSAGES[event.lane]
+                if owed >= OWED_SHARE_MAX:
+                    return [event], self._sending.give_credit(link, event.lane)
+                link.owes = link.owes or owed >= OWED_SHARE
+                return [event], []
 
     def _credited(self, link: Link, lane: Lane, advanced: tuple[int, int]) -> Heard:
         state = link.lanes[lane]

@@ -14,6 +14,11 @@ WINDOW_MESSAGES: dict[Lane, int] = {CONTROL: 256, BULK: 4}
 messages for seconds of steps; bulk messages are whole fragments, and four cover two overlapping
 synchronisations in full while bounding what a frozen peer holds in queues."""
 
+OWED_SHARE, OWED_SHARE_MAX = 0.5, 0.75
+"""Of a window that was taken in: from the first on credit is owed, and leaves with whatever is said
+next; a crowd that has answered is then told all together, of the same clock. From the second on it
+leaves at once, since it may be that nothing is said; the rest of the window is on its way then."""
+
 WAITING_MAX = 4096
 """Messages that may wait in one lane; beyond that the link is given up, not the memory."""
 

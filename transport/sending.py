@@ -7,7 +7,7 @@ from transport.effects import Effect, Transmit
 from transport.events import MessageArrived
 from transport.handles import Handles
 from transport.message import CONTROL, Body, Credit, Lane
-from transport.outbox import Waiting
+from transport.outbox import OWED_SHARE, WINDOW_MESSAGES, Waiting
 from transport.session import LaneState, Link
 
 
@@ -42,6 +42,15 @@ class Sending:
         credit = Waiting(Credit(lane, state.taken, arrived), free_of_charge=True)
         link.lanes[CONTROL].outbox.put_first(credit)
         return self.pump(link, CONTROL)
+
+    def settle(self, link: Link) -> list[Effect]:
+        """Give the credit that has waited for something to be said."""
+        link.owes = False
+        effects: list[Effect] = []
+        for lane, state in link.lanes.items():
+            if state.taken - state.credited >= OWED_SHARE * WINDOW_MESSAGES[lane]:
+                effects += self.give_credit(link, lane)
+        return effects
 
     def number(
         self, link: Link, lane: Lane, state: LaneState, body: Body, payload: str = ""

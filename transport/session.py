@@ -65,6 +65,8 @@ class Link:
     run: str = ""
     """The run in which the listening side has welcomed us."""
     up: bool = False
+    owes: bool = False
+    """Whether there is credit that leaves with the next message."""
     attempts: int = 0
     lanes: dict[Lane, LaneState] = field(default_factory=new_lanes)
 

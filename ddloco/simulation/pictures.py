@@ -311,7 +311,7 @@ class Endings(Books[World, Node]):
             self.hold(CUT + cut.snapshot in actor.timers, TERMINATES, f"{me} waits for ever")
             flight += [each.handle for said in cut.in_flight.values() for each in said]
         flight = sorted(handle for handle in flight if handle)
-        held = sorted(inside._flight)
+        held = sorted(handle for handle, n in inside._flight.items() for _ in range(n))
         self.hold(held == flight, TERMINATES, f"{me} holds {held} of what was in flight: {flight}")
         writing = {snapshot for snapshot, _ in inside._held.values()}
         idle = sorted(own.keys() - opened.keys() - writing)

@@ -135,7 +135,7 @@ class Actor:
         """Let snapshots and machine hear a fact, links what they say, and both the links' news."""
         snapshots = self.snapshots
         if snapshots.concerns(fact):
-            asked = snapshots.take_part(at, fact, self._moment())
+            asked = snapshots.take_part(at, fact, self._moment)
             if type(fact) is SnapshotRequested:
                 asked = [*self.machine.handle(at, fact), *asked]
         else:
@@ -238,6 +238,7 @@ class Actor:
         for _ in begun:
             for handle in there:
                 self.handles.hold(handle)
+        self.clock.rest()
         try:
             state = freeze(self, packages_of(self.machine))
         except FreezeError as error:

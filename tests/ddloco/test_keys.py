@@ -225,8 +225,8 @@ def test_the_command_says_what_goes_where(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--learners", "0"], "--learners 0: a job has 1 to 4096 learners"),
-        (["--learners", "9999"], "--learners 9999: a job has 1 to 4096 learners"),
+        (["--learners", "0"], "--learners 0: a job has 1 to 1024 learners"),
+        (["--learners", "9999"], "--learners 9999: a job has 1 to 1024 learners"),
         (["--names", "a,../b"], "--names a,../b: '../b' is no name"),
         (["--names", "a,,b"], "'' is no name"),
         (["--job", "none.toml"], "none.toml: cannot be read"),

@@ -4,6 +4,7 @@ Every one changes it as a slip of the pen would.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 from snapshot import gathering, participant
@@ -132,7 +133,7 @@ def the_cut_is_only_made_when_all_markers_are_in(patch):
 @bug
 def the_marker_leaves_before_the_state_is_recorded(patch):
     wrap(patch, Participant, "marker", lambda old, self, at, snapshot, channel, now: old(
-        self, at, snapshot, channel, participant.Moment(now.number - 1, now.clock, now.peers)
+        self, at, snapshot, channel, lambda: replace(now(), number=now().number - 1)
     ))  # fmt: skip
 
 
@@ -202,12 +203,9 @@ def who_is_at_odds_is_ignored(patch):
 
 @bug
 def nobody_is_expected_but_neighbours(patch):
-    def awaited(self):
-        own = self._parts.get(self._initiator)
-        expected = {self._initiator, *(own.peers if own else ())}
-        return sorted(expected - self._gone.keys() - self._parts.keys())
-
-    patch.setattr(Gathering, "awaited", awaited)
+    wrap(patch, Gathering, "_expect", lambda old, self, part: (
+        old(self, part) if part.who == self._initiator else self._awaited.pop(part.who, None)
+    ))  # fmt: skip
 
 
 @bug

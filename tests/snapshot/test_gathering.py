@@ -2,6 +2,7 @@
 
 from itertools import permutations
 
+import snapshot.gathering as gathering_module
 from snapshot.gathering import Gathering, disagreement
 from snapshot.part import Part
 
@@ -21,9 +22,16 @@ def gathered(*parts, gone=None):
         for each in order:
             gathering.add(each)
         gathering.give_up("silent")
-        outcomes.append((list(gathering.present()), gathering.absent(), gathering.problem()))
+        outcomes.append(outcome(gathering))
     assert all(outcome == outcomes[0] for outcome in outcomes)
     return outcomes[0]
+
+
+def outcome(gathering):
+    """Who is in, who is not and why, and what is wrong with it."""
+    absent = gathering.absent()
+    present = gathering.present(absent)
+    return list(present), absent, gathering.problem(present)
 
 
 def test_everybody_that_somebody_knows_is_awaited():
@@ -38,9 +46,7 @@ def test_everybody_that_somebody_knows_is_awaited():
     gathering.gone("a", "left when its part was here")
     gathering.add(part("b", "hub"))
     assert [] == gathering.awaited()
-    assert {"c": "left", "d": "broken"} == gathering.absent()
-    assert ["a", "b", "hub"] == list(gathering.present())
-    assert gathering.problem() is None
+    assert (["a", "b", "hub"], {"c": "left", "d": "broken"}, None) == outcome(gathering)
 
 
 def test_a_part_that_comes_after_all_counts():
@@ -112,10 +118,10 @@ def test_without_the_initiator_there_is_none():
     gathering = Gathering("hub:1", "hub")
     gathering.add(part("hub", "a", failed="disk full"))
     assert [] == gathering.awaited()
-    assert "hub, who began it: disk full" == gathering.problem()
+    assert "hub, who began it: disk full" == outcome(gathering)[2]
     gathering = Gathering("hub:1", "hub")
     gathering.give_up("silent")
-    assert "hub, who began it: silent" == gathering.problem()
+    assert "hub, who began it: silent" == outcome(gathering)[2]
 
 
 def test_clocks_have_the_last_word():
@@ -135,3 +141,40 @@ def test_who_left_without_a_word_is_absent_all_the_same():
     gathering.gone("b.1", "")
     assert [] == gathering.awaited()
     assert {"b.1": ""} == gathering.absent()
+
+
+def test_only_who_may_be_at_odds_is_looked_at(monkeypatch):
+    """A star of many in which one lost its channel: one pair of all, however many there are."""
+    looked = []
+    problems = gathering_module._problems
+
+    def look(one, other):
+        looked.append((one.who, other.who))
+        return problems(one, other)
+
+    monkeypatch.setattr(gathering_module, "_problems", look)
+    names = [f"n{number}" for number in range(50)]
+    gathering = Gathering("hub:1", "hub")
+    gathering.add(part("hub", *names))
+    for each in names:
+        gathering.add(part(each, "hub", lost={"hub": "broken"} if each == "n7" else None))
+
+    present, absent, problem = outcome(gathering)
+
+    assert [("hub", "n7")] == looked
+    assert ({"n7": "with hub: broken"}, None) == (absent, problem)
+    assert sorted(["hub", *names]) == sorted([*present, "n7"])
+
+
+def test_what_an_absent_part_has_heard_is_no_problem():
+    """Its clock was looked at when it came, and does not count in the end."""
+    early = part("a", "hub", clock={"a": 1, "hub": 9}, failed="disk full")
+    assert (["hub"], {"a": "disk full"}, None) == gathered(part("hub", "a"), early)
+
+
+def test_a_part_that_was_told_again_expects_only_its_new_peers():
+    """The former one's are awaited no longer."""
+    gathering = Gathering("hub:1", "hub")
+    gathering.add(part("hub", "a", "b"))
+    gathering.add(part("hub", "a"))
+    assert ["a"] == gathering.awaited()

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -135,12 +136,12 @@ def test_first_marker_cuts_and_the_part_goes_back_where_it_came_from():
     """State at the first marker, what came until the second, then a part, in that order."""
     one = me()
     capture = Capture("i.1:3", ("a.1", "b.1"), PATIENCE_S)
-    assert [capture] == one.marker(0.0, "i.1:3", A, now(2, "a.1", "b.1"))
+    assert [capture] == one.marker(0.0, "i.1:3", A, lambda: now(2, "a.1", "b.1"))
     assert one.recording
     assert (0, 1) == (one.heard(A, "late"), one.heard(B, "in flight"))
     assert [] == one.captured("i.1:3", "state")
     flight = RecordFlight("i.1:3", ((B, ("in flight",)),))
-    assert [flight] == one.marker(1.0, "i.1:3", B, now(4, "a.1", "b.1"))
+    assert [flight] == one.marker(1.0, "i.1:3", B, lambda: now(4, "a.1", "b.1"))
     (tell,) = one.captured("i.1:3", "flight")
     assert ("a.1", "i.1:3", 2) == (tell.peer, tell.snapshot, tell.part.number)
     assert [] == one.captured("i.1:3", "flight"), "it has been told"
@@ -151,12 +152,12 @@ def test_a_former_peer_that_may_still_hear_is_named():
     one = me()
     one.joined("b.1")
     assert [] == one.gone("b.1", "broken")
-    one.marker(0.0, "i.1:3", A, now(2, "a.1"))
+    one.marker(0.0, "i.1:3", A, lambda: now(2, "a.1"))
     one.captured("i.1:3", "state")
     (tell,) = one.captured("i.1:3", "flight")
     assert {"b.1": "broken"} == tell.part.lost
     assert [] == one.joined("b.1")
-    one.marker(0.0, "i.1:4", A, now(3, "a.1"))
+    one.marker(0.0, "i.1:4", A, lambda: now(3, "a.1"))
     one.captured("i.1:4", "state")
     assert {} == one.captured("i.1:4", "flight")[0].part.lost
 
@@ -164,7 +165,7 @@ def test_a_former_peer_that_may_still_hear_is_named():
 def test_whoever_joins_hears_of_all_that_is_under_way():
     """Also who was a peer at the cut: the marker that it was sent may have been lost."""
     one = me()
-    one.marker(0.0, "i.1:3", A, now(2, "a.1", "b.1"))
+    one.marker(0.0, "i.1:3", A, lambda: now(2, "a.1", "b.1"))
     one.gone("b.1", "broken")
     assert [Mark("i.1:3", "b.1")] == one.joined("b.1")
     assert [Mark("i.1:3", "c.1")] == one.joined("c.1")
@@ -176,13 +177,13 @@ def test_too_many_are_refused_by_name():
     """Markers are passed on, nothing is recorded, the initiator hears why; and it stays so."""
     one = me()
     for number in range(UNDER_WAY_MAX):
-        one.marker(0.0, f"i.1:{number}", A, now(number, "a.1", "b.1"))
-    mark, other, tell = one.marker(0.0, "i.1:9", A, now(9, "a.1", "b.1"))
+        one.marker(0.0, f"i.1:{number}", A, partial(now, number, "a.1", "b.1"))
+    mark, other, tell = one.marker(0.0, "i.1:9", A, lambda: now(9, "a.1", "b.1"))
     assert (Mark("i.1:9", "a.1"), Mark("i.1:9", "b.1")) == (mark, other)
     assert ("a.1", REFUSED) == (tell.peer, tell.part.failed)
     assert [Discard("me.1:10", REFUSED)] == one.take(0.0, now(10, "a.1", "b.1"))
     one.failed("i.1:0", "disk full")
-    assert [] == one.marker(0.0, "i.1:9", B, now(11, "a.1", "b.1"))
+    assert [] == one.marker(0.0, "i.1:9", B, lambda: now(11, "a.1", "b.1"))
 
 
 def test_what_comes_after_it_was_given_up_is_nothing():
@@ -203,14 +204,14 @@ def test_a_participant_is_plain_data():
     """Written and read back in the middle of two snapshots it asks for the same as before."""
     one = me()
     one.take(0.0, now(1, "a.1", "b.1"))
-    one.marker(0.0, "i.1:3", A, now(2, "a.1", "b.1"))
+    one.marker(0.0, "i.1:3", A, lambda: now(2, "a.1", "b.1"))
     one.heard(B, "in flight")
     one.captured("i.1:3", "state")
     one.gone("c.1", "broken")
     data = freeze(one, ("snapshot",))
     other = thaw(data, ("snapshot",))
     for each in (one, other):
-        asks = each.marker(1.0, "i.1:3", B, now(3, "a.1", "b.1"))
+        asks = each.marker(1.0, "i.1:3", B, lambda: now(3, "a.1", "b.1"))
         asks += each.captured("i.1:3", "flight") + each.gone("a.1", "broken")
         asks += each.joined("d.1") + each.late("me.1:1") + each.overdue("me.1:1")
         each.asks = [repr(ask) for ask in asks]
@@ -222,7 +223,7 @@ def test_parts_are_handed_on_as_long_as_is_remembered():
     """The ways of the newest snapshots are remembered, and only those."""
     one, part = me(), Part("a.1", 1, {}, (), {})
     for number in range(REMEMBERED_MAX + 1):
-        one.marker(0.0, f"i{number}.1:3", A, now(number, "a.1"))
+        one.marker(0.0, f"i{number}.1:3", A, partial(now, number, "a.1"))
         one.failed(f"i{number}.1:3", "disk full")
     assert [] == one.told("i0.1:3", part)
     assert [Tell("a.1", "i1.1:3", part)] == one.told("i1.1:3", part)

@@ -253,7 +253,7 @@ class Town:
             case "welcome" if not session.up[me.name]:
                 self.join(me, session, source)
             case "marker":
-                self.perform(me, me.participant.marker(self.now, what, channel, me.moment()))
+                self.perform(me, me.participant.marker(self.now, what, channel, me.moment))
             case "part":
                 self.perform(me, me.participant.told(*what))
             case "money":

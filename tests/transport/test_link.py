@@ -283,9 +283,28 @@ def test_a_peer_that_takes_nothing_gets_a_window_and_then_the_rest(pair, lane):
     assert len(pair.queues[SPOKE, lane]) == window
     pair.deliver(pair.spoke, lane, window)
     assert pair.queues[SPOKE, lane] == []
-    assert [type(e.body) for e in pair.queues[HUB, CONTROL]] == [Credit, Credit]
+    assert [e.body for e in pair.queues[HUB, CONTROL]] == [Credit(lane, 3 * window // 4)]
     pair.settle()
     assert numbers(pair.hub.said()) == list(range(total))
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_credit_for_half_a_window_leaves_with_what_is_said_next(pair, lane):
+    """Not before, so that many who have answered are told all at once; and only once."""
+    half = WINDOW_MESSAGES[lane] // 2
+    for number in range(half):
+        pair.send(pair.spoke, Pull(number, 0), lane)
+    pair.deliver(pair.spoke, lane, half)
+    assert pair.queues[HUB, CONTROL] == []
+
+    pair.send(pair.hub, Pull(0, 0))
+    pair.send(pair.hub, Pull(1, 0))
+
+    assert [e.body for e in pair.queues[HUB, CONTROL]] == [
+        Credit(lane, half),
+        Pull(0, 0),
+        Pull(1, 0),
+    ]
 
 
 def test_two_sides_that_both_wait_for_credit_do_not_wait_for_ever(pair):
