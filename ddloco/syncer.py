@@ -70,6 +70,10 @@ from transport import (
     TimerFired,
 )
 
+LATE_INTERVALS = 16
+"""A part of the model that was not merged for half of the job, and for so many intervals, was left
+out. Fewer pass while a shard's process starts again."""
+
 FRAGMENTS_NAMED_MAX = 8
 """In a line for people."""
 
@@ -424,9 +428,9 @@ class Syncer:
         return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
 
     def _left_out(self) -> str:
-        """Which fragments were due and are as they were initialized, or were not merged in the
-        second half of the job; empty where there are none. A shard that stood still for so long
-        makes no success, whatever the others merged."""
+        """Which fragments were due and are as they were initialized, or were not merged for
+        half of the job; empty where there are none. A shard that stood still for so long makes no
+        success, whatever the others merged."""
         assert self._plan is not None
         steps = self._job.job.steps
         due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
@@ -435,8 +439,8 @@ class Syncer:
         initial = [p for p, version in last.items() if version == 0]
         if initial:
             return f"never merged, so as initialized: {self._named(initial)}"
-        many = steps > 2 * self._plan.interval
-        early = [p for p, version in last.items() if version < steps // 2] if many else []
+        late = steps - max(steps // 2, LATE_INTERVALS * self._plan.interval)
+        early = [p for p, version in last.items() if version < late]
         if not early:
             return ""
         newest = max(last[p] for p in early)
