@@ -23,13 +23,17 @@ def pytest_collection_modifyitems(items):
     )
 
 
+def shared(tmp_path_factory):
+    """A folder that all processes of one run of the tests have in common."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """Hundreds of JAX processes compile the same few functions; here the first of them does it, for
     all processes of one run of the tests."""
-    own = tmp_path_factory.getbasetemp()
-    shared = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(shared / "compiled")
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(shared(tmp_path_factory) / "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
@@ -37,7 +41,7 @@ def compiled_once(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def home_of_tests(tmp_path_factory):
     """What ddloco keeps for a user: their key to know their own runs by."""
-    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    os.environ["XDG_STATE_HOME"] = str(shared(tmp_path_factory) / "state")
 
 
 @pytest.fixture

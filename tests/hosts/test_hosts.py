@@ -48,7 +48,7 @@ def pair():
         echo.stdout.close()
 
 
-def ask(hosts, nbytes=1, seconds=10.0):
+def ask(hosts, nbytes=1, seconds=60.0):
     """How long an echo takes, and the sum of its bytes; None if it does not come."""
     asked = hosts.call("asker", [sys.executable, "-c", ASK, str(seconds), str(nbytes)])
     if asked.returncode:
@@ -98,7 +98,7 @@ def test_a_reset_is_believed(pair):
     pair.line("asker", "back", reset=1.0)
     begun = time.monotonic()
     assert ask(pair) is None
-    assert time.monotonic() - begun < 9, "refused, and not timed out"
+    assert time.monotonic() - begun < 59, "refused, and not timed out"
     assert pair.switch.counts["reset"]
 
 

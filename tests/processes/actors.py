@@ -81,7 +81,7 @@ class Actors:
         self, job: Job, syncers: int, settings: Sequence[str], environment: Environment
     ) -> None:
         self.job = job
-        self.shards = [f"syncer-{n}" for n in range(syncers)]
+        self.shards = [f"syncer-{n}" for n in range(syncers)] if syncers > 1 else ["syncer"]
         self.addresses = {name: f"tcp://127.0.0.1:{free_port()}" for name in self.shards}
         self.relays: dict[str, Relay] = {}
         """Of those learners that do not dial the syncers themselves."""
@@ -128,7 +128,7 @@ class Actors:
 
     def again(self, name: str) -> None:
         """Start an actor that was killed as its next incarnation."""
-        self.processes[name].wait(30)
+        self.processes[name].wait(180)
         _let_go(self.processes[name])
         self.start(name)
 
@@ -141,13 +141,13 @@ class Actors:
         lead = self.processes[self.shards[0]]
         assert lead.stdin is not None
         os.write(lead.stdin.fileno(), STOP)
-        return {name: each.wait(90) for name, each in self.processes.items()}
+        return {name: each.wait(180) for name, each in self.processes.items()}
 
     def said(self, name: str) -> Path:
         """Where that is which an actor has printed."""
         return self.job.file.with_name(f"{name}.said")
 
-    def wait_until(self, condition: Callable[[], Any], what: str, seconds: float = 90.0) -> Any:
+    def wait_until(self, condition: Callable[[], Any], what: str, seconds: float = 180.0) -> Any:
         """Look now and then until it is so, and give what the condition gave."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -1,15 +1,19 @@
 """Real jobs for the tests of this folder: started as a user starts them, with the wheel."""
 
+import fcntl
 import json
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.conftest import shared
 from tests.installed import DDLOCO, WORK, install
 from tests.reruns import look_at
 
@@ -18,7 +22,7 @@ JOB = """
 name = "small"
 task = "tests.tasks:regression"
 steps = 40
-learners = 3
+learners = 2
 
 [task]
 step_s = 0.01
@@ -65,6 +69,25 @@ class Job:
             stderr=subprocess.STDOUT,
         )
 
+    def stop(self, running: "subprocess.Popen[str]") -> str:
+        """End it in good order, as Ctrl-C does, from wherever it is; what it said."""
+        running.send_signal(signal.SIGINT)
+        said, _ = running.communicate(timeout=180)
+        return said
+
+    def wait_until(self, condition: Callable[[], Any], seconds: float = 180.0) -> Any:
+        """Look now and then until it is so; what the condition gave."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if found := condition():
+                return found
+            time.sleep(0.05)
+        raise AssertionError(f"not so within {seconds} s: {self.log()[-3:]}")
+
+    def merges(self) -> list[dict]:
+        """The lines of its log on merges so far."""
+        return [line for line in self.log() if line["event"] == "merge"]
+
     def log(self) -> list[dict]:
         """The lines of its log so far."""
         path = self.run_folder / "log.jsonl"
@@ -73,13 +96,9 @@ class Job:
         text = path.read_text()
         return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
-    def wait_for(self, event: str, count: int, seconds: float = 60.0) -> None:
+    def wait_for(self, event: str, count: int) -> None:
         """Wait until the log tells of ``count`` such events."""
-        for _ in range(int(seconds / 0.05)):
-            if sum(line["event"] == event for line in self.log()) >= count:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"no {count} times {event} within {seconds} s: {self.log()[-3:]}")
+        self.wait_until(lambda: sum(line["event"] == event for line in self.log()) >= count)
 
 
 def call(
@@ -106,12 +125,18 @@ def job(tmp_path: Path) -> Job:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Job:
-    """A job that ran to its end in one process; look at it, do not change it."""
-    done = Job(tmp_path_factory.mktemp("finished"))
-    # A quorum of all: none of them may still be compiling when the others are through.
-    ended = done.run("--set=sync.quorum=3")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    done.said = ended.stdout
+    """A job that ran to its end in one process, once for all tests; look at it, do not change
+    it."""
+    folder = shared(tmp_path_factory) / "finished"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done, said = Job(folder), folder / "said"
+        if not said.exists():
+            # A quorum of all: none of them may still be compiling when the others are through.
+            ended = done.run("--overwrite", "--set=sync.quorum=2")
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+            said.write_text(ended.stdout)
     return done
 
 

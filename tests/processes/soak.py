@@ -56,6 +56,7 @@ for_s = 1.0
 
 LOSS_WITHIN = 0.02
 SETTLED_S = 60.0
+BEGUN_S_MAX = 180.0
 GROWTH_MAX = 1.25
 """A process that is a minute old may grow by a quarter: a few hundred arrivals fill its arena."""
 
@@ -116,29 +117,43 @@ def log_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def rage(folder: Path, seconds: float, seed: int, memory: Memory) -> tuple[int, str]:
-    """Run the job under faults for so long, then end it in good order."""
+def rage(folder: Path, seconds: float, seed: int, memory: Memory, learners: int) -> tuple[int, str]:
+    """Run the job under faults for so long from its first merge, then end it in good order."""
     (folder / "job.toml").write_text(JOB)
     (folder / "chaos.toml").write_text(FAULTS.format(seed=seed))
     command = [*DDLOCO, "run", str(folder / "job.toml"), "--dir", str(folder / "run"),
+               f"--set=job.learners={learners}",
                "--processes", "--chaos", str(folder / "chaos.toml")]  # fmt: skip
     with subprocess.Popen(
         command, cwd=WORK, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as running:
+        latest = time.monotonic() + BEGUN_S_MAX
+        while not _begun(folder / "run", learners) and running.poll() is None:
+            assert time.monotonic() < latest, f"nothing was merged in {BEGUN_S_MAX} s"
+            time.sleep(0.1)
         end = time.monotonic() + seconds
         while time.monotonic() < end and running.poll() is None:
             memory.look()
             time.sleep(1.0)
         if running.poll() is None:
             running.send_signal(signal.SIGINT)
-        said, _ = running.communicate(timeout=180)
+        said, _ = running.communicate(timeout=300)
     return running.returncode, said
 
 
-def soak(folder: Path, minutes: float, seed: int, *, compare: bool = True) -> Soak:
+def _begun(run: Path, learners: int) -> bool:
+    """Whether everybody has a tape, and something was merged."""
+    names = {path.name.partition(".")[0] for path in (run / "tapes").glob("*.tape")}
+    log = run / "log.jsonl"
+    return len(names) == learners + 2 and log.exists() and '"merge"' in log.read_text()
+
+
+def soak(
+    folder: Path, minutes: float, seed: int, *, learners: int = 6, compare: bool = True
+) -> Soak:
     """Do it all; what came of it."""
     found, run, memory = Soak(), folder / "run", Memory(folder / "run")
-    code, said = rage(folder, minutes * 60, seed, memory)
+    code, said = rage(folder, minutes * 60, seed, memory, learners)
     faults = [line for line in said.splitlines() if line.startswith("chaos:")]
     found.say(code == 0, f"{minutes:g} minutes, seed {seed}: exit {code}; {' '.join(faults)}")
     results = [line for line in log_of(run) if line["event"] == "result"]

@@ -1,5 +1,6 @@
 """A replay that differs says where, and one that cannot know says what it does not know."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -8,10 +9,15 @@ import pytest
 import trio
 
 import ddloco.workers
+from ddloco.folder import open_folder
 from ddloco.rerun import JobRerun
+from ddloco.simulation import hostile
 from ddloco.syncer import Syncer
 from replay import Tape, TapeWriter, tape
 from transport import Effect
+
+SEED = 4
+"""Of a hostile world with a syncer and two learners; here without its faults."""
 
 
 def rewrite(path: Path, change) -> None:
@@ -62,9 +68,21 @@ def test_a_changed_loss_is_named(copied, tools):
     assert target == divergence["clock"]["learner-1.1"] + 1
 
 
-def test_a_changed_message_is_named(copied, tools):
+@pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.slow)])
+def recorded(request, tmp_path):
+    """A run whose tapes may be changed: what plays tapes is one, only the workers are simulated."""
+    if request.param == "real":
+        return request.getfixturevalue("copied")
+    folder = tmp_path / "simulated"
+    drawn = dataclasses.replace(hostile.draw(SEED, folder), faults=(), poisoned=(), wrong=())
+    open_folder(folder, drawn.job)
+    assert hostile.happen(drawn).violation is None
+    return folder
+
+
+def test_a_changed_message_is_named(recorded, tools):
     """A report that its sender never said so: named at the receiver, as a message."""
-    path = copied / "tapes" / "syncer.1.tape"
+    path = recorded / "tapes" / "syncer.1.tape"
     targets = []
 
     def change(n, event):
@@ -75,7 +93,7 @@ def test_a_changed_message_is_named(copied, tools):
         return event
 
     rewrite(path, change)
-    found = tools.replay(copied)
+    found = tools.replay(recorded)
 
     assert found.returncode == 1
     assert f"DIVERGENCE at syncer.1:{targets[0]} (message)" in found.stdout
@@ -100,7 +118,7 @@ def test_a_changed_merge_is_named(copied, monkeypatch):
     )
 
 
-def test_a_changed_decision_is_named(copied, monkeypatch):
+def test_a_changed_decision_is_named(recorded, monkeypatch):
     """A syncer that decides otherwise: named at the first event it handles differently."""
     handle = Syncer.handle
 
@@ -109,20 +127,20 @@ def test_a_changed_decision_is_named(copied, monkeypatch):
         return effects[::-1] if type(event).__name__ == "FragmentMerged" else effects
 
     monkeypatch.setattr(Syncer, "handle", hasty)
-    report = trio.run(JobRerun(copied).run)
+    report = trio.run(JobRerun(recorded).run)
 
     assert report.divergence is not None
     assert report.divergence.aspect == "effects"
     assert report.divergence.number == first_event(
-        copied / "tapes" / "syncer.1.tape", "FragmentMerged"
+        recorded / "tapes" / "syncer.1.tape", "FragmentMerged"
     )
 
 
-@pytest.mark.parametrize("actor", ["learner-2", "syncer"])
-def test_a_missing_tape_is_a_named_gap(copied, tools, actor):
+@pytest.mark.parametrize("actor", ["learner-1", "syncer"])
+def test_a_missing_tape_is_a_named_gap(recorded, tools, actor):
     """Without one tape the rest is verified, the gap is named, and the exit code is 1."""
-    (copied / "tapes" / f"{actor}.1.tape").unlink()
-    found = tools.replay(copied)
+    (recorded / "tapes" / f"{actor}.1.tape").unlink()
+    found = tools.replay(recorded)
 
     assert found.returncode == 1, found.stdout
     assert f"gap: {actor}: no tape" in found.stdout

@@ -47,7 +47,14 @@ def test_a_foreign_key_keeps_its_holder_waiting(job, tools, keys, tmp_path):
     ours, theirs = ((each / "public.toml").read_text() for each in (keys, other))
     (other / "public.toml").write_text(theirs.replace(line_of(theirs), line_of(ours)))
 
-    common = [str(job.file), "--set=job.steps=12", "--dir", str(job.run_folder), "--join"]
+    common = [
+        str(job.file),
+        "--set=job.steps=12",
+        "--set=job.learners=3",
+        "--dir",
+        str(job.run_folder),
+        "--join",
+    ]
     running = []
 
     def start(role, *words, folder=keys):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -15,7 +16,7 @@ from tests.installed import DDLOCO, WORK
 from tests.processes.conftest import call, replay
 
 AGAIN = 75
-WAIT_S = 60.0
+WAIT_S = 180.0
 
 
 class Started:
@@ -59,7 +60,8 @@ def started(job):
     made = Started(job)
     yield made
     for each in made.running.values():
-        each.kill()
+        with suppress(ProcessLookupError):  # Its worker, too, which may be in a step of an hour.
+            os.killpg(each.pid, signal.SIGKILL)
         each.communicate()
 
 
@@ -72,7 +74,8 @@ def ended(process, code):
     return said
 
 
-LONG = ("--set=job.steps=100000", "--set=job.learners=2")
+LONG = ("--set=job.steps=100000", "--set=job.learners=2", "--set=task.step_s=0.05")
+ALONE = ("--set=job.steps=100000", "--set=job.learners=1", "--set=task.step_s=0.05")
 
 
 def test_sigterm_means_leave_and_come_back_and_stop_ends_the_job(started):
@@ -111,7 +114,7 @@ def test_sigterm_when_the_syncer_is_gone(started, tmp_path):
     """A learner in a folder of its own, whose syncer was killed, leaves without its answers, in the
     middle of a step that takes far longer than it has."""
     assert LEAVE_S_MAX + LEAVE_FINISH_S + LEAVE_LINGER_S < 5.0
-    more = (*LONG, "--set=task.step_s=20")
+    more = (*LONG, "--set=task.step_s=3600")
     started.syncer(*more)
     started.learner("learner-0", *more)
     one = started.learner("learner-1", *more, folder=tmp_path / "own")
@@ -121,8 +124,7 @@ def test_sigterm_when_the_syncer_is_gone(started, tmp_path):
     time.sleep(1.0)  # Something is said to nobody.
 
     started.signal("learner-1")
-    one.wait(12.0)  # It took 15 s, and would take 20 if it waited for the step.
-    ended(one, AGAIN)
+    ended(one, AGAIN)  # It would take an hour if it waited for the step.
 
 
 def test_sigterm_while_a_learner_starts(started):
@@ -147,7 +149,7 @@ def test_nobody_answers_a_stop(started):
 
 def test_sigterm_to_a_whole_run_ends_it_and_says_that_it_is_not_done(job):
     """``ddloco run`` is the job: SIGTERM ends it in good order, and the code says: not done."""
-    running = job.start("--set=job.steps=100000")
+    running = job.start(*LONG)
     job.wait_for("merge", 4)
     running.send_signal(signal.SIGTERM)
     running.send_signal(signal.SIGTERM)
@@ -159,7 +161,7 @@ def test_sigterm_to_a_whole_run_ends_it_and_says_that_it_is_not_done(job):
 def test_a_learner_that_comes_back_in_an_empty_folder(started, tmp_path):
     """On another host it is the next incarnation, of which the syncer's folder has both tapes, and
     which replays; the syncer was started again meanwhile."""
-    more = ("--set=job.steps=100000", "--set=job.learners=1", "--set=tape.segment_s=0.2")
+    more = (*ALONE, "--set=tape.segment_s=0.2")
     started.syncer(*more)
     first = started.learner("learner-0", *more, folder=tmp_path / "a")
     started.job.wait_for("merge", 4)
@@ -185,7 +187,7 @@ def test_a_learner_that_comes_back_in_an_empty_folder(started, tmp_path):
 def test_the_same_command_goes_on_and_ships_what_was_left(started, tmp_path):
     """In its own folder a learner that was killed is started by the same words, without a flag; the
     rest of its former tape arrives, so that all is identical."""
-    more = ("--set=job.steps=100000", "--set=job.learners=1", "--set=tape.segment_s=10")
+    more = (*ALONE, "--set=tape.segment_s=10")
     started.syncer(*more)
     words = ["--connect", started.address, "--name", "learner-0", "--dir", str(tmp_path / "a")]
     command = [*DDLOCO, "learner", str(started.job.file), *words, *more]
@@ -225,7 +227,7 @@ def test_of_two_twins_the_newer_wins(started, tmp_path):
 @pytest.mark.slow
 def test_learners_follow_a_syncer_whose_address_is_in_a_file(started, tmp_path):
     """The syncer moves to another port; the learner reads its address again, and goes on."""
-    more = ("--set=job.steps=100000", "--set=job.learners=1")
+    more = ALONE
     at = f"file:{started.job.run_folder / 'syncer.address'}"
     words = ["--name", "learner-0", *more]
     started.start("learner", "--connect", at, *words, folder=tmp_path / "a")
@@ -263,7 +265,7 @@ def test_nobody_waits_for_ever_for_those_who_were_there(started, tmp_path):
 
 def test_what_differs_is_said_before_anything_starts(started, tmp_path):
     """Another interval: which settings, with both values. Another task: a warning on both sides."""
-    more = ("--set=job.steps=100000", "--set=job.learners=1")
+    more = ALONE
     started.syncer(*more)
     other = started.learner("learner-0", *more, "--set=sync.interval=12", folder=tmp_path / "a")
     assert "its job file differs: sync.interval is 8 here, 12 there" in ended(other, 2)

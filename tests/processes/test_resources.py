@@ -181,10 +181,10 @@ def test_a_thousand_idle_connections_end_nobody(job, tools):
         until((job.run_folder / "syncer.address").exists)
         host, port = address.removeprefix("tcp://").split(":")
         strangers += [socket.create_connection((host, int(port)), 10) for _ in range(1000)]
-        for number in range(3):
+        for number in range(2):
             learner = [*tools.DDLOCO, "learner", *common, "--connect", address]
             started.append(start(tools, [*learner, "--name", f"learner-{number}"]))
-        assert [0] * 4 == [each.wait(120) for each in started]
+        assert [0] * 3 == [each.wait(120) for each in started]
     finally:
         for each in strangers:
             each.close()

@@ -3,7 +3,6 @@
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,13 +12,15 @@ from snapshot import Store
 from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
 
 SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
+LONG = ("--set=job.steps=100000", "--set=task.step_s=0.03")
+"""However busy the machine, it is not over when the test acts; few steps to replay."""
 
 
 @pytest.fixture(scope="module")
 def pictured(tmp_path_factory):
-    """A run of forty global steps with a snapshot after every ten; look at it only."""
+    """Two learners, forty global steps, a snapshot after every ten; look at it only."""
     job = Job(tmp_path_factory.mktemp("pictured"), JOB + SNAPSHOTS)
-    done = job.run("--set=sync.quorum=3")
+    done = job.run("--set=sync.quorum=2")
     assert done.returncode == 0, done.stdout + done.stderr
     return job
 
@@ -104,13 +105,13 @@ def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("learners", [2, 4])
+@pytest.mark.parametrize("learners", [1, 3])
 def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
     """Who does not come along is lost by name; who is new takes part."""
     job = go_on(pictured, tmp_path, snapshots(pictured)[1], f"--set=job.learners={learners}")
     wanted = {f"learner-{n}" for n in range(learners)}
     lost = {line["learner"] for line in job.log() if "did not come along" in line.get("reason", "")}
-    assert {f"learner-{n}.1" for n in range(learners, 3)} == lost
+    assert {f"learner-{n}.1" for n in range(learners, 2)} == lost
     assert learners_of(job, 40) <= wanted
     replayed = replay(job.run_folder)
     assert "identical" in replayed.stdout, replayed.stdout
@@ -121,7 +122,7 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     loss goes on from where it was."""
     (tmp_path / "killed").mkdir()
     job = Job(tmp_path / "killed", JOB + SNAPSHOTS)
-    more = ("--processes", "--set=job.steps=100000", "--set=job.syncers=2")
+    more = ("--processes", *LONG, "--set=job.syncers=2")
     running = job.start(*more)
     job.wait_for("snapshot taken", 3)
     found = subprocess.run(
@@ -129,19 +130,19 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     )
     for pid in found.stdout.split():
         tools.kill(int(pid))
-    running.communicate(timeout=30)
+    running.communicate(timeout=180)
     assert -signal.SIGKILL == running.returncode
 
     newest = max(line["t"] for line in job.log() if line["event"] == "merge")
     before = {(line["actor"], line["step"]): line["loss"] for line in steps(job)}
     after = Job(tmp_path, job.file.read_text())
     done = after.run(
-        f"--from={job.run_folder}", f"--set=job.steps={newest + 60}", "--set=job.syncers=2",
+        f"--from={job.run_folder}", f"--set=job.steps={newest + 30}", "--set=job.syncers=2",
         "--processes",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     first = {line["actor"]: line for line in reversed(steps(after))}
-    assert {"learner-0", "learner-1", "learner-2"} == set(first)
+    assert {"learner-0", "learner-1"} == set(first)
     assert all(line["loss"] == before[who, line["step"]] for who, line in first.items())
     assert min(line["step"] for line in first.values()) > 1
     assert "identical" in replay(after.run_folder).stdout
@@ -150,10 +151,9 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
 def test_a_job_that_was_stopped_goes_on(tmp_path):
     """Ctrl-C ended that run, and its last snapshot is of then; it does not end the next one."""
     job = Job(tmp_path, JOB + SNAPSHOTS)
-    running = job.start("--set=job.steps=100000")
-    job.wait_for("merge", 12)
-    running.send_signal(signal.SIGINT)
-    said, _ = running.communicate(timeout=60)
+    running = job.start(*LONG)
+    job.wait_for("merge", 6)
+    said = job.stop(running)
     assert running.returncode == 0, said
     last = max(line["t"] for line in job.log() if line["event"] == "merge")
     (tmp_path / "after").mkdir()
@@ -185,7 +185,7 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
     """Alone in its job it has no peer to ask: without the snapshot its moments would begin anew.
     The syncer has gone on meanwhile, and all of it replays."""
     job = Job(tmp_path, JOB + SNAPSHOTS)
-    few = ("--set=job.learners=1", "--set=job.steps=100000", "--set=snapshot.keep=1000", "--join")
+    few = ("--set=job.learners=1", *LONG, "--set=snapshot.keep=1000", "--join")
 
     def start(command, *words):
         words = [command, str(job.file), f"--dir={job.run_folder}", *few, *words]
@@ -194,8 +194,7 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
     running = [start("syncer", "--bind=tcp://127.0.0.1:*")]
     try:
         address = job.run_folder / "syncer.address"
-        while not address.exists():
-            time.sleep(0.05)
+        job.wait_until(address.exists)
         learner = ("learner", "--name=learner-0", f"--connect={address.read_text()}")
         running.append(start(*learner))
         job.wait_for("snapshot taken", 1)
@@ -208,8 +207,8 @@ def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
         job.wait_for("merge", merges + 3)
         stop = [*DDLOCO, "stop", address.read_text(), "--timeout", "60"]
         assert call(stop).returncode == 0
-        assert running[0].wait(60) == 0
-        assert running[2].wait(60) == 0
+        assert running[0].wait(180) == 0
+        assert running[2].wait(180) == 0
     finally:
         for each in running:
             each.kill()

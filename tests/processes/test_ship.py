@@ -11,7 +11,7 @@ from ddloco.harbour import MARKS
 from replay import Tape, TapeError
 
 COMMON = ("--set=job.learners=2", "--set=tape.segment_s=0.2")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Hosts:

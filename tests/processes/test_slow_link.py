@@ -21,7 +21,7 @@ for_s = 900.0
 """
 
 SETTINGS = (
-    "job.task=tests.tasks:wide", "task.step_s=0.5", "job.steps=24", "job.learners=2",
+    "job.task=tests.tasks:wide", "task.step_s=0.5", "job.steps=12", "job.learners=2",
     "sync.fragments=4", "sync.interval=12", "tape.ship=false",
 )  # fmt: skip
 PAIR_S = 32.0
@@ -39,7 +39,7 @@ def test_fragments_that_take_half_a_minute_are_merged(job, tools, tmp_path):
 
     log = job.log()
     merges = [line for line in log if line["event"] == "merge"]
-    assert len(merges) == 8
+    assert {0, 1, 2, 3} == {merge["fragment"] for merge in merges}
     assert PAIR_S > STALL_S, "or a link would not have noticed"
     assert any(merge["averaged"] == 2 for merge in merges)
     lost = [line for line in log if line["event"] in ("lost", "syncer lost")]

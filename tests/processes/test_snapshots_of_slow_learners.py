@@ -10,6 +10,7 @@ import random
 
 import pytest
 
+UNTIL_STOPPED = ("job.steps=100000",)
 SETTINGS = ("job.learners=2", "job.steps=40", "task.step_s=0.05", "snapshot.keep=50")
 
 CHAOS = """
@@ -30,6 +31,11 @@ def snapshots_of(job, tools):
     return [each["id"] for each in json.loads(listed.stdout)[::-1]]
 
 
+def taken(job):
+    """The lines of the log on snapshots that stand."""
+    return [line for line in job.log() if line["event"] == "snapshot taken"]
+
+
 def within_one_step(job, who):
     """How many snapshots were begun between two finished steps of a learner, at most."""
     counts, most = 0, 0
@@ -44,19 +50,24 @@ def within_one_step(job, who):
 
 def test_replays_begin_within_the_step_of_a_slow_learner(job, tools):
     """At any of the snapshots that fall within it; and so does a run that goes on from one."""
-    settings = (*SETTINGS, "snapshot.every_s=0.3", "learner.learner-1.factor=16")
-    ended = job.run(*(f"--set={each}" for each in settings))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    settings = (*SETTINGS, *UNTIL_STOPPED, "snapshot.every_s=0.3", "learner.learner-1.factor=16")
+    running = job.start(*(f"--set={each}" for each in settings))
+    job.wait_until(lambda: within_one_step(job, "learner-1") >= 2 and len(taken(job)) >= 4)
+    said = job.stop(running)
+    assert running.returncode == 0, said
     ids = snapshots_of(job, tools)
-    assert within_one_step(job, "learner-1") >= 2
-    for snapshot in (ids[1], ids[len(ids) // 2]):
-        replayed = tools.replay(job.run_folder, "--from", snapshot)
-        assert replayed.returncode == 0, f"{snapshot}: {replayed.stdout}{replayed.stderr}"
+    middle = ids[len(ids) // 2]
+    replayed = tools.replay(job.run_folder, "--from", middle)
+    assert replayed.returncode == 0, f"{middle}: {replayed.stdout}{replayed.stderr}"
 
     onward = job.run_folder.parent / "onward"
-    start = job.run_folder / "snapshots" / ids[len(ids) // 2]
+    start = job.run_folder / "snapshots" / middle
+    log = job.log()
+    (stood,) = [at for at, line in enumerate(log) if line["event"] == "snapshot taken"
+                and line["snapshot"].replace(":", "-") == middle]  # fmt: skip
+    before = max(line["t"] for line in log[:stood] if line["event"] == "merge")
     more = [*tools.DDLOCO, "run", str(job.run_folder / "job.toml"), "--dir", str(onward)]
-    went_on = tools.call([*more, "--from", str(start)])
+    went_on = tools.call([*more, "--from", str(start), f"--set=job.steps={before + 20}"])
     assert went_on.returncode == 0, went_on.stdout + went_on.stderr
     replayed = tools.replay(onward)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr

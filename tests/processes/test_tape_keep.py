@@ -12,6 +12,7 @@ import pytest
 from ddloco.rerun import JobRerun
 from replay import files_of, open_tapes
 from snapshot import Store
+from snapshot.participant import UNDER_WAY_MAX
 from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
 from tests.processes.test_divergence import first_event, rewrite
 
@@ -53,7 +54,7 @@ class Bounded:
                 time.sleep(0.1)
         finally:
             running.send_signal(signal.SIGINT)
-            said, _ = running.communicate(timeout=60)
+            said, _ = running.communicate(timeout=180)
         assert 0 == running.returncode, said
         assert "failed" not in said
 
@@ -79,14 +80,12 @@ def test_what_is_left_replays(bounded):
     """The first files are gone, and all of a former incarnation; a tape has two intervals and what
     nobody has looked at yet; the replay begins with a snapshot, says so, and is identical."""
     tapes = open_tapes(bounded.tapes)
-    assert ["learner-0.1", "learner-1.2", "learner-2.1", "syncer.1"] == [
-        each.incarnation for each in tapes
-    ]
+    assert ["learner-0.1", "learner-1.2", "syncer.1"] == [each.incarnation for each in tapes]
     assert all(each.dropped for each in tapes)
     for each in tapes:
         files = files_of(bounded.tapes, each.incarnation)
         # Snapshots under way when an actor looked for the last time may not have stood by then.
-        assert 2 <= len(files) <= 4, files
+        assert 2 <= len(files) <= 2 + UNDER_WAY_MAX, files
     found = replay(bounded.folder)
     assert 0 == found.returncode, found.stdout + found.stderr
     began, *_, identical = found.stdout.splitlines()
@@ -140,7 +139,7 @@ def test_a_snapshot_before_what_is_left_is_refused(bounded):
 def test_a_changed_loss_is_found(bounded, tmp_path):
     """One bit of one loss in what is left: the replay names that event."""
     copy = shutil.copytree(bounded.folder, tmp_path / "copy")
-    *_, (_, path) = files_of(copy / "tapes", "learner-2.1")
+    *_, (_, path) = files_of(copy / "tapes", "learner-0.1")
     target = first_event(path, "StepFinished", after=first_event(path, "StepFinished"))
 
     def change(n, event):
@@ -154,7 +153,7 @@ def test_a_changed_loss_is_found(bounded, tmp_path):
     divergence = json.loads(found.stdout)["divergence"]
 
     assert 1 == found.returncode
-    assert ("learner-2.1", target) == (divergence["actor"], divergence["event"])
+    assert ("learner-0.1", target) == (divergence["actor"], divergence["event"])
 
 
 def test_without_a_snapshot_nothing_can_begin(bounded, tmp_path):

@@ -74,7 +74,7 @@ def test_heterogeneous_hardware():
     """Synchronous training waits, decoupled training does not; a grace window brings more in."""
     rows = {
         case.name: run_case(case, world, 0).values
-        for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.5"])
+        for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.3"])
     }
     synchronous, hasty, patient, everybody, unmerged = rows.values()
 
