@@ -7,6 +7,6 @@ if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).par
     # Python puts the current folder first, where a user's clocks.py would hide ours.
     del sys.path[0]
 
-from ddloco.cli import main
+from ddloco.cli.parser import main
 
 main()

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.stage.effects import Calculation, Finish, Observe, TakeSnapshot
-from ddloco.stage.events import Begun, Computed, StopRequested
-from ddloco.stage.program import Program, Role, Tensors
+from ddloco.actors.effects import Calculation, Finish, Observe, TakeSnapshot
+from ddloco.actors.events import Begun, Computed, StopRequested
+from ddloco.programs.program import Program, Role, Tensors
 from transport import (
     BULK,
     CONTROL,

@@ -4,9 +4,6 @@ Generic over events and machines. ``tape`` documents the format to the byte, ``r
 ``player`` feeds it to a machine, ``divergence`` says where the two part.
 """
 
-from replay.chain import bytes_of as bytes_of
-from replay.chain import files_of as files_of
-from replay.chain import open_tapes as open_tapes
 from replay.divergence import Divergence as Divergence
 from replay.player import Player as Player
 from replay.player import describe as describe
@@ -17,6 +14,9 @@ from replay.tape import Header as Header
 from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError
 from replay.tape import TapeWriter as TapeWriter
+from replay.tape_files import bytes_of as bytes_of
+from replay.tape_files import files_of as files_of
+from replay.tape_files import open_tapes as open_tapes
 from replay.verify import Receipt as Receipt
 from replay.verify import Verdict as Verdict
 from replay.verify import verify as verify

@@ -7,8 +7,8 @@ import msgspec
 import xxhash
 
 from replay import tape
-from replay.chain import follow
 from replay.tape import TapeError, TapeWriter
+from replay.tape_files import follow
 
 OnError = Literal["stop", "drop"]
 

@@ -4,9 +4,10 @@
 ``store`` blobs by digest with a sealed manifest last, ``tensors`` named tensors in one file.
 """
 
+from snapshot.blob_reader import Listed as Listed
 from snapshot.freeze import FreezeError as FreezeError
 from snapshot.freeze import freeze as freeze
-from snapshot.inventory import Verifier as Verifier
+from snapshot.integrity import Verifier as Verifier
 from snapshot.manifest import BEGAN_FROM as BEGAN_FROM
 from snapshot.manifest import RUN as RUN
 from snapshot.manifest import Entry as Entry
@@ -16,9 +17,6 @@ from snapshot.manifest import encode_piece as encode_piece
 from snapshot.manifest import id_of as id_of
 from snapshot.packing import PackingError as PackingError
 from snapshot.packing import pack as pack
-from snapshot.part import Part as Part
-from snapshot.part import problem_of as problem_of
-from snapshot.part import split as split
 from snapshot.participant import GATHERING_S as GATHERING_S
 from snapshot.participant import Ask as Ask
 from snapshot.participant import Capture as Capture
@@ -30,14 +28,16 @@ from snapshot.participant import Moment as Moment
 from snapshot.participant import Participant as Participant
 from snapshot.participant import RecordFlight as RecordFlight
 from snapshot.participant import Tell as Tell
-from snapshot.place import BLOBS as BLOBS
-from snapshot.place import GRACE_S as GRACE_S
-from snapshot.place import Blob as Blob
-from snapshot.place import SnapshotError as SnapshotError
-from snapshot.place import StorageError as StorageError
-from snapshot.place import digest_of as digest_of
-from snapshot.reading import Listed as Listed
+from snapshot.record import Part as Part
+from snapshot.record import problem_of as problem_of
+from snapshot.record import split as split
 from snapshot.retention import Removed as Removed
+from snapshot.storage import BLOBS as BLOBS
+from snapshot.storage import GRACE_S as GRACE_S
+from snapshot.storage import Blob as Blob
+from snapshot.storage import SnapshotError as SnapshotError
+from snapshot.storage import StorageError as StorageError
+from snapshot.storage import digest_of as digest_of
 from snapshot.store import NEWEST as NEWEST
 from snapshot.store import Store as Store
 from snapshot.tensors import load_metadata as load_metadata

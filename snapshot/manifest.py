@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from snapshot.part import Part, split
-from snapshot.place import MANIFESTS, SUFFIX, DamagedError, SnapshotError, digest_of
+from snapshot.record import Part, split
+from snapshot.storage import MANIFESTS, SUFFIX, DamagedError, SnapshotError, digest_of
 
 FORMAT = 2
 

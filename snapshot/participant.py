@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from snapshot.cuts import Cuts
-from snapshot.gathering import Gathering
-from snapshot.part import CONTENTS, REASON_CHARS_MAX, Part, name_of
+from snapshot.channel_recorder import Cuts
+from snapshot.coordinator import Gathering
+from snapshot.record import CONTENTS, REASON_CHARS_MAX, Part, name_of
 
 M = TypeVar("M")
 

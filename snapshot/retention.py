@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from snapshot.inventory import Inventory, take_inventory
+from snapshot.blob_reader import read_all
+from snapshot.integrity import Inventory, take_inventory
 from snapshot.manifest import BEGAN_FROM, Manifest, file_of
-from snapshot.place import (
+from snapshot.storage import (
     BLOBS,
     MANIFESTS,
     PARTIAL,
@@ -15,7 +16,6 @@ from snapshot.place import (
     StorageError,
     blob_name,
 )
-from snapshot.reading import read_all
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 from numpy.typing import NDArray
 
-from snapshot.inventory import Verifier, lacking, manifest_problem, no_progress, take_inventory
+from snapshot.blob_reader import Listed, Progress, read_all, read_blob, read_manifest, read_piece
+from snapshot.integrity import Verifier, lacking, manifest_problem, no_progress, take_inventory
 from snapshot.manifest import (
     Entry,
     Manifest,
@@ -18,7 +19,8 @@ from snapshot.manifest import (
     id_of,
 )
 from snapshot.packing import PackingError, memoryview_of, pack, unpack
-from snapshot.place import (
+from snapshot.retention import Removed, retain
+from snapshot.storage import (
     GRACE_S,
     LATEST,
     Blob,
@@ -27,15 +29,6 @@ from snapshot.place import (
     blob_name,
     open_place,
 )
-from snapshot.reading import (
-    Listed,
-    Progress,
-    read_all,
-    read_blob,
-    read_manifest,
-    read_piece,
-)
-from snapshot.retention import Removed, retain
 
 NEWEST = "latest"
 

@@ -17,15 +17,12 @@ FOLDERS = {*ROOMS, "tests", "examples"}
 MADE = {"runs", "dist", "build", "__pycache__"}
 """Folders that git ignores: what running and building leave behind."""
 
-MACHINES = words("""
-clocks/vector clocks/running clocks/order clocks/links transport/link transport/session
-transport/outbox transport/handles transport/message transport/events transport/effects
-ddloco/stage/actor ddloco/learner ddloco/syncer ddloco/syncs ddloco/members ddloco/membership
-ddloco/farewell ddloco/pacing ddloco/estimates ddloco/messages ddloco/events ddloco/effects
-ddloco/fragments ddloco/merging ddloco/measure ddloco/bands ddloco/averager ddloco/replica
-ddloco/stage/cutting ddloco/stage/events ddloco/stage/effects ddloco/stage/messages
-ddloco/occasions ddloco/standstill transport/sending snapshot/part snapshot/cuts snapshot/gathering
-snapshot/participant replay/player
+PURE_FOLDERS = ("ddloco/actors", "ddloco/machines", "ddloco/outer", "ddloco/protocol")
+PURE_FILES = words("""
+clocks/vector_clock clocks/actor_clock clocks/causality clocks/sequence
+transport/link transport/link_state transport/flow_control transport/refcounts transport/message
+transport/events transport/effects transport/sending
+snapshot/record snapshot/channel_recorder snapshot/coordinator snapshot/participant replay/player
 """)
 
 FUNCTION_LINES_MAX = 60
@@ -218,10 +215,14 @@ def offences(source):
     return Purity(ast.parse(source)).offences
 
 
-@pytest.mark.parametrize("module", MACHINES)
-def test_machines_are_pure(module):
+@pytest.mark.parametrize(
+    "path",
+    [*source_files(*PURE_FOLDERS), *(ROOT / f"{each}.py" for each in PURE_FILES)],
+    ids=short,
+)
+def test_machines_are_pure(path):
     """No machine awaits, reads a clock, rolls dice, opens, prints, or takes a set's order."""
-    assert [] == offences((ROOT / f"{module}.py").read_text())
+    assert [] == offences(path.read_text())
 
 
 @pytest.mark.parametrize(
@@ -367,31 +368,15 @@ def test_only_the_listed_folders():
     assert set() == found - FOLDERS - MADE
 
 
-def test_the_stage_knows_no_program():
-    """Whatever any actors use knows nothing of learners and syncers, or of who runs them."""
-    named = {
-        name
-        for path in (ROOT / "ddloco" / "stage").glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
-        for name in imported(node)
-        if name.startswith("ddloco")
-    }
-    assert named
-    assert set() == {name for name in named if not name.startswith("ddloco.stage")}
-
-
-def imported(node):
-    """The modules that a statement imports from."""
-    if isinstance(node, ast.Import):
-        return [each.name for each in node.names]
-    if isinstance(node, ast.ImportFrom):
-        return [f"{node.module}.{each.name}" for each in node.names]
-    return []
-
-
-def test_every_machine_is_there():
-    """The list of machines names files that exist; a renamed one would go unchecked."""
-    assert [] == [module for module in MACHINES if not (ROOT / f"{module}.py").is_file()]
+def test_ddloco_holds_folders_only():
+    """Every file has its place in a folder, and every folder says its one idea in a sentence."""
+    folder = ROOT / "ddloco"
+    assert {"__init__.py", "__main__.py"} == {path.name for path in folder.glob("*.py")}
+    packages = [path.parent for path in folder.rglob("*.py") if path.parent != folder]
+    for package in sorted(set(packages)):
+        said = ast.get_docstring(ast.parse((package / "__init__.py").read_text())) or ""
+        assert said.strip().endswith("."), package
+        assert len(said.splitlines()) <= 3, package
 
 
 @pytest.mark.parametrize("path", source_files("tests"), ids=short)

@@ -59,8 +59,8 @@ def test_the_first_commands_of_the_help_work(site, tmp_path):
     assert mine.read_text() == changed
 
     code = (
-        "from ddloco.config import load_job; from pathlib import Path\n"
-        "from ddloco.task import task_digest\n"
+        "from ddloco.config.job import load_job; from pathlib import Path\n"
+        "from ddloco.workers.task import task_digest\n"
         "print(task_digest(load_job(Path('examples/quickstart.toml')).job.task))"
     )
     assert len(run(PYTHON, "-P", "-c", code, cwd=tmp_path).strip()) == 64

@@ -37,7 +37,6 @@ from transport.events import PeerJoined as PeerJoined
 from transport.events import PeerLost as PeerLost
 from transport.events import PeerRefused as PeerRefused
 from transport.events import TimerFired as TimerFired
-from transport.handles import Handles as Handles
 from transport.link import Links as Links
 from transport.message import BULK as BULK
 from transport.message import CONTROL as CONTROL
@@ -63,3 +62,4 @@ from transport.payload import describe as describe
 from transport.payload import payload_of as payload_of
 from transport.payload import tensor_bytes as tensor_bytes
 from transport.payload import tensors_of as tensors_of
+from transport.refcounts import Handles as Handles

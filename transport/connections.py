@@ -33,7 +33,7 @@ from transport.endpoint import (
     PARTS_MAX,
     RECEIVE_QUEUE_MESSAGES_MAX,
 )
-from transport.sockets import TrioSocket
+from transport.trio_socket import TrioSocket
 
 MESSAGE_BYTES_MAX = (PARTS_MAX + 1) * FRAME_BYTES_MAX
 """What a connection may bring without a message of it being whole, while everything that is whole

@@ -41,7 +41,25 @@ from transport.events import (
     PeerRefused,
     TimerFired,
 )
-from transport.handles import Handles
+from transport.flow_control import (
+    OWED_SHARE,
+    OWED_SHARE_MAX,
+    WINDOW_MESSAGES,
+    OutboxFullError,
+    Waiting,
+)
+from transport.link_state import (
+    REDIAL_S_MIN,
+    SESSIONS_AHEAD_MAX,
+    STALL_S,
+    LaneState,
+    Link,
+    RunsHere,
+    disagreement,
+    new_lanes,
+    redial_timer,
+    stall_timer,
+)
 from transport.message import (
     BULK,
     CONTROL,
@@ -56,26 +74,8 @@ from transport.message import (
     Reset,
     Welcome,
 )
-from transport.outbox import (
-    OWED_SHARE,
-    OWED_SHARE_MAX,
-    WINDOW_MESSAGES,
-    OutboxFullError,
-    Waiting,
-)
+from transport.refcounts import Handles
 from transport.sending import Sending
-from transport.session import (
-    REDIAL_S_MIN,
-    SESSIONS_AHEAD_MAX,
-    STALL_S,
-    LaneState,
-    Link,
-    RunsHere,
-    disagreement,
-    new_lanes,
-    redial_timer,
-    stall_timer,
-)
 
 Heard = tuple[list[Event], list[Effect]]
 

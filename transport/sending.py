@@ -5,10 +5,10 @@ from typing import Any
 from clocks import RunningClock
 from transport.effects import Effect, Transmit
 from transport.events import MessageArrived
-from transport.handles import Handles
+from transport.flow_control import OWED_SHARE, WINDOW_MESSAGES, Waiting
+from transport.link_state import LaneState, Link
 from transport.message import CONTROL, Body, Credit, Lane
-from transport.outbox import OWED_SHARE, WINDOW_MESSAGES, Waiting
-from transport.session import LaneState, Link
+from transport.refcounts import Handles
 
 
 class Sending:

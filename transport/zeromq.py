@@ -21,7 +21,7 @@ import trio
 import zmq
 
 from transport.connections import Connections
-from transport.curve import Curve, Gate, Refusal
+from transport.curve_auth import Curve, Gate, Refusal
 from transport.endpoint import (
     FRAME_BYTES_MAX,
     LINGER_S,
@@ -39,7 +39,7 @@ from transport.endpoint import (
     check_frames,
     check_route,
 )
-from transport.sockets import TrioSocket
+from transport.trio_socket import TrioSocket
 
 PART_BYTES_DISCONNECT = 2 * FRAME_BYTES_MAX
 """A part above this is not even read: libzmq closes the connection. Between `FRAME_BYTES_MAX` and

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.bands import FEW, STRIKES
-from ddloco.effects import MergeFragment
-from ddloco.events import FragmentMerged
-from ddloco.messages import GlobalFragment
-from ddloco.simulation.books import Books, hold
+from ddloco.actors.effects import Observe
+from ddloco.invariants.base import Books, hold
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.machines.syncer.outlier_history import FEW, STRIKES
+from ddloco.protocol.effects import MergeFragment
+from ddloco.protocol.events import FragmentMerged
+from ddloco.protocol.messages import GlobalFragment
+from ddloco.simulation.merge_oracle import F64, numbers
 from ddloco.simulation.node import Node
-from ddloco.simulation.oracle import F64, numbers
 from ddloco.simulation.world import World
-from ddloco.stage.effects import Observe
-from ddloco.syncer import Syncer
 from transport import BULK, Effect, Event, Transmit
 
 WRONG = "wrong-refused"

@@ -18,7 +18,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ddloco.sections import Section
+from ddloco.config.toml import Section
 from ddloco.simulation.node import Pace
 
 YEAR_S = 365.25 * 24 * 3600

@@ -6,11 +6,11 @@ full capacity; uptime the share of the time in which at least one learner was tr
 
 from collections.abc import Sequence
 
-from ddloco.simulation.books import Books
+from ddloco.actors.effects import Observe
+from ddloco.invariants.base import Books
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
-from ddloco.stage.effects import Observe
 
 FOLD_S = 3600.0
 """How often what is known of standstills is added up and forgotten, so that memory stays flat."""

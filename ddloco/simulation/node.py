@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.effects import AverageGradients, EncodeFragment, MakeParameters, MergeFragment
-from ddloco.faults import Fault
-from ddloco.simulation.labour import Content, Labour
-from ddloco.stage.actor import Actor
-from ddloco.stage.effects import Finish, Work
-from ddloco.stage.logs import ActorLog
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish, Work
+from ddloco.config.faults import Fault
+from ddloco.protocol.effects import AverageGradients, EncodeFragment, MakeParameters, MergeFragment
+from ddloco.runtime.log import ActorLog
+from ddloco.workers.simulated.work import Content, Labour
 from replay import Recorder
 
 

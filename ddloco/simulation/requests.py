@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ddloco.config import Job, SnapshotTable
-from ddloco.faults import Fault
+from ddloco.actors.events import SnapshotRequested
+from ddloco.config.faults import Fault
+from ddloco.config.job import Job, SnapshotTable
 from ddloco.simulation.world import World
-from ddloco.stage.events import SnapshotRequested
 
 SHARE = 0.3
 """Of all worlds; a snapshot of a small world costs as much as some dozens of its events."""

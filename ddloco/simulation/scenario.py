@@ -14,16 +14,16 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ddloco.config import Job, job_from, override, override_said
-from ddloco.faults import Fault, Whole, schedule
-from ddloco.sections import ConfigError, Section, convert, read_toml
+from ddloco.config.faults import Fault, Whole, schedule
+from ddloco.config.job import Job, job_from, override, override_said
+from ddloco.config.toml import ConfigError, Section, convert, read_toml
+from ddloco.protocol.tape_facts import TENSORS
 from ddloco.simulation.chips import ChipPace, Chips, More, Seconds
-from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.tapes import logbook, pen
-from ddloco.simulation.workers import TENSORS
+from ddloco.workers.simulated.work import leaves_of
 
 BUILT_IN = Path(__file__).parent / "scenarios"
 """Where the scenarios lie that come with the package; each is known by its name."""

@@ -5,15 +5,12 @@ from pathlib import Path
 
 import numpy as np
 
-from ddloco.config import Job
-from ddloco.host import SEMANTICS, TAPES
-from ddloco.provenance import code_version
-from ddloco.stage.logs import LOG_FILE, ActorLog
+from ddloco.config.job import Job
+from ddloco.config.run_folder import LOG_FILE, TAPES
+from ddloco.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED
+from ddloco.runtime.log import ActorLog
+from ddloco.tapes.code_version import code_version
 from replay import Header, Recorder, TapeWriter
-
-DEVICE = "device"
-SIMULATED = "simulated"
-ARITHMETIC = "arithmetic"
 
 
 def pen(job: Job, folder: Path | None, *, arithmetic: bool) -> Callable[[str], Recorder | None]:

@@ -9,17 +9,17 @@ from typing import Any
 import xxhash
 from msgspec.msgpack import Encoder
 
-from ddloco.effects import MergeFragment, RunStep
-from ddloco.events import Recovered, StepFinished
-from ddloco.learner import Learner
-from ddloco.messages import Contribution
-from ddloco.simulation.books import Books, Effects
-from ddloco.simulation.labour import TOKENS
+from ddloco.actors.actor import Actor
+from ddloco.invariants.base import Books, Effects
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.global_fragments import names
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.protocol.effects import MergeFragment, RunStep
+from ddloco.protocol.events import Recovered, StepFinished
+from ddloco.protocol.messages import Contribution
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
-from ddloco.stage.actor import Actor
-from ddloco.syncer import Syncer
-from ddloco.syncs import names
+from ddloco.workers.simulated.work import TOKENS
 from transport import Event, LaneBroken, MessageArrived, Transmit
 
 

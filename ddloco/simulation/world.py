@@ -12,21 +12,21 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddloco.config import Job
-from ddloco.effects import Differentiate, RunStep
-from ddloco.events import Started, StepFinished
-from ddloco.faults import LINK_KINDS, Fault
-from ddloco.fragments import FragmentPlan
-from ddloco.host import machine_for
-from ddloco.simulation.album import Album
-from ddloco.simulation.labour import Labour, Vault
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish, Observe, Work
+from ddloco.actors.events import StopRequested, WorkResult
+from ddloco.config.faults import LINK_KINDS, Fault
+from ddloco.config.job import Job
+from ddloco.machines.registry import machine_for
+from ddloco.protocol.effects import Differentiate, RunStep
+from ddloco.protocol.events import Started, StepFinished
+from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
-from ddloco.simulation.switch import Switch
-from ddloco.stage.actor import Actor
-from ddloco.stage.effects import Finish, Observe, Work
-from ddloco.stage.events import StopRequested, WorkResult
+from ddloco.simulation.topology import Switch
+from ddloco.workers.simulated.snapshot_sink import Album
+from ddloco.workers.simulated.work import Labour, Vault
 from transport import (
     CancelTimer,
     Event,

@@ -26,18 +26,18 @@ import trio
 from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
-from ddloco.admission import admission
-from ddloco.cluster import dial, new_endpoint
-from ddloco.config import load_job
-from ddloco.effects import EncodeFragment, RunStep
-from ddloco.events import FragmentEncoded, Started, StepFinished
-from ddloco.fragments import wire_layout
-from ddloco.host import machine_for
-from ddloco.messages import Said
-from ddloco.stage.actor import Actor
-from ddloco.stage.arrays import Arrays
-from ddloco.stage.driver import Driver
-from ddloco.stage.events import WorkFailed
+from ddloco.actors.actor import Actor
+from ddloco.actors.events import WorkFailed
+from ddloco.config.job import load_job
+from ddloco.machines.registry import machine_for
+from ddloco.network.endpoints import dial, new_endpoint
+from ddloco.protocol.effects import EncodeFragment, RunStep
+from ddloco.protocol.events import FragmentEncoded, Started, StepFinished
+from ddloco.protocol.fragment_plan import wire_layout
+from ddloco.protocol.messages import Said
+from ddloco.protocol.validation import admission
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.driver import Driver
 from replay import Recorder
 from tests.hosts.cluster import DDLOCO, SYNCER, Cluster, wait_until
 from tests.hosts.fuzz import LEAVES

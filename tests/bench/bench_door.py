@@ -26,9 +26,10 @@ import numpy as np
 from tools import ROOT, say
 
 from clocks import actor_of
-from ddloco.admission import admission
-from ddloco.config import Job, load_job
-from ddloco.effects import (
+from ddloco.actors.actor import Actor
+from ddloco.config.job import Job, load_job
+from ddloco.machines.registry import machine_for
+from ddloco.protocol.effects import (
     EncodeFragment,
     Evaluate,
     MakeParameters,
@@ -37,7 +38,7 @@ from ddloco.effects import (
     RunStep,
     SaveModel,
 )
-from ddloco.events import (
+from ddloco.protocol.events import (
     Evaluated,
     FragmentEncoded,
     FragmentMerged,
@@ -47,13 +48,12 @@ from ddloco.events import (
     Started,
     StepFinished,
 )
-from ddloco.fragments import Leaf, wire_layout
-from ddloco.host import machine_for
-from ddloco.messages import Said
-from ddloco.stage.actor import Actor
-from ddloco.stage.arrays import Arrays
-from ddloco.stage.driver import Arrived, Driver
-from ddloco.stage.logs import ActorLog
+from ddloco.protocol.fragment_plan import Leaf, wire_layout
+from ddloco.protocol.messages import Said
+from ddloco.protocol.validation import admission
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.driver import Arrived, Driver
+from ddloco.runtime.log import ActorLog
 from replay import Header, Recorder, TapeWriter
 from transport import Arrival, Assembler, Codec, Payload, TimerFired, describe
 

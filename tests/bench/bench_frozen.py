@@ -27,7 +27,7 @@ from typing import Any
 
 from tools import median, say
 
-from ddloco.pacing import PULL_S_MIN
+from ddloco.machines.syncer.pacing import PULL_S_MIN
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
 

@@ -29,15 +29,15 @@ from typing import Any
 
 from tools import say
 
-from ddloco.config import job_from
-from ddloco.simulation.labour import leaves_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.events import SnapshotRequested
+from ddloco.config.job import job_from
+from ddloco.protocol.tape_facts import TENSORS
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
-from ddloco.simulation.workers import TENSORS
 from ddloco.simulation.world import World
-from ddloco.stage.actor import Actor
-from ddloco.stage.events import SnapshotRequested
+from ddloco.workers.simulated.work import leaves_of
 from transport import Event
 
 SIZES = (8, 64, 256, 1024)

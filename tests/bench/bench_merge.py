@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.merging import Contribution, Segment, merge_fragment
+from ddloco.outer.merge import Contribution, Segment, merge_fragment
 
 LEARNERS = 8
 FRAGMENT_BYTES = 16 << 20

@@ -35,15 +35,15 @@ import trio
 from bench_roundtrip import JOB, LISTENER, opened, plain, receive_into
 from tools import Servant, median, median_interval, say, servant
 
-from ddloco.config import job_from
-from ddloco.effects import EncodeFragment, MergeFragment, Share
-from ddloco.fragments import FragmentPlan, Leaf
-from ddloco.keeping import KeptHistory
-from ddloco.memory import keep_freed_memory
-from ddloco.messages import Contribution, GlobalFragment, Said
-from ddloco.stage.arena import Arena
-from ddloco.stage.arrays import Arrays, HostCopy
-from ddloco.workers import Workers
+from ddloco.config.job import job_from
+from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
+from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.protocol.messages import Contribution, GlobalFragment, Said
+from ddloco.runtime.array_table import Arrays, HostCopy
+from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.runtime.shared_memory import Arena
+from ddloco.workers.executor import Workers
+from ddloco.workers.fragment_store import KeptHistory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 
 LEARNERS = 4

@@ -21,9 +21,9 @@ import numpy as np
 import trio
 from tools import median, median_interval, servant
 
-from ddloco.cluster import new_endpoint
-from ddloco.memory import keep_freed_memory
-from ddloco.messages import Contribution, Said
+from ddloco.network.endpoints import new_endpoint
+from ddloco.protocol.messages import Contribution, Said
+from ddloco.runtime.malloc import keep_freed_memory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header, Payload, describe
 from transport.zeromq import open_context
 

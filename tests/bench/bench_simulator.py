@@ -15,14 +15,14 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from ddloco.config import job_from
+from ddloco.config.job import job_from
+from ddloco.protocol.tape_facts import TENSORS
 from ddloco.simulation.goodput import Ledger
-from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import cases_of, find
 from ddloco.simulation.tapes import pen
-from ddloco.simulation.workers import TENSORS
 from ddloco.simulation.world import World
+from ddloco.workers.simulated.work import leaves_of
 
 LEARNERS = 8
 DAY_S = 86_400.0

@@ -102,11 +102,11 @@ def serve_job(connection: Connection, block: int) -> None:
     """The job; says how long each block took, and goes on when told."""
     import trio
 
-    from ddloco import host
-    from ddloco.cluster import Cluster
-    from ddloco.config import load_job
-    from ddloco.effects import RunStep
-    from ddloco.folder import open_folder
+    from ddloco.config.job import load_job
+    from ddloco.config.run_folder import open_folder
+    from ddloco.nodes import node
+    from ddloco.nodes.single_process import Cluster
+    from ddloco.protocol.effects import RunStep
 
     job = load_job(JOB, ["job.learners=1", "job.steps=1000000"])
     since = 0.0
@@ -133,8 +133,8 @@ def serve_job(connection: Connection, block: int) -> None:
             GatedTime.held_s += since - now
             GatedTime.held_since = None
 
-    host.MonotonicTime = GatedTime
-    host.slowed = lambda workers, _: Gate(workers)
+    node.MonotonicTime = GatedTime
+    node.slowed = lambda workers, _: Gate(workers)
     with tempfile.TemporaryDirectory() as scratch:
         cluster = Cluster(job, open_folder(Path(scratch) / "run", job))
         outcome = trio.run(cluster.run)
@@ -148,9 +148,9 @@ def serve_bare(connection: Connection) -> None:
     import jax
     import optax
 
-    from ddloco.config import load_job
-    from ddloco.task import load_task
-    from ddloco.worker import inner_optimizer
+    from ddloco.config.job import load_job
+    from ddloco.workers.server import inner_optimizer
+    from ddloco.workers.task import load_task
 
     job = load_job(JOB)
     task = load_task(job.job.task, job.task)

@@ -2,20 +2,20 @@
 
 import pytest
 
-from ddloco.config import job_from
-from ddloco.effects import RunStep
-from ddloco.messages import Pull
+from ddloco.actors.effects import Observe
+from ddloco.config.job import job_from
+from ddloco.invariants.base import Books
+from ddloco.invariants.launches import Launches
+from ddloco.invariants.training import Causal, Durable, Learning, Merging
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.messages import Pull
 from ddloco.simulation import world as worlds
-from ddloco.simulation.books import Books
-from ddloco.simulation.bounds import Bounds, Holders
-from ddloco.simulation.checks import Causal, Durable, Learning, Merging
-from ddloco.simulation.labour import leaves_of
-from ddloco.simulation.launches import Launches
+from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
-from ddloco.simulation.oracle import Oracle
+from ddloco.simulation.resource_bounds import Bounds, Holders
 from ddloco.simulation.truth import Clocks, Optimizer, Trail
-from ddloco.stage.effects import Observe
+from ddloco.workers.simulated.work import leaves_of
 from transport import LaneBroken, Transmit
 
 LEAVES = leaves_of(6)

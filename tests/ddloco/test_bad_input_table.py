@@ -15,9 +15,9 @@ import msgspec
 import pytest
 import tomli_w
 
-from ddloco.cli import main
-from ddloco.folder import open_folder
-from ddloco.simulation import hostile
+from ddloco.cli.parser import main
+from ddloco.config.run_folder import open_folder
+from ddloco.simulation import fuzz
 from replay import Tape, TapeWriter
 from replay.tape import Event
 
@@ -357,9 +357,9 @@ def test_actors(refused, tmp_path, file, command, words):
 def world(tmp_path_factory):
     """A simulated run."""
     folder = tmp_path_factory.mktemp("world")
-    drawn = hostile.draw(0, folder)
+    drawn = fuzz.draw(0, folder)
     open_folder(folder, drawn.job)
-    hostile.happen(drawn)
+    fuzz.happen(drawn)
     return folder
 
 

@@ -17,11 +17,11 @@ import trio.lowlevel
 import trio.testing
 from trio.abc import Instrument
 
-from ddloco.events import Happened
-from ddloco.host import machine_for
-from ddloco.stage.actor import Actor
+from ddloco.actors.actor import Actor
+from ddloco.machines.registry import machine_for
+from ddloco.protocol.events import Happened
 from replay import Player, Tape, tape
-from tests.ddloco.stage.test_driver import SYNCER, Office
+from tests.ddloco.runtime.test_driver import SYNCER, Office
 from transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 

@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from ddloco.effects import RunStep
-from ddloco.events import StepFinished
-from ddloco.messages import Contribution
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.events import StepFinished
+from ddloco.protocol.messages import Contribution
 from transport import Transmit
 
 FIRST, SECOND = "learner-0.1", "learner-1.1"

@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from clocks import actor_of
-from ddloco.faults import SYNCER
-from ddloco.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.config.faults import SYNCER
+from ddloco.protocol.messages import Contribution, GlobalFragment, Progress, Pull
 from transport.message import Hello, Welcome
 
 STEPS = 120

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from ddloco import commands
-from ddloco.cli import parser
-from ddloco.stage.again import ProgramRerun
+from ddloco.cli import run as commands
+from ddloco.cli.parser import parser
+from ddloco.replayer.program_replay import ProgramRerun
 from examples import parameter_server
 from snapshot import Store
 from tests.reruns import look_at
@@ -142,7 +142,7 @@ def test_it_knows_nothing_of_learners():
     source = (ROOT / "examples" / "parameter_server.py").read_text()
     named = set(re.findall(r"^(?:from|import) ([\w.]+)", source, flags=re.MULTILINE))
     ours = {name for name in named if name.split(".")[0] in ("ddloco", "transport", "replay")}
-    assert ours == {"ddloco.stage.effects", "ddloco.stage.events", "ddloco.stage.program",
+    assert ours == {"ddloco.actors.effects", "ddloco.actors.events", "ddloco.programs.program",
                     "transport"}  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from ddloco.task import load_task
+from ddloco.workers.task import load_task
 from examples import tiny_gpt
 
 ROOT = Path(tiny_gpt.__file__).parents[1]

@@ -12,10 +12,10 @@ ELSEWHERE = {
     "F2": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
     "F3": ("tests/processes/test_run.py::test_processes_with_a_kill_and_a_slow_learner",),
     "F4": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
-    "F14": ("tests/ddloco/stage/test_driver.py::test_a_storm_passes",),
+    "F14": ("tests/ddloco/runtime/test_driver.py::test_a_storm_passes",),
     "F15": (
         "tests/transport/test_link_breaks.py::test_a_duplicate_is_dropped_and_counted",
-        "tests/ddloco/stage/test_driver.py::test_a_storm_passes",
+        "tests/ddloco/runtime/test_driver.py::test_a_storm_passes",
     ),
     # Wrong bytes.
     "F17": (
@@ -32,12 +32,12 @@ ELSEWHERE = {
     ),
     "F20": (
         "tests/hosts/test_fuzz.py::test_a_live_job_is_fuzzed",
-        "tests/transport/test_curve.py::test_half_open_connections_stop_nobody",
+        "tests/transport/test_curve_auth.py::test_half_open_connections_stop_nobody",
         "tests/processes/test_keys.py::test_a_foreign_key_keeps_its_holder_waiting",
     ),
     "F21": (
         "tests/hosts/test_fuzz.py::test_a_live_job_is_fuzzed",
-        "tests/transport/test_curve.py::test_a_stolen_identity_is_not_heard",
+        "tests/transport/test_curve_auth.py::test_a_stolen_identity_is_not_heard",
     ),
     "F22": (
         "tests/processes/test_run.py::test_a_different_job_is_refused_at_the_handshake",
@@ -45,25 +45,25 @@ ELSEWHERE = {
     ),
     # Wrong numbers.
     "F23": (
-        "tests/ddloco/test_merging.py::test_a_value_that_is_not_finite_refuses_the_whole_learner",
-        "tests/ddloco/simulation/test_hostile.py::test_poison_is_in_and_out",
+        "tests/ddloco/outer/test_merge.py::test_a_value_that_is_not_finite_refuses_the_whole_learner",
+        "tests/ddloco/simulation/test_fuzz.py::test_poison_is_in_and_out",
     ),
     "F24": ("tests/processes/test_divergence.py::test_a_changed_loss_is_named",),
     "F25": (
-        "tests/ddloco/test_syncer.py::test_a_false_report_is_refused",
-        "tests/ddloco/test_syncer.py::test_a_stale_contribution_is_refused",
-        "tests/ddloco/test_syncer.py::test_no_tokens_are_merged_twice",
+        "tests/ddloco/machines/syncer/test_machine.py::test_a_false_report_is_refused",
+        "tests/ddloco/machines/syncer/test_machine.py::test_a_stale_contribution_is_refused",
+        "tests/ddloco/machines/syncer/test_machine.py::test_no_tokens_are_merged_twice",
     ),
     # Disks.
     "F28": (
-        "tests/ddloco/stage/test_driver.py::test_a_tape_that_cannot_be_written_ends_its_actor",
+        "tests/ddloco/runtime/test_driver.py::test_a_tape_that_cannot_be_written_ends_its_actor",
         "tests/replay/test_tape.py::test_a_full_disk_is_a_tape_error",
-        "tests/ddloco/test_keeping.py::test_what_cannot_be_written_leaves_what_was",
+        "tests/ddloco/workers/test_fragment_store.py::test_what_cannot_be_written_leaves_what_was",
     ),
     "F29": (
         "tests/replay/test_tape.py::test_a_tape_cut_at_any_byte_gives_the_whole_records_before",
         "tests/replay/test_tape.py::test_every_flipped_bit_is_noticed_where_it_stands",
-        "tests/ddloco/test_keeping.py::test_every_damaged_byte_is_noticed",
+        "tests/ddloco/workers/test_fragment_store.py::test_every_damaged_byte_is_noticed",
     ),
     # Processes again.
     "F30": ("tests/processes/test_run.py::test_a_worker_that_dies_is_an_event",),

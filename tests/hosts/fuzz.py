@@ -20,12 +20,12 @@ import msgspec
 import numpy as np
 import zmq
 
-from ddloco.config import load_job
-from ddloco.fragments import Leaf, wire_layout
-from ddloco.granting import LANE as GRANTS
-from ddloco.granting import encode, want_of
-from ddloco.keys import load_curve, make_keys
-from ddloco.messages import (
+from ddloco.config.job import load_job
+from ddloco.network.keys import load_curve, make_keys
+from ddloco.nodes.incarnation_grants import LANE as GRANTS
+from ddloco.nodes.incarnation_grants import encode, want_of
+from ddloco.protocol.fragment_plan import Leaf, wire_layout
+from ddloco.protocol.messages import (
     Contribution,
     GlobalFragment,
     Progress,
@@ -37,7 +37,7 @@ from ddloco.messages import (
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
 from transport import PROTOCOL_VERSION, Codec, Header, Payload, describe
-from transport.curve import Curve, new_pair
+from transport.curve_auth import Curve, new_pair
 from transport.endpoint import FRAME_BYTES_MAX
 from transport.message import Bye, Chunk, Credit, Hello, Refused, Reset, Welcome, encoder
 from transport.zeromq import ANSWER

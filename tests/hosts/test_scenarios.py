@@ -20,7 +20,7 @@ from tests.hosts.scenarios import (
     Scenario,
     scenario,
 )
-from transport.session import REDIAL_S_MAX, STALL_S
+from transport.link_state import REDIAL_S_MAX, STALL_S
 
 
 @pytest.fixture

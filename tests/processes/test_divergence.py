@@ -4,15 +4,15 @@ import dataclasses
 import json
 from pathlib import Path
 
+import ddloco.workers.executor.executor
 import msgspec
 import pytest
 import trio
 
-import ddloco.workers
-from ddloco.folder import open_folder
-from ddloco.rerun import JobRerun
-from ddloco.simulation import hostile
-from ddloco.syncer import Syncer
+from ddloco.config.run_folder import open_folder
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.simulation import fuzz
 from replay import Tape, TapeWriter, tape
 from transport import Effect
 
@@ -74,9 +74,9 @@ def recorded(request, tmp_path):
     if request.param == "real":
         return request.getfixturevalue("copied")
     folder = tmp_path / "simulated"
-    drawn = dataclasses.replace(hostile.draw(SEED, folder), faults=(), poisoned=(), wrong=())
+    drawn = dataclasses.replace(fuzz.draw(SEED, folder), faults=(), poisoned=(), wrong=())
     open_folder(folder, drawn.job)
-    assert hostile.happen(drawn).violation is None
+    assert fuzz.happen(drawn).violation is None
     return folder
 
 
@@ -101,7 +101,7 @@ def test_a_changed_message_is_named(recorded, tools):
 
 def test_a_changed_merge_is_named(copied, monkeypatch):
     """Merging by another rule than the recorded one: named at the first merge it changes."""
-    merge = ddloco.workers.merge_fragment
+    merge = ddloco.workers.executor.merge_fragment
 
     def biased(theta, momentum, contributions, segments, **rates):
         result = merge(theta, momentum, contributions, segments, **rates)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.config import load_job
+from ddloco.config.job import load_job
 from snapshot import load_tensors
 from tests.hosts.cluster import free_port
 
@@ -132,7 +132,9 @@ def test_a_worker_that_dies_is_an_event(job, tools):
     """A learner whose JAX process is killed fails by name; the others go on, the tapes replay."""
     running = job.start(*UNTIL_STOPPED)
     job.wait_for("merge", 5)
-    listed = tools.call(["pgrep", "-P", str(running.pid), "-f", "ddloco.worker .* learner-1.1"])
+    listed = tools.call(
+        ["pgrep", "-P", str(running.pid), "-f", "ddloco.workers.server .* learner-1.1"]
+    )
     tools.kill(int(listed.stdout))
     job.wait_until(lambda: without("learner-1.1", job.merges()[-8:]))
     said = job.stop(running)
@@ -150,7 +152,7 @@ def test_a_job_whose_learners_all_died_is_no_success(job, tools, form):
     running = job.start(*form, *UNTIL_STOPPED)
     job.wait_for("merge", 5)
     for name in ("learner-0.1", "learner-1.1"):
-        listed = tools.call(["pgrep", "-f", f"ddloco.worker .* {name}"]).stdout.split()
+        listed = tools.call(["pgrep", "-f", f"ddloco.workers.server .* {name}"]).stdout.split()
         ours = [pid for pid in listed if descends(int(pid), running.pid)]
         for pid in ours:
             tools.kill(int(pid))

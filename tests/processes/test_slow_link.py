@@ -2,7 +2,7 @@
 
 import pytest
 
-from transport.session import STALL_S
+from transport.link_state import STALL_S
 
 CHAOS = """
 [[fault]]

@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 
-from ddloco.rerun import JobRerun
+from ddloco.replayer.job_replay import JobRerun
 from replay import files_of, open_tapes
 from snapshot import Store
 from snapshot.participant import UNDER_WAY_MAX

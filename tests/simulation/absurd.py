@@ -15,13 +15,13 @@ import msgspec
 from msgspec import inspect
 
 from clocks import actor_of
-from ddloco.admission import admission
-from ddloco.fragments import wire_layout
-from ddloco.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
-from ddloco.simulation.labour import PIECE, TOKENS, Content
+from ddloco.protocol.fragment_plan import wire_layout
+from ddloco.protocol.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
+from ddloco.protocol.validation import admission
+from ddloco.runtime.connection_guard import Doorkeeper
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
-from ddloco.stage.doorkeeper import Doorkeeper
+from ddloco.workers.simulated.work import PIECE, TOKENS, Content
 from transport import (
     LANES,
     PROTOCOL_VERSION,

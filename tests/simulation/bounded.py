@@ -23,32 +23,31 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.chaining import ChainRecorder
-from ddloco.config import Job, SnapshotTable
-from ddloco.dropping import before, cuts_of
-from ddloco.effects import RunStep
-from ddloco.events import Kept, Recovered, StepFinished
-from ddloco.folder import open_folder
-from ddloco.host import TAPES
-from ddloco.part import JobPart
-from ddloco.recording import job_of
-from ddloco.rerun import JobRerun
-from ddloco.restoring import settings
-from ddloco.simulation import hostile
-from ddloco.simulation.books import Books, Violation
-from ddloco.simulation.labour import TOKENS, Content
+from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.actors.snapshot_adapter import BEGUN, PACKAGES
+from ddloco.config.job import Job, SnapshotTable
+from ddloco.config.run_folder import TAPES, open_folder
+from ddloco.invariants.base import Books, Violation
+from ddloco.machines.syncer.global_fragments import names
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.nodes.resume import settings
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.events import Kept, Recovered, StepFinished
+from ddloco.replayer.job_part import JobPart
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.recording import job_of
+from ddloco.replayer.replay import Report, Rerun
+from ddloco.replayer.start_point import cut_of, stranger
+from ddloco.runtime.resume import Beginning, Start
+from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
-from ddloco.simulation.pictures import seen
 from ddloco.simulation.requests import Asked, ask
+from ddloco.simulation.snapshot_checks import seen
 from ddloco.simulation.tapes import header_of
 from ddloco.simulation.world import World
-from ddloco.stage.anchor import cut_of, stranger
-from ddloco.stage.beginning import Beginning, Start
-from ddloco.stage.cutting import BEGUN, PACKAGES
-from ddloco.stage.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
-from ddloco.stage.rerun import Report, Rerun
-from ddloco.syncer import Syncer
-from ddloco.syncs import names
+from ddloco.tapes.retention import before, cuts_of
+from ddloco.tapes.segments import ChainRecorder
+from ddloco.workers.simulated.work import TOKENS, Content
 from replay import Recorder, Tape, TapeWriter, files_of, open_tapes, tape
 from snapshot import Manifest, Part, thaw
 from transport import Event, MessageArrived
@@ -85,9 +84,9 @@ class Outcome:
 # The job.
 
 
-def draw(seed: int) -> hostile.Hostile:
+def draw(seed: int) -> fuzz.Hostile:
     """The hostile world of a seed, with a slow learner, and snapshots within its steps."""
-    drawn = hostile.draw(seed)
+    drawn = fuzz.draw(seed)
     rng = random.Random(f"bounded {seed}")
     factor = rng.choice([4.0, 8.0, 16.0])
     slow = drawn.job.learner_names()[-1]
@@ -124,8 +123,8 @@ def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked
 
 
 class Bounding(Books[World, Node]):
-    """Deletes the beginnings of tapes as ``ddloco.dropping`` does, when an actor ends; counts how
-    many snapshots were begun while one step of the slow learner ran."""
+    """Deletes the beginnings of tapes as ``ddloco.tapes.retention`` does, when an actor ends;
+    counts how many snapshots were begun while one step of the slow learner ran."""
 
     def __init__(self, job: Job, folder: Path) -> None:
         super().__init__()
@@ -167,7 +166,7 @@ def manifests(world: World, job: Job) -> list[Manifest]:
     ]
 
 
-def play(drawn: hostile.Hostile, folder: Path, outcome: Outcome) -> World:
+def play(drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> World:
     """Let a job happen, every invariant checked beside it; its tapes are in ``folder``."""
     open_folder(folder, drawn.job)
     worlds: list[World] = []
@@ -181,7 +180,7 @@ def play(drawn: hostile.Hostile, folder: Path, outcome: Outcome) -> World:
                              clock)  # fmt: skip
 
     bounding = Bounding(drawn.job, folder)
-    checks = [*hostile.Watch(drawn.heal_at).checks(), bounding]
+    checks = [*fuzz.Watch(drawn.heal_at).checks(), bounding]
     physics = dataclasses.replace(drawn.physics, recorder=recorder)
     worlds.append(World(drawn.job, physics, checks))
     [world] = worlds
@@ -189,7 +188,7 @@ def play(drawn: hostile.Hostile, folder: Path, outcome: Outcome) -> World:
         world.begin(drawn.faults)
         for at, name in drawn.asked:
             world.call(at, ask, world, name)
-        world.run(drawn.end_at, events_max=4 * hostile.EVENTS_MAX)
+        world.run(drawn.end_at, events_max=4 * fuzz.EVENTS_MAX)
         if world.nodes[world.lead].finish is None:
             outcome.wrong.append(f"not over after {world.now:.0f} s")
     except Violation as violation:
@@ -343,7 +342,7 @@ def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapsho
     ]  # fmt: skip
 
 
-def replay(world: World, drawn: hostile.Hostile, folder: Path, outcome: Outcome) -> None:
+def replay(world: World, drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> None:
     """Replay what is left of a job from some of its snapshots."""
     tapes = open_tapes(folder)
     left = fitting(world, drawn.job, tapes)

@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from ddloco.config import job_from
-from ddloco.simulation.labour import leaves_of
+from ddloco.config.job import job_from
 from ddloco.simulation.physics import Physics
+from ddloco.workers.simulated.work import leaves_of
 from tests.simulation.absurd import Stage
 
 PLAYS = [

@@ -2,8 +2,8 @@
 
 import pytest
 
-from ddloco.simulation.album import Photographer
-from ddloco.stage.cutting import Cutting
+from ddloco.actors.snapshot_adapter import Cutting
+from ddloco.workers.simulated.snapshot_sink import Photographer
 from tests.ddloco.simulation.mutations import always, wrap
 from tests.simulation import bounded
 

@@ -4,14 +4,14 @@ from collections import Counter
 
 import pytest
 
-from ddloco.config import job_from
-from ddloco.simulation.books import PerSyncer
-from ddloco.simulation.checks import Causal
-from ddloco.simulation.labour import leaves_of
-from ddloco.simulation.launches import Launches
+from ddloco.config.job import job_from
+from ddloco.invariants.base import PerSyncer
+from ddloco.invariants.launches import Launches
+from ddloco.invariants.training import Causal
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.workers.simulated.work import leaves_of
 
 FRAGMENTS, STEPS, DIES_AT_S = 4, 120, 50.0
 

@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddloco.config import load_job
-from ddloco.display import Board
-from ddloco.simulation.recorded import Recording
+from ddloco.config.job import load_job
+from ddloco.monitoring.live_display import Board
+from ddloco.simulation.calibrated import Recording
+from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import Case
-from ddloco.simulation.study import run_case
 
 ROOT = Path(__file__).parents[2]
 

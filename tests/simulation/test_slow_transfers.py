@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from ddloco.config import job_from
-from ddloco.fragments import Leaf
-from ddloco.simulation.merged_tokens import MergedTokens
+from ddloco.config.job import job_from
+from ddloco.invariants.merged_tokens import MergedTokens
+from ddloco.protocol.fragment_plan import Leaf
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from ddloco.simulation import hostile
+from ddloco.simulation import fuzz
+from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of, find
-from ddloco.simulation.study import run_case
 from ddloco.simulation.sweep import sweep
 
 SEEDS = range(10_000, 10_150)
@@ -15,7 +15,7 @@ SEEDS = range(10_000, 10_150)
 
 def test_every_invariant_holds_in_hostile_worlds():
     """150 worlds, every check beside them; a failure names seed and invariant."""
-    outcomes = list(sweep(hostile.run, list(SEEDS), 2, lambda _: None))
+    outcomes = list(sweep(fuzz.run, list(SEEDS), 2, lambda _: None))
 
     assert [] == [(each.seed, each.violation) for each in outcomes if each.violation]
     assert 150 == len(outcomes)

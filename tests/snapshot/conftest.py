@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from snapshot import Entry, Manifest, Store
-from snapshot.part import Part
+from snapshot.record import Part
 
 CALLS = ("open", "write", "fsync", "replace", "rename", "link", "unlink", "mkdir", "utime")
 """All by which a place is changed."""
@@ -105,7 +105,7 @@ def watch(monkeypatch):
     """Let a function see each call to the system before it happens."""
 
     def watching(before):
-        monkeypatch.setattr("snapshot.local.os", Watched(before))
+        monkeypatch.setattr("snapshot.local_storage.os", Watched(before))
 
     return watching
 

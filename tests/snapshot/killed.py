@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import conftest
 
-import snapshot.local
+import snapshot.local_storage
 from snapshot import Store
 
 KILLED = 9
@@ -32,7 +32,7 @@ def write(root, k):
                 os.write(args[0], args[1][: len(args[1]) // 2])
             os._exit(KILLED)
 
-    snapshot.local.os = conftest.Watched(before)
+    snapshot.local_storage.os = conftest.Watched(before)
     store = Store(root)
     store.commit(conftest.draft(store, 2))
     os._exit(0)

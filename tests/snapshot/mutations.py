@@ -7,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
-from snapshot import gathering, participant
-from snapshot.cuts import Cuts
-from snapshot.gathering import Gathering
-from snapshot.part import Part
+from snapshot import coordinator, participant
+from snapshot.channel_recorder import Cuts
+from snapshot.coordinator import Gathering
 from snapshot.participant import Capture, Mark, Own, Participant, RecordFlight
+from snapshot.record import Part
 from tests.snapshot.town import Town
 
 
@@ -191,7 +191,7 @@ def a_channel_that_broke_before_the_cut_is_forgotten(patch):
 
 @bug
 def a_stranger_is_forgotten(patch):
-    wrap(patch, gathering, "_problems", lambda old, *parts: (
+    wrap(patch, coordinator, "_problems", lambda old, *parts: (
         each for each in old(*parts) if "opened" not in each
     ))  # fmt: skip
 
@@ -215,7 +215,7 @@ def whoever_is_silent_is_waited_for_for_ever(patch):
 
 @bug
 def the_clocks_are_not_looked_at(patch):
-    patch.setattr(gathering, "disagreement", lambda _: None)
+    patch.setattr(coordinator, "disagreement", lambda _: None)
 
 
 # Memory.

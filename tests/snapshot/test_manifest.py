@@ -12,7 +12,7 @@ from snapshot.manifest import (
     file_of,
     id_of,
 )
-from snapshot.part import Part
+from snapshot.record import Part
 
 DIGEST = "ab" * 32
 PART = Part("a.1", 3, {"a.1": 3, "b.1": 2}, ("b.1",), {}, (DIGEST,))

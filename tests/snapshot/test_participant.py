@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshot import freeze, thaw
-from snapshot.part import Part
 from snapshot.participant import (
     GATHERING_S,
     PATIENCE_S,
@@ -25,6 +24,7 @@ from snapshot.participant import (
     RecordFlight,
     Tell,
 )
+from snapshot.record import Part
 from tests.snapshot.ledger import check
 from tests.snapshot.mutations import MUTATIONS
 from tests.snapshot.town import Town

@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from snapshot import Removed, SnapshotError, StorageError, Store
-from snapshot.place import blob_name
+from snapshot.storage import blob_name
 
 
 @pytest.fixture(params=["local", "memory"])

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from snapshot import Entry, Manifest, SnapshotError, Store
-from snapshot.part import Part
-from snapshot.place import blob_name
+from snapshot.record import Part
+from snapshot.storage import blob_name
 
 HUGE = 3 * 2**20
 """More than what is hashed before it is written, and more than one request."""

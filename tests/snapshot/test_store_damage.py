@@ -5,7 +5,7 @@ import re
 import pytest
 
 from snapshot import SnapshotError
-from snapshot.place import blob_name
+from snapshot.storage import blob_name
 
 POSITIONS = 25
 """Of each file; first and last byte among them."""

@@ -10,7 +10,7 @@ import zmq
 
 import transport.connections
 from transport.connections import LOOK_S, MESSAGE_BYTES_MAX
-from transport.curve import Curve, new_pair
+from transport.curve_auth import Curve, new_pair
 from transport.endpoint import FRAME_BYTES_MAX, PARTS_FORGIVEN
 from transport.zeromq import ZmqEndpoint, open_context
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clocks import RunningClock
-from ddloco.messages import GlobalFragment, Pull
+from ddloco.protocol.messages import GlobalFragment, Pull
 from transport import (
     BULK,
     CONTROL,
@@ -27,9 +27,9 @@ from transport import (
     SetTimer,
     TimerFired,
 )
+from transport.flow_control import WAITING_MAX, WINDOW_MESSAGES
+from transport.link_state import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, RunsHere
 from transport.message import Bye, Credit, Hello, Refused
-from transport.outbox import WAITING_MAX, WINDOW_MESSAGES
-from transport.session import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, RunsHere
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clocks import RunningClock, VectorClock
-from ddloco.messages import Pull
+from ddloco.protocol.messages import Pull
 from transport import (
     BULK,
     CONTROL,
@@ -20,9 +20,9 @@ from transport import (
     PeerJoined,
     PeerLost,
 )
+from transport.flow_control import WINDOW_MESSAGES
+from transport.link_state import REDIAL_S_MIN
 from transport.message import Hello, Refused, Reset, Welcome
-from transport.outbox import WINDOW_MESSAGES
-from transport.session import REDIAL_S_MIN
 
 AGREED = {"job": "job-1", "plan": "p1"}
 HUB, SPOKE = "hub", "spoke.1"

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from clocks import VectorClock
-from ddloco.messages import Pull
-from ddloco.stage.actor import Actor
+from ddloco.actors.actor import Actor
+from ddloco.protocol.messages import Pull
 from transport import (
     LANES,
     CancelTimer,

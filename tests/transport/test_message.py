@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clocks import actor_of
-from ddloco.messages import (
+from ddloco.actors.messages import SnapshotPart
+from ddloco.protocol.messages import (
     Close,
     Contribution,
     GlobalFragment,
@@ -24,7 +25,6 @@ from ddloco.messages import (
     StateWanted,
     Stop,
 )
-from ddloco.stage.messages import SnapshotPart
 from snapshot import Part
 from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta
 from transport.message import Bye, Chunk, Credit, Hello, Marker, Refused, Reset, Welcome

@@ -15,38 +15,40 @@ import numpy as np
 from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of
-from ddloco import measure, members, merging, pacing, syncs
-from ddloco.bands import Bands
-from ddloco.config import job_from
-from ddloco.effects import RunStep
-from ddloco.events import FragmentMerged, StepFinished
-from ddloco.farewell import Farewell
-from ddloco.faults import SYNCER, Fault
-from ddloco.learner import Learner
-from ddloco.lending import Lending
-from ddloco.members import Member
-from ddloco.membership import Membership
-from ddloco.messages import GlobalFragment, Pull
-from ddloco.pacing import Pacing
-from ddloco.recovery import Recovery
-from ddloco.relay import Relay
-from ddloco.rounds import Rounds
-from ddloco.schedule import Schedule
-from ddloco.shards import Shards
-from ddloco.simulation import labour
-from ddloco.simulation.hostile import Hostile
-from ddloco.simulation.labour import Labour, leaves_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish
+from ddloco.config.faults import SYNCER, Fault
+from ddloco.config.job import job_from
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.learner.state_donor import Lending
+from ddloco.machines.learner.state_recovery import Recovery
+from ddloco.machines.syncer import global_fragments, members, pacing
+from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.members import Member
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.outlier_history import Bands
+from ddloco.machines.syncer.pacing import Pacing
+from ddloco.machines.syncer.rounds import Rounds
+from ddloco.machines.syncer.schedule import Schedule
+from ddloco.machines.syncer.shards import Shards
+from ddloco.machines.syncer.shutdown import Farewell
+from ddloco.machines.syncer.state_relay import Relay
+from ddloco.outer import merge as merging
+from ddloco.outer import outlier_test
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.events import FragmentMerged, StepFinished
+from ddloco.protocol.messages import GlobalFragment, Pull
+from ddloco.simulation.fuzz import Hostile
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
-from ddloco.stage.actor import Actor
-from ddloco.stage.effects import Finish
-from ddloco.syncs import Globals
+from ddloco.workers.simulated import work as labour
+from ddloco.workers.simulated.work import Labour, leaves_of
 from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send, TimerFired
 from transport import link as links
-from transport.handles import Handles
+from transport.flow_control import Outbox
 from transport.link import Links
-from transport.outbox import Outbox
+from transport.refcounts import Handles
 from transport.sending import Sending
 
 
@@ -253,12 +255,12 @@ def a_step_is_numbered_twice(patch):
 
 @bug("weights-valid", 0)
 def weights_are_tokens_only(patch):
-    patch.setattr(syncs, "merge_weight", lambda tokens, steps: float(tokens))
+    patch.setattr(global_fragments, "merge_weight", lambda tokens, steps: float(tokens))
 
 
 @bug("weights-valid", 0)
 def weights_are_all_the_same(patch):
-    patch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
+    patch.setattr(global_fragments, "merge_weight", lambda tokens, steps: 1.0)
 
 
 @bug("weights-valid", 0)
@@ -285,7 +287,7 @@ def the_lag_is_twice_what_was_asked(patch):
 
 @bug("merge-order-canonical", 0)
 def contributions_are_summed_as_they_came(patch):
-    patch.setattr(syncs, "sorted", lambda items, key=None: list(items), raising=False)
+    patch.setattr(global_fragments, "sorted", lambda items, key=None: list(items), raising=False)
 
 
 @bug("merge-order-canonical", 0)
@@ -452,11 +454,11 @@ def a_fragment_may_be_under_way_twice(patch):
     def choose(old, self, at):
         if self._stopping or len(self.syncs) >= self._sync.overlap:
             return False
-        syncs, self.syncs = self.syncs, {}
+        global_fragments, self.syncs = self.syncs, {}
         try:
             return old(self, at)
         finally:
-            self.syncs = syncs
+            self.syncs = global_fragments
 
     wrap(patch, Rounds, "_choose", choose)
 
@@ -811,7 +813,7 @@ def judged(patch, change):
     def call(old, self, candidates, norms, faults):
         return change(list(faults), old(self, candidates, norms, faults))
 
-    wrap(patch, measure.Judge, "__call__", call)
+    wrap(patch, outlier_test.Judge, "__call__", call)
 
 
 @bug("wrong-refused", deluded("norm"))
@@ -824,7 +826,7 @@ def norms_are_not_looked_at(patch):
 @bug("wrong-refused", deluded("bit"))
 def whoever_is_believed_once_is_believed_for_ever(patch):
     after(patch, Bands, "norm", lambda self, usual: usual and 1e9)
-    patch.setattr(measure, "MAJORITY", 99)
+    patch.setattr(outlier_test, "MAJORITY", 99)
 
 
 @bug("wrong-refused", deluded("sign"))
@@ -854,8 +856,8 @@ def what_others_did_is_held_against_who_is_late(patch):
 
 @bug("honest-believed", 0)
 def a_band_is_no_wider_than_chance(patch):
-    patch.setattr(measure, "COSINE_SLACK", -0.9)
-    patch.setattr(measure, "SIGMAS", 0.0)
+    patch.setattr(outlier_test, "COSINE_SLACK", -0.9)
+    patch.setattr(outlier_test, "SIGMAS", 0.0)
 
 
 @bug("honest-believed", 0)

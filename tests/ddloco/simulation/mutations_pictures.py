@@ -4,13 +4,13 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from ddloco.learner import Learner
-from ddloco.simulation.album import Album, Photographer
-from ddloco.stage.actor import Actor
-from ddloco.stage.cutting import PACKAGES, Cutting
-from ddloco.stage.effects import CaptureState
-from ddloco.syncer import Syncer
-from snapshot import Participant, freeze, gathering, participant, thaw
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import CaptureState
+from ddloco.actors.snapshot_adapter import PACKAGES, Cutting
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.workers.simulated.snapshot_sink import Album, Photographer
+from snapshot import Participant, coordinator, freeze, participant, thaw
 from tests.ddloco.simulation.mutations import Mutation, after, always, wrap
 from transport import BULK, CONTROL, SetTimer
 from transport.link import Links
@@ -41,7 +41,7 @@ def the_second_marker_is_early_enough(patch):
         return asked + old(self, at, snapshot, (peer, CONTROL), now)
 
     wrap(patch, Participant, "marker", marker)
-    always(patch, gathering, "disagreement", None)
+    always(patch, coordinator, "disagreement", None)
 
 
 @bug("cut-consistent", 1)

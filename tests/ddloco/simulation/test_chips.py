@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from ddloco.sections import ConfigError, convert
+from ddloco.config.toml import ConfigError, convert
 from ddloco.simulation.chips import ChipPace, Chips
 
 DRAWS = 4000

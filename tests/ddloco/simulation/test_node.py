@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from ddloco.effects import (
+from ddloco.protocol.effects import (
     EncodeFragment,
     Evaluate,
     MakeParameters,

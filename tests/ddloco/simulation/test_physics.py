@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from ddloco.simulation.labour import leaves_of
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.workers.simulated.work import leaves_of
 
 
 def test_the_defaults_make_a_world(make_job):

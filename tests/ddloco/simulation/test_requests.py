@@ -1,10 +1,10 @@
 """When hostile worlds take snapshots: often, seldom, asked for by anybody; and mostly never."""
 
-from ddloco.faults import Fault
-from ddloco.simulation.hostile import draw
+from ddloco.actors.events import SnapshotRequested
+from ddloco.config.faults import Fault
+from ddloco.simulation.fuzz import draw
 from ddloco.simulation.requests import MBIT_MIN, SHARE, ask, not_too_narrow, requests
 from ddloco.simulation.world import World
-from ddloco.stage.events import SnapshotRequested
 
 SEEDS = range(200)
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from ddloco.sections import ConfigError
+from ddloco.config.toml import ConfigError
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.scenario import BUILT_IN, Lending, cases_of, find
 

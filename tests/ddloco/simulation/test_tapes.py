@@ -1,9 +1,8 @@
 """Tapes of simulated actors: who says so, and what is left where no folder is given."""
 
-from ddloco.host import SEMANTICS
-from ddloco.simulation import hostile
-from ddloco.simulation.tapes import ARITHMETIC, DEVICE, SIMULATED, logbook, pen
-from ddloco.simulation.workers import is_simulated
+from ddloco.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED, is_simulated
+from ddloco.simulation import fuzz
+from ddloco.simulation.tapes import logbook, pen
 from replay import open_tapes
 
 
@@ -15,8 +14,8 @@ def test_without_a_folder_nothing_is_left(make_job):
 
 def test_a_tape_says_that_it_is_simulated(tmp_path):
     """In its fingerprint, with whether there were numbers; job and behaviours as in a live run."""
-    drawn = hostile.draw(3, tmp_path)
-    hostile.happen(drawn)
+    drawn = fuzz.draw(3, tmp_path)
+    fuzz.happen(drawn)
     for tape in open_tapes(tmp_path):
         header = tape.header
         assert is_simulated(header)
@@ -28,6 +27,6 @@ def test_a_tape_says_that_it_is_simulated(tmp_path):
 
 def test_a_log_stands_beside_the_tapes(tmp_path):
     """With what actors observed."""
-    hostile.run(3, tmp_path)
+    fuzz.run(3, tmp_path)
     [log] = tmp_path.glob("*.jsonl")
     assert '"merge"' in log.read_text()

@@ -1,0 +1,382 @@
+"""An actor's part in snapshots, between its links and its machine.
+
+Markers come out of the links, what was in flight is what the links let through, and the state is
+the whole actor: machine, links, clock, handles, timers, work under way. All of that is plain data,
+so a cut costs its encoding; arrays are held, not copied, until they are written.
+
+The cut is at the end of an event: markers leave behind everything that was said while handling it.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from clocks import actor_of
+from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.actors.events import Captured, Committed, SnapshotRequested, SnapshotSettled, WorkFailed
+from ddloco.actors.messages import SnapshotPart
+from snapshot import (
+    GATHERING_S,
+    Ask,
+    Capture,
+    Commit,
+    Discard,
+    Forget,
+    Mark,
+    Moment,
+    Part,
+    Participant,
+    RecordFlight,
+    Tell,
+    freeze,
+    problem_of,
+    split,
+)
+from transport import (
+    CONTROL,
+    LANES,
+    Allowance,
+    Drop,
+    Effect,
+    Keep,
+    Links,
+    Marker,
+    MessageArrived,
+    PeerJoined,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+from transport import Mark as MarkLanes
+
+BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
+"""What people see of one."""
+
+FAILED = "snapshot part failed"
+"""What they see of a participant that could not write its own part."""
+
+CUT = "cut/"
+GATHER = "gather/"
+PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
+"""Whose classes a state may consist of, beside those of the machine's own package."""
+
+BEGUN_AT_ONCE, BEGUN_PER_S = 16.0, 2.0
+"""Snapshots of one other actor that this one takes part in: each captures a whole state, and who
+holds a key could begin one with each message."""
+
+OWN = frozenset({Captured, Committed, SnapshotRequested})
+OWN_BODIES = frozenset({Marker, SnapshotPart})
+
+
+def packages_of(machine: object) -> tuple[str, ...]:
+    """Whose classes the state of an actor with this machine may consist of."""
+    own = type(machine).__module__.partition(".")[0]
+    return PACKAGES if own in PACKAGES else (*PACKAGES, own)
+
+
+def _refused(message: MessageArrived[Any], reason: str) -> Effect:
+    """What a peer said of snapshots is not believed."""
+    return Observe("refused", {"peer": message.sender, "reason": reason})
+
+
+class Cutting:
+    """One actor's part in snapshots.
+
+    Args:
+        me: the actor's incarnation.
+        links: its links.
+        packages: whose classes its state may consist of.
+    """
+
+    def __init__(self, me: str, links: Links, packages: tuple[str, ...] = PACKAGES) -> None:
+        self._me = me
+        self._links = links
+        self._packages = packages
+        self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
+        self._peers: dict[str, str] = {}
+        """Who is at the other end of each link, by the link's name."""
+        self._incarnations: dict[str, list[str]] = {}
+        """The links to each of them."""
+        self._cuts: list[Capture] = []
+        """Cuts that this event brings."""
+        self._held: dict[int, tuple[str, tuple[str, ...]]] = {}
+        """Handles held for what is being written, with the snapshot, by number of work."""
+        self._flight: dict[str, int] = {}
+        """How often handles are held for messages in flight to cuts that are not complete."""
+        self._commits: dict[int, Commit] = {}
+        self._allowances: dict[str, Allowance] = {}
+        """By actor that begins snapshots."""
+        self._work = 0
+        self._news: list[SnapshotSettled] = []
+
+    # What happens.
+
+    def hears(self, event: MessageArrived[Any]) -> list[Effect]:
+        """Before the links hear it: a message that was in flight to a cut is kept for it.
+
+        A marker that ends what is in flight was in flight itself: it has a number in its lane.
+        """
+        if not self._participant.recording or not self._links.carries(event):
+            return []
+        times = self._participant.heard((event.sender, event.lane), event)
+        if not event.handle:
+            return []
+        if times:
+            self._flight[event.handle] = self._flight.get(event.handle, 0) + times
+        return [Keep(event.handle)] * times
+
+    def concerns(self, fact: Any) -> bool:
+        """Whether a fact is for snapshots alone, and not for the machine."""
+        kind = type(fact)
+        if kind is MessageArrived:
+            return type(fact.body) in OWN_BODIES
+        if kind is TimerFired:
+            return self.timed(fact.timer)
+        if kind is WorkFailed:
+            return fact.work in self._held or fact.work in self._commits
+        return kind in OWN
+
+    def take_part(self, at: float, fact: Any, moment: Callable[[], Moment]) -> list[Effect]:
+        """Whatever concerns snapshots; what is asked for, as a machine would. ``moment`` tells
+        where the actor stands, for a cut that begins here."""
+        participant = self._participant
+        match fact:
+            case MessageArrived(body=Marker(snapshot)):
+                problem = self._marker_problem(at, snapshot)
+                if problem is not None:
+                    return [_refused(fact, problem)]
+                channel = (fact.sender, fact.lane)
+                return self._do(participant.marker(at, snapshot, channel, moment))
+            case MessageArrived(body=SnapshotPart(snapshot, part)):
+                problem = self._part_problem(fact.sender, snapshot, part)
+                if problem is not None:
+                    return [_refused(fact, problem)]
+                return self._do(participant.told(snapshot, part))
+            case SnapshotRequested():
+                return self.take(at, moment())
+            case TimerFired(timer) if timer.startswith(CUT):
+                return self._do(participant.late(timer.removeprefix(CUT)))
+            case TimerFired(timer):
+                return self._do(participant.overdue(timer.removeprefix(GATHER)))
+            case Captured():
+                return self._captured(fact.work, fact.content, fact.failed)
+            case Committed(work, failed):
+                return self._committed(work, failed)
+            case WorkFailed(work, _, reason):
+                if work in self._commits:
+                    return self._committed(work, reason)
+                return self._captured(work, "", reason)
+            case _:
+                return []
+
+    def _marker_problem(self, at: float, snapshot: str) -> str | None:
+        """Why a marker is of no snapshot that anybody has begun, or of too many, if so.
+
+        Whoever has heard of a snapshot has heard of the event that began it.
+        """
+        try:
+            initiator, number = split(snapshot)
+        except ValueError as error:
+            return f"$.body.snapshot: {error}"
+        known = self._links.clock[initiator]
+        if number > known:
+            return f"$.body.snapshot: {snapshot}, of {initiator} event {known} is known"
+        if initiator == self._me and self._participant.unheard_of(snapshot):
+            return f"$.body.snapshot: {snapshot} was not begun here"
+        who = actor_of(initiator)
+        if self._participant.unheard_of(snapshot) and not self._allowed(at, who):
+            return f"$.body.snapshot: {who} begins more than {BEGUN_PER_S:g} snapshots a second"
+        return None
+
+    def _allowed(self, at: float, initiator: str) -> bool:
+        """Whether an actor may begin another snapshot already; each that is asked for counts."""
+        full = Allowance(BEGUN_AT_ONCE, BEGUN_PER_S, BEGUN_AT_ONCE, at)
+        return self._allowances.setdefault(initiator, full).take(at)
+
+    def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:
+        """Why a part is none, if so. Whoever is linked here sends its own to a snapshot that was
+        begun here; others' parts come through those whom they are linked with."""
+        problem = problem_of(part)
+        if problem is not None:
+            return f"$.body.{problem}"
+        begun_here = snapshot in self._participant.began()
+        if (
+            begun_here
+            and part.who != sender
+            and (part.who == self._me or part.who in self._incarnations)
+        ):
+            return f"$.body.part.who: {part.who}, which is not who speaks"
+        return None
+
+    def take(self, at: float, now: Moment) -> list[Effect]:
+        """Begin a snapshot with this event."""
+        asked = self._do(self._participant.take(at, now))
+        return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self._cuts), *asked]
+
+    def joined(self, fact: PeerJoined) -> list[Effect]:
+        """A link is up."""
+        self._unplug(fact.peer)
+        self._peers[fact.peer] = fact.incarnation
+        self._incarnations.setdefault(fact.incarnation, []).append(fact.peer)
+        return self._do(self._participant.joined(fact.incarnation))
+
+    def lost(self, peer: str, reason: str) -> list[Effect]:
+        """A link is no more."""
+        gone = self._unplug(peer)
+        return self._do(self._participant.gone(gone, reason)) if gone is not None else []
+
+    def _unplug(self, peer: str) -> str | None:
+        """There is no link under that name; who was at its other end."""
+        gone = self._peers.pop(peer, None)
+        if gone is not None:
+            routes = self._incarnations[gone]
+            routes.remove(peer)
+            if not routes:
+                del self._incarnations[gone]
+        return gone
+
+    def holding(self) -> list[str]:
+        """Every handle that is held, as often as it is."""
+        flight = (handle for handle, times in self._flight.items() for _ in range(times))
+        return [*flight, *(each for _, handles in self._held.values() for each in handles)]
+
+    def began(self) -> list[str]:
+        """Snapshots that this actor began, and that are neither there nor given up."""
+        committing = [each.snapshot for each in self._commits.values()]
+        return [*self._participant.began(), *committing]
+
+    def inherit(self, former: "Cutting") -> None:
+        """Know all the snapshots that one's former self knew, and nothing else of it."""
+        self._participant.inherit(former._participant)
+
+    def wrote(self, work: Work) -> bool:
+        """Whether a piece of work is about snapshots."""
+        return isinstance(work, CaptureState | CaptureFlight | CommitSnapshot)
+
+    def timed(self, timer: str) -> bool:
+        """Whether a timer is about snapshots."""
+        return timer.startswith((CUT, GATHER))
+
+    def peers(self) -> tuple[str, ...]:
+        """Who is there, by incarnation."""
+        return tuple(sorted(self._peers.values(), key=str.encode))
+
+    def news(self) -> list[SnapshotSettled]:
+        """What the machine should hear."""
+        news, self._news = self._news, []
+        return news
+
+    # The cut.
+
+    @property
+    def due(self) -> bool:
+        """Whether the actor is to be captured at the end of this event."""
+        return bool(self._cuts)
+
+    def mark(self) -> list[Effect]:
+        """Markers to everybody, behind all that was said with this event."""
+        effects: list[Effect] = []
+        for cut in self._cuts:
+            effects += [mark for peer in cut.peers for mark in self._mark(peer, cut.snapshot)]
+            effects.append(SetTimer(CUT + cut.snapshot, cut.until))
+            if cut.snapshot in self._participant.began():
+                until = cut.until + GATHERING_S
+                effects.append(SetTimer(GATHER + cut.snapshot, until))
+        return effects
+
+    def hold(self, handles: tuple[str, ...]) -> list[tuple[int, str]]:
+        """The arrays that there are stay until they are written; work and snapshot, for each cut.
+
+        The caller counts them, once for each cut.
+        """
+        begun: list[tuple[int, str]] = []
+        for cut in self._cuts:
+            work = self._next_work()
+            self._held[work] = cut.snapshot, handles
+            begun.append((work, cut.snapshot))
+        self._cuts.clear()
+        return begun
+
+    def _captured(self, work: int, content: str, failed: str) -> list[Effect]:
+        snapshot, handles = self._held.pop(work)
+        effects: list[Effect] = [Drop(handle) for handle in handles]
+        if not failed:
+            return effects + self._do(self._participant.captured(snapshot, content))
+        asked = self._do(self._participant.failed(snapshot, failed))
+        if asked:  # Otherwise the other piece had failed already, and was told of.
+            effects.append(Observe(FAILED, {"snapshot": snapshot, "reason": failed}))
+        return effects + asked
+
+    def _committed(self, work: int, failed: str) -> list[Effect]:
+        commit = self._commits.pop(work)
+        return self._settle(commit.snapshot, failed, commit)
+
+    # What the participant asks for.
+
+    def _do(self, asks: list[Ask[MessageArrived[Any]]]) -> list[Effect]:
+        return [effect for ask in asks for effect in self._ask(ask)]
+
+    def _ask(self, ask: Ask[MessageArrived[Any]]) -> list[Effect]:
+        match ask:
+            case Capture():
+                self._cuts.append(ask)
+                return []
+            case Mark(snapshot, peer):
+                return self._mark(peer, snapshot)
+            case RecordFlight():
+                return [self._record_flight(ask)]
+            case Forget(messages):
+                return self._forget([event.handle for event in messages if event.handle])
+            case Tell(peer, snapshot, part):
+                # With nobody to tell, whoever began it waits, and then does without.
+                said = SnapshotPart(snapshot, part)
+                routes = self._routes(split(snapshot)[0]) or self._routes(peer)
+                return [Send(route, CONTROL, said) for route in routes]
+            case Commit(snapshot, parts, absent):
+                work = self._next_work()
+                self._commits[work] = ask
+                return [CommitSnapshot(work, snapshot, parts, dict(absent))]
+            case Discard(snapshot, reason):
+                return self._settle(snapshot, reason, None)
+
+    def _mark(self, peer: str, snapshot: str) -> list[Effect]:
+        """Markers to one peer; to nobody, where it was lost with this very event."""
+        return [MarkLanes(route, snapshot) for route in self._routes(peer)]
+
+    def _routes(self, incarnation: str) -> list[str]:
+        """The link to somebody, if there is one."""
+        return self._incarnations.get(incarnation, [])
+
+    def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
+        messages = [event for _, events in ask.in_flight for event in events]
+        handles = tuple(event.handle for event in messages if event.handle)
+        for handle in handles:
+            self._land(handle)  # It is held for what is written, from now on.
+        work = self._next_work()
+        self._held[work] = ask.snapshot, handles
+        return CaptureFlight(work, ask.snapshot, freeze(messages, self._packages), handles)
+
+    def _forget(self, handles: list[str]) -> list[Effect]:
+        for handle in handles:
+            self._land(handle)
+        return [Drop(handle) for handle in handles]
+
+    def _land(self, handle: str) -> None:
+        """Held once less for what is in flight."""
+        left = self._flight[handle] - 1
+        if left:
+            self._flight[handle] = left
+        else:
+            del self._flight[handle]
+
+    def _settle(self, snapshot: str, failed: str, commit: Commit | None) -> list[Effect]:
+        self._news.append(SnapshotSettled(snapshot, failed))
+        if failed or commit is None:
+            return [Observe(DISCARDED, {"snapshot": snapshot, "reason": failed})]
+        parts = [part.who for part in commit.parts]
+        absent = {"absent": dict(commit.absent)} if commit.absent else {}
+        return [Observe(TAKEN, {"snapshot": snapshot, "parts": parts, **absent})]
+
+    def _next_work(self) -> int:
+        """Numbers of one's own, below those of any machine."""
+        self._work -= 1
+        return self._work

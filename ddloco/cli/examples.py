@@ -1,0 +1,39 @@
+"""The examples, as they come with the wheel or lie in a checkout; copied for their user."""
+
+import shutil
+from pathlib import Path
+
+from ddloco.config.toml import ConfigError
+
+EXAMPLES = "examples"
+"""The folder's name in a checkout, inside the installed package, and where it is copied to: tasks
+are named ``examples.MODULE:FUNCTION`` in all three."""
+
+HERE = Path(__file__).parents[1]
+SOURCES = (HERE / EXAMPLES, HERE.parent / EXAMPLES)
+"""Where they are: in the package that a wheel installs, or beside it in a checkout."""
+
+
+def put_examples(folder: Path) -> tuple[list[Path], list[Path]]:
+    """Copy the examples to ``folder/examples``; the files that were made, and those left alone.
+
+    Raises:
+        ConfigError: they cannot be read or written.
+    """
+    source = next((each for each in SOURCES if each.is_dir()), None)
+    if source is None:
+        raise ConfigError(f"{SOURCES[0]}: not there; the installation is not whole")
+    made: list[Path] = []
+    left: list[Path] = []
+    try:
+        (folder / EXAMPLES).mkdir(parents=True, exist_ok=True)
+        for path in sorted(each for each in source.iterdir() if each.is_file()):
+            target = folder / EXAMPLES / path.name
+            if target.exists():
+                left.append(target)
+                continue
+            shutil.copyfile(path, target)
+            made.append(target)
+    except OSError as error:
+        raise ConfigError(f"{folder / EXAMPLES}: {error.strerror}") from None
+    return made, left

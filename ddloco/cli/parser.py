@@ -1,0 +1,444 @@
+"""The command line: what people type, and the exit codes that they get.
+
+0 it held; 1 it ran and found a difference, a gap or a failed check; 2 the input was bad, and one
+line says which file, field or byte and what would be right; 75 it left in good order and wants to
+be started again. Heavy modules are imported inside the
+commands, so that ``--help`` answers at once.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ddloco.cli.help_text import EXAMPLES, OVERVIEW, PERFORM_MORE, RUN_MORE, SIMULATIONS, SNAPSHOTS
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    top = argparse.ArgumentParser(
+        prog="ddloco",
+        description=OVERVIEW,
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="store_true", help="print the version and leave")
+    orders = top.add_subparsers(dest="command", metavar="COMMAND")
+    _add_init(orders)
+    _add_run(orders)
+    _add_syncer(orders)
+    _add_learner(orders)
+    _add_perform(orders)
+    _add_keys(orders)
+    _add_status(orders)
+    _add_observe(orders)
+    _add_stop(orders)
+    _add_replay(orders)
+    _add_simulate(orders)
+    _add_tape(orders)
+    _add_snapshot(orders)
+    return top
+
+
+LEARNER_PATIENCE_S = 600.0
+"""A syncer that is placed on another host is back within minutes; one that is not costs the learner
+its host until then."""
+
+SYNCER_PATIENCE_S = 3600.0
+"""Learners may have to queue for their hosts, and a syncer costs little."""
+
+Orders = Any
+"""What add_subparsers returns; argparse keeps its type to itself."""
+
+
+def _command(orders: Orders, name: str, what: str, more: str = "") -> argparse.ArgumentParser:
+    return orders.add_parser(
+        name,
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}.",
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
+    command.add_argument("job", metavar="JOB.toml", type=Path, help="the job file")
+    command.add_argument(
+        "--dir",
+        dest="folder",
+        metavar="RUN",
+        type=Path,
+        required=folder_needed,
+        help="run folder" + ("" if folder_needed else " (default: runs/NAME-NUMBER)"),
+    )
+    command.add_argument(
+        "--set",
+        dest="overrides",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="override a key of the job file, such as sync.quorum=2; may be given again",
+    )
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="SNAPSHOT",
+        default="",
+        help="go on from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
+    )
+
+
+def _add_init(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "init",
+        "put the examples into a folder: a task, and job files that run",
+        "They go to DIR/examples. Files that are there already are left as they are.",
+    )
+    command.add_argument(
+        "folder",
+        metavar="DIR",
+        type=Path,
+        nargs="?",
+        default=Path(),
+        help="where to (default: the current folder)",
+    )
+    command.set_defaults(run="init")
+
+
+def _add_run(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "run",
+        "run a whole job on this machine",
+        RUN_MORE,
+    )
+    _add_job(command, folder_needed=False)
+    command.add_argument("--processes", action="store_true", help="one process per actor, over tcp")
+    command.add_argument(
+        "--chaos",
+        metavar="CHAOS.toml",
+        type=Path,
+        help="faults to apply on purpose, with --processes; see below",
+    )
+    command.add_argument(
+        "--schedule",
+        metavar="SIMULATED_RUN",
+        type=Path,
+        help="train along the tapes of a simulation: its learners, steps, merges and failures",
+    )
+    command.add_argument("--overwrite", action="store_true", help="replace the run in --dir")
+    command.set_defaults(run="run")
+
+
+def _add_syncer(orders: Orders) -> None:
+    command = _command(orders, "syncer", "run the syncer of a job, or a shard of it, on this host")
+    _add_job(command, folder_needed=True)
+    command.add_argument(
+        "--bind", metavar="ADDRESS", required=True, help="where to listen: tcp://127.0.0.1:5555"
+    )
+    command.add_argument(
+        "--name", default="", help="which shard this is, with job.syncers: syncer-1 (default: lead)"
+    )
+    command.add_argument("--connect", metavar="ADDRESS", help="syncer-0, for the other shards")
+    command.add_argument(
+        "--advertise",
+        metavar="ADDRESS",
+        default="",
+        help="where others reach it, for RUN/syncer.address: tcp://host:5555, or tcp://host:* with "
+        "the port that --bind got",
+    )
+    _add_actor(command, SYNCER_PATIENCE_S, "no learner")
+    command.set_defaults(run="syncer")
+
+
+def _add_learner(orders: Orders) -> None:
+    command = _command(orders, "learner", "run one learner of a job on this host")
+    _add_job(command, folder_needed=True)
+    command.add_argument(
+        "--connect",
+        metavar="ADDRESS",
+        nargs="+",
+        required=True,
+        help="the syncer, tcp://host:5555, or file:PATH, a file with its address, which is read "
+        "again and again; with shards all of them, syncer-0 first",
+    )
+    command.add_argument("--name", required=True, help="which learner this is: learner-3")
+    command.add_argument(
+        "--alone",
+        action="store_true",
+        help="with --from, in a job that went on: take this learner's state from the snapshot",
+    )
+    _add_actor(command, LEARNER_PATIENCE_S, "no syncer")
+    command.set_defaults(run="learner")
+
+
+def _add_actor(command: argparse.ArgumentParser, patience_s: float, alone: str) -> None:
+    command.add_argument(
+        "--patience",
+        metavar="SECONDS",
+        type=float,
+        default=patience_s,
+        help=f"leave with exit code 75 when {alone} was there for so long; 0 to wait for ever "
+        f"(default: {patience_s:g})",
+    )
+    command.add_argument(
+        "--keys",
+        metavar="DIR",
+        type=Path,
+        help="this host's keys, in place of transport.keys; see ddloco keys",
+    )
+    command.add_argument("--join", action="store_true", help="share --dir with other actors")
+    command.add_argument("--with-parent", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_perform(orders: Orders) -> None:
+    command = _command(orders, "perform", "run actors of your own", PERFORM_MORE)
+    add = command.add_argument
+    add("program", metavar="MODULE:FUNCTION", help="what returns a ddloco.programs.program.Program")
+    add("--dir", dest="folder", metavar="RUN", type=Path, help="default: runs/FUNCTION-NUMBER")
+    add(
+        "--set",
+        dest="overrides",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="an argument of the function; may be given again",
+    )
+    add("--from", dest="snapshot", metavar="SNAPSHOT", default="", help="RUN/snapshots/ID, a URL")
+    add("--place", metavar="PLACE", default="", help="of snapshots (default: RUN/snapshots), a URL")
+    add("--only", metavar="NAME", nargs="+", default=[], help="the actors that run on this host")
+    add(
+        "--at",
+        metavar="NAME=ADDRESS",
+        nargs="+",
+        default=[],
+        help="where an actor listens that others dial: server=tcp://10.0.0.1:5555",
+    )
+    add("--keys", metavar="DIR", type=Path, help="this host's keys; see ddloco keys --names")
+    add("--overwrite", action="store_true", help="replace the run in --dir")
+    command.set_defaults(run="perform")
+
+
+def _add_keys(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "keys",
+        "make the keys with which a job's actors know each other",
+        "Copy public.toml to every host, and each NAME.key to the host of that actor alone, where\n"
+        "nobody else may read it (chmod 600). Given again, it adds what is missing.",
+    )
+    add = command.add_argument
+    add("folder", metavar="DIR", type=Path, help="where to; a new folder, or one made by keys")
+    count = command.add_mutually_exclusive_group().add_argument
+    count("--learners", metavar="N", type=int, default=3, help="how many (default: 3)")
+    count("--job", metavar="JOB.toml", type=Path, help="as many learners as this job has")
+    add("--names", metavar="a,b", default="", help="more keys, by name")
+    command.set_defaults(run="keys")
+
+
+def _add_status(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "status",
+        "ask running syncers how they are, and who waits for whom",
+        "Exit code 0: all have answered. 1: somebody did not, and is named.",
+    )
+    add = command.add_argument
+    add("addresses", metavar="ADDRESS", nargs="+", help="a syncer: tcp://127.0.0.1:5555")
+    add("--watch", action="store_true", help="again every second until Ctrl-C")
+    _add_asking(command)
+    command.set_defaults(run="status")
+
+
+def _add_observe(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "observe",
+        "follow a running job until it ends, without being part of it",
+        "Without --prometheus and --tensorboard all news are printed, one a line.\n"
+        "An observer that is slow misses news; it never holds anything up.",
+    )
+    add = command.add_argument
+    add("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
+    add("--prometheus", metavar="PORT", type=int, help="serve metrics on 127.0.0.1:PORT")
+    add("--tensorboard", metavar="DIR", type=Path, help="write metrics for TensorBoard")
+    add(
+        "--evaluate",
+        metavar="JOB.toml",
+        type=Path,
+        help="score new global models with this job's task; give the job.toml of the run folder",
+    )
+    _add_asking(command)
+    command.set_defaults(run="observe")
+
+
+def _add_stop(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "stop",
+        "end a running job for everybody, in good order",
+        "The model is scored and saved, and every actor ends with exit code 0. A signal to one\n"
+        "process does not end the job: that process leaves (code 75) and may be started again.\n\n"
+        "Exit code 0: the job has ended. 1: it failed, or nobody answers.",
+    )
+    command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
+    _add_asking(command)
+    command.set_defaults(run="stop")
+
+
+def _add_asking(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--keys", metavar="DIR", type=Path, help="the job's folder of keys, if it has any")
+    add("--timeout", metavar="S", type=float, default=5.0, help="seconds to wait for an answer")
+    add("--json", action="store_true", help="print JSON objects, one a line")
+
+
+def _add_replay(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "replay",
+        "execute a run's tapes again and compare every event",
+        "Exit code 0: everything was identical. 1: the first difference is named, with its event,\n"
+        "or a tape is missing and the gap is named. 2: a tape cannot be read.",
+    )
+    command.add_argument("folder", metavar="RUN", type=Path, help="the run folder, or one tape")
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="ID",
+        default="",
+        help="begin with this snapshot of the run, or with the 'latest', and play what follows",
+    )
+    command.add_argument(
+        "--task",
+        metavar="MODULE:FUNCTION",
+        default="",
+        help="call this in place of the task that the tapes name; its source may differ",
+    )
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="call the task that the tapes name, though somebody else recorded them",
+    )
+    command.add_argument("--json", action="store_true", help="print the findings as JSON")
+    command.set_defaults(run="replay")
+
+
+def _add_tape(orders: Orders) -> None:
+    tape = _command(orders, "tape", "look at tapes and check them")
+    actions = tape.add_subparsers(dest="action", metavar="ACTION", required=True)
+    for name, what, run in (
+        ("show", "print one line per event, in causal order", "tape_show"),
+        ("verify", "check records, clocks and headers without executing", "tape_verify"),
+    ):
+        command = _command(actions, name, what)
+        command.add_argument("folder", metavar="RUN_OR_TAPE", type=Path, help="folder or file")
+        command.add_argument("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=run)
+
+
+def _add_snapshot(orders: Orders) -> None:
+    what = "take snapshots of a job, look at them, check them, export a model"
+    snapshot = _command(orders, "snapshot", what, SNAPSHOTS)
+    actions = snapshot.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_take(actions)
+    for name, what in (
+        ("list", "print one line per snapshot, the newest first"),
+        ("verify", "read every byte of one snapshot or all, and compare clocks and digests"),
+        ("export", "write a snapshot's global parameters as one safetensors file"),
+    ):
+        command = _command(actions, name, what, SNAPSHOTS)
+        add = command.add_argument
+        add("place", metavar="PLACE", help="folder of snapshots, run folder, or URL")
+        if name != "list":
+            add(
+                "snapshot",
+                metavar="ID",
+                nargs="?" if name == "verify" else None,
+                help="which one: syncer.1-1042, or latest",
+            )
+        if name == "export":
+            add("--to", metavar="FILE", type=Path, required=True, help="a new .safetensors file")
+        else:
+            add("--json", action="store_true", help="print JSON")
+        command.set_defaults(run=f"snapshot_{name}")
+
+
+def _add_take(actions: Orders) -> None:
+    command = _command(
+        actions,
+        "take",
+        "have a running job take a snapshot, and print its id",
+        "Whoever is not in it is named, with the reason. The job trains on meanwhile.\n\n"
+        "Exit code 0: it is there. 1: it was discarded, and why; or nobody answers, or the job\n"
+        "ended before.",
+    )
+    command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
+    _add_asking(command)
+    command.set_defaults(run="snapshot_take")
+
+
+def _add_simulate(orders: Orders) -> None:
+    what = "let the same machines run in virtual time, with faults"
+    command = _command(orders, "simulate", what, SIMULATIONS)
+    add = command.add_argument
+    add(
+        "scenario",
+        metavar="SCENARIO",
+        help="a scenario file, a run folder, or one of the names below",
+    )
+    add("--seed", type=int, metavar="S", help="the first seed (default: the scenario's)")
+    add("--seeds", type=int, default=1, metavar="N", help="how many, from the first one on")
+    add("--jobs", type=int, default=0, metavar="J", help="processes (default: one per core)")
+    add("--case", metavar="TEXT", default="", help="only the cases whose names contain it")
+    add(
+        "--set",
+        dest="overrides",
+        metavar="key=value",
+        action="append",
+        default=[],
+        help="override a key of the scenario, such as chips.total=300000; may be given again",
+    )
+    add("--dir", dest="folder", metavar="RUN", type=Path, help="leave tapes and a log there")
+    add("--json", action="store_true", help="print JSON")
+    add_bandwidth(command)
+    command.set_defaults(run="simulate")
+
+
+def add_bandwidth(command: argparse.ArgumentParser) -> None:
+    """The options of ``simulate bandwidth``; by default those of the paper's headline."""
+    add = command.add_argument_group("options of bandwidth").add_argument
+    add("--parameters", metavar="N", type=float, help="of the model, such as 12e9")
+    add("--layers", metavar="L", type=int, help="layers of the model")
+    add("--step-s", metavar="S", type=float, help="seconds of a step")
+    add("--sites", metavar="M", type=int, help="data centres, or learners")
+    add("--interval", metavar="H", type=int, help="steps between two syncs of a fragment")
+    add("--fragments", metavar="P", type=int, help="at most the interval")
+    add("--overlap", metavar="TAU", type=int, help="steps that hide a sync")
+    add("--svg", metavar="FILE", type=Path, help="draw utilisation against bandwidth")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command and leave with its exit code."""
+    top = parser()
+    given = top.parse_args(arguments)
+    if given.version:
+        given.run = "show_version"
+    if not hasattr(given, "run"):
+        top.print_help()
+        sys.exit(2)
+    from ddloco.cli import run as commands  # noqa: PLC0415, so that --help does not wait for it
+
+    try:
+        code = getattr(commands, given.run)(given)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has enough of it; nothing is wrong.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        code = 1
+    sys.exit(code)

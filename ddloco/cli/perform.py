@@ -1,0 +1,200 @@
+"""What ``ddloco perform`` does: a user's own actors, all of them here or some of them on each host.
+
+The actors are a program's (``ddloco.programs.program``); their sockets, folders and addresses are
+made here, as those of a job are made in ``cluster`` and ``serve``.
+"""
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from ddloco.actors.effects import Finish
+from ddloco.cli.ask import complain
+from ddloco.config.addresses import check_dial, check_listen
+from ddloco.config.job import override_said
+from ddloco.config.run_folder import SNAPSHOTS, address_file, next_folder, open_folder
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring.live_display import follow
+from ddloco.monitoring.watch import say
+from ddloco.network.endpoints import dial, new_endpoint
+from ddloco.network.keys import load_curve
+from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.nodes.incarnation_registrar import newest_on_tape
+from ddloco.nodes.serve import is_loopback
+from ddloco.programs.program import Production, load_production
+from ddloco.programs.runner import Company
+from ddloco.replayer.program_replay import beginning_of
+from ddloco.runtime.entry_point import NamedError
+from ddloco.runtime.resume import Beginning, Start, place_outside
+from ddloco.runtime.signals import stop_on_signal
+from ddloco.tapes.code_version import code_version
+from snapshot import SnapshotError, StorageError
+from transport.curve_auth import Curve
+from transport.zeromq import ZmqEndpoint, open_context
+
+ANYWHERE = "tcp://127.0.0.1:*"
+"""Where an actor listens that others on this machine dial."""
+
+
+def perform(given: argparse.Namespace) -> int:
+    """``ddloco perform``."""
+    try:
+        here = find_programs()
+        production = load_production(given.program, options_said(given.overrides))
+        names = _names(production, given.only)
+        at = _addresses(production, names, given.at)
+        curves = {name: _curve(given.keys, production, name) for name in names}
+        _check_binds(production, names, at, keys=given.keys is not None)
+        folder = given.folder or next_folder(here / "runs", production.name)
+        beginning = _beginning(production, given.snapshot, folder)
+        open_folder(folder, production, overwrite=given.overwrite, join=bool(given.only))
+        place = given.place or str((folder / SNAPSHOTS).absolute())
+        company = Company(production, folder, place, code_version(), beginning)
+        finishes = trio.run(_play, company, names, at, curves)
+    except (ConfigError, NamedError, SnapshotError, StorageError) as error:
+        return complain(error)
+    return _conclude(folder, finishes)
+
+
+def find_programs() -> Path:
+    """Programs are found from the folder in which one works; which is that. They are built on our
+    packages, which are imported already and so are what a program finds under their names."""
+    here = Path.cwd()
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))
+    return here
+
+
+def options_said(overrides: Sequence[str]) -> dict[str, Any]:
+    """What ``--set key=value`` says, for the program's function.
+
+    Raises:
+        ConfigError: it is not of that form.
+    """
+    plain: dict[str, Any] = {"options": {}}
+    for said in overrides:
+        if "=" not in said:
+            raise ConfigError(f"--set {said}: want key=value, an argument of the function")
+        override_said(plain, f"options.{said}")
+    return plain["options"]
+
+
+def _names(production: Production, only: Sequence[str]) -> tuple[str, ...]:
+    cast = production.program.cast
+    for name in only:
+        if name not in cast:
+            raise ConfigError(f"--only {name}: the cast is {', '.join(cast)}")
+    return tuple(name for name in cast if not only or name in only)
+
+
+def _addresses(production: Production, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
+    """Where the actors are that others dial: as said, here anywhere."""
+    listeners = production.listeners()
+    at = dict.fromkeys((name for name in listeners if name in names), ANYWHERE)
+    for each in said:
+        name, equals, address = each.partition("=")
+        if not equals or name not in listeners:
+            whom = f"one of {', '.join(listeners)}" if listeners else "nobody, none is dialled"
+            raise ConfigError(f"--at {each}: want NAME=ADDRESS, where NAME is {whom}")
+        check = check_listen if name in names else check_dial
+        check(f"--at {name}:", address)
+        at[name] = address
+    for name in names:
+        for other in production.program.cast[name].dials:
+            if other not in at:
+                raise ConfigError(f"--only: {name} dials {other}; say where with --at {other}=...")
+    return at
+
+
+def _curve(keys: Path | None, production: Production, name: str) -> Curve | None:
+    return load_curve(keys, name, production.listeners()) if keys is not None else None
+
+
+def _check_binds(
+    production: Production, names: Sequence[str], at: Mapping[str, str], *, keys: bool
+) -> None:
+    """Refuse to listen to everyone without keys."""
+    for name in production.listeners():
+        if name in names and not keys and not is_loopback(at[name]):
+            raise ConfigError(
+                f"--at {name}={at[name]}: whoever reaches this address could take part; make keys "
+                f"with `ddloco keys DIR --names {','.join(production.program.cast)}` and name "
+                "them with --keys DIR"
+            )
+
+
+def _beginning(production: Production, said: str, folder: Path) -> Beginning[Start] | None:
+    if not said:
+        return None
+    return beginning_of(*place_outside(said, folder), production)
+
+
+async def _play(
+    company: Company,
+    names: Sequence[str],
+    at: Mapping[str, str],
+    curves: Mapping[str, Curve | None],
+) -> dict[str, Finish]:
+    async with open_context() as context:
+        endpoints = await _connected(company, names, at, curves, context)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(stop_on_signal, company.request_stop)
+            for name in names:
+                nursery.start_soon(follow, company.folder, name, Console())
+            finishes = await company.play(endpoints)
+            nursery.cancel_scope.cancel()
+    return finishes
+
+
+async def _connected(
+    company: Company,
+    names: Sequence[str],
+    at: Mapping[str, str],
+    curves: Mapping[str, Curve | None],
+    context: Any,
+) -> dict[str, ZmqEndpoint]:
+    """Every actor's endpoint, by incarnation: some listen, then all dial whom they need."""
+    addresses, incarnations = dict(at), {name: _incarnation(company, name) for name in names}
+    endpoints = {incarnations[name]: new_endpoint(context, curves[name]) for name in names}
+    for name in names:
+        if name in at:
+            endpoint = endpoints[incarnations[name]]
+            addresses[name] = await _listen(endpoint, company.folder, name, at[name])
+    for name in names:
+        for other in company.production.program.cast[name].dials:
+            try:
+                await dial(
+                    endpoints[incarnations[name]], other, addresses[other], incarnations[name]
+                )
+            except OSError as error:
+                raise ConfigError(f"--at {other}={addresses[other]}: {error.strerror}") from None
+    return endpoints
+
+
+async def _listen(endpoint: ZmqEndpoint, folder: Path, name: str, wanted: str) -> str:
+    try:
+        address = await endpoint.listen(wanted)
+    except OSError as error:
+        raise ConfigError(f"--at {name}={wanted}: {error.strerror}") from None
+    address_file(folder, name).write_text(address)
+    say(f"{name} listens at {address}")
+    return address
+
+
+def _incarnation(company: Company, name: str) -> str:
+    fresh = f"{name}.{newest_on_tape(company.folder / 'tapes', name) + 1}"
+    return company.beginning.incarnation(name) if company.beginning is not None else fresh
+
+
+def _conclude(folder: Path, finishes: Mapping[str, Finish]) -> int:
+    for incarnation, finish in finishes.items():
+        say(f"{incarnation} {finish.status}: {finish.reason}")
+    say(f"replay it with: ddloco replay {folder}")
+    return (
+        FOUND if any(each.status in ("failed", "bad-input") for each in finishes.values()) else HELD
+    )

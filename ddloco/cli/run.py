@@ -1,0 +1,477 @@
+"""What each command does, and the exit codes that it ends with."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.progress import Progress
+
+from clocks import actor_of
+from ddloco.actors.effects import Finish
+from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.cli.examples import EXAMPLES, put_examples
+from ddloco.cli.perform import find_programs, perform
+from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
+from ddloco.cli.tape import show as show_tapes
+from ddloco.cli.tape import verify_folder
+from ddloco.config.job import Job, load_job
+from ddloco.config.run_folder import check_place, holds_job, next_folder, open_folder
+from ddloco.config.toml import ConfigError
+from ddloco.config.trust import check_trust
+from ddloco.monitoring.live_display import Board, show
+from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
+from ddloco.monitoring.watch import follow, say, show_status, stop_job
+from ddloco.network.keys import handed_out, keys_of, make_keys, names_for, with_keys
+from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
+from ddloco.nodes.fault_injector import live_schedule
+from ddloco.nodes.resume import beginning_of
+from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
+from ddloco.nodes.single_process import Cluster, Outcome
+from ddloco.nodes.subprocesses import Processes
+from ddloco.programs.program import is_production
+from ddloco.protocol.tape_facts import is_simulated
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.program_replay import ProgramRerun
+from ddloco.replayer.recording import open_recording, run_folder_of
+from ddloco.replayer.replay import Report, Rerun
+from ddloco.replayer.scheduled_replay import Drive
+from ddloco.runtime.entry_point import NamedError, parted
+from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.runtime.signals import stop_on_signal
+from ddloco.simulation.bandwidth.table import bandwidth
+from ddloco.simulation.report import hostile_worlds, scenario_table
+from ddloco.workers.executor import MODEL_FILE, ChoreError
+from ddloco.workers.lone_baseline import run_baseline
+from ddloco.workers.process import WorkerDiedError
+from ddloco.workers.task import TaskError, task_digest
+from replay import TapeError
+from snapshot import SnapshotError, StorageError
+
+PORT_MAX = 65535
+
+BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
+"""What a replay says about what it was given."""
+
+ELSEWHERE = (perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
+"""Commands that have modules of their own; all are found here, by name."""
+
+
+def show_version(_: argparse.Namespace) -> int:
+    """``ddloco --version``."""
+    print(f"ddloco {version('ddloco')}")
+    return HELD
+
+
+def init(given: argparse.Namespace) -> int:
+    """``ddloco init``: the examples, where their owner can run and change them."""
+    try:
+        made, left = put_examples(given.folder)
+    except ConfigError as error:
+        return complain(error)
+    where = given.folder / EXAMPLES
+    print(f"{where}: {len(made)} files made, {len(left)} were there and are left as they are")
+    return HELD
+
+
+def _job(given: argparse.Namespace) -> Job:
+
+    return load_job(given.job, given.overrides)
+
+
+def run(given: argparse.Namespace) -> int:
+    """``ddloco run``: a whole job here."""
+    try:
+        job = load_job(given.job, given.overrides, given.chaos)
+        task_digest(job.job.task)  # A wrong name is said before there is a run folder.
+        check_place(job)
+        folder = given.folder or next_folder(Path("runs"), job.job.name)
+        if given.schedule is not None:
+            return _drive(given, job, folder)
+        _check_chaos(job, given)
+        keys_of(job, "tcp" if given.processes else job.transport.kind)
+        beginning = beginning_of(job, given.snapshot, folder)
+        open_folder(folder, job, overwrite=given.overwrite)
+    except (ConfigError, TaskError, SnapshotError, StorageError) as error:
+        return complain(error)
+    if job.job.method == "lone":
+        return _run_baseline(job, folder)
+    if given.processes:
+        return _run_job(Processes(job, folder, given.snapshot))
+    return _run_job(Cluster(job, folder, beginning))
+
+
+def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
+    """Train along the tapes of a simulation."""
+    if given.chaos is not None:
+        raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are the simulation's")
+    console = Console()
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task("training along the schedule", total=None)
+            update = partial(bar.update, task)
+            driven = Drive(given.schedule, job, folder, lambda events: update(completed=events))
+            update(total=driven.total)
+            trio.run(driven.run)
+    except (TapeError, ChoreError) as error:
+        return complain(error)
+    except WorkerDiedError as error:
+        return complain(error, FOUND)
+    return _conclude_with(folder, driven.result, console.print)
+
+
+def _check_chaos(job: Job, given: argparse.Namespace) -> None:
+    """Refuse faults that nobody would apply."""
+    if given.chaos is None and not (job.chaos.fault or job.chaos.storm):
+        return
+    asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
+    if job.job.method == "lone":
+        raise ConfigError(f"{asked}: happens to processes, and a lone learner runs without any")
+    if not given.processes:
+        raise ConfigError(f"{asked}: happens to processes; add --processes")
+    try:
+        live_schedule(job)
+    except ConfigError as error:
+        where = f"{given.chaos}: " if given.chaos else f"{given.job}: chaos."
+        raise ConfigError(f"{where}{error}") from None
+
+
+def _run_job(cluster: Cluster | Processes) -> int:
+
+    console = Console()
+    boards: list[Board] = []
+    terminated: list[str] = []
+
+    def terminate(reason: str) -> None:
+        terminated.append(reason)
+        cluster.request_stop(reason)
+
+    async def all_of_it() -> Outcome:
+        done = trio.Event()
+
+        async def watch() -> None:
+            boards.append(await show(cluster.folder, cluster.job, console, done))
+
+        async with trio.open_nursery() as signals:
+            signals.start_soon(stop_on_signal, cluster.request_stop, terminate)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(watch)
+                outcome = await cluster.run()
+                done.set()
+            signals.cancel_scope.cancel()
+        return outcome
+
+    try:
+        outcome = trio.run(all_of_it)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        console.print("ended at once; the tapes hold everything up to here")
+        return FOUND
+    code = _conclude(cluster, outcome, boards[0].result, partial(console.print, soft_wrap=True))
+    return AGAIN if terminated and code == HELD else code
+
+
+def _conclude(
+    cluster: Cluster | Processes,
+    outcome: Outcome,
+    result: dict[str, Any] | None,
+    say: Callable[[str], None],
+) -> int:
+
+    if outcome.bad_input is not None:
+        return complain(outcome.bad_input)
+    if isinstance(cluster, Processes) and cluster.chaos is not None:
+        say(cluster.chaos.summary())
+    for name, reason in outcome.failures.items():
+        say(f"{name} failed: {reason}")
+    code = _conclude_with(cluster.folder, result, say)
+    job = cluster.job.job
+    if result is not None and result["status"] == "stopped" and not cluster.asked:
+        said = f"the job ended at global step {result['t']} of {job.steps}: no learner is left"
+        return complain(said, FOUND)
+    lead = cluster.job.syncer_names()[0]
+    return FOUND if lead in map(actor_of, outcome.failures) else code
+
+
+def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
+    if result is None:
+        return complain(f"{folder}: the job ended without a result", FOUND)
+    loss = result["held_out_loss"]
+    scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
+    say(f"{scored} at global step {result['t']}, {result['merges']} merges")
+    say(f"model {folder / MODEL_FILE}")
+    say(f"replay it with: ddloco replay {folder}")
+    return HELD
+
+
+def _run_baseline(job: Job, folder: Path) -> int:
+
+    console = Console()
+    try:
+        loss = trio.run(run_baseline, job, folder, console)
+    except ChoreError as error:
+        return complain(error)
+    except WorkerDiedError as error:
+        return complain(error, FOUND)
+    scored = f"{loss:.4f}" if loss is not None else "unknown"
+    console.print(f"{job.job.method}: held-out loss {scored} after {job.job.steps} steps")
+    return HELD
+
+
+def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
+    keep_freed_memory()  # Before there is a thread, libzmq's above all.
+    try:
+        job = with_keys(_job(given), given.keys)
+        task_digest(job.job.task)
+        check_place(job)
+        again = holds_job(given.folder, job)  # The same command, given once more.
+        open_folder(given.folder, job, join=given.join or again)
+        finish: Finish = trio.run(serve, job)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        return complain("ended at once; the tape holds everything up to here", FOUND)
+    except (ConfigError, TaskError, SnapshotError, StorageError) as error:
+        return complain(error)
+    if finish.status == "bad-input":
+        return complain(finish.reason)
+    if finish.status == "failed":
+        return complain(finish.reason, FOUND)
+    print(f"{finish.status}: {finish.reason}")
+    return AGAIN if finish.status == "left" else HELD
+
+
+def _patience(given: argparse.Namespace) -> float:
+    """How long an actor waits for others.
+
+    Raises:
+        ConfigError: no such time.
+    """
+    if not 0 <= given.patience < math.inf:
+        raise ConfigError(f"--patience {given.patience}: want seconds, or 0 for ever")
+    return given.patience or math.inf
+
+
+def syncer(given: argparse.Namespace) -> int:
+    """``ddloco syncer``."""
+
+    async def serve(job: Job) -> Finish:
+        shard = given.name, given.connect
+        terms = Terms(
+            with_parent=given.with_parent,
+            snapshot=given.snapshot,
+            patience_s=_patience(given),
+            advertise=given.advertise,
+        )
+        return await serve_syncer(job, given.folder, given.bind, shard, terms)
+
+    return _serve(given, serve)
+
+
+def learner(given: argparse.Namespace) -> int:
+    """``ddloco learner``."""
+
+    async def serve(job: Job) -> Finish:
+        folder, connect, name = given.folder, given.connect, given.name
+        terms = Terms(
+            with_parent=given.with_parent,
+            snapshot=given.snapshot,
+            patience_s=_patience(given),
+            alone=given.alone,
+        )
+        return await serve_learner(job, folder, connect, name, terms)
+
+    return _serve(given, serve)
+
+
+def stop(given: argparse.Namespace) -> int:
+    """``ddloco stop``: end a job for everybody."""
+
+    async def ask() -> None:
+        await stop_job(
+            given.address, timeout_s=timeout_of(given), keys=given.keys, as_json=given.json
+        )
+
+    return look(ask)
+
+
+def keys(given: argparse.Namespace) -> int:
+    """``ddloco keys``: the key pairs of a job's actors."""
+    try:
+        learners = given.learners if given.job is None else load_job(given.job).job.learners
+        names = names_for(learners, given.names)
+        made = make_keys(given.folder, names)
+    except ConfigError as error:
+        return complain(error)
+    for line in handed_out(given.folder, names):
+        print(line)
+    print(f"{len(made)} keys made; {len(names) - len(made)} were there and are left as they are")
+    return HELD
+
+
+def status(given: argparse.Namespace) -> int:
+    """``ddloco status``: how running syncers are."""
+
+    async def ask() -> None:
+        await show_status(
+            given.addresses,
+            timeout_s=timeout_of(given),
+            keys=given.keys,
+            as_json=given.json,
+            watch=given.watch,
+        )
+
+    return look(ask)
+
+
+def observe(given: argparse.Namespace) -> int:
+    """``ddloco observe``: follow a running job."""
+
+    async def watch() -> None:
+        scored = given.evaluate
+        with closing(Metrics(_sinks(given))) as metrics:
+            prints = given.json or (given.prometheus is None and given.tensorboard is None)
+            await follow(
+                given.address,
+                timeout_s=timeout_of(given),
+                keys=given.keys,
+                metrics=metrics,
+                lines=Lines(say, as_json=given.json) if prints else None,
+                evaluate=(load_job(scored), scored) if scored is not None else None,
+            )
+
+    return look(watch)
+
+
+def _sinks(given: argparse.Namespace) -> list[Sink]:
+    sinks: list[Sink] = []
+    if given.tensorboard is not None:
+        sinks.append(TensorBoard(given.tensorboard))
+    if given.prometheus is not None:
+        if not 0 <= given.prometheus <= PORT_MAX:
+            raise ConfigError(f"--prometheus {given.prometheus}: want a port, 0 to {PORT_MAX}")
+        served = Prometheus(given.prometheus)
+        print(f"metrics at http://127.0.0.1:{served.port}/metrics", file=sys.stderr)
+        sinks.append(served)
+    return sinks
+
+
+def replay(given: argparse.Namespace) -> int:
+    """``ddloco replay``: execute tapes again and compare."""
+    console = Console(stderr=True)
+    # Shown once there is something to play, and on terminals only: elsewhere it would leave an
+    # empty line beside the one that says what is wrong.
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    shown = bar.add_task("replaying", total=None)
+    try:
+        rerun = rerun_of(
+            given.folder,
+            lambda events: bar.update(shown, completed=events),
+            lambda what: console.print(f"differs from the recording: {what}"),
+            given.snapshot,
+            task=given.task,
+            trust=given.trust,
+        )
+        bar.update(shown, total=rerun.total)
+        with bar:
+            report = trio.run(rerun.run)
+    except BAD as error:
+        return complain(error)
+    if given.json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print_report(report)
+    return HELD if report.identical else FOUND
+
+
+def rerun_of(
+    folder: Path,
+    progress: Callable[[int], None],
+    warn: Callable[[str], None],
+    snapshot: str,
+    *,
+    task: str,
+    trust: bool,
+) -> Rerun:
+    """The second run of a job, or of a user's program.
+
+    Args:
+        folder: the run folder, or any set of its tapes.
+        progress: called with the number of events played so far.
+        warn: called with what differs before the replay starts.
+        snapshot: one to begin with.
+        task: what the user names in place of the task that the tapes name.
+        trust: whether the user says that what the tapes name may be called.
+
+    Raises:
+        TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
+    """
+    tapes = open_recording(folder)
+    plain = tapes[0].header.job
+    simulated = all(
+        is_simulated(each.header) for each in tapes
+    )  # Nothing that they name is called.
+    if task:
+        parted("--task", task)
+    elif not (trust or simulated):
+        check_trust(run_folder_of(folder), plain)
+    if not is_production(plain):
+        return JobRerun(folder, progress, warn, snapshot, task)
+    find_programs()
+    return ProgramRerun(folder, progress, warn, snapshot, task)
+
+
+def _print_report(report: Report) -> None:
+    for note in (*report.notes, *(f"gap: {gap}" for gap in report.gaps)):
+        print(note)
+    if report.divergence is not None:
+        print(report.divergence.report())
+        return
+    counts = "".join(f"{count} {what}, " for what, count in report.counts.items())
+    compared = f"{report.events} events, {counts.removesuffix(', ')} and {report.payloads} payloads"
+    if report.identical:
+        print(f"identical: {compared} executed again, every one equal to the bit")
+    else:
+        print(f"no difference in {compared}, but {report.unverified} results were not verified")
+
+
+def simulate(given: argparse.Namespace) -> int:
+    """``ddloco simulate``: machines in virtual time."""
+    try:
+        if given.scenario == "bandwidth":
+            return bandwidth(given)
+        if given.scenario == "hostile":
+            return hostile_worlds(given)
+        return scenario_table(given)
+    except ConfigError as error:
+        return complain(error)
+
+
+def tape_show(given: argparse.Namespace) -> int:
+    """``ddloco tape show``: one line per event."""
+    try:
+        for line in show_tapes(given.folder, as_json=given.json):
+            print(line)
+    except TapeError as error:
+        return complain(error)
+    return HELD
+
+
+def tape_verify(given: argparse.Namespace) -> int:
+    """``ddloco tape verify``: records, clocks, invariants."""
+    try:
+        held, lines = verify_folder(given.folder, as_json=given.json)
+    except (TapeError, ConfigError) as error:
+        return complain(error)
+    for line in lines:
+        print(line)
+    return HELD if held else FOUND

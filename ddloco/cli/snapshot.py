@@ -1,0 +1,299 @@
+"""What ``ddloco snapshot`` does: snapshots taken, listed, verified, and made into a model."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress
+
+from ddloco.actors.snapshot_adapter import DISCARDED, TAKEN
+from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.config.job import load_job
+from ddloco.config.run_folder import SNAPSHOTS, place_of, run_of_place
+from ddloco.config.toml import ConfigError, read_toml
+from ddloco.monitoring.client import UnansweredError, open_observer
+from ddloco.monitoring.watch import say
+from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.runtime.observer_protocol import News
+from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
+
+GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
+"""The entry in which a syncer keeps a fragment: its number, and the version of the parameters."""
+
+
+class PlaceError(ValueError):
+    """Nothing can be looked at there."""
+
+
+Command = Callable[[argparse.Namespace, Store], int]
+
+
+def _on_place(command: Command, given: argparse.Namespace) -> int:
+    """Run a command on a place; what is wrong with that is one line."""
+    try:
+        return command(given, open_store(given.place))
+    except PlaceError as error:
+        return complain(error)
+    except (SnapshotError, StorageError) as error:
+        return complain(error, FOUND)
+
+
+def open_store(place: str) -> Store:
+    """The store of a place, or of a run folder that has one.
+
+    Raises:
+        PlaceError: there is none.
+    """
+    path = Path(place)
+    # A place has a folder of that name, too, for its manifests; but none of blobs within it.
+    inner = path / SNAPSHOTS
+    is_run = "://" not in place and (
+        (inner / "blobs").is_dir() or (inner / SNAPSHOTS).is_dir() or (path / "job.toml").exists()
+    )
+    try:
+        store = _store_of_run(path) if is_run else Store(place)
+        if not store.exists():
+            raise PlaceError(f"{store.name}: no snapshots are there")
+    except (SnapshotError, ConfigError) as error:
+        raise PlaceError(str(error)) from None
+    return store
+
+
+def _store_of_run(folder: Path) -> Store:
+    """The place that a run's own job file names, and there the snapshots of that run."""
+    file = folder / "job.toml"
+    if not file.exists() or "job" not in read_toml(file):  # Of a program, then.
+        return Store(folder / SNAPSHOTS)
+    job = load_job(file)
+    return Store(place_of(job, folder), run_of_place(job, folder))
+
+
+def _id_of(store: Store, snapshot: str) -> str:
+    try:
+        return store.find(snapshot)
+    except SnapshotError as error:
+        raise PlaceError(str(error)) from None
+
+
+# take
+
+
+def snapshot_take(given: argparse.Namespace) -> int:
+    """``ddloco snapshot take``: have a running job take one."""
+
+    async def ask() -> None:
+        async with open_observer(given.address, timeout_of(given), given.keys) as observer:
+            said = await observer.snapshot()
+        for line in _said_of(given.address, said, as_json=given.json):
+            say(line)
+
+    return look(ask)
+
+
+def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
+    """What became of it: the id, then who is not in it, and why.
+
+    Raises:
+        UnansweredError: there is no such snapshot.
+    """
+    if said.event == DISCARDED:
+        reason = said.fields["reason"]
+        raise UnansweredError(f"{address}: the snapshot was discarded: {reason}")
+    if said.event != TAKEN:
+        reason = said.fields.get("reason", "no reason was given")
+        raise UnansweredError(f"{address}: the job ended before the snapshot was there: {reason}")
+    id_, absent = id_of(said.fields["snapshot"]), said.fields.get("absent", {})
+    if as_json:
+        taken = {"id": id_, "participants": list(said.fields["parts"]), "absent": dict(absent)}
+        return [json.dumps(taken)]
+    return [id_, *(_without(id_, who, why) for who, why in absent.items())]
+
+
+def _without(id_: str, who: str, why: str) -> str:
+    return f"{id_}: without {who}: {why}"
+
+
+# list
+
+
+def snapshot_list(given: argparse.Namespace) -> int:
+    """``ddloco snapshot list``: one line for each."""
+    return _on_place(_list, given)
+
+
+def _list(given: argparse.Namespace, store: Store) -> int:
+    listed = store.snapshots()
+    rows = rows_of(store, listed)
+    if given.json:
+        print(json.dumps(rows, indent=2))
+    elif not rows:
+        print("no snapshots")
+    else:
+        for line in table(rows):
+            print(line)
+    return FOUND if any(each.manifest is None for each in listed) else HELD
+
+
+def rows_of(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
+    """What there is to say of snapshots, newest first.
+
+    ``new_bytes`` are those that no older snapshot of the place shares.
+    """
+    seen: set[str] = set()
+    rows: list[dict[str, Any]] = []
+    for each in reversed(listed):
+        if each.manifest is None:
+            rows.append({"id": each.id, "problem": each.problem})
+            continue
+        sizes = store.sizes(each.manifest)
+        new = sum(size for digest, size in sizes.items() if digest not in seen)
+        seen.update(sizes)
+        known = sum(sizes.values()) == each.manifest.nbytes
+        rows.append(_row(each.manifest, new if known else None))
+    rows.reverse()
+    return sorted(rows, key=lambda row: "problem" in row)
+
+
+def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
+    return {
+        "id": manifest.id,
+        "order": manifest.order,
+        "participants": [part.who for part in manifest.parts],
+        "absent": dict(manifest.absent),
+        "bytes": manifest.nbytes,
+        "new_bytes": new_bytes,
+        "facts": dict(manifest.facts),
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> list[str]:
+    """The rows as people read them."""
+    cells = [["id", "order", "participants", "absent", "bytes", "new bytes"]]
+    for row in rows:
+        if "problem" not in row:
+            new = row["new_bytes"]
+            cells.append(
+                [
+                    row["id"],
+                    str(row["order"]),
+                    str(len(row["participants"])),
+                    str(len(row["absent"])),
+                    f"{row['bytes']:,}",
+                    "?" if new is None else f"{new:,}",
+                ]
+            )
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join([each[0].ljust(widths[0]), *map(str.rjust, each[1:], widths[1:])])
+        for each in cells
+    ]
+    for row in rows:
+        absent = row.get("absent", {})
+        lines += [_without(row["id"], who, why) for who, why in absent.items()]
+    return lines + [f"unreadable: {row['problem']}" for row in rows if "problem" in row]
+
+
+# verify
+
+
+def snapshot_verify(given: argparse.Namespace) -> int:
+    """``ddloco snapshot verify``: every byte of one snapshot, or of all."""
+    return _on_place(_verify, given)
+
+
+def _verify(given: argparse.Namespace, store: Store) -> int:
+    listed = store.snapshots()
+    wanted = [each.id for each in listed]
+    if given.snapshot is not None:
+        wanted = [_id_of(store, given.snapshot)]
+    total: dict[str, int] = {}
+    for each in listed:
+        if each.manifest is not None and each.id in wanted:
+            total.update(store.sizes(each.manifest))
+    console = Console(stderr=True)
+    with Progress(
+        *Progress.get_default_columns(),
+        DownloadColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("verifying", total=sum(total.values()))
+        verifier = store.verifier(partial(bar.advance, task))
+        problems = {id_: verifier.verify(id_) for id_ in wanted}
+    wrong = sum(map(bool, problems.values()))
+    if given.json:
+        found = {"files": verifier.files, "bytes": verifier.nbytes, "problems": problems}
+        print(json.dumps(found, indent=2))
+    else:
+        for line in dict.fromkeys(line for lines in problems.values() for line in lines):
+            print(line)
+        said = f"{verifier.nbytes:,} bytes in {verifier.files} files checked"
+        print(f"{len(wanted) - wrong} of {len(wanted)} snapshots intact; {said}")
+    return FOUND if wrong else HELD
+
+
+# export
+
+
+def snapshot_export(given: argparse.Namespace) -> int:
+    """``ddloco snapshot export``: the global parameters as one file."""
+    return _on_place(_export, given)
+
+
+def _export(given: argparse.Namespace, store: Store) -> int:
+    id_ = _id_of(store, given.snapshot)
+    if given.to.exists():
+        raise PlaceError(f"{given.to}: is there already; choose a new file")
+    manifest = store.manifest(id_)
+    tensors, versions = parameters(store, manifest)
+    said = ",".join(str(versions[p]) for p in sorted(versions))
+    facts = {key: str(value) for key, value in manifest.facts.items()}
+    about = {**facts, "snapshot": manifest.snapshot, "versions": said}
+    try:
+        save_tensors(given.to, tensors, about)
+    except OSError as error:
+        raise PlaceError(f"{error.filename or given.to}: {error.strerror or error}") from None
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    print(f"{given.to}: {len(tensors)} tensors of {len(versions)} fragments, {nbytes:,} bytes")
+    return HELD
+
+
+def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
+    """The global parameters by name, of each fragment the newest version, and which that is.
+
+    Raises:
+        SnapshotError: the snapshot does not have all of them, or a file is damaged.
+    """
+    newest: dict[int, tuple[int, str]] = {}
+    for part in manifest.parts:
+        if _is_syncer(part.who):
+            for digest in part.contents:
+                for entry in store.read_piece(digest):
+                    named = GLOBAL.fullmatch(entry.name)
+                    if entry.kind == "array" and named is not None:
+                        p, version = int(named[1]), int(named[2])
+                        newest[p] = max(newest.get(p, (-1, "")), (version, entry.digest))
+    absent = [f"{who} ({why})" for who, why in manifest.absent.items() if _is_syncer(who)]
+    missing = [str(p) for p in range(max(newest, default=0) + 1) if p not in newest]
+    if absent or missing:
+        lacks = f"the syncer {absent[0]}" if absent else f"fragment {missing[0]}"
+        raise SnapshotError(f"{store.name}: {manifest.id} is without {lacks}, so no whole model")
+    tensors: dict[str, NDArray[Any]] = {}
+    for p in sorted(newest):
+        for name, tensor in store.read_tensors(newest[p][1]).items():
+            if name in tensors:
+                raise SnapshotError(f"{store.name}: {manifest.id} has {name} in two fragments")
+            tensors[name] = tensor
+    return tensors, {p: version for p, (version, _) in newest.items()}
+
+
+def _is_syncer(who: str) -> bool:
+    """``syncer.1``, and with shards ``syncer-0.1``; learners' names begin otherwise."""
+    return re.fullmatch(r"syncer(-[0-9]+)?\.[0-9]+", who) is not None

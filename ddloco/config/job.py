@@ -1,0 +1,443 @@
+"""The job file: one definition for the TOML, the ``--set`` overrides and the tape's header.
+
+Every key has a default but the task. What is wrong is said in one line that names file and field.
+"""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ddloco.config.faults import LARGE, SYNCER, Faults, Whole, impossible
+from ddloco.config.span import snapshots_said, unbounded
+from ddloco.config.toml import ConfigError, Section, convert, read_toml
+from ddloco.config.trust import digest_of
+from ddloco.protocol.fragment_plan import FragmentPlan, Leaf, make_plan, wire_layout
+from transport import PROTOCOL_VERSION, layout_problem
+
+Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
+Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+
+LEARNERS_MAX = 1024
+"""As many as a syncer was measured with. Each message has a clock, and each clock an entry for each
+actor, so what all are told grows with the square of their number, and so does a snapshot: with four
+times as many learners its clocks are sixteen million counts, held until all parts are there."""
+
+SYNCERS_MAX = 64
+"""More shards than one job has fragments worth sharing out."""
+
+Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
+DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
+
+
+class JobTable(Section, frozen=True):
+    """``[job]``: what is trained, how long, by how many, with which method."""
+
+    task: str
+    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-][\w.-]*\Z")] = "job"
+    seed: Whole = 0
+    steps: Positive = 500
+    learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
+    syncers: Annotated[int, Meta(ge=1, le=SYNCERS_MAX)] = 1
+    method: Method = "decoupled-diloco"
+
+
+class Sync(Section, frozen=True):
+    """``[sync]``: fragments P, interval H, overlap tau, quorum K, and the grace window.
+
+    ``grace`` is the safety factor gamma of Eq. 3; ``grace_steps_max`` bounds the window in steps.
+    ``staleness`` is how many intervals behind the newest version a contribution may have started.
+    ``band`` is how many times the usual norm, or the usual tokens of a step, a contribution is
+    believed; 0 believes everything that is finite.
+    ``pull`` says who is asked once the quorum is there: "unmerged", everybody who has trained steps
+    that are in no merge yet, or "fresh", only those who finished a step since the last launch, as
+    the paper may be read (its section 3.3).
+    """
+
+    fragments: Positive = 24
+    interval: Positive = 24
+    overlap: Positive = 2
+    quorum: Positive = 1
+    grace: Share = 0.5
+    grace_steps_max: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
+    pull: Literal["unmerged", "fresh"] = "unmerged"
+    staleness: Positive = 1
+    band: Annotated[float, Meta(ge=0.0, le=LARGE)] = 32.0
+    fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
+
+
+class Elastic(Section, frozen=True):
+    """``[elastic]``: of the data-parallel methods, how long the job stands still.
+
+    ``downscale_s`` to go on without a replica that was lost, ``upscale_s`` to take one in,
+    ``restart_s`` to go on when a job that is not elastic has all its replicas again; seconds, on
+    top of what the processes themselves need.
+    """
+
+    downscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    upscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    restart_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+
+
+class Inner(Section, frozen=True):
+    """``[inner]``: the inner optimizer, unless the task brings its own."""
+
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 1e-3
+    b1: Share = 0.9
+    b2: Share = 0.99
+    weight_decay: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    warmup: Whole = 0
+    clip: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
+
+
+class Outer(Section, frozen=True):
+    """``[outer]``: Nesterov on the merged outer gradient; how contributions become one.
+
+    Tensors whose names match a pattern of ``average`` are merged by the plain weighted average
+    also under "rda" (the paper does so for embeddings).
+    """
+
+    lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
+    momentum: Share = 0.9
+    merge: Literal["rda", "average"] = "rda"
+    average: tuple[str, ...] = ("*embed*",)
+
+
+class Transport(Section, frozen=True):
+    """``[transport]``: how actors reach each other in one ``run``, and with which keys.
+
+    ``keys`` is a folder that ``ddloco keys`` made. Over inproc it is not looked at: nothing leaves
+    the process. ``insecure`` lets a syncer without keys listen to everybody.
+    """
+
+    kind: Literal["inproc", "ipc", "tcp"] = "inproc"
+    keys: str = ""
+    insecure: bool = False
+
+
+class TapeTable(Section, frozen=True):
+    """``[tape]``: what is recorded, what happens when recording fails, and where copies go.
+
+    With ``ship`` a learner's tape travels to the syncer's folder, in segments of at most
+    ``segment_bytes``, none older than ``segment_s`` seconds when it leaves. With ``keep`` what lies
+    before the oldest of so many snapshots ("2 snapshots") is dropped; where it is empty, nothing.
+    """
+
+    level: Literal["events", "off"] = "events"
+    on_error: Literal["stop", "drop"] = "stop"
+    ship: bool = True
+    segment_bytes: Annotated[int, Meta(ge=4096, le=2**20)] = 2**18
+    segment_s: Annotated[float, Meta(gt=0.0, le=3600.0)] = 1.0
+    keep: str = ""
+
+    @property
+    def ships(self) -> bool:
+        """Whether there are tapes, and they travel."""
+        return self.ship and self.level != "off"
+
+    @property
+    def bound(self) -> int:
+        """The newest so many snapshots bound what is kept; 0 for all of it."""
+        return snapshots_said(self.keep) or 0
+
+
+class SnapshotTable(Section, frozen=True):
+    """``[snapshot]``: when pictures of the whole job are taken, where they are, how many stay.
+
+    Every ``every_s`` seconds, every ``every_steps`` global steps (0 for never), and with either of
+    them once more at a graceful end; on request always. ``place`` is a folder or an address that
+    fsspec knows; where it is empty, ``RUN/snapshots``. The newest ``keep`` stay, and of the older
+    ones every ``keep_every``-th (0 for none).
+    """
+
+    every_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    every_steps: Whole = 0
+    place: str = ""
+    keep: Positive = 5
+    keep_every: Whole = 0
+
+    @property
+    def wanted(self) -> bool:
+        """Whether any are taken without being asked for."""
+        return bool(self.every_s or self.every_steps)
+
+
+class Worker(Section, frozen=True):
+    """``[worker]``: the environment of the processes that run JAX.
+
+    ``threads`` is XLA's pool (NPROC); it changes the bits of weight gradients, so it is part of a
+    worker's fingerprint. ``env`` adds to the environment, for XLA_FLAGS and the like.
+    """
+
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    env: dict[str, str] = {}
+
+
+class LearnerTable(Section, frozen=True):
+    """``[learner.NAME]``: what is different about one learner."""
+
+    factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
+    shard: Whole | None = None
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    env: dict[str, str] = {}
+
+
+class Job(Section, frozen=True):
+    """A whole job file, resolved."""
+
+    job: JobTable
+    task: dict[str, Any] = {}
+    sync: Sync = Sync()
+    elastic: Elastic = Elastic()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    transport: Transport = Transport()
+    tape: TapeTable = TapeTable()
+    snapshot: SnapshotTable = SnapshotTable()
+    worker: Worker = Worker()
+    chaos: Faults = Faults()
+    learner: dict[str, LearnerTable] = {}
+
+    def learner_names(self) -> tuple[str, ...]:
+        """``learner-0`` and so on, in order of number."""
+        return tuple(f"learner-{index}" for index in range(self.job.learners))
+
+    def syncer_names(self) -> tuple[str, ...]:
+        """``syncer``, or with several shards ``syncer-0``, which leads, and so on."""
+        count = self.job.syncers
+        return (SYNCER,) if count == 1 else tuple(f"{SYNCER}-{n}" for n in range(count))
+
+    def names(self) -> tuple[str, ...]:
+        """Every actor of the job: syncers, then learners."""
+        return (*self.syncer_names(), *self.learner_names())
+
+    def syncer_of(self, fragment: int) -> str:
+        """The shard that owns a fragment."""
+        names = self.syncer_names()
+        return names[fragment % len(names)]
+
+    def learner_table(self, name: str) -> LearnerTable:
+        """What the file says of one learner."""
+        return self.learner.get(name, LearnerTable())
+
+    def shard(self, name: str) -> int:
+        """Which of the ``learners`` data shards a learner trains on."""
+        shard = self.learner_table(name).shard
+        return int(name.rpartition("-")[2]) if shard is None else shard
+
+    def worker_of(self, name: str) -> Worker:
+        """The environment of one actor's worker process."""
+        table = self.learner_table(name)
+        env = {**self.worker.env, **table.env}
+        return Worker(table.threads or self.worker.threads, env)
+
+    @property
+    def id(self) -> str:
+        """Name and digest: the job that messages and tapes belong to."""
+        # Of what a tape's header has, so that whoever reads one can compute it again.
+        return f"{self.job.name}-{digest_of(self.as_plain())}"
+
+    def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
+        """How this job cuts the task's parameters into fragments."""
+        sync = self.sync
+        if self.job.method in DATA_PARALLEL:
+            # Gradients travel whole.
+            return make_plan(leaves, fragments=1, interval=1, strategy="balanced")
+        return make_plan(
+            leaves,
+            fragments=sync.fragments,
+            interval=sync.interval,
+            strategy=sync.fragmentation,
+        )
+
+    def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
+        """How this job cuts the task's parameters; each fragment fits one message.
+
+        Raises:
+            ValueError: one does not, or there is no such plan.
+        """
+        plan = self.plan(leaves)
+        for p in range(len(plan.fragments)):
+            problem = layout_problem(wire_layout(plan, p))
+            if problem is not None:
+                raise ValueError(f"fragment {p} of {len(plan.fragments)}: {problem}; {self._cure}")
+        if len(plan.fragments) < self.job.syncers:
+            raise ValueError(
+                f"its parameters make {len(plan.fragments)} fragments, which are fewer than the "
+                f"{self.job.syncers} shards of job.syncers; each shard owns at least one"
+            )
+        return plan
+
+    @property
+    def _cure(self) -> str:
+        """What to do about a fragment that is too large for a message."""
+        if self.job.method in DATA_PARALLEL:
+            return f"gradients of a {self.job.method} job travel whole: stack tensors, or merge"
+        return "raise sync.fragments, or stack tensors"
+
+    def agreement(self, plan: FragmentPlan) -> dict[str, str]:
+        """What two sides of a handshake must share, by name."""
+        return {
+            "protocol": str(PROTOCOL_VERSION),
+            "job": self.id,
+            "fragment plan": plan.digest[:16],
+        }
+
+    def as_plain(self) -> dict[str, Any]:
+        """Plain data, without what is not set (TOML has no null)."""
+        return _without_none(msgspec.to_builtins(self))
+
+
+def _without_none(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _without_none(each) for key, each in plain.items() if each is not None}
+    if isinstance(plain, list | tuple):
+        return [_without_none(each) for each in plain]
+    return plain
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = None) -> Job:
+    """Read a job file and apply ``key=value`` overrides such as ``sync.quorum=2``.
+
+    Args:
+        path: the job file.
+        overrides: what is said on the command line.
+        chaos: a file of faults, which takes the place of the job's own ``[chaos]``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
+            bounds, or at odds with another.
+    """
+    plain = read_toml(path)
+    if chaos is not None:
+        plain["chaos"] = read_toml(chaos)
+        convert(plain["chaos"], Faults, str(chaos))
+    for override in overrides:
+        override_said(plain, override)
+    if chaos is not None:
+        job = convert(plain, Job, str(path))
+        problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
+        if problem is not None:
+            raise ConfigError(f"{chaos}: {problem}")
+    return job_from(plain, str(path))
+
+
+def job_from(plain: Any, source: str) -> Job:
+    """Check plain data against the schema, and its fields against each other.
+
+    Raises:
+        ConfigError: as for ``load_job``.
+    """
+    job = convert(plain, Job, source)
+    problem = _contradiction(job)
+    if problem:
+        raise ConfigError(f"{source}: {problem}")
+    return job
+
+
+def override_said(plain: dict[str, Any], said: str) -> None:
+    """Set a key as people say it: ``sync.quorum=2``.
+
+    Raises:
+        ConfigError: it is not of that form, or leads through something that is no table.
+    """
+    key, equals, text = said.partition("=")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except RecursionError:
+        raise ConfigError(f"--set {key}: nested too deep") from None
+    except ValueError:  # No TOML, or a date or a number that there is not.
+        value = text  # A bare word is a string; shells eat the quotes that TOML wants.
+    if not equals or ("." not in key and not isinstance(value, dict)):
+        shown = said[:200] if said.isprintable() else ascii(said[:200])
+        raise ConfigError(f"--set {shown}: want section.key=value, such as sync.quorum=2")
+    override(plain, key.strip(), value, source=f"--set {said}")
+
+
+def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:
+    """Set ``section.key`` in plain data; tables that are missing are made.
+
+    Raises:
+        ConfigError: the key is empty, or leads through something that is no table.
+    """
+    *tables, name = key.split(".")
+    if not name:
+        raise ConfigError(f"{source}: want section.key=value, such as sync.quorum=2")
+    table: Any = plain
+    for part in tables:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise ConfigError(f"{source}: {part} is no table")
+    table[name] = value
+
+
+def _contradiction(job: Job) -> str | None:
+    """The first pair of fields that cannot both be so."""
+    sync, names = job.sync, job.learner_names()
+    if sync.fragments > sync.interval:
+        return (
+            f"sync.fragments: {sync.fragments} fragments in an interval of {sync.interval} steps; "
+            f"at most one fragment is due at a step, so at most {sync.interval}"
+        )
+    if sync.quorum > job.job.learners:
+        return (
+            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners is never met; "
+            f"at most {job.job.learners}"
+        )
+    if sync.overlap >= sync.interval and sync.interval > 1:
+        return (
+            f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
+            f"a fragment would be due again before it is back, so at most {sync.interval - 1}"
+        )
+    if 0.0 < sync.band <= 1.0:
+        return (
+            f"sync.band: {sync.band} times the usual refuses the usual; above 1, or 0 for no band"
+        )
+    if job.job.syncers > sync.fragments:
+        return (
+            f"job.syncers: {job.job.syncers} shards of {sync.fragments} fragments; each owns at "
+            f"least one, so at most {sync.fragments}"
+        )
+    if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
+        return f"job.syncers: {job.job.method} has one"
+    if job.snapshot.wanted and job.job.method != "decoupled-diloco":
+        key = "every_s" if job.snapshot.every_s else "every_steps"
+        return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
+    problem = _unusable(job)
+    if problem is not None:
+        return problem
+    table, taken = job.tape, job.snapshot
+    unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
+    if unbound is not None:
+        return unbound
+    problem = impossible(job.chaos, names, job.syncer_names())
+    if problem is not None:
+        return f"chaos.{problem}"
+    for name, table in job.learner.items():
+        if name not in names:
+            return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
+        if table.shard is not None and table.shard >= job.job.learners:
+            return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None
+
+
+def _unusable(job: Job) -> str | None:
+    """The first text that stands for something, and does not."""
+    for pattern in job.outer.average:
+        if not pattern or not pattern.isprintable() or pattern.count("[") > pattern.count("]"):
+            said = "want a shell pattern of tensors' names, such as *embed*"
+            return f"outer.average: {pattern[:80]!r} is no pattern; {said}"
+    tables = {"worker": job.worker.env}
+    tables |= {f"learner.{name}": table.env for name, table in job.learner.items()}
+    for where, env in tables.items():
+        for name in env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                return f"{where}.env: {name[:80]!r} is no variable's name"
+    if not job.snapshot.place.isprintable():
+        return f"snapshot.place: {job.snapshot.place[:80]!a} is no path and no URL"
+    return None

@@ -1,0 +1,131 @@
+"""Whose word runs code: the runs that this user recorded are known again by a mark.
+
+A tape's header names a task, and a replay imports and calls it, with the options that stand beside
+it: whoever can write a header could name ``subprocess:getoutput``. So every run folder gets a mark
+when it is opened, a checksum of the job under a key that only this user has. A folder without this
+user's mark was recorded elsewhere, or its job is another one now; it is replayed only when the user
+confirms the task (``--trust``) or names one (``--task``).
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clocks import read_regular
+from ddloco.config.toml import ConfigError
+
+MARK_FILE = ".recorded-by"
+"""In a run folder: a line for every user who has recorded there, in hexadecimal."""
+
+MARK_BYTES_MAX = 2**16
+KEY_BYTES = 32
+
+
+def content_of(plain: Mapping[str, Any]) -> bytes:
+    """What is recorded, as bytes: a job's settings or a program's, as a tape's header has them.
+
+    Where a host has its keys is its own affair: hosts must agree on these bytes.
+    """
+    transport = plain.get("transport")
+    if isinstance(transport, dict):
+        plain = {**plain, "transport": {**transport, "keys": ""}}
+    try:
+        return msgspec.json.encode(plain, order="deterministic")
+    except (TypeError, ValueError, RecursionError):
+        return b""  # No recorder wrote this.
+
+
+def digest_of(plain: Mapping[str, Any]) -> str:
+    """The end of a job's id, after its name."""
+    return hashlib.sha256(content_of(plain)).hexdigest()[:12]
+
+
+def leave_mark(folder: Path, plain: Mapping[str, Any]) -> None:
+    """Mark a run folder as recorded by this user. Where there is no home to keep a key in, or the
+    folder cannot be written, it stays without, and a replay will ask."""
+    with suppress(OSError, RuntimeError):
+        line = _mark(_key(), plain)
+        if line in _marks(folder):
+            return
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(folder / MARK_FILE, flags, 0o644)
+        try:
+            os.write(file, f"{line}\n".encode())
+        finally:
+            os.close(file)
+
+
+def is_ours(folder: Path, plain: Mapping[str, Any]) -> bool:
+    """Whether this user recorded this very job in that folder."""
+    try:
+        mark = _mark(read_regular(_key_file()), plain)
+    except (OSError, RuntimeError):
+        return False
+    return any(hmac.compare_digest(mark, line) for line in _marks(folder))
+
+
+def check_trust(folder: Path, plain: Mapping[str, Any]) -> None:
+    """Refuse to execute what somebody else's tapes name.
+
+    Raises:
+        ConfigError: this user did not record them; says what would be executed.
+    """
+    if is_ours(folder, plain):
+        return
+    named = plain.get("program") or _task_of(plain)
+    what = "program" if "program" in plain else "task"
+    raise ConfigError(
+        f"{folder}: was not recorded by this user on this machine, and a replay calls the {what} "
+        f"that its tapes name, {str(named)[:100]!r}, with the options that they name; say --trust "
+        f"if you trust whoever wrote them, or --task MODULE:FUNCTION to use a {what} of yours"
+    )
+
+
+def _task_of(plain: Mapping[str, Any]) -> object:
+    table = plain.get("job")
+    return table.get("task") if isinstance(table, dict) else None
+
+
+def _mark(key: bytes, plain: Mapping[str, Any]) -> str:
+    return hmac.new(key, content_of(plain), hashlib.sha256).hexdigest()
+
+
+def _marks(folder: Path) -> list[str]:
+    try:
+        return read_regular(folder / MARK_FILE, MARK_BYTES_MAX).decode("ascii").split()
+    except (OSError, UnicodeDecodeError):
+        return []
+
+
+def _key_file() -> Path:
+    said = os.environ.get("XDG_STATE_HOME", "")
+    state = Path(said) if said.startswith("/") else Path.home() / ".local" / "state"
+    return state / "ddloco" / "recorder.key"
+
+
+def _key() -> bytes:
+    """This user's key; made the first time."""
+    path = _key_file()
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        partial = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            # Of two that make it at once, one is taken by both.
+            with suppress(FileExistsError):
+                os.link(partial, path)
+        finally:
+            partial.unlink()
+    key = read_regular(path)
+    if len(key) != KEY_BYTES:
+        raise OSError(0, "is no key", str(path))
+    return key

@@ -1,0 +1,1 @@
+"""What must hold in every run, checked beside simulated worlds and on tapes."""

@@ -1,0 +1,134 @@
+"""What checks are made of: who has handled an event, and where; and how they object."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Observe
+from ddloco.config.job import Job
+from ddloco.protocol.fragment_plan import FragmentPlan
+from transport import Effect, Event
+
+Effects = Sequence[Effect]
+
+
+class Stage(Protocol):
+    """Where events happen: a simulated world, or a set of tapes."""
+
+    @property
+    def job(self) -> Job:
+        """The job that is run."""
+        ...
+
+    @property
+    def plan(self) -> FragmentPlan:
+        """How its parameters are cut."""
+        ...
+
+    @property
+    def now(self) -> float:
+        """Seconds since the world's start; on a tape, since its actor's."""
+        ...
+
+
+class Role(Protocol):
+    """One incarnation of an actor, which has just handled an event."""
+
+    @property
+    def incarnation(self) -> str:
+        """Its name and number, ``learner-3.2``."""
+        ...
+
+    @property
+    def actor_name(self) -> str:
+        """``learner-3``."""
+        ...
+
+    @property
+    def actor(self) -> Actor:
+        """Its machine, links and clock."""
+        ...
+
+    @property
+    def at(self) -> float:
+        """Seconds since its start."""
+        ...
+
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+
+class Violation(Exception):  # noqa: N818, it is the field's word
+    """An invariant does not hold; the text begins with its name."""
+
+    def __init__(self, invariant: str, said: str) -> None:
+        super().__init__(f"{invariant}: {said}")
+        self.invariant = invariant
+        self.said = said
+
+
+def hold(condition: object, invariant: str, said: str) -> None:
+    """Raise a violation unless ``condition`` holds."""
+    if not condition:
+        raise Violation(invariant, said)
+
+
+class Books(Generic[S, R]):
+    """A check that does nothing when actors come and go.
+
+    Attributes:
+        invariants: the names of what it looks at.
+        looked: how often each invariant was looked at.
+    """
+
+    invariants: tuple[str, ...] = ()
+
+    def __init__(self) -> None:
+        self.looked: Counter[str] = Counter()
+
+    def hold(self, condition: object, invariant: str, said: str) -> None:
+        """Count a look, and raise a violation unless ``condition`` holds."""
+        self.looked[invariant] += 1
+        hold(condition, invariant, said)
+
+    def started(self, stage: S, role: R, /) -> None:
+        """An actor is about to take its first event."""
+
+    def died(self, stage: S, role: R, /) -> None:
+        """An actor is gone."""
+
+    def observed(self, role: R, what: Observe, /) -> None:
+        """An actor has observed something."""
+
+    def see(self, stage: S, role: R, event: Event, effects: Effects, /) -> None:
+        """An event was handled."""
+
+
+class PerSyncer(Books[Any, Any]):
+    """A check with books of its own for each syncer of a job.
+
+    Args:
+        make: makes the books.
+    """
+
+    def __init__(self, make: Callable[[], Books[Any, Any]]) -> None:
+        super().__init__()
+        self.invariants = make().invariants
+        self._make = make
+        self._books: dict[str, Books[Any, Any]] = {}
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """A syncer's books know that it has started; learners have none."""
+        name = role.actor_name
+        if name in stage.job.syncer_names():
+            if name not in self._books:
+                self._books[name] = self._make()
+                self._books[name].looked = self.looked
+            self._books[name].started(stage, role)
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """It is for the syncer's own books."""
+        if role.actor_name in self._books:
+            self._books[role.actor_name].see(stage, role, event, effects)

@@ -1,0 +1,151 @@
+"""Which trained tokens reach a merge: the share that no overwrite, loss or refusal took away.
+
+A trained token changes every fragment, so it can be merged up to P times. Two shares are counted:
+
+* ``merged``: of the trained tokens, those of steps that are in at least one merge;
+* ``in_fragments``: of token times fragment. The difference to 100 % is what an overwrite replaces:
+  steps that end between a pull's snapshot and the arrival of the new version (paper, Algorithm 1,
+  line 16: up to tau of H steps), and steps since a version that was never pulled.
+
+Steps that the syncers had not heard of when they launched their last sync are not counted: the job
+ended before anybody could have asked for them.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddloco.actors.effects import Observe
+from ddloco.invariants.base import Books, Effects, Role, Stage
+from ddloco.protocol.effects import MergeFragment
+from ddloco.protocol.events import FragmentMerged, StepFinished
+from ddloco.protocol.messages import Contribution, Progress, Pull
+from transport import Event, MessageArrived, Transmit
+
+
+@dataclass
+class Trained:
+    """What one incarnation has trained, and which of its steps are in a merge."""
+
+    tokens: dict[int, int] = field(default_factory=dict[int, int])
+    """Tokens of each finished step, by step."""
+    merged: set[int] = field(default_factory=set[int])
+    in_fragments: int = 0
+    """Tokens in merges, counted once for each fragment."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Percent of ``trained`` tokens that are in ``merged`` merges, and ``in_fragments``; and in how
+    many of all ``merges`` each learner was, by incarnation."""
+
+    trained: int
+    merged: float
+    in_fragments: float
+    merges: int
+    took_part: dict[str, int]
+
+    def line(self) -> str:
+        """One line for people."""
+        return (
+            f"{self.merged:.2f} % of {self.trained} trained tokens are in a merge, "
+            f"{self.in_fragments:.2f} % counted by fragment"
+        )
+
+
+class MergedTokens(Books[Stage, Role]):
+    """Counts trained and merged tokens from events and effects alone; it objects to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._trained: dict[str, Trained] = {}
+        self._contributions: dict[tuple[str, int, int], Contribution] = {}
+        self._work: dict[tuple[str, int], tuple[int, int]] = {}
+        self._heard: dict[str, int] = {}
+        self._linked: dict[str, set[str]] = {}
+        """Who is linked, by syncer."""
+        self._until: dict[str, dict[str, int]] = {}
+        """By syncer, whom it was linked to at its last launch, and the step reported by then."""
+        self._took_part: Counter[str] = Counter()
+        self._merges = 0
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """A syncer that has started again is linked to nobody."""
+        if role.actor_name in stage.job.syncer_names():
+            self._linked[role.actor_name] = set()
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Count what an event says, and which syncs it launches."""
+        del stage
+        if isinstance(event, StepFinished):
+            trained = self._trained.setdefault(role.incarnation, Trained())
+            trained.tokens[event.step] = event.tokens
+        elif isinstance(event, MessageArrived):
+            self._message(event)
+        elif isinstance(event, FragmentMerged):
+            launched = self._work.pop((role.incarnation, event.work), None)
+            if launched is not None:  # Averaged gradients are not fragments.
+                self._merged(*launched, event)
+        for effect in effects:
+            self._asked(role, effect)
+
+    def _message(self, event: MessageArrived[Any]) -> None:
+        match event.body:
+            case Progress(step):
+                self._heard[event.sender] = step
+            case Contribution(t, fragment):
+                self._contributions[event.sender, t, fragment] = event.body
+            case _:
+                pass
+
+    def _asked(self, role: Role, effect: Any) -> None:
+        syncer = role.actor_name
+        match effect:
+            case MergeFragment(work, t, fragment):
+                self._work[role.incarnation, work] = t, fragment
+            case Transmit(body=Pull()):
+                heard, linked = self._heard, self._linked[syncer]
+                self._until[syncer] = {name: heard.get(name, 0) for name in linked}
+            case Observe("joined", fields):
+                self._linked[syncer].add(fields["learner"])
+            case Observe("lost", fields) if syncer in self._linked:
+                self._linked[syncer].discard(fields["learner"])
+            case _:
+                pass
+
+    def _merged(self, t: int, fragment: int, event: FragmentMerged) -> None:
+        self._merges += 1
+        for name in event.accepted:
+            said = self._contributions[name, t, fragment]
+            self._took_part[name] += 1
+            trained = self._trained.setdefault(name, Trained())
+            trained.in_fragments += said.tokens
+            trained.merged.update(range(said.step - said.steps + 1, said.step + 1))
+        self._contributions = {
+            key: said for key, said in self._contributions.items() if key[1:] != (t, fragment)
+        }
+
+    def results(self, fragments: int) -> dict[str, float]:
+        """Percent by column of a table; nothing where nothing was merged."""
+        share = self.share(fragments)
+        if not share.merges:
+            return {}
+        return {"in a merge": share.merged, "by fragment": share.in_fragments}
+
+    def share(self, fragments: int) -> Share:
+        """What share of the tokens is merged, in a job of ``fragments``."""
+        total, merged, in_fragments = 0, 0, 0
+        for name, each in self._trained.items():
+            known = [until[name] for until in self._until.values() if name in until]
+            last = max(known) if known else max(each.tokens, default=0)
+            counted = {step: n for step, n in each.tokens.items() if step <= last}
+            total += sum(counted.values())
+            merged += sum(n for step, n in counted.items() if step in each.merged)
+            in_fragments += each.in_fragments
+        return Share(
+            trained=total,
+            merged=100 * merged / total if total else 100.0,
+            in_fragments=100 * in_fragments / (total * fragments) if total else 100.0,
+            merges=self._merges,
+            took_part=dict(sorted(self._took_part.items())),
+        )

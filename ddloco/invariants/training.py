@@ -1,0 +1,373 @@
+"""What must hold in every run, checked from events and effects alone: merging, learning, clocks.
+
+Each check has the stable name of its invariant. It keeps books of its own from what actors are
+told and what they ask for; where it reads a machine's state, it is to bound it, not to believe it.
+So the same checks look at simulated worlds, beside them, and at the tapes of any run, afterwards:
+there ``ddloco.invariants.tape_audit`` lets the machines decide again.
+
+Which invariant is looked at where:
+
+* here, in worlds and on tapes: merge-once, token-conservation, outer-monotone, weights-valid,
+  staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor, no-learner-waits-on-learner,
+  inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap;
+* in worlds only, where more is known than actors are told: ``truth``: clock-vs-truth, data-cursor,
+  optimizer-with-params, and token-conservation of what arrays really hold. ``bounds``:
+  bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
+  honest-believed, starts-over. ``pictures``: cut-consistent, channel-complete,
+  snapshot-terminates, concurrent-snapshots, and of what snapshots hold data-cursor,
+  optimizer-with-params, merge-once. ``hostile``: heal-progress, participation, and by running a
+  world again determinism-check and record-is-inert;
+* in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
+  other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
+  that the tapes of hostile worlds replay (replay-bit-exact); that snapshots delay no step and no
+  merge (snapshot-does-not-stall). Each check is proved able to fail by the bugs in
+  ``mutations.py`` and ``mutations_pictures.py`` of ``tests/ddloco/simulation``;
+* not yet, for want of what they are about: identity and replay-attack (keys), disk-error-safe
+  beyond what the tape does live.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clocks import INCARNATIONS_MAX, actor_of, number_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish, Observe
+from ddloco.invariants.base import Books, Effects, Role, Stage
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.protocol.effects import InstallState, MergeFragment, Overwrite, RunStep
+from ddloco.protocol.events import FragmentMerged, Recovered, StateInstalled, StepFinished
+from ddloco.protocol.messages import Contribution, GlobalFragment, Resume, StatePiece
+from transport import Event, MessageArrived, Transmit
+
+
+@dataclass
+class Desk:
+    """What one syncer has before it: contributions by handle, merges under way by work, and the
+    newest incarnation that it has heard of each learner."""
+
+    newest: Counter[str]
+    arrived: dict[str, tuple[str, Contribution, int]] = field(default_factory=dict[str, Any])
+    merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
+
+
+class Merging(Books[Stage, Role]):
+    """merge-once, token-conservation, outer-monotone, weights-valid, staleness-bound,
+    merge-order-canonical, no-zombie: what the syncer does with contributions."""
+
+    invariants = (
+        "merge-once", "token-conservation", "outer-monotone", "weights-valid", "staleness-bound",
+        "merge-order-canonical", "no-zombie",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.merges: list[tuple[float, int, int, tuple[str, ...]]] = []
+        """(seconds, t, fragment, learners) of every merge."""
+        self.tokens: Counter[str] = Counter()
+        """Tokens merged, by incarnation, every fragment counted."""
+        self.versions: Counter[int] = Counter()
+        self._spent: set[tuple[str, int, int]] = set()
+        self._desks: dict[str, Desk] = {}
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """A new syncer has nothing under way, and must not need what only the old one knew."""
+        if role.actor_name in stage.job.syncer_names():
+            before = self._desks.get(role.actor_name)
+            self._desks[role.actor_name] = Desk(before.newest if before else Counter())
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Only the syncer merges."""
+        if not isinstance(role.actor.machine, Syncer):
+            return
+        desk = self._desks[role.actor_name]
+        if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
+            self._contribution(desk, event, event.body, role.actor)
+        elif isinstance(event, FragmentMerged):
+            self._merged(stage, desk, event)
+        elif isinstance(event, Recovered):
+            desk.merging.clear()
+        for effect in effects:
+            if isinstance(effect, MergeFragment):
+                self._merge(stage, desk, effect)
+            elif isinstance(effect, Observe) and effect.event == "joined":
+                actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
+                desk.newest[actor] = max(desk.newest[actor], number_of(number))
+
+    def _contribution(
+        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, actor: Actor
+    ) -> None:
+        """It is taken, or let go of at once: then it was refused, or its sender is no member, and
+        if anybody holds it, it is for a snapshot."""
+        holders = actor.handles.held().get(event.handle, 0)
+        if holders > actor.snapshots.holding().count(event.handle):
+            newest = desk.newest[actor_of(event.sender)]
+            desk.arrived[event.handle] = (event.sender, said, newest)
+
+    def _merge(self, stage: Stage, desk: "Desk", merge: MergeFragment) -> None:
+        names = [share.name for share in merge.shares]
+        sync = stage.job.sync
+        in_order = sorted(set(names), key=str.encode) == names
+        self.hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
+        taken = {handle for handle, (_, said, _) in desk.arrived.items() if said.t == merge.t}
+        lost = sorted(desk.arrived[each][0] for each in taken - {s.handle for s in merge.shares})
+        said_of = f"contributions of {lost} were taken and are not in merge {merge.t}"
+        self.hold(not lost, "token-conservation", said_of)
+        for share in merge.shares:
+            known = share.handle in desk.arrived
+            self.hold(known, "token-conservation", f"merge {merge.t}: nobody said {share.handle}")
+            sender, said, newest = desk.arrived[share.handle]
+            alive = number_of(sender) >= newest
+            self.hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
+            told = (sender, said.t, said.fragment)
+            meant = told == (share.name, merge.t, merge.fragment)
+            self.hold(meant, "merge-once", f"{told} in {merge}")
+            weight = said.tokens * (said.tokens / said.steps)
+            self.hold(share.weight == weight, "weights-valid", f"{share.weight} for {weight}")
+            lag = self.versions[merge.fragment] - said.base
+            late = lag > sync.staleness * sync.interval
+            self.hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
+        desk.merging[merge.work] = merge
+
+    def _merged(self, stage: Stage, desk: "Desk", event: FragmentMerged) -> None:
+        merge = desk.merging.pop(event.work)
+        come = {share.name: desk.arrived.pop(share.handle) for share in merge.shares}
+        fates = sorted([*event.accepted, *(name for name, _ in event.refused)], key=str.encode)
+        each_one = fates == list(come)
+        self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}, fates {fates}")
+        for name in event.accepted:
+            _, said, _ = come[name]
+            spent = (name, said.fragment, said.base)
+            again = spent in self._spent
+            self.hold(not again, "merge-once", f"tokens of {spent} at t {merge.t} again")
+            self._spent.add(spent)
+            self.tokens[name] += said.tokens
+        if not event.accepted:
+            return
+        ones = abs(sum(event.weights) - 1.0) < 1e-12 and min(event.weights) > 0.0
+        self.hold(ones, "weights-valid", f"weights {event.weights} of merge {merge.t}")
+        before = self.versions[merge.fragment]
+        self.hold(before < merge.t, "outer-monotone", f"version {merge.t} after {before}")
+        self.versions[merge.fragment] = merge.t
+        self.merges.append((stage.now, merge.t, merge.fragment, event.accepted))
+
+
+STARTS_MAX = 4
+"""Of a fragment a learner has answered at most a few versions ago; older ones are forgotten."""
+
+
+@dataclass
+class Trained:
+    """What one learner has trained on, from its steps alone."""
+
+    held: list[int]
+    """Per fragment the version that its parameters started from, -1 for none."""
+    tokens: list[int] = field(default_factory=lambda: [0])
+    """Tokens after each step, from 0 on."""
+    starts: dict[int, deque[tuple[int, int]]] = field(default_factory=dict[int, Any])
+    """Per fragment (version, step after which it went in), newest last."""
+    coming: tuple[Overwrite, ...] = ()
+    installing: tuple[int, ...] = ()
+
+    def take(self, fragment: int, version: int, step: int) -> None:
+        """A version goes in after ``step``."""
+        self.held[fragment] = version
+        starts = self.starts.setdefault(fragment, deque(maxlen=STARTS_MAX))
+        starts.append((version, step))
+
+    def finish(self, tokens: int) -> None:
+        """A step is finished, and what went in before it is there."""
+        for each in self.coming:
+            self.take(each.fragment, each.version, len(self.tokens) - 1)
+        self.coming = ()
+        self.tokens.append(self.tokens[-1] + tokens)
+
+    def install(self, *, sound: bool) -> None:
+        """A peer's state was taken over, if it is sound."""
+        for fragment, version in enumerate(self.installing if sound else ()):
+            self.take(fragment, version, 0)
+
+    def agrees(self, said: Contribution) -> bool:
+        """Whether a contribution counts what was trained since its base, and nothing else."""
+        if said.step >= len(self.tokens):
+            return False
+        return any(
+            version == said.base
+            and said.steps == said.step - start > 0
+            and said.tokens == self.tokens[said.step] - self.tokens[start]
+            for version, start in self.starts.get(said.fragment, ())
+        )
+
+
+class Learning(Books[Stage, Role]):
+    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
+    token-conservation of what learners say that they have trained on."""
+
+    invariants = (
+        "no-learner-waits-on-learner", "inner-steps-never-block", "outer-monotone",
+        "no-unhealed-donor", "token-conservation",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: dict[str, list[float]] = {}
+        """When each incarnation finished its steps."""
+        self._trained: dict[str, Trained] = {}
+        self._instead: set[tuple[str, int, int]] = set()
+
+    def died(self, stage: Stage, role: Role) -> None:
+        """Nobody asks any more what it held."""
+        self._trained.pop(role.incarnation, None)
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Only learners learn."""
+        if not isinstance(role.actor.machine, Learner):
+            return
+        name = role.incarnation
+        steps = self.steps.setdefault(name, [])
+        if name not in self._trained:
+            self._trained[name] = Trained([-1] * len(stage.plan.fragments))
+        trained = self._trained[name]
+        if isinstance(event, MessageArrived):
+            if isinstance(event.body, GlobalFragment) and event.body.instead:
+                self._instead.add((name, event.body.fragment, event.body.version))
+        elif isinstance(event, StepFinished):
+            steps.append(stage.now)
+            trained.finish(event.tokens)
+            goes_on = any(isinstance(effect, RunStep | Finish) for effect in effects)
+            self.hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
+        elif isinstance(event, StateInstalled):
+            trained.install(sound=event.sound)
+        for effect in effects:
+            match effect:
+                case RunStep():
+                    self._run(stage, name, event, effect)
+                case Transmit(body=Contribution() as said):
+                    what = f"{name} did not train what {said} says"
+                    self.hold(trained.agrees(said), "token-conservation", what)
+                case InstallState() if isinstance(event, MessageArrived):
+                    assert isinstance(event.body, StatePiece), "the last piece completes a state"
+                    trained.installing = event.body.versions
+                case _:
+                    pass
+
+    def _run(self, stage: Stage, name: str, event: Event, run: RunStep) -> None:
+        trained, done = self._trained[name], len(self.steps[name])
+        self.hold(run.step == done + 1, "outer-monotone", f"{name}: step {run.step}")
+        if run.step == 1:
+            mended = [each.fragment for each in run.overwrites]
+            held = [p for p, version in enumerate(trained.held) if version >= 0]
+            whole = len({*mended, *held}) == len(stage.plan.fragments)
+            self.hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
+            self.hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
+        else:
+            own = isinstance(event, StepFinished)
+            self.hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
+        for each in run.overwrites:
+            held_now = trained.held[each.fragment]
+            again = (name, each.fragment, each.version) in self._instead
+            said = f"{name} overwrites {held_now} with {each.version}"
+            self.hold(held_now < each.version + again, "outer-monotone", said)
+        trained.coming = run.overwrites
+
+
+def begins(event: Event) -> bool:
+    """Whether a learner may begin at this: its parameters have come, or where to go on."""
+    if isinstance(event, MessageArrived):
+        return isinstance(event.body, GlobalFragment | Resume)
+    return isinstance(event, StateInstalled)
+
+
+class Causal(Books[Stage, Role]):
+    """clock-causal: an actor's own entry counts its events; the others only grow, and are no
+    smaller than those of whatever it is told.
+
+    Told are only messages whose session stands. A late Welcome of a lost session is answered and
+    teaches nothing, although the clock may long have heard newer events of its sender: what it
+    says of others may since have been retired there, and not be known here at all.
+    """
+
+    invariants = ("clock-causal",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[str, dict[str, int]] = {}
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """Whoever starts knows nothing."""
+        self._before[role.incarnation] = {}
+
+    def died(self, stage: Stage, role: Role) -> None:
+        """Its clock is nobody's any more."""
+        self._before.pop(role.incarnation, None)
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Compare the clock with what it was, and with what has come."""
+        me, clock, floors = role.incarnation, role.actor.clock, role.actor.floors
+        before = self._before[me]
+        number = before.get(me, 0) + 1
+        self.hold(clock.number == number, "clock-causal", f"{me} counts {clock.number}, {number}")
+        if not isinstance(event, MessageArrived):
+            before[me] = number
+            return
+        mine = event.clock.get(me, 0)
+        said = f"{me}:{number} is told of its event {mine}, which has not happened"
+        self.hold(mine < number, "clock-causal", said)
+        known = clock[event.sender] >= event.clock.get(event.sender, 0)
+        believed = known and role.actor.links.stands(event)
+        told = event.clock if believed else {}
+        for name, count in {**before, **told}.items():
+            least = max(count, before.get(name, 0))
+            kept = clock[name] >= least or number_of(name) < floors.get(actor_of(name), 0)
+            kept = kept or _crowded_out(name, clock.others())
+            self.hold(kept, "clock-causal", f"{me}:{number} has {name}:{clock[name]}, not {least}")
+        self._before[me] = {me: number, **{name: clock[name] for name in clock.others()}}
+
+
+def _crowded_out(name: str, known: Sequence[str]) -> bool:
+    """Whether newer incarnations of the same actor have taken all its places in a clock."""
+    actor, number = actor_of(name), number_of(name)
+    newer = [each for each in known if actor_of(each) == actor and number_of(each) > number]
+    return len(newer) >= INCARNATIONS_MAX
+
+
+class Durable(Books[Stage, Role]):
+    """ack-after-durable: what any learner has received, a syncer that starts again still has."""
+
+    invariants = ("ack-after-durable",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[str, dict[int, dict[int, int]]] = {}
+        """By actor, number and fragment the version that an incarnation found."""
+        self._told: dict[str, dict[int, dict[int, tuple[int, str]]]] = {}
+        """By actor, number and fragment the newest version that one told, and to whom."""
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Look when a syncer has found what was kept, and when a learner is told of a version.
+
+        Whichever is seen first: tapes are looked at one by one.
+        """
+        if isinstance(event, Recovered):
+            kept = {each.fragment: each.version for each in event.kept}
+            actor, number = actor_of(role.incarnation), number_of(role.incarnation)
+            self._found.setdefault(actor, {})[number] = kept
+            for teller, told in self._told.get(actor, {}).items():
+                for p, (version, who) in told.items() if teller < number else ():
+                    self._agree(number, p, kept, version, who)
+        elif isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+            actor, teller = actor_of(event.sender), number_of(event.sender)
+            p, version = event.body.fragment, event.body.version
+            told = self._told.setdefault(actor, {}).setdefault(teller, {})
+            if version > told.get(p, (-1, ""))[0]:
+                told[p] = version, role.incarnation
+            for number, kept in self._found.get(actor, {}).items():
+                if teller < number:
+                    self._agree(number, p, kept, version, role.incarnation)
+
+    def _agree(self, number: int, p: int, kept: dict[int, int], version: int, who: str) -> None:
+        found = kept.get(p, 0)
+        said = f"{who} has had version {version} of {p}, incarnation {number} found {found}"
+        self.hold(version <= found, "ack-after-durable", said)

@@ -1,0 +1,1 @@
+"""What decides: every choice of a learner, a syncer or a baseline, as pure state machines."""

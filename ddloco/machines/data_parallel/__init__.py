@@ -1,0 +1,1 @@
+"""Synchronous data-parallel training, the baseline that learners are compared with."""

@@ -1,0 +1,302 @@
+"""The averager machine: synchronous data-parallel training, the baseline that learners are held to.
+
+It owns parameters and optimizer. For every step it sends the parameters to its replicas, waits for
+the gradient of each of them, averages, updates, and goes on. What that costs is the point:
+
+* a job that is not elastic stops whenever a replica is lost, until every one is back;
+* an elastic one stops to go on without it (``downscale_s``), and again to take it back in
+  (``upscale_s``).
+
+``[elastic]`` says how long the program of such a job would need for that; the time that processes
+themselves need to start comes on top.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from clocks import actor_of, number_of
+from ddloco.actors.effects import Finish, Observe
+from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
+from ddloco.config.job import Job
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.shutdown import FAREWELL, Farewell
+from ddloco.protocol.effects import AverageGradients, MakeParameters, Share
+from ddloco.protocol.events import Evaluated, FragmentMerged, ModelSaved, ParametersMade, Started
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.messages import Contribution, GlobalFragment, Roster
+from transport import (
+    BULK,
+    CONTROL,
+    Drop,
+    Effect,
+    Event,
+    Hangup,
+    Keep,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+RECONFIGURE = "reconfigure"
+PROBE = "probe"
+PROBE_S = 2.0
+"""How often an averager makes sure that those whom it waits for are there: dead ones are found in
+that time, which is short beside what going on without one costs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """One replica's gradient of the step under way."""
+
+    said: Contribution
+    handle: str
+
+
+class Averager:
+    """One data-parallel job's decisions.
+
+    Args:
+        job: the resolved job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._elastic = job.job.method == "elastic-data-parallel"
+        self._plan: FragmentPlan | None = None
+        self._membership = Membership(1)
+        self._version = 0
+        self._group: dict[str, bool] = {}
+        """Replicas of the step under way, each with whether it was sent the parameters."""
+        self._parts: dict[str, Gradient] = {}
+        self._standing = True
+        """Whether no step is under way: before the first, and while replicas are missing."""
+        self._pause_until: float | None = None
+        self._averaging = 0
+        self._work = 0
+        self._farewell: Farewell | None = None
+        self._stopping: str | None = None
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Take one event; see the module for what an averager does."""
+        effects = self._take(at, event)
+        if self._farewell is not None:
+            return effects + self._farewell.leave(len(self._membership.members))
+        return effects + self._advance(at)
+
+    def _take(self, at: float, event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                self._plan = self._job.plan(event.leaves)
+                me = event.incarnation
+                self._membership.newest[actor_of(me)] = number_of(me)
+                made = MakeParameters(self._next_work(), (0,))
+                return [Keep("theta/0/0"), Keep("wire/0/0"), made]
+            case ParametersMade():
+                assert self._plan is not None
+                listening = Observe("listening", {"fragments": 1, "steps": self._job.job.steps})
+                listen = Listen(self._job.agreement(self._plan))
+                return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
+            case MessageArrived():
+                return self._message(event)
+            case FragmentMerged():
+                return self._averaged(event)
+            case PeerJoined(peer, incarnation):
+                return self._joined(at, peer, incarnation)
+            case PeerLost(peer, reason):
+                return self._lost(at, peer, reason)
+            case TimerFired(timer) if timer == RECONFIGURE:
+                self._pause_until = None
+                return []
+            case TimerFired(timer) if timer == PROBE and self._farewell is None:
+                return self._probe(at)
+            case TimerFired(timer) if timer == FAREWELL and self._farewell is not None:
+                self._farewell.patient = False
+                return []
+            case Evaluated(_, loss) if self._farewell is not None:
+                return self._farewell.result(loss)
+            case ModelSaved() if self._farewell is not None:
+                self._farewell.saved = True
+                return []
+            case WorkFailed():
+                return self._failed(event)
+            case StopRequested(reason) | LeaveRequested(reason):
+                # Nothing is kept of such a job before its end, so nobody could go on with it.
+                self._stopping = self._stopping or reason
+                return []
+            case _:
+                return []
+
+    # Replicas come and go.
+
+    def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
+        member, effects = self._membership.join(at, peer, incarnation)
+        if member is None:
+            return effects
+        if self._farewell is not None:
+            effects.append(self._farewell.stop(peer))
+        # One that comes back was gone, whether that was noticed or not.
+        for former in [each for each in self._group if each not in self._membership.members]:
+            effects += self._without(at, former)
+        fields = {"learner": incarnation, "epoch": self._membership.epoch}
+        return [Observe("joined", fields), *effects]
+
+    def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
+        member = self._membership.lose(peer)
+        if member is None:
+            return []
+        effects: list[Effect] = [Observe("lost", {"learner": member.incarnation, "reason": reason})]
+        if self._farewell is not None:
+            return effects
+        return [*effects, *self._without(at, peer)]
+
+    def _without(self, at: float, peer: str) -> list[Effect]:
+        """Go on without a replica, or stop because of it."""
+        if self._group.pop(peer, None) is None:
+            return []
+        if not self._elastic or not self._group:
+            self._standing = True  # The gradients of the others stay good.
+            return []
+        return self._pause(at, self._job.elastic.downscale_s, f"{peer} was lost")
+
+    def _probe(self, at: float) -> list[Effect]:
+        """Say something to whoever is waited for: a link shows only then that nobody is there."""
+        roster = Roster(self._membership.epoch, {})
+        missing = [peer for peer in self._group if peer not in self._parts]
+        sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
+        return [SetTimer(PROBE, at + PROBE_S), *sends]
+
+    def _pause(self, at: float, seconds: float, reason: str) -> list[Effect]:
+        if seconds <= 0:
+            return []
+        self._pause_until = max(self._pause_until or 0.0, at + seconds)
+        seen = Observe("reconfigures", {"seconds": seconds, "reason": reason})
+        return [SetTimer(RECONFIGURE, self._pause_until), seen]
+
+    # Steps.
+
+    def _advance(self, at: float) -> list[Effect]:
+        """Begin, or average, or wait for somebody."""
+        if self._averaging or self._pause_until is not None:
+            return []
+        if self._stopping is not None:
+            return self._wind_up(at, "stopped", self._stopping)
+        if self._standing:
+            return self._begin(at)
+        effects = self._send_parameters()
+        if any(peer not in self._parts for peer in self._group):
+            return effects
+        return [*effects, *self._average()]
+
+    def _begin(self, at: float) -> list[Effect]:
+        """Take everybody in who is there, if they suffice."""
+        members = list(self._membership.members)
+        everybody = len(members) == self._job.job.learners
+        if not members or not (everybody or (self._elastic and self._version > 0)):
+            return []
+        self._standing = False
+        self._group = dict.fromkeys(members, False)
+        gone = [peer for peer in self._parts if peer not in self._group]
+        effects: list[Effect] = [Drop(self._parts.pop(peer).handle) for peer in gone]
+        if self._version > 0:
+            elastic = self._job.elastic
+            seconds = elastic.upscale_s if self._elastic else elastic.restart_s
+            effects += self._pause(at, seconds, f"{len(members)} replicas go on")
+        if self._pause_until is not None:
+            return effects
+        return [*effects, *self._send_parameters()]
+
+    def _send_parameters(self) -> list[Effect]:
+        unsent = [peer for peer, sent in self._group.items() if not sent]
+        said = GlobalFragment(0, self._version)
+        wire = f"wire/0/{self._version}"
+        effects: list[Effect] = []
+        for peer in unsent:
+            self._group[peer] = True
+            if peer not in self._parts:
+                effects.append(Send(peer, BULK, said, wire, key="global/0"))
+        return effects
+
+    def _message(self, event: MessageArrived[Any]) -> list[Effect]:
+        member, said = self._membership.members.get(event.peer), event.body
+        if member is None:
+            return []
+        if not isinstance(said, Contribution) or not event.handle:
+            return []
+        trained = said.tokens > 0 and said.steps == 1
+        fits = trained and said.base == self._version and said.fragment == 0 and not self._averaging
+        if not fits or event.peer not in self._group or event.peer in self._parts:
+            fields = {"learner": member.incarnation, "reason": "it does not answer this step"}
+            return [Observe("refused", fields)]
+        self._parts[event.peer] = Gradient(said, event.handle)
+        return [Keep(event.handle)]
+
+    def _average(self) -> list[Effect]:
+        t = self._version + 1
+        shares = tuple(
+            Share(peer, part.handle, float(part.said.tokens), self._version)
+            for peer, part in sorted(self._parts.items(), key=lambda each: each[0].encode())
+        )
+        out = (f"theta/0/{t}", f"wire/0/{t}")
+        work = AverageGradients(self._next_work(), t, f"theta/0/{self._version}", shares, out)
+        self._averaging = work.work
+        return [*(Keep(handle) for handle in out), work]
+
+    def _averaged(self, event: FragmentMerged) -> list[Effect]:
+        self._averaging = 0
+        parts, self._parts = self._parts, {}
+        effects: list[Effect] = [Drop(part.handle) for part in parts.values()]
+        for learner, reason in event.refused:
+            effects.append(Observe("refused", {"learner": learner, "reason": reason}))
+        old, new = self._version, self._version + 1
+        for peer in self._group:
+            self._group[peer] = False
+        if not event.accepted:
+            return [*effects, Drop(f"theta/0/{new}"), Drop(f"wire/0/{new}")]
+        self._version = new
+        # Whoever has joined meanwhile is taken in now; a job that is not elastic had no room.
+        self._standing = self._elastic and any(
+            peer not in self._group for peer in self._membership.members
+        )
+        effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(event)]
+        if new >= self._job.job.steps:
+            self._stopping = self._stopping or ""
+        return effects
+
+    def _seen(self, event: FragmentMerged) -> Observe:
+        fields = {
+            "t": self._version,
+            "fragment": 0,
+            "learners": list(event.accepted),
+            "weights": [round(weight, 6) for weight in event.weights],
+            "grace_s": 0.0,
+            "live": len(self._membership.members),
+            "taking_part": len(self._group),
+            "averaged": len(event.accepted),
+        }
+        return Observe("merge", fields)
+
+    # The end.
+
+    def _wind_up(self, at: float, status: Any, reason: str) -> list[Effect]:
+        if not reason:
+            status, reason = "done", f"global step {self._version}"
+        evaluating, saving = self._next_work(), self._next_work()
+        self._farewell = Farewell(status, reason, self._version, self._version, evaluating)
+        members, thetas = list(self._membership.members), (f"theta/0/{self._version}",)
+        return self._farewell.begin(at, members, thetas, saving, None)
+
+    def _failed(self, event: WorkFailed) -> list[Effect]:
+        farewell = self._farewell
+        if farewell is not None and event.work == farewell.evaluating:
+            return [Observe("not evaluated", {"reason": event.reason}), *farewell.result(None)]
+        status = "bad-input" if event.kind == "task" else "failed"
+        farewells = [Hangup(peer, event.reason) for peer in self._membership.members]
+        return [*farewells, Finish(status, event.reason)]
+
+    def _next_work(self) -> int:
+        self._work += 1
+        return self._work

@@ -1,0 +1,137 @@
+"""The replica machine: one part of a data-parallel job.
+
+It is sent the parameters, computes the gradient of its next batch, sends it, and waits: that it
+waits, at every step, for the slowest of all is what learners do not.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ddloco.actors.effects import Finish, Observe, Status
+from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
+from ddloco.config.faults import SYNCER
+from ddloco.config.job import Job
+from ddloco.protocol.effects import Differentiate
+from ddloco.protocol.events import Started, StepFinished
+from ddloco.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from transport import (
+    BULK,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Hangup,
+    Keep,
+    MessageArrived,
+    PeerLost,
+    PeerRefused,
+    Retire,
+    Send,
+)
+
+
+@dataclass(slots=True)
+class Computing:
+    """The gradient under way, or the parameters for the next one."""
+
+    version: int
+    handle: str
+    since: float = 0.0
+
+
+class Replica:
+    """One replica's decisions.
+
+    Args:
+        job: the resolved job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._step = 0
+        self._work = 0
+        self._computing: Computing | None = None
+        self._next: Computing | None = None
+        self._stopping: str | None = None
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Take one event; see the module for what a replica does."""
+        match event:
+            case Started():
+                agreement = self._job.agreement(self._job.plan(event.leaves))
+                waiting = Observe("waiting", {"for": "the parameters", "fragments": 1})
+                return [Dial(SYNCER, agreement), waiting]
+            case StepFinished():
+                return self._finished(at, event)
+            case MessageArrived():
+                return self._message(at, event)
+            case PeerLost(_, reason):
+                return [Observe("syncer lost", {"reason": reason, "step": self._step})]
+            case PeerRefused(peer, reason):
+                return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
+            case WorkFailed(_, kind, reason):
+                return self._finish("bad-input" if kind == "task" else "failed", reason)
+            case StopRequested(reason):
+                return self._stop(reason)
+            case LeaveRequested(reason):
+                return self._finish("left", reason)
+            case _:
+                return []
+
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        match event.body:
+            case GlobalFragment(_, version) if event.handle:
+                return self._receive(at, version, event.handle)
+            case Roster(_, floors):
+                return [Retire(floors)]
+            case Stop(_, reason):
+                return self._stop(reason)
+            case _:
+                return []
+
+    def _receive(self, at: float, version: int, handle: str) -> list[Effect]:
+        """New parameters; the same ones again are asked for when a gradient was lost."""
+        computing = self._computing
+        if computing is not None and computing.version == version:
+            return []
+        effects: list[Effect] = [Keep(handle)]
+        if self._next is not None:
+            effects.append(Drop(self._next.handle))
+        self._next = Computing(version, handle)
+        return effects if computing is not None else effects + self._compute(at)
+
+    def _compute(self, at: float) -> list[Effect]:
+        if self._stopping is not None:
+            return self._finish("done", self._stopping)
+        if self._next is None:
+            return []
+        self._computing, self._next = self._next, None
+        self._computing.since = at
+        self._work += 1
+        step = self._step + 1
+        out = f"out/{step}"
+        return [Keep(out), Differentiate(self._work, step, self._computing.handle, out)]
+
+    def _finished(self, at: float, event: StepFinished) -> list[Effect]:
+        computing, self._computing = self._computing, None
+        assert computing is not None, "a gradient came that was not asked for"
+        self._step = event.step
+        effects: list[Effect] = [Drop(computing.handle)]
+        out = f"out/{event.step}"
+        if event.step == 1 and not math.isfinite(event.loss):
+            reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
+            return [*effects, Drop(out), *self._finish("bad-input", reason)]
+        t, tokens = computing.version + 1, event.tokens
+        said = Contribution(t, 0, computing.version, event.step, 1, tokens)
+        effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out)]
+        step_s = round(at - computing.since, 6)
+        observed = {"step": event.step, "loss": event.loss, "tokens": tokens, "step_s": step_s}
+        return [*effects, *self._compute(at), Observe("step", observed)]
+
+    def _stop(self, reason: str) -> list[Effect]:
+        self._stopping = self._stopping or reason
+        return [] if self._computing is not None else self._finish("done", self._stopping)
+
+    def _finish(self, status: Status, reason: str) -> list[Effect]:
+        return [Hangup(SYNCER, reason), Finish(status, reason)]

@@ -1,0 +1,419 @@
+"""The learner machine (paper: Algorithm 1).
+
+It trains, says how far it is after every step, answers pulls from the host copy of its last
+finished step, and overwrites fragments with newer global versions between steps. It waits once,
+for the first parameters, be they the syncer's or a peer's whole state, and then for nobody: every
+``RunStep`` is asked for while handling the learner's own start or finished step.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+from clocks import number_of
+from ddloco.actors.effects import Finish, Observe, Status
+from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
+from ddloco.config.job import Job
+from ddloco.machines.learner.state_donor import LENDING, Lending
+from ddloco.machines.learner.state_recovery import Recovery
+from ddloco.machines.syncer.estimates import Smoothed
+from ddloco.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
+from ddloco.protocol.events import (
+    FragmentEncoded,
+    PieceEncoded,
+    Started,
+    StateCopied,
+    StateInstalled,
+    StepFinished,
+)
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.messages import (
+    Contribution,
+    GlobalFragment,
+    Progress,
+    Pull,
+    Resume,
+    Roster,
+    StatePiece,
+    StateWanted,
+    Stop,
+)
+from transport import (
+    BULK,
+    CONTROL,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Hangup,
+    Keep,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    PeerRefused,
+    Retire,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+ANSWERS_MAX = 64
+"""Pulls being answered at once; a syncer has at most ``overlap`` under way, so this is abuse."""
+
+WAITING = "waiting"
+WAITING_S = 5.0
+"""A learner that waits for its first parameters has nothing else to say, and would not learn that
+the syncer has given up the link; so it repeats its progress this often."""
+
+
+LEAVING = "leaving"
+LEAVE_S_MAX = 1.5
+"""A learner whose process is to go waits so long for its step: five seconds later at the latest it
+is gone, which is less than any engine waits before it kills."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """A pull that is being answered: the counters that belong to the host copy encoded."""
+
+    peer: str
+    body: Contribution
+    source: str
+    out: str
+
+
+@dataclass(slots=True)
+class Incoming:
+    """A global fragment that waits for the next step boundary."""
+
+    version: int
+    handle: str
+
+
+@dataclass(slots=True)
+class Running:
+    """The step under way."""
+
+    work: int
+    since: float
+    overwrites: tuple[Overwrite, ...] = field(default=())
+
+
+class Learner:
+    """One learner's decisions.
+
+    Args:
+        job: the resolved job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._plan: FragmentPlan | None = None
+        self._versions: list[int] = []
+        """Per fragment the version that is held, -1 for none."""
+        self._step_at: list[int] = []
+        self._tokens_at: list[int] = []
+        """Per fragment the step and the tokens at which that version went in: what was trained
+        since is a difference, so that a step costs nothing per fragment."""
+        self._tokens = 0
+        self._incoming: dict[int, Incoming] = {}
+        self._answers: dict[int, Answer] = {}
+        self._running: Running | None = None
+        self._step = 0
+        self._cursor = b""
+        self._step_s = Smoothed()
+        self._host = ""
+        self._work = 0
+        self._syncers = job.syncer_names()
+        self._lead = self._syncers[0]
+        self._linked: dict[str, bool] = dict.fromkeys(self._syncers, False)
+        self._stopping: str | None = None
+        self._leaving = False
+        """Whether it stops only to be started again."""
+        self._first = True
+        """Whether this is the actor's first incarnation, whose data nobody has used up."""
+        self._recovery = Recovery(self._lead)
+        self._installing = 0
+        self._lending = Lending(self._lead, self._next_work)
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Take one event; see the module for what a learner does."""
+        match event:
+            case Started():
+                return self._started(event)
+            case StepFinished():
+                return self._step_finished(at, event)
+            case FragmentEncoded():
+                return self._encoded(event)
+            case StateCopied():
+                return self._lending.copied(at, event)
+            case PieceEncoded():
+                return self._lending.encoded(event)
+            case StateInstalled():
+                return self._installed(at, sound=event.sound)
+            case MessageArrived():
+                return self._message(at, event)
+            case PeerJoined(peer):
+                self._linked[peer] = True
+                report = Send(peer, CONTROL, self._state(), key="progress")
+                return [report, *self._ask_again(at)]
+            case TimerFired(timer) if timer == WAITING:
+                again = self._ask_again(at)
+                return [*self._report(), *again] if again else []
+            case TimerFired(timer) if timer == LENDING:
+                return self._lending.expire()
+            case PeerLost(peer, reason):
+                self._linked[peer] = False
+                seen = {"syncer": peer, "reason": reason, "step": self._step}
+                return [Observe("syncer lost", seen)]
+            case PeerRefused(peer, reason, again):
+                status: Status = "left" if again else "bad-input"
+                return self._finish(status, f"{peer} refuses this learner: {reason}")
+            case WorkFailed(_, kind, reason):
+                return self._finish("bad-input" if kind == "task" else "failed", reason)
+            case StopRequested(reason):
+                return self._stop(reason)
+            case LeaveRequested(reason):
+                self._leaving = True
+                return [*self._stop(reason), SetTimer(LEAVING, at + LEAVE_S_MAX)]
+            case TimerFired(timer) if timer == LEAVING and self._leaving:
+                return self._leave()
+            case Restored():
+                self._stopping, self._leaving = None, False  # That was said in another run.
+                return []
+            case _:
+                return []
+
+    def _started(self, event: Started) -> list[Effect]:
+        self._first = number_of(event.incarnation) == 1
+        plan = self._plan = self._job.plan(event.leaves)
+        count = len(plan.fragments)
+        self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
+        agreement = self._job.agreement(plan)
+        return [
+            *(self._recovery.bring(event.state) if event.state else ()),
+            *(Dial(syncer, agreement) for syncer in self._syncers),
+            Observe(
+                "waiting", {"for": "the syncer's parameters", "fragments": len(plan.fragments)}
+            ),
+        ]
+
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        match event.body:
+            case GlobalFragment():
+                return self._receive(at, event.peer, event.body, event.handle)
+            case Pull():
+                return self._answer(event.peer, event.body)
+            case Roster(_, floors):
+                return [Retire(floors)]
+            case StateWanted() if event.peer == self._lead:
+                return self._lending.wanted(at, event.body)
+            case Resume() | StatePiece() if event.peer == self._lead and not self._begun:
+                return self._recover(at, event.body, event.handle)
+            case Stop(_, reason) if event.peer == self._lead:
+                return self._stop(reason)
+            case _:
+                return []
+
+    # Global fragments: the newest waits for the next step boundary.
+
+    def _receive(self, at: float, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
+        fragment, version = said.fragment, said.version
+        known = fragment < len(self._versions) and self._job.syncer_of(fragment) == peer
+        if not known or not handle:
+            return [Observe("refused", {"what": f"global fragment {fragment} of {peer}"})]
+        waiting = self._incoming.get(fragment)
+        newest = self._newest(fragment)
+        if version < newest or (version == newest and (waiting or not said.instead)):
+            return []
+        effects: list[Effect] = []
+        if waiting is not None:
+            effects.append(Drop(waiting.handle))
+        effects.append(Keep(handle))
+        self._incoming[fragment] = Incoming(version, handle)
+        return effects + self._begin(at)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the first step has; until then this learner waits for something to begin with."""
+        return self._step > 0 or self._running is not None or self._installing > 0
+
+    def _begin(self, at: float) -> list[Effect]:
+        """The first step, once there are all parameters and it is known where the data goes on."""
+        known = self._first or self._recovery.batches is not None
+        if self._begun or not known or len(self._incoming) < len(self._versions):
+            return []
+        return [*self._recovery.drop(), *self._run(at)]
+
+    # A peer's state, for a learner that has come back.
+
+    def _recover(self, at: float, said: Resume | StatePiece, handle: str) -> list[Effect]:
+        recovery = self._recovery
+        if isinstance(said, Resume):
+            effects = recovery.resume(said)
+            if not said.donor and not recovery.own:
+                # The globals are sent as soon as the syncer hears what is lacking.
+                return [*effects, *self._report(), *self._begin(at)]
+        elif len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
+            return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
+        else:
+            effects = recovery.take(said, handle)
+        if recovery.complete:
+            self._installing = self._next_work()
+            effects.append(InstallState(self._installing, recovery.handles()))
+        return effects
+
+    def _installed(self, at: float, *, sound: bool) -> list[Effect]:
+        """Begin with the peer's state; newer globals that have come meanwhile go in at once."""
+        recovery, self._installing = self._recovery, 0
+        if not sound:
+            refused = recovery.refused("it holds NaN or Inf")
+            return [*refused, *recovery.give_up(), *self._begin(at), *self._ask_again(at)]
+        effects: list[Effect] = []
+        for fragment, incoming in list(self._incoming.items()):
+            if incoming.version <= recovery.versions[fragment]:
+                del self._incoming[fragment]
+                effects.append(Drop(incoming.handle))
+        self._versions = list(recovery.versions)
+        effects += [Observe("state taken over", recovery.seen), *recovery.drop(), *self._run(at)]
+        return effects + self._report()
+
+    def _newest(self, fragment: int) -> int:
+        """The newest version that is held, waits, or goes in with the step under way."""
+        waiting = self._incoming.get(fragment)
+        known = [self._versions[fragment], waiting.version if waiting else -1]
+        if self._running is not None:
+            known += [o.version for o in self._running.overwrites if o.fragment == fragment]
+        return max(known)
+
+    def _ask_again(self, at: float) -> list[Effect]:
+        """Until the first step begins, a timer to repeat what this learner lacks."""
+        return [] if self._begun else [SetTimer(WAITING, at + WAITING_S)]
+
+    # Steps.
+
+    def _run(self, at: float) -> list[Effect]:
+        """The next step, with every newer fragment that has come by now."""
+        if self._stopping is not None:
+            return self._leave()
+        overwrites = tuple(
+            Overwrite(fragment, incoming.version, incoming.handle)
+            for fragment, incoming in sorted(self._incoming.items())
+        )
+        self._incoming.clear()
+        lent = self._lending.between_steps(self._step, tuple(self._versions))
+        work = self._next_work()
+        self._running = Running(work, at, overwrites)
+        step = self._step + 1
+        out = f"host/{step}"
+        skip, cursor = 0, b""
+        if step == 1:
+            skip, cursor = self._recovery.batches or 0, self._recovery.cursor
+        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip, cursor)]
+
+    def _next_work(self) -> int:
+        self._work += 1
+        return self._work
+
+    def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
+        running, self._running = self._running, None
+        assert running is not None, "a step finished that was not running"
+        assert (event.work, event.step) == (running.work, self._step + 1), "steps are in order"
+        effects: list[Effect] = []
+        previous, self._host = self._host, f"host/{event.step}"
+        self._step, self._cursor = event.step, event.cursor
+        if event.step > 1:  # The first step compiles; its duration says nothing.
+            self._step_s.add(at - running.since)
+        for overwrite in running.overwrites:
+            p = overwrite.fragment
+            self._versions[p] = overwrite.version
+            self._step_at[p], self._tokens_at[p] = event.step - 1, self._tokens
+            effects.append(Drop(overwrite.handle))
+        self._tokens += event.tokens
+        if previous:
+            effects.append(Drop(previous))
+        if event.step == 1 and not math.isfinite(event.loss):
+            reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
+            return [*effects, *self._finish("bad-input", reason)]
+        # The worker gets its next step before anything is said about the last one.
+        effects += self._run(at)
+        if self._stopping is None:
+            effects += self._report()
+        observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
+        step_s = round(at - running.since, 6)
+        return [*effects, Observe("step", {**observed, "step_s": step_s})]
+
+    def _report(self) -> list[Effect]:
+        """Say to every syncer that is there how far this learner is."""
+        said = self._state()
+        linked = (syncer for syncer, there in self._linked.items() if there)
+        return [Send(syncer, CONTROL, said, key="progress") for syncer in linked]
+
+    def _state(self) -> Progress:
+        return Progress(
+            step=self._step,
+            step_s=self._step_s.value or 0.0,
+            versions=tuple(self._versions),
+            steps=tuple([self._step - each for each in self._step_at]),
+            tokens=tuple([self._tokens - each for each in self._tokens_at]),
+            batches=(self._recovery.batches or 0) + self._step,
+            cursor=self._cursor,
+        )
+
+    # Pulls: answered from the host copy of the last finished step, also while the next one runs.
+
+    def _answer(self, peer: str, pull: Pull) -> list[Effect]:
+        p = pull.fragment
+        if p >= len(self._versions) or len(self._answers) >= ANSWERS_MAX:
+            return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
+        steps = self._step - self._step_at[p]
+        if not self._host or steps == 0:
+            return []  # Nothing trained yet: the syncer's deadline goes on without this learner.
+        work = self._next_work()
+        out = f"out/{work}"
+        body = Contribution(
+            t=pull.t,
+            fragment=pull.fragment,
+            base=self._versions[p],
+            step=self._step,
+            steps=steps,
+            tokens=self._tokens - self._tokens_at[p],
+        )
+        self._answers[work] = Answer(peer, body, self._host, out)
+        encode = EncodeFragment(work, pull.fragment, self._host, out)
+        return [Keep(self._host), Keep(out), encode]
+
+    def _encoded(self, event: FragmentEncoded) -> list[Effect]:
+        answer = self._answers.pop(event.work)
+        key = f"contribution/{answer.body.fragment}"
+        send = Send(answer.peer, BULK, answer.body, answer.out, key)
+        return [send, Drop(answer.source), Drop(answer.out)]
+
+    @property
+    def drawn(self) -> int:
+        """Batches that its worker has drawn when the step that runs is done; those of its former
+        selves are left out with the first one."""
+        steps, _ = self.stands
+        return (self._recovery.batches or 0) + steps if steps else 0
+
+    @property
+    def stands(self) -> tuple[int, tuple[int, ...]]:
+        """Its step, and the versions that it holds, when the step that runs is done."""
+        running = self._running
+        new = {each.fragment: each.version for each in running.overwrites} if running else {}
+        held = (new.get(fragment, version) for fragment, version in enumerate(self._versions))
+        return self._step + (running is not None), tuple(held)
+
+    # The end.
+
+    def _stop(self, reason: str) -> list[Effect]:
+        self._stopping = self._stopping or reason
+        return [] if self._running is not None else self._leave()
+
+    def _leave(self) -> list[Effect]:
+        status: Status = "left" if self._leaving else "done"
+        return self._finish(status, self._stopping or "done")
+
+    def _finish(self, status: Status, reason: str) -> list[Effect]:
+        self._linked = dict.fromkeys(self._syncers, False)
+        return [*(Hangup(syncer, reason) for syncer in self._syncers), Finish(status, reason)]

@@ -1,0 +1,17 @@
+"""Which machine is behind an actor's name, live as in a replay."""
+
+from clocks import actor_of
+from ddloco.actors.actor import Machine
+from ddloco.config.job import DATA_PARALLEL, Job
+from ddloco.machines.data_parallel.coordinator import Averager
+from ddloco.machines.data_parallel.replica import Replica
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+
+
+def machine_for(job: Job, incarnation: str) -> Machine:
+    """The machine behind an actor's name, live as in a replay."""
+    syncs = actor_of(incarnation) in job.syncer_names()
+    if job.job.method in DATA_PARALLEL:
+        return Averager(job) if syncs else Replica(job)
+    return Syncer(job) if syncs else Learner(job)

@@ -1,0 +1,1 @@
+"""The syncer's decisions (paper: Algorithm 2)."""

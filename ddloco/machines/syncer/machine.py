@@ -1,0 +1,497 @@
+"""The syncer machine (paper: Algorithm 2).
+
+It owns the global fragments. For every global step at which a fragment is due it waits for a quorum
+and a grace window, pulls the fragment from those who have something new, merges what arrives before
+the deadline, and tells everybody the result. Several syncs are under way at once, each of another
+fragment. Whoever is slow or dead is simply not among them.
+
+A job may have several, *shards*, each with fragments of its own; the first one leads: it ends the
+job, scores the model and keeps it. See ``shards``.
+"""
+
+from typing import Any
+
+from clocks import actor_of, number_of
+from ddloco.actors.effects import Finish, Observe, Status
+from ddloco.actors.events import (
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    SnapshotSettled,
+    StopRequested,
+    WorkFailed,
+)
+from ddloco.config.job import Job
+from ddloco.machines.syncer import status as standing
+from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.members import Member
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds
+from ddloco.machines.syncer.schedule import Schedule
+from ddloco.machines.syncer.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
+from ddloco.machines.syncer.shutdown import FAREWELL, Farewell
+from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, Occasions
+from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
+from ddloco.machines.syncer.state_relay import RELAY, Relay
+from ddloco.protocol.effects import MakeParameters, Recover
+from ddloco.protocol.events import (
+    Evaluated,
+    FragmentMerged,
+    ModelSaved,
+    ParametersMade,
+    PieceEncoded,
+    Recovered,
+    Started,
+)
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.messages import (
+    Close,
+    Contribution,
+    GlobalFragment,
+    Progress,
+    ShardReport,
+    Stop,
+)
+from transport import (
+    CONTROL,
+    BytesArrived,
+    Dial,
+    Effect,
+    Event,
+    Hangup,
+    LaneAdvanced,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    PeerRefused,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+LATE_INTERVALS = 16
+"""A part of the model that was not merged for half of the job, and for so many intervals, was left
+out. Fewer pass while a shard's process starts again."""
+
+FRAGMENTS_NAMED_MAX = 8
+"""In a line for people."""
+
+
+class Syncer:
+    """One syncer's decisions.
+
+    Args:
+        job: the resolved job.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._plan: FragmentPlan | None = None
+        self._globals = Globals(0, (), 0)
+        self._name = self._lead = job.syncer_names()[0]
+        self._shards = Shards()
+        self._handed_over = False
+        """Whether the lead has been sent what this shard owns, at the end."""
+        self._membership = Membership(0)
+        self.rounds: Rounds | None = None
+        self._work = 0
+        self._stopping: tuple[Status, str] | None = None
+        self._farewell: Farewell | None = None
+        self._relay = Relay(self._membership, self._globals, self._next_work)
+        self._occasions = Occasions(job.snapshot)
+        self._standstill = Standstill()
+        self._ready = False
+        self._late = False
+        """Whether the job was through when this incarnation began."""
+        self._run = ""
+        self._settled = False
+        """Whether something was merged in this run, so that members of others come too late."""
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Take one event; see the module for what a syncer does."""
+        if isinstance(event, LeaveRequested):
+            return self._leave(event.reason)
+        effects = self._take(at, event)
+        return effects + self._advance(at)
+
+    def status(self, at: float) -> dict[str, Any]:
+        """How things stand at ``at``, as plain data for people; see ``standing``."""
+        told = standing.tell(at, self._membership, self._globals, self.rounds)
+        rounds, ready = self.rounds, self._ready and self._farewell is None
+        still = ""
+        if rounds is not None and ready:
+            still = self._standstill.words(at, rounds, self._membership)
+        return {**told, "recovering": self._relay.waiting(at), "standstill": still}
+
+    def _take(self, at: float, event: Event) -> list[Effect]:
+        match event:
+            case Started():
+                return self._started(event)
+            case Recovered():
+                return self._recovered(event)
+            case ParametersMade():
+                return self._parameters_made(at)
+            case MessageArrived():
+                return self._message(at, event)
+            case FragmentMerged():
+                return self._merged(at, event)
+            case PeerJoined(peer, incarnation):
+                return self._joined(at, peer, incarnation)
+            case PeerLost(peer, reason):
+                return self._lost(at, peer, reason)
+            case LaneAdvanced(peer) if peer in self._members:
+                self._members[peer].moved_at = at
+                return []
+            case BytesArrived(peer):
+                return [*self._relay.moving(at, peer), *self._waits_for_shard(at, peer)]
+            case PeerRefused(peer, reason, again):
+                status: Status = "left" if again else "bad-input"
+                return [Finish(status, f"{peer} refuses this shard: {reason}")]
+            case PieceEncoded():
+                return self._relay.encoded(event)
+            case TimerFired(timer):
+                return self._timer(at, timer)
+            case SnapshotRequested() | SnapshotSettled():
+                return self._occasions.heard(event)
+            case Restored(run=run) if self.rounds is not None:
+                return self._go_on(at, run)
+            case Evaluated(_, loss) if self._farewell is not None:
+                return self._farewell.result(loss)
+            case ModelSaved() if self._farewell is not None:
+                self._farewell.saved = True
+                return []
+            case WorkFailed():
+                return self._work_failed(event)
+            case StopRequested(reason):
+                return self._stop_asked(at, reason)
+            case _:
+                return []
+
+    def _merged(self, at: float, event: FragmentMerged) -> list[Effect]:
+        rounds = self._under_way
+        effects = rounds.merged(at, event)
+        if rounds.fruitless == FRUITLESS_MAX:
+            first = next(reason for _, reason in event.refused)
+            reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
+            effects += self._stop("failed", reason)
+        if self._name == self._lead:
+            effects += self._occasions.merged(rounds.schedule.t)
+        if self._run and event.accepted and not self._settled:
+            self._settled = True
+            effects.append(self._listen())
+        return effects
+
+    def _stop(self, status: Status, reason: str) -> list[Effect]:
+        """Launch nothing more, and end when nothing is under way."""
+        if self._farewell is None:
+            if self._stopping is None or status == "stopped":
+                self._stopping = status, reason
+            if self.rounds is not None:
+                self.rounds.stop()
+        return []
+
+    def _stop_asked(self, at: float, reason: str) -> list[Effect]:
+        """Somebody wants the job to end; where nothing was merged for too long, it has failed."""
+        rounds = self.rounds
+        standing = rounds is not None and self._ready and self._farewell is None
+        still = self._standstill.words(at, rounds, self._membership) if standing and rounds else ""
+        if still:
+            return self._stop("failed", f"{reason}; {still}")
+        return self._stop("stopped", reason)
+
+    def _leave(self, reason: str) -> list[Effect]:
+        """Go, to be started again: what was merged is kept, and the others dial until then."""
+        others = (*self._job.syncer_names(), *self._members)
+        goodbyes = (Hangup(peer, reason) for peer in others if peer != self._name)
+        return [*goodbyes, Finish("left", reason)]
+
+    # Beginning.
+
+    def _go_on(self, at: float, run: str) -> list[Effect]:
+        """In a run of its own; what was ending the other one is over, but for its farewell."""
+        self._run, self._settled = run, max(self._globals.versions) > 0
+        if self._farewell is None:
+            self._stopping, self._handed_over = None, False
+            self._shards.go_on()
+            self._under_way.go_on()
+        t, leads = self._under_way.schedule.t, self._name == self._lead
+        listening = [self._listen()] if self._ready else []
+        return [*listening, *(self._occasions.go_on(at, t) if leads else [self._report()])]
+
+    def _started(self, event: Started) -> list[Effect]:
+        self._plan = self._job.plan(event.leaves)
+        self._membership = Membership(len(self._plan.fragments))
+        self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
+        self._membership.newest[self._name] = number
+        return [Recover(self._next_work())]
+
+    def _recovered(self, event: Recovered) -> list[Effect]:
+        """Go on from what an earlier incarnation kept; the rest is made anew, as it was at first.
+
+        What it launched and did not merge is lost; those fragments are due an interval later.
+        """
+        assert self._plan is not None
+        sync, names = self._job.sync, self._job.syncer_names()
+        parts = range(len(self._plan.fragments))
+        owned = owned_by(self._name, names, parts)
+        if self._name == self._lead:
+            self._shards = Shards(names[1:], tuple(p for p in parts if p not in owned))
+        self._globals = Globals(len(parts), owned, sync.staleness * sync.interval)
+        for each in event.kept:
+            self._globals.recover(each.fragment, each.version)
+            self._membership.recover(each.fragment, each.spent, each.batches)
+        self._relay = Relay(self._membership, self._globals, self._next_work)
+        schedule = Schedule(self._plan, owned, self._job.job.steps)
+        schedule.recover(max(self._globals.versions))
+        self.rounds = Rounds(self._job, schedule, self._membership, self._globals, self._next_work)
+        self._run, self._settled = event.run, bool(event.kept)
+        self._late = bool(event.kept) and schedule.next() is None
+        if self._stopping:
+            self.rounds.stop()
+        effects = [*self._membership.recovered(), *self._globals.keep()]
+        if event.kept:
+            effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
+        found = [each.fragment for each in event.kept]
+        made = tuple(p for p in owned if p not in found)
+        return [*effects, MakeParameters(self._next_work(), made)]
+
+    def _parameters_made(self, at: float) -> list[Effect]:
+        assert self._plan is not None
+        self._ready = True
+        agreement, owned = self._job.agreement(self._plan), len(self._globals.owned)
+        listening = Observe("listening", {"fragments": owned, "steps": self._job.job.steps})
+        begun = [self._listen(), *self._standstill.begin(at)]
+        if self._name == self._lead:
+            return [*begun, *self._occasions.begin(at), listening]
+        dialling = [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
+        return [*begun, *dialling, listening]
+
+    def _listen(self) -> Effect:
+        assert self._plan is not None
+        return Listen(self._job.agreement(self._plan), self._run, self._settled)
+
+    # What learners say.
+
+    def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
+        if peer == self._lead:
+            return self._closed() if self._handed_over else []
+        if self._shards.knows(incarnation):
+            return [*self._shards.join(peer), *self._patience(at)]
+        member, effects = self._membership.join(at, peer, incarnation)
+        if member is None:
+            return effects
+        effects += self._under_way.close_settled() + self._relay.forget_the_gone(at)
+        if self._farewell is not None:
+            effects.append(self._farewell.stop(peer))
+        fields = {"learner": incarnation, "epoch": self._membership.epoch}
+        return [Observe("joined", fields), *effects]
+
+    @property
+    def _members(self) -> dict[str, Member]:
+        return self._membership.members
+
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        member = self._members.get(event.peer)
+        if member is None:
+            return self._heard_of_shards(at, event)
+        match event.body:
+            case Progress():
+                return self._progress(at, member, event.body)
+            case Contribution():
+                return self._under_way.contribution(at, member, event.body, event.handle)
+            case _:
+                return self._relay.hear(at, member, event.body, event.handle)
+
+    def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
+        """What another shard says: the lead that it is over, or another to the lead how it ends."""
+        match event.body:
+            case GlobalFragment() if self._farewell is None:
+                final = self._shards.final(event.peer, event.body, event.handle)
+                return [*final, *self._patience(at)]
+            case ShardReport() if self._farewell is None:
+                self._shards.report(event.peer, event.body)
+                return self._patience(at) if event.body.over else []
+            case Close(reason) if event.peer == self._lead:
+                return self._stop("done", reason)
+            case Stop(t, reason) if event.peer == self._lead and self._farewell is None:
+                farewell = Farewell("done", reason, t, self._under_way.merges, 0)
+                self._farewell = farewell
+                step_s = self._under_way.pacing.step_s
+                return [*self._under_way.end(), *farewell.follow(at, step_s, self._lead)]
+            case _:
+                return []
+
+    def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
+        problem = self._membership.report(at, member, progress)
+        if problem is not None:
+            return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
+        actor = actor_of(member.incarnation)
+        self._membership.note_batches(actor, progress.batches, progress.cursor)
+        pacing = self._under_way.pacing
+        # Otherwise once a launch; the first window needs it now.
+        if pacing.step_s is None and progress.step_s:
+            pacing.observe_steps(self._membership.step_times())
+        if self._farewell is not None:
+            return []
+        if progress.versions != self._globals.versions:
+            ahead = self._globals.ahead(progress.versions)
+            self._under_way.catch_up(min(ahead, self._job.job.steps))
+        effects: list[Effect] = []
+        newcomer = progress.step == 0 and self._name == self._lead
+        if newcomer or self._relay.waits(member.peer):
+            effects = self._relay.heard(at, member, progress.versions)
+        if self._relay.waits(member.peer):
+            return effects
+        return effects + self._globals.tell_newer(at, member, progress)
+
+    def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
+        if self._shards.knows(peer):
+            return self._shards.lose(peer, reason)
+        member = self._membership.lose(peer)
+        relayed = self._relay.lost(at, peer)
+        if member is None:
+            return relayed  # Its place was taken by a newer incarnation.
+        seen = Observe("lost", {"learner": member.incarnation, "reason": reason})
+        return [seen, *relayed, *self._under_way.close_settled()]
+
+    def _advance(self, at: float) -> list[Effect]:
+        """Whatever happened: go on with what may go on now."""
+        if self._farewell is not None:
+            # Only when the model is kept may the others go: until then they have parts of it.
+            over = self._farewell.kept
+            released = self._shards.release(self._farewell.t, self._farewell.reason) if over else []
+            if released:
+                self._farewell.patient = True  # They have their goodbyes to say.
+                released += self._farewell.follow(at, self._under_way.pacing.step_s)
+            return [*released, *self._farewell.leave(len(self._members) + self._shards.away())]
+        if not self._ready:
+            return []
+        effects = self._under_way.advance(at)
+        if self._under_way.over:
+            effects += self._wind_up(at)
+        return effects
+
+    def _timer(self, at: float, timer: str) -> list[Effect]:
+        if timer.startswith(RELAY):
+            return self._relay.late(at, timer)
+        if timer == FAREWELL:
+            if self._farewell is not None:
+                self._farewell.patient = False
+            return []
+        if timer.startswith(SNAPSHOT):
+            return self._occasions.timer(at, timer)
+        if timer == SHARDS:
+            self._shards.patient = self._shards.closing is None
+            return []
+        if timer == STANDSTILL:
+            over = self._farewell is not None
+            rounds, membership = self._under_way, self._membership
+            return [] if over else self._standstill.look(at, rounds, membership)
+        if timer == REPORT:
+            return [self._report(), SetTimer(REPORT, at + REPORT_S)]
+        return self._under_way.timer(timer)
+
+    @property
+    def _under_way(self) -> Rounds:
+        assert self.rounds is not None, "whoever is heard was listened to, after the start"
+        return self.rounds
+
+    # The end.
+
+    def _wind_up(self, at: float) -> list[Effect]:
+        """Nothing is under way any more, and nothing will be."""
+        if self._name != self._lead:
+            return self._hand_over(at)
+        if not self._occasions.over:
+            return self._occasions.end(at)
+        rounds, shards = self._under_way, self._shards
+        t = rounds.schedule.t
+        status, reason = self._stopping or ("done", f"global step {t}")
+        left_out = self._left_out() if status == "done" else ""
+        if left_out:
+            status, reason = "failed", left_out
+        if not shards.complete and shards.patient:
+            if shards.closing is not None:
+                return []
+            return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + SHARDS_S)]
+        evaluating, saving = self._next_work(), self._next_work()
+        merges = rounds.merges + shards.merges
+        farewell = self._farewell = Farewell(status, reason, t, merges, evaluating)
+        farewell.lingers = self._late and status == "done"
+        effects = rounds.end()
+        peers, step_s = list(self._members), rounds.pacing.step_s
+        if not shards.complete:
+            lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
+            return [*effects, *farewell.without(at, peers, lost, step_s)]
+        whole = shards.whole(self._globals.thetas())
+        return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
+
+    def _left_out(self) -> str:
+        """Which fragments were due and are as they were initialized, or were not merged for
+        half of the job; empty where there are none. A shard that stood still for so long makes no
+        success, whatever the others merged."""
+        assert self._plan is not None
+        steps = self._job.job.steps
+        due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
+        finals = {p: version for p, (version, _) in self._shards.finals.items()}
+        last = {p: finals.get(p, v) for p, v in enumerate(self._globals.versions) if p in due}
+        initial = [p for p, version in last.items() if version == 0]
+        if initial:
+            return f"never merged, so as initialized: {self._named(initial)}"
+        late = steps - max(steps // 2, LATE_INTERVALS * self._plan.interval)
+        early = [p for p, version in last.items() if version < late]
+        if not early:
+            return ""
+        newest = max(last[p] for p in early)
+        return f"not merged after global step {newest} of {steps}: {self._named(early)}"
+
+    def _named(self, fragments: list[int]) -> str:
+        """Some fragments, and of how many there are."""
+        which = ", ".join(map(str, fragments[:FRAGMENTS_NAMED_MAX]))
+        more = ", ..." if len(fragments) > FRAGMENTS_NAMED_MAX else ""
+        return f"fragments {which}{more} of {len(self._globals.versions)}"
+
+    def _hand_over(self, at: float) -> list[Effect]:
+        """A shard that is through: the lead gets what it owns, and says when all is over.
+
+        One that was asked to stop by itself does not wait for that.
+        """
+        effects: list[Effect] = []
+        if not self._handed_over:
+            self._handed_over = True
+            effects = [*self._under_way.end(), *self._closed()]
+        if self._stopping is None or self._stopping[0] == "done":
+            return effects
+        rounds = self._under_way
+        self._farewell = Farewell(*self._stopping, rounds.schedule.t, rounds.merges, 0)
+        return [*effects, *self._farewell.follow(at, rounds.pacing.step_s, self._lead)]
+
+    def _closed(self) -> list[Effect]:
+        """What the lead must know of a shard that is through."""
+        return [*self._globals.finals(self._lead), self._report()]
+
+    def _report(self) -> Effect:
+        merges, versions = self._under_way.merges, self._globals.versions
+        said = ShardReport(merges, versions, self._handed_over)
+        return Send(self._lead, CONTROL, said, key="report")
+
+    def _patience(self, at: float) -> list[Effect]:
+        """Shards are being waited for, and one of them speaks."""
+        waits = self._shards.closing is not None and self._farewell is None
+        return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
+
+    def _waits_for_shard(self, at: float, peer: str) -> list[Effect]:
+        return self._patience(at) if self._shards.knows(peer) else []
+
+    def _work_failed(self, event: WorkFailed) -> list[Effect]:
+        farewell = self._farewell
+        if farewell is not None and event.work == farewell.evaluating:
+            return [Observe("not evaluated", {"reason": event.reason}), *farewell.result(None)]
+        status: Status = "bad-input" if event.kind == "task" else "failed"
+        farewells = [Hangup(peer, event.reason) for peer in list(self._members)]
+        return [*farewells, Finish(status, event.reason)]
+
+    def _next_work(self) -> int:
+        self._work += 1
+        return self._work

@@ -1,0 +1,100 @@
+"""A job that merges nothing says so: how long already, and what it waits for.
+
+A machine inside the syncer's. It decides nothing; it speaks at warning level after a minute without
+a merge (twenty steps, or four deadlines of a pull, where these are longer), then ever less often.
+"""
+
+from ddloco.actors.effects import Observe
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.rounds import Rounds
+from transport import Effect, SetTimer
+
+STANDSTILL = "standstill"
+
+STANDSTILL_S = 60.0
+STANDSTILL_STEPS = 20
+STANDSTILL_PULLS = 4
+"""After so long without a merge it is said; whichever is the longest. A first step may compile for
+minutes, but then people want to read what they wait for."""
+
+REPEAT_S_MAX = 600.0
+"""It is said again after twice as long, at least every ten minutes."""
+
+NAMES_MAX = 8
+"""Learners that are named in one line."""
+
+
+class Standstill:
+    """Looks whether anything is merged."""
+
+    def __init__(self) -> None:
+        self._since = 0.0
+        self._merges = 0
+        self._said = 0
+
+    def begin(self, at: float) -> list[Effect]:
+        """From now on there should be merges."""
+        self._since = at
+        return [SetTimer(STANDSTILL, at + STANDSTILL_S)]
+
+    def look(self, at: float, rounds: Rounds, membership: Membership) -> list[Effect]:
+        """The timer has come: say what is waited for, if nothing was merged for too long."""
+        if rounds.over:
+            return []
+        if rounds.merges != self._merges:
+            self._merges, self._since, self._said = rounds.merges, rounds.merged_at, 0
+        due = self._since + self._patience_s(rounds) * 2**self._said
+        if at < due:
+            return [SetTimer(STANDSTILL, max(due, at + 1.0))]
+        again = at + min(STANDSTILL_S * 2 ** (self._said + 1), REPEAT_S_MAX)
+        self._said = min(self._said + 1, 10)
+        fields = {
+            "level": "warning",
+            "since_s": round(at - self._since, 3),
+            "t": rounds.schedule.t,
+            "reason": waits_for(rounds, membership),
+        }
+        return [Observe("no merge", fields), SetTimer(STANDSTILL, again)]
+
+    def words(self, at: float, rounds: Rounds, membership: Membership) -> str:
+        """What people who ask are told while nothing is merged for too long, else nothing."""
+        merged_at = max(self._since, rounds.merged_at)
+        if rounds.over or at - merged_at < self._patience_s(rounds):
+            return ""
+        return f"no merge for {at - merged_at:.0f} s: waits for {waits_for(rounds, membership)}"
+
+    def _patience_s(self, rounds: Rounds) -> float:
+        pacing = rounds.pacing
+        pulls_s = [sync.deadline - sync.launched_at for sync in rounds.syncs.values()]
+        steps_s = STANDSTILL_STEPS * (pacing.step_s or 0.0)
+        return max(STANDSTILL_S, steps_s, STANDSTILL_PULLS * max(pulls_s, default=0.0))
+
+
+def waits_for(rounds: Rounds, membership: Membership) -> str:
+    """What a syncer waits for, in words."""
+    linked = len(membership.members)
+    if rounds.syncs:
+        t, sync = min(rounds.syncs.items())
+        late = [peer for peer in sync.pulled if peer not in sync.parts]
+        if sync.work:
+            return f"the merge of global step {t}, which is being computed"
+        return f"answers to the pull of global step {t}: {names(late)}"
+    waiting = rounds.waiting
+    if waiting is None:
+        return f"a next sync; {linked} learners are linked"
+    able = membership.able(waiting.fragment, rounds.oldest(waiting.fragment))
+    there = {each.incarnation for each in able}
+    idle = [each.incarnation for each in membership.members.values()]
+    idle = [each for each in idle if each not in there]
+    said = (
+        f"a quorum of {rounds.quorum} for global step {waiting.t}: {len(able)} of {linked} linked "
+    )
+    said += "learners have finished a step with something to merge"
+    return f"{said}; nothing new from {names(idle)}" if idle else said
+
+
+def names(incarnations: list[str]) -> str:
+    """Some names, and how many there are besides."""
+    more = len(incarnations) - NAMES_MAX
+    shown = ", ".join(incarnations[:NAMES_MAX])
+    return f"{shown} and {more} more" if more > 0 else shown

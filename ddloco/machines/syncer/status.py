@@ -1,0 +1,111 @@
+"""How a syncer stands: what it tells people who ask, as plain data. Reads, decides nothing.
+
+Machines know no wall clock, so every time is an age (``_s`` ago) or a wait (``_s`` from now), in
+seconds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddloco.machines.syncer.global_fragments import Globals, Sync
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.rounds import Rounds
+
+
+def tell(
+    at: float,
+    membership: Membership,
+    parts: Globals,
+    rounds: Rounds | None,
+) -> dict[str, Any]:
+    """Everything that a syncer knows of its members and of what is under way."""
+    waiting = rounds.waiting if rounds is not None else None
+    syncs = rounds.syncs if rounds is not None else {}
+    last = rounds.seen if rounds is not None else {}
+    return {
+        "t": rounds.schedule.t if rounds is not None else 0,
+        "merges": rounds.merges if rounds is not None else 0,
+        "taking_part": last.get("taking_part", 0),
+        "averaged": last.get("averaged", 0),
+        "versions": list(parts.versions),
+        "waiting": _waits(at, waiting, parts, membership) if waiting is not None else None,
+        "in_flight": [_under_way(at, each) for _, each in sorted(syncs.items())],
+        "members": _members(at, membership, parts.versions),
+        "live": len(membership.members),
+        "goodput": _goodput(at, membership, rounds),
+        "refused": dict(sorted(membership.refused.items())),
+    }
+
+
+def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) -> dict[str, Any]:
+    """Whom the next sync waits for, since when, until when; None where nobody can say."""
+    able = membership.able(waiting.fragment, parts.oldest(waiting.fragment))
+    missing = [each for each in membership.members.values() if each not in able]
+    if waiting.quorum_at is None:
+        reason, until = f"a quorum: {len(able)} there", None
+    else:
+        # Whichever lasts longer is what it waits for.
+        until = waiting.quorum_at + waiting.grace_s
+        late = [m for m in missing if m.due_at <= until and not membership.silent(at, m)]
+        graced = until if late else waiting.quorum_at
+        floored = waiting.floor_at >= graced
+        reason = "the launch floor" if floored else "the grace window"
+        until, missing = max(waiting.floor_at, graced) - at, [] if floored else late
+    return {
+        "t": waiting.t,
+        "fragment": waiting.fragment,
+        "for": reason,
+        "missing": [each.incarnation for each in missing],
+        "since_s": at - waiting.since,
+        "until_s": until,
+    }
+
+
+def _under_way(at: float, sync: Sync) -> dict[str, Any]:
+    """A sync in flight: who was pulled, who has answered, until when answers are taken."""
+    return {
+        "t": sync.t,
+        "fragment": sync.fragment,
+        "pulled": list(sync.pulled),
+        "arrived": sorted(sync.parts, key=str.encode),
+        "since_s": at - sync.launched_at,
+        "until_s": max(sync.deadline - at, 0.0),
+        "merging": sync.work > 0,
+    }
+
+
+def _members(at: float, membership: Membership, versions: Sequence[int]) -> list[dict[str, Any]]:
+    """Whoever is linked, in order of names as bytes."""
+    told: list[dict[str, Any]] = []
+    for each in membership.members.values():
+        held = each.progress.versions if each.progress is not None else (-1,) * len(versions)
+        told.append(
+            {
+                "learner": each.incarnation,
+                "step": each.progress.step if each.progress is not None else 0,
+                "step_s": each.step_s,
+                "heard_s": at - each.heard_at,
+                "silent": membership.silent(at, each),
+                "fresh": each.fresh,
+                "versions_behind": sum(a < b for a, b in zip(held, versions, strict=True)),
+                "refused": membership.refused.get(each.incarnation, 0),
+                "refused_for": membership.reasons.get(each.incarnation, ""),
+            }
+        )
+    return told
+
+
+def _goodput(at: float, membership: Membership, rounds: Rounds | None) -> float | None:
+    """The share of time since they joined that the members' finished steps took, None before any.
+
+    A step's time is the learner's own smoothed one. Steps are good when they are merged: before the
+    first merge nobody knows, and with fewer learners than the quorum none are.
+    """
+    if rounds is None or not rounds.merges:
+        return None
+    if len(membership.members) < rounds.quorum:
+        return 0.0
+    alive = sum(at - each.joined_at for each in membership.members.values())
+    useful = sum(each.stepped * each.step_s for each in membership.members.values())
+    return min(useful / alive, 1.0) if useful and alive else None

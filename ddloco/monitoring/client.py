@@ -1,0 +1,250 @@
+"""An observer: looks at a syncer from outside, over the syncer's own port.
+
+It asks every second and says what it has taken in; see ``notices`` for the language and ``window``
+for the other end. Its identity is random: no machine ever hears of it.
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ddloco.actors.snapshot_adapter import BEGUN, DISCARDED, TAKEN
+from ddloco.config.addresses import check_dial
+from ddloco.config.toml import ConfigError
+from ddloco.network.endpoints import new_endpoint
+from ddloco.network.keys import OBSERVER as KEY
+from ddloco.network.keys import load_curve
+from ddloco.runtime.observer_protocol import (
+    OBSERVER,
+    Ask,
+    Fragment,
+    News,
+    NoticeError,
+    Reader,
+    Sorry,
+    Told,
+    encode,
+)
+from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
+from transport.zeromq import open_context
+
+ROUTE = "syncer/control"
+
+BEAT_S = 1.0
+"""Between two asks of one who follows."""
+
+SILENCE_S_MAX = 30.0
+"""A syncer that says nothing for so long, though it is asked every second, is taken for dead. One
+that only stands still for a while (a stopped process) is waited for."""
+
+TAKEN_MAX = 64
+"""News that are taken in before it is said, a beat or not: a quarter of what may be away."""
+
+INBOX_MAX = 16
+"""Notices taken off the socket and not yet looked at; the rest waits in its queue, unacknowledged,
+until the window says no more."""
+
+Said = Told | News | tuple[Fragment, Payload]
+Take = Callable[[Said], Awaitable[None]]
+
+
+class UnansweredError(Exception):
+    """Nobody answers, or not as one must; one line says who was asked."""
+
+
+class Observer:
+    """Asks one syncer, and takes what comes.
+
+    Args:
+        endpoint: has dialled the syncer as ``ROUTE``.
+        address: of the syncer, for people.
+        timeout_s: how long the first answer may take.
+        keyed: whether it comes with keys, for people.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, address: str, timeout_s: float, *, keyed: bool = False
+    ) -> None:
+        self.refused = 0
+        """Frames that were no notices."""
+        self.lost = 0
+        """News that the syncer did not send, since we were too slow."""
+        self._endpoint = endpoint
+        self._address = address
+        self._timeout_s = timeout_s
+        self._keyed = keyed
+        self._taken = 0
+        self._said_taken = 0
+        self._reader = Reader()
+        self._inbox, self._waiting = trio.open_memory_channel[Any](INBOX_MAX)
+
+    async def status(self) -> dict[str, Any]:
+        """What the syncer says of itself, and under ``address`` where it was asked.
+
+        Raises:
+            UnansweredError: nobody answers in time, or it declines.
+        """
+        told: Any = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            self._ask(Ask("status", taken=self._taken))
+            with trio.move_on_after(self._timeout_s):
+                while not isinstance(told, Told | Sorry):
+                    told, _ = await self._next()
+            nursery.cancel_scope.cancel()
+        if not isinstance(told, Told):
+            raise UnansweredError(self._problem(told, self._nobody()))
+        return {"address": self._address, **told.status}
+
+    async def follow(self, take: Take, *, payloads: bool, stop: bool = False) -> News:
+        """Hand every notice to ``take`` until the job has ended; the news of its end. With ``stop``
+        it is asked to end.
+
+        ``take`` also gets a status every second, and with ``payloads`` the newest version of
+        every global fragment, first those that there are. What it raises comes in a group.
+
+        Raises:
+            UnansweredError: nobody answers, or nobody does any more.
+        """
+        said: Any = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            nursery.start_soon(self._beat, payloads)
+            if stop:
+                self._ask(Ask("stop", taken=self._taken))
+            patience_s, problem = self._timeout_s, self._nobody()
+            while not (isinstance(said, News) and said.event == "ended"):
+                said = payload = None
+                with trio.move_on_after(patience_s):
+                    said, payload = await self._next()
+                if said is None or isinstance(said, Sorry):
+                    break
+                patience_s = SILENCE_S_MAX
+                problem = self._silent()
+                await self._take_in(take, said, payload, payloads=payloads)
+            nursery.cancel_scope.cancel()
+        if not isinstance(said, News):
+            raise UnansweredError(self._problem(said, problem))
+        return said
+
+    async def snapshot(self) -> News:
+        """Have a snapshot taken; the news of what became of it, or of the job's end before that.
+
+        Raises:
+            UnansweredError: nobody answers, or nobody does any more.
+        """
+        name, said = "", None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            nursery.start_soon(self._beat, False)
+            self._ask(Ask("follow", taken=self._taken))
+            self._ask(Ask("snapshot", taken=self._taken))
+            begins_by, problem = trio.current_time() + self._timeout_s, self._nobody()
+            while not (isinstance(said, News) and _settles(said, name)):
+                said = None
+                # Others' news and statuses are no sign that ours was begun: a door that is too
+                # busy drops the request.
+                patience_s = SILENCE_S_MAX if name else begins_by - trio.current_time()
+                with trio.move_on_after(max(patience_s, 0.0)):
+                    said, _ = await self._next()
+                if said is None or isinstance(said, Sorry):
+                    break
+                problem = f"{self._address}: no snapshot was begun within {self._timeout_s:g} s"
+                if isinstance(said, News) and said.event == BEGUN:
+                    name = name or said.fields["snapshot"]
+                if name:
+                    problem = self._silent()
+            nursery.cancel_scope.cancel()
+        if not isinstance(said, News):
+            raise UnansweredError(self._problem(said, problem))
+        return said
+
+    async def _take_in(
+        self, take: Take, said: Any, payload: Payload | None, *, payloads: bool
+    ) -> None:
+        if isinstance(said, Told):
+            said = Told(said.seq, {"address": self._address, **said.status})
+        await take(said if payload is None else (said, payload))
+        if payload is not None or self._taken - self._said_taken >= TAKEN_MAX:
+            self._ask(Ask("follow", taken=self._taken, payloads=payloads))
+
+    async def _next(self) -> tuple[Any, Payload | None]:
+        said, payload = await self._waiting.receive()
+        if not isinstance(said, Sorry):
+            self._taken = said.seq
+        if isinstance(said, News):
+            self.lost = said.lost
+        return said, payload
+
+    async def _beat(self, payloads: bool) -> None:
+        while True:
+            self._ask(Ask("follow", taken=self._taken, payloads=payloads))
+            self._ask(Ask("status", taken=self._taken))
+            await trio.sleep(BEAT_S)
+
+    def _ask(self, ask: Ask) -> None:
+        self._said_taken = ask.taken
+        try:
+            self._endpoint.send_nowait(ROUTE, [encode(ask)])
+        except (LaneFull, PeerGone):
+            return  # It is away; the next beat asks again.
+
+    async def _deliver(self, arrival: Arrival) -> None:
+        try:
+            whole = self._reader.feed(arrival.frames)
+        except NoticeError:
+            self.refused += 1
+            return
+        if whole is not None:
+            await self._inbox.send(whole)
+
+    def _problem(self, said: Any, otherwise: str) -> str:
+        return f"{self._address}: {said.reason}" if isinstance(said, Sorry) else otherwise
+
+    def _silent(self) -> str:
+        return f"{self._address}: nothing was heard for {SILENCE_S_MAX:.0f} s"
+
+    def _nobody(self) -> str:
+        keys = ", with these keys?" if self._keyed else "? (a job with keys wants --keys)"
+        return f"nobody answers at {self._address}: is a syncer listening there{keys}"
+
+
+def _settles(said: News, name: str) -> bool:
+    """Whether it is the end of the snapshot that was asked for; or of all.
+
+    One that is refused was never begun: it is discarded with the event that it is named after.
+    """
+    if said.event == "ended":
+        return True
+    if said.event not in {TAKEN, DISCARDED}:
+        return False
+    snapshot = said.fields.get("snapshot")
+    return snapshot == name if name else said.event == DISCARDED and said.ref == snapshot
+
+
+@asynccontextmanager
+async def open_observer(
+    address: str, timeout_s: float, keys: Path | None
+) -> AsyncIterator[Observer]:
+    """An observer of the syncer at ``address``, with the keys in a folder if the job has any.
+
+    Raises:
+        ConfigError: the address is none, or the keys cannot be used.
+    """
+    check_dial("", address)
+    curve = load_curve(keys, KEY) if keys is not None else None
+    async with open_context() as context:
+        endpoint = new_endpoint(context, curve)
+        identity = f"{OBSERVER}{secrets.token_hex(8)}/control"
+        try:
+            await endpoint.dial(address, route=ROUTE, identity=identity)
+        except OSError as error:
+            raise ConfigError(f"{address}: {error.strerror}; want tcp://HOST:PORT") from None
+        try:
+            yield Observer(endpoint, address, timeout_s, keyed=keys is not None)
+        finally:
+            await endpoint.aclose()

@@ -1,0 +1,139 @@
+"""Scores global models as they come: the held-out loss, computed beside the job.
+
+A JAX process of the observer's own, as a syncer has one. At most one model is scored at a time, and
+the newest wins: models that come meanwhile are skipped but for the last.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import trio
+
+from ddloco.config.job import Job
+from ddloco.config.toml import ConfigError
+from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
+from ddloco.runtime.shared_memory import Arena
+from ddloco.workers import rpc
+from ddloco.workers.process import WorkerProcess, open_worker
+from transport import DTYPES, Payload
+
+Scored = Callable[[int, float], None]
+"""Told a global step and the held-out loss of its model."""
+
+
+class Scorer:
+    """Puts global fragments together and has the models scored.
+
+    Args:
+        source: the job file, for messages.
+        plan: where a fragment lies in the model.
+        arena: memory that the worker process can see.
+        score: computes the held-out loss of a model in the arena; None if the task cannot.
+        scored: told of every score.
+    """
+
+    def __init__(
+        self,
+        source: Path,
+        plan: FragmentPlan,
+        arena: Arena,
+        score: Callable[[rpc.Span], Awaitable[float | None]],
+        scored: Scored,
+    ) -> None:
+        self._source = source
+        self._plan = plan
+        self._region = arena.allocate(plan.total_bytes)
+        self._score = score
+        self._scored = scored
+        self._fragments: dict[int, tuple[int, Payload]] = {}
+        self._wanted = trio.Event()
+        self._last = False
+
+    def take(self, fragment: int, t: int, payload: Payload) -> None:
+        """A newer version of a fragment.
+
+        Raises:
+            ConfigError: the job file describes another model.
+        """
+        count = len(self._plan.fragments)
+        got = tuple((meta.name, meta.shape, meta.dtype) for meta in payload.tensors)
+        plain = all(meta.bits == DTYPES[meta.dtype].itemsize * 8 for meta in payload.tensors)
+        if fragment >= count or got != wire_layout(self._plan, fragment) or not plain:
+            raise ConfigError(
+                f"--evaluate {self._source}: fragment {fragment} of the running job is not as "
+                "this file says; give the job.toml of its run folder"
+            )
+        self._fragments[fragment] = (t, payload)
+        if len(self._fragments) == count:
+            self._wanted.set()
+
+    def finish(self) -> None:
+        """Nothing newer will come: score what is there, and end."""
+        self._last = True
+        self._wanted.set()
+
+    async def run(self) -> None:
+        """Score models until ``finish``.
+
+        Raises:
+            ConfigError: the task has no held-out loss.
+            ChoreError: it cannot be computed.
+            WorkerDiedError: the process ended.
+        """
+        scored: dict[int, int] = {}
+        while True:
+            await self._wanted.wait()
+            if not self._last:
+                self._wanted = trio.Event()
+            versions = {p: t for p, (t, _) in self._fragments.items()}
+            if len(versions) == len(self._plan.fragments) and versions != scored:
+                scored = versions
+                await self._score_now(max(versions.values()))
+            elif self._last:
+                return
+
+    async def _score_now(self, t: int) -> None:
+        for fragment, (_, payload) in self._fragments.items():
+            start, stop = self._plan.fragment_slice(fragment)
+            self._region.data[start:stop] = payload.data
+        loss = await self._score(rpc.Span(self._region.offset, len(self._region.data)))
+        if loss is None:
+            raise ConfigError(f"--evaluate {self._source}: its task has no evaluate(params)")
+        self._scored(t, loss)
+
+
+@asynccontextmanager
+async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[Scorer]:
+    """A scorer with a worker process that has loaded the job's task; ``run`` it.
+
+    Raises:
+        ChoreError: the task cannot be used.
+        WorkerDiedError: the process ended.
+    """
+    with closing(Arena()) as arena:
+        async with open_worker("observer.1", arena, job.worker) as process:
+            plan = await _prepare(job, process)
+
+            async def score(span: rpc.Span) -> float | None:
+                return (await process.expect(rpc.Score(span), rpc.Scored)).loss
+
+            yield Scorer(source, plan, arena, score, scored)
+
+
+async def _prepare(job: Job, process: WorkerProcess) -> FragmentPlan:
+    request = rpc.Prepare(
+        task=job.job.task,
+        options=job.task,
+        inner=job.inner,
+        seed=job.job.seed,
+        shard=0,
+        shards=job.job.learners,
+    )
+    prepared = await process.expect(request, rpc.Prepared)
+    try:
+        plan = job.plan(prepared.leaves)
+    except ValueError as error:
+        raise ConfigError(f"task {job.job.task}: {error}") from None
+    await process.expect(rpc.Lay(plan), rpc.Laid)
+    return plan

@@ -1,0 +1,259 @@
+"""The live picture of a job, drawn from its log: what people see is what is recorded.
+
+One mechanism for actors in this process and in others: read the new lines of ``log.jsonl``, keep
+the newest of everything, draw. Plain lines where there is no terminal.
+"""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ddloco.config.job import Job
+from ddloco.config.run_folder import LOG_FILE
+
+REFRESH_S = 0.25
+PLAIN_LINE_S = 5.0
+"""Seconds between two plain lines: a minute of training gives a dozen."""
+
+LOSSES_SHOWN = 20
+"""A learner's loss is the mean of its last so many steps; single batches jump about."""
+
+
+@dataclass
+class LearnerView:
+    """What is seen of one learner."""
+
+    step: int = 0
+    tokens: int = 0
+    busy_s: float = 0.0
+    alive_s: float = 0.0
+    lived_s: float = 0.0
+    """Of which in earlier incarnations."""
+    losses: list[float] = field(default_factory=list[float])
+    state: str = "starting"
+    lost: bool = False
+    """Whether it has joined, and has no link any more; it may train on."""
+
+    def take(self, line: dict[str, Any]) -> None:
+        """One finished step; a new incarnation begins again at 1, with a clock of its own."""
+        if line["step"] <= self.step or self.step == 0:
+            self.lived_s = self.alive_s
+            self.first_at = line["at"] - line["step_s"]
+        self.step = line["step"]
+        self.tokens += line["tokens"]
+        self.busy_s += line["step_s"]
+        self.alive_s = self.lived_s + line["at"] - self.first_at
+        if line["loss"] is not None:  # What is no number is null in the log.
+            self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
+        self.state = "training"
+
+    @property
+    def loss(self) -> float | None:
+        """The mean of the last losses."""
+        return sum(self.losses) / len(self.losses) if self.losses else None
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens trained on per second alive."""
+        return self.tokens / self.alive_s if self.alive_s > 0 else 0.0
+
+
+@dataclass
+class Board:
+    """The newest of everything that the log tells."""
+
+    job: Job
+    learners: dict[str, LearnerView] = field(default_factory=dict[str, LearnerView])
+    fragments: dict[int, int] = field(default_factory=dict[int, int])
+    merge: dict[str, Any] = field(default_factory=dict[str, Any])
+    merges: int = 0
+    troubles: list[str] = field(default_factory=list[str])
+    result: dict[str, Any] | None = None
+    standstill: str = ""
+    """What the job waits for, while nothing is merged for too long."""
+
+    def __post_init__(self) -> None:
+        self.learners = {name: LearnerView() for name in self.job.learner_names()}
+
+    def take(self, line: dict[str, Any]) -> None:
+        """One line of the log."""
+        match line["event"]:
+            case "step":
+                self.learners[line["actor"]].take(line)
+            case "merge":
+                self.merge, self.merges, self.standstill = line, self.merges + 1, ""
+                self.fragments[line["fragment"]] = line["t"]
+            case "result":
+                self.result = line
+            case "joined":
+                self._state(line["learner"], "linked")
+            case "lost":
+                self._state(line["learner"], f"gone: {line['reason']}")
+            case "refused" | "starts over" | "sync repeated" | "message refused" | "not evaluated":
+                who = line.get("learner") or line.get("peer") or line["actor"]
+                self.troubles = [*self.troubles[-2:], f"{who}: {line['event']}, {line['reason']}"]
+            case "no merge":
+                self.standstill = (
+                    f"no merge for {line['since_s']:.0f} s: waits for {line['reason']}"
+                )
+                self.troubles = [*self.troubles[-2:], f"{line['actor']}: {self.standstill}"]
+            case "fault":
+                lasts = f" for {line['for_s']:.1f} s" if line["for_s"] is not None else ""
+                self.troubles = [*self.troubles[-2:], f"{line['who']}: {line['what']}{lasts}"]
+            case _:
+                pass
+
+    def _state(self, incarnation: str, state: str) -> None:
+        name = incarnation.rpartition(".")[0]
+        if name in self.learners:
+            self.learners[name].state = state
+            self.learners[name].lost = state != "linked"
+
+    @property
+    def t(self) -> int:
+        """The global step of the newest merge."""
+        return max(self.fragments.values(), default=0)
+
+    @property
+    def goodput(self) -> float | None:
+        """Share of the learners' time that was spent in steps; None before any was merged, and 0
+        while there are fewer learners than the quorum, whose steps are merged with nobody's."""
+        if not self.merges:
+            return None
+        linked = sum(not view.lost for view in self.learners.values())
+        if linked < self.job.sync.quorum:
+            return 0.0
+        alive = sum(view.alive_s for view in self.learners.values())
+        return sum(view.busy_s for view in self.learners.values()) / alive if alive else None
+
+    def counts(self) -> str:
+        """Learners live, taking part, averaged into the newest merge: three different numbers."""
+        live, part = self.merge.get("live", 0), self.merge.get("taking_part", 0)
+        return f"{live} live / {part} taking part / {self.merge.get('averaged', 0)} averaged"
+
+    def line(self) -> str:
+        """Everything on one line."""
+        losses = [view.loss for view in self.learners.values() if view.loss is not None]
+        loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
+        steps = sum(view.step for view in self.learners.values())
+        goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
+        return (
+            f"global step {self.t}/{self.job.job.steps}  loss {loss}  {steps} inner steps  "
+            f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
+        )
+
+    def tables(self) -> Group:
+        """Two tables: learners, and the syncer with its fragments."""
+        learners = Table("learner", "state", "step", "loss", "tokens/s", expand=True)
+        for name, view in self.learners.items():
+            loss = f"{view.loss:.4f}" if view.loss is not None else "-"
+            learners.add_row(name, view.state, str(view.step), loss, f"{view.tokens_per_s:,.0f}")
+        syncer = Table("quorum", "grace", "learners", "goodput", "merges", expand=True)
+        grace = f"{self.merge.get('grace_s', 0.0) * 1000:.0f} ms"
+        goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
+        quorum = f"{self.job.sync.quorum} of {self.job.job.learners}"
+        syncer.add_row(quorum, grace, self.counts(), goodput, str(self.merges))
+        fragments = "  ".join(f"{p}:{t}" for p, t in sorted(self.fragments.items()))
+        notes = [f"[yellow]{trouble}[/yellow]" for trouble in self.troubles]
+        return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
+
+
+class LogTail:
+    """Reads what others append to the log."""
+
+    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
+        self._path = folder / LOG_FILE
+        self._offset = self._path.stat().st_size if from_end and self._path.exists() else 0
+
+    def new_lines(self) -> list[dict[str, Any]]:
+        """The whole lines since the last call; what a full disk has torn is passed over."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [said for line in whole.splitlines() if (said := _line_of(line)) is not None]
+
+
+def _line_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) else None
+
+
+async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:
+    """Draw the job until ``done`` is set; the board as it stood at the end."""
+    board, tail = Board(job), LogTail(folder)
+    if not console.is_terminal:
+        return await _show_lines(board, tail, console, done)
+    bar = Progress(
+        TextColumn("global step {task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(bar_width=None),
+        TextColumn("{task.percentage:.0f} %"),
+        TimeRemainingColumn(),
+        expand=True,
+    )
+    task = bar.add_task("steps", total=job.job.steps)
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            last = done.is_set()
+            for line in tail.new_lines():
+                board.take(line)
+            bar.update(task, completed=board.t)
+            live.update(Group(board.tables(), bar), refresh=True)
+            if last:
+                return board
+            with trio.move_on_after(REFRESH_S):
+                await done.wait()
+
+
+async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.Event) -> Board:
+    while True:
+        with trio.move_on_after(PLAIN_LINE_S):
+            await done.wait()
+        last = done.is_set()
+        for line in tail.new_lines():
+            board.take(line)
+        console.print(board.line(), soft_wrap=True, highlight=False)
+        if last:
+            return board
+
+
+FREQUENT = ("step", "merge")
+"""Lines that come many times a second; of these the newest is said now and then."""
+
+
+async def follow(folder: Path, actor: str, console: Console) -> None:
+    """Say what one actor logs from now on, in plain lines, until cancelled."""
+    tail = LogTail(folder, from_end=True)
+    newest: dict[str, Any] | None = None
+    said_at = trio.current_time()
+    while True:
+        for line in tail.new_lines():
+            if line["actor"] == actor and line["event"] in FREQUENT:
+                newest = line
+            elif line["actor"] == actor:
+                _say(console, line)
+        if newest is not None and trio.current_time() - said_at >= PLAIN_LINE_S:
+            _say(console, newest)
+            newest, said_at = None, trio.current_time()
+        await trio.sleep(REFRESH_S)
+
+
+def _say(console: Console, line: dict[str, Any]) -> None:
+    """One line of the log, for people."""
+    fields = {key: value for key, value in line.items() if key not in ("event", "actor", "at")}
+    said = "  ".join(f"{key} {value}" for key, value in fields.items())
+    text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {said}"
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,231 @@
+"""What ``ddloco status`` and ``ddloco observe`` do: ask, follow, and show."""
+
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from rich.console import Console, Group
+from rich.live import Live
+
+from clocks import actor_of
+from ddloco.config.job import Job
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring.client import Observer, Said, UnansweredError, open_observer
+from ddloco.monitoring.evaluator import Scored, Scorer, open_scorer
+from ddloco.monitoring.metrics import Lines, Metrics
+from ddloco.monitoring.status_view import picture, status_from
+from ddloco.runtime.observer_protocol import News, Told
+from ddloco.runtime.signals import stop_on_signal
+
+REDRAW_S = 1.0
+
+PLAIN_WIDTH = 120
+"""Columns where there is no terminal: a table for a file or a pipe."""
+
+
+def say(line: str) -> None:
+    """One line on standard output, now: whoever reads a pipe wants news while they are new."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+class Look:
+    """One look at several syncers: what each says of itself, or why it says nothing."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self._observers = observers
+        self.told: dict[int, dict[str, Any]] = {}
+        self.problems: dict[int, str] = {}
+
+    async def take(self) -> None:
+        """Ask all of them at once."""
+        async with trio.open_nursery() as nursery:
+            for index, observer in enumerate(self._observers):
+                nursery.start_soon(self._ask, index, observer)
+
+    async def _ask(self, index: int, observer: Observer) -> None:
+        try:
+            self.told[index] = await observer.status()
+        except UnansweredError as error:
+            self.problems[index] = str(error)
+
+    def picture(self) -> Group:
+        """A block for each, in the order in which they were named."""
+        blocks: list[Any] = []
+        for index, plain in sorted(self.told.items()):
+            try:
+                blocks.append(picture(status_from(plain)))
+            except msgspec.ValidationError as error:
+                self.problems[index] = f"{plain['address']}: not a status: {error}"
+        return Group(*blocks)
+
+    def json(self) -> list[str]:
+        """A JSON object for each."""
+        return [msgspec.json.encode(plain).decode() for _, plain in sorted(self.told.items())]
+
+    def check(self) -> None:
+        """Somebody did not answer.
+
+        Raises:
+            UnansweredError: all of them, on one line.
+        """
+        if self.problems:
+            raise UnansweredError("; ".join(said for _, said in sorted(self.problems.items())))
+
+
+async def show_status(
+    addresses: Sequence[str], *, timeout_s: float, keys: Path | None, as_json: bool, watch: bool
+) -> None:
+    """Ask syncers how they are, once or every second until a signal comes.
+
+    Raises:
+        ConfigError: an address is none.
+        UnansweredError: somebody does not answer; the others were shown.
+    """
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
+    async with AsyncExitStack() as stack:
+        observers = [
+            await stack.enter_async_context(open_observer(address, timeout_s, keys))
+            for address in addresses
+        ]
+        if watch:
+            await until_signal(partial(_watch, observers, console, as_json=as_json))
+            return
+        look = Look(observers)
+        await look.take()
+        if as_json:
+            for line in look.json():
+                say(line)
+        else:
+            console.print(look.picture())
+        look.check()
+
+
+async def _watch(observers: Sequence[Observer], console: Console, *, as_json: bool) -> None:
+    async with AsyncExitStack() as stack:
+        live = None
+        if console.is_terminal and not as_json:
+            live = stack.enter_context(Live(console=console, auto_refresh=False))
+        while True:
+            look = Look(observers)
+            await look.take()
+            if as_json:
+                for line in look.json():
+                    say(line)
+            elif live is not None:
+                live.update(look.picture(), refresh=True)
+            else:
+                console.print(look.picture())
+            look.check()
+            await trio.sleep(REDRAW_S)
+
+
+async def follow(
+    address: str,
+    *,
+    timeout_s: float,
+    keys: Path | None,
+    metrics: Metrics,
+    lines: Lines | None,
+    evaluate: tuple[Job, Path] | None,
+) -> None:
+    """Follow a job until it ends or a signal comes.
+
+    Args:
+        address: of its syncer.
+        timeout_s: how long the first answer may take.
+        keys: a folder of keys, if the job has any.
+        metrics: takes the numbers.
+        lines: takes everything else, if anybody reads it.
+        evaluate: a job whose task scores the global models, and its file.
+
+    Raises:
+        ConfigError: the address is none, or the job file describes another model.
+        ChoreError: the task cannot be used.
+        WorkerDiedError: the process that scores ended.
+        UnansweredError: nobody answers.
+    """
+    async with open_observer(address, timeout_s, keys) as observer:
+        # Whether anybody is there is known at once; making ready to score takes seconds.
+        metrics.status(await observer.status())
+        await until_signal(partial(_follow, observer, metrics, lines, evaluate))
+
+
+async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json: bool) -> None:
+    """End a job, wait until it has ended, and say how.
+
+    Raises:
+        ConfigError: the address is none, or that of a shard that does not lead.
+        UnansweredError: nobody answers, or the job failed.
+    """
+    async with open_observer(address, timeout_s, keys) as observer:
+        told = await observer.status()
+        name, lead = actor_of(told["incarnation"]), told.get("lead")
+        if lead is not None and name != lead:
+            raise ConfigError(f"{address}: {name} does not lead this job; ask {lead}")
+
+        async def pass_over(_: Said) -> None:
+            await trio.lowlevel.checkpoint()
+
+        ended = await observer.follow(pass_over, payloads=False, stop=True)
+        if ended.fields["status"] == "failed":
+            raise UnansweredError(f"{address}: the job failed: {ended.fields['reason']}")
+        said = {"address": address, **ended.fields}
+        line = f"{address}: {said['status']}: {said['reason']}"
+        say(msgspec.json.encode(said).decode() if as_json else line)
+
+
+async def _follow(
+    observer: Observer, metrics: Metrics, lines: Lines | None, evaluate: tuple[Job, Path] | None
+) -> None:
+    def scored(t: int, loss: float) -> None:
+        metrics.score(t, loss)
+        if lines is not None:
+            lines.score(t, loss)
+
+    async with _scoring(evaluate, scored) as scorer:
+
+        async def take(said: Said) -> None:
+            match said:
+                case Told():
+                    metrics.status(said.status)
+                case News():
+                    metrics.news(said)
+                    if lines is not None:
+                        lines.news(said)
+                case fragment, payload:
+                    assert scorer is not None, "payloads come only where they were asked for"
+                    scorer.take(fragment.fragment, fragment.t, payload)
+            await trio.lowlevel.checkpoint()
+
+        await observer.follow(take, payloads=scorer is not None)
+
+
+@asynccontextmanager
+async def _scoring(
+    evaluate: tuple[Job, Path] | None, scored: Scored
+) -> AsyncIterator[Scorer | None]:
+    """A scorer at work, if one is wanted; on leaving it finishes the newest model."""
+    if evaluate is None:
+        yield None
+        return
+    job, source = evaluate
+    async with open_scorer(job, source, scored) as scorer, trio.open_nursery() as nursery:
+        nursery.start_soon(scorer.run)
+        yield scorer
+        scorer.finish()
+
+
+async def until_signal(act: Callable[[], Any]) -> None:
+    """Do something until it is done, or a signal asks for the end: then that is no failure."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_on_signal, lambda _reason: nursery.cancel_scope.cancel())
+        await act()
+        nursery.cancel_scope.cancel()

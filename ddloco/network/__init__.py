@@ -1,0 +1,1 @@
+"""How actors reach each other: keys, and endpoints with a job's limits."""

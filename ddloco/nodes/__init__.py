@@ -1,0 +1,1 @@
+"""Actors on a host: opened, started, watched, harmed on purpose and closed."""

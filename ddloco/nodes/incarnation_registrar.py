@@ -1,0 +1,242 @@
+"""Who gives numbers to incarnations: a part of the syncer that leads, below its door.
+
+What it has given stands in a file of the run folder, written before the answer leaves, so that a
+syncer that starts again gives none twice; the tapes that are there count, too. Whoever asks learns
+the same number again, as long as it asks under the same route.
+"""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from clocks import (
+    MonotonicTime,
+    TimeSource,
+    actor_of,
+    is_incarnation,
+    number_of,
+    read_regular,
+)
+from ddloco.config.job import Job
+from ddloco.config.run_folder import KEPT
+from ddloco.nodes.incarnation_grants import (
+    AHEAD_MAX,
+    LANE,
+    NUMBER_MAX,
+    VERSION,
+    Denied,
+    Granted,
+    GrantError,
+    Want,
+    decode_want,
+    differences,
+    encode,
+    settings_of,
+)
+from ddloco.workers.task import task_digest
+from replay.tape import SUFFIX
+from replay.tape_files import whose
+from transport import Allowance, Arrival, Endpoint, LaneFull, PeerGone
+
+RECORD = "incarnations.json"
+"""In the folder of what syncers keep: for each actor the newest number that was given."""
+
+WAITING_MAX = 256
+"""Questions that wait; the rest are said again a second later."""
+
+ROUTES_MAX = 4096
+"""Routes whose answers are remembered: four for each learner that a job may have."""
+
+NUMBERS_AT_ONCE, NUMBERS_PER_S = 16.0, 0.1
+"""New numbers of one actor. An engine that starts a failing learner again at once, each second, is
+slowed to one start in ten seconds; whoever asks in another's name ends its link as seldom."""
+
+REFUSALS_LOGGED_MAX = 20
+"""Whoever asks again and again fills no disk."""
+
+_decode = msgspec.json.Decoder(dict[str, int]).decode
+
+
+class RecordError(Exception):
+    """What was given cannot be read; the text names the file."""
+
+
+def newest_on_tape(tapes: Path, name: str) -> int:
+    """The highest number of an actor that has a tape in this folder; 0 without any."""
+    there = (whose(path)[0] for path in tapes.glob(f"{name}.*{SUFFIX}"))
+    return max((number_of(each) for each in there if actor_of(each) == name), default=0)
+
+
+class Record:
+    """The newest number of each actor, in a file.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        RecordError: there is a file, and it cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / KEPT / RECORD
+        self._tapes = folder / "tapes"
+        self._newest: dict[str, int] = {}
+        try:
+            self._newest = _decode(read_regular(self._path))
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            said = f"{self._path}: not a record of incarnations: {error}; remove it"
+            raise RecordError(said) from None
+
+    def newest(self, name: str) -> int:
+        """The highest number that an actor is known to have had."""
+        return max(self._newest.get(name, 0), newest_on_tape(self._tapes, name))
+
+    def note(self, name: str, number: int) -> None:
+        """It has this number now; on the disk when this returns.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        said = {**self._newest, name: number}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_name(f".{RECORD}.partial")
+        with partial.open("wb") as file:
+            file.write(msgspec.json.encode(dict(sorted(said.items()))))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+        self._newest = said
+
+
+class Registrar:
+    """Answers actors that ask for their numbers.
+
+    Args:
+        job: whose actors.
+        record: what was given before.
+        endpoint: carries the answers.
+        note: the log.
+        time: what new numbers are counted by.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        record: Record,
+        endpoint: Endpoint,
+        note: Callable[[str, dict[str, Any]], None],
+        time: TimeSource | None = None,
+    ) -> None:
+        self._names = (*job.syncer_names()[1:], *job.learner_names())
+        self._job = job
+        self._settings = settings_of(job)
+        self._task = task_digest(job.job.task)
+        self._record = record
+        self._endpoint = endpoint
+        self._note = note
+        self._time = time or MonotonicTime()
+        self._allowances: dict[str, Allowance] = {}
+        """By actor of this job that has asked."""
+        self._newest: dict[str, int] = {}
+        """By actor of this job that was heard, the newest of which it is known that it exists."""
+        self._refused = 0
+        self._given: dict[str, Granted] = {}
+        self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
+
+    def take(self, arrival: Arrival) -> None:
+        """Something came on the lane for numbers."""
+        try:
+            self._came.send_nowait(arrival)
+        except trio.WouldBlock:
+            return  # It is said again.
+
+    def heeds(self, route: str) -> bool:
+        """Whether the incarnation that a route names may be heard: one that was never given is not.
+
+        Of an actor of which nothing is known, the lead may have lost its folder: whoever comes is
+        believed, up to a number after which enough are left.
+        """
+        peer = route.rpartition("/")[0]
+        name, number = actor_of(peer), number_of(peer)
+        if name not in self._names or not is_incarnation(peer):
+            return True  # Whoever that is, the door judges it.
+        if name not in self._newest:
+            self._newest[name] = self._record.newest(name)
+        newest = self._newest[name]
+        if number <= newest:
+            return True
+        if newest or number > AHEAD_MAX:
+            self._refuse(name, f"{peer} was never given; the newest of {name} is {newest}")
+            return False
+        self._newest[name] = number
+        return True
+
+    async def run(self) -> None:
+        """Answer whatever comes, for ever."""
+        async for arrival in self._waiting:
+            answer = await trio.to_thread.run_sync(self.answer, arrival)
+            if answer is None:
+                continue
+            try:
+                self._endpoint.send_nowait(arrival.route, [encode(answer)])
+            except (LaneFull, PeerGone):
+                continue  # It asks again.
+
+    def answer(self, arrival: Arrival) -> Granted | Denied | None:
+        """The answer to one question; None to what is none."""
+        route = arrival.route
+        name = actor_of(route.removesuffix(f"/{LANE}"))
+        try:
+            want = decode_want(arrival.frames)
+        except GrantError as error:
+            return self._refuse(name, str(error))
+        if name not in self._names:
+            refused = f"{name[:64]} is nobody of this job"
+        elif want.version != VERSION:
+            refused = f"numbers are given in version {VERSION} here, not {want.version}"
+        elif want.job != self._job.id:
+            said = differences(self._settings, want.settings) if want.settings else ""
+            refused = f"its job file differs: {said or f'{self._job.id} here, {want.job} there'}"
+        else:
+            return self._given.get(route) or self._give(route, name, want)
+        self._refuse(name, refused)
+        return Denied(refused[:1000])
+
+    def _give(self, route: str, name: str, want: Want) -> Granted | Denied | None:
+        full = Allowance(NUMBERS_AT_ONCE, NUMBERS_PER_S, NUMBERS_AT_ONCE, self._time.now())
+        if not self._allowances.setdefault(name, full).take(self._time.now()):
+            return self._refuse(name, "it asks for new numbers too often")
+        newest = max(self._record.newest(name), self._newest.get(name, 0))
+        number = want.exact if want.exact > newest else max(newest, want.known) + 1
+        if number > min(newest + AHEAD_MAX, NUMBER_MAX):
+            refused = f"{number} is too far from {newest}, the newest number of {name} here"
+            self._refuse(name, refused)
+            return Denied(refused)
+        try:
+            self._record.note(name, number)
+        except OSError as error:
+            return self._refuse(name, f"its number cannot be written down: {error.strerror}")
+        self._newest[name] = number
+        warning = ""
+        if want.task != self._task:
+            warning = (
+                f"the source of task {self._job.job.task} differs: sha256 {self._task[:12]} at the "
+                f"syncer, {want.task[:12]} at {name}"
+            )
+            self._note("task differs", {"learner": f"{name}.{number}", "reason": warning})
+        granted = self._given[route] = Granted(number, warning)
+        while len(self._given) > ROUTES_MAX:
+            del self._given[next(iter(self._given))]
+        return granted
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self._refused += 1
+        if self._refused <= REFUSALS_LOGGED_MAX:
+            fields = {"peer": name[:64], "reason": reason, "count": self._refused}
+            self._note("number refused", fields)

@@ -1,0 +1,407 @@
+"""One actor in a process of its own: what ``ddloco syncer`` and ``ddloco learner`` run."""
+
+import ipaddress
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import trio
+from rich.console import Console
+
+from clocks import actor_of, number_of
+from ddloco.actors.effects import Finish
+from ddloco.config.addresses import check_dial, check_listen
+from ddloco.config.job import Job
+from ddloco.config.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring.live_display import follow
+from ddloco.network.endpoints import dial, new_endpoint
+from ddloco.network.keys import curve_of
+from ddloco.nodes.auth_log import Refusals
+from ddloco.nodes.incarnation_grants import LANE as GRANTS
+from ddloco.nodes.incarnation_grants import (
+    DeniedError,
+    Granted,
+    SilentError,
+    ask_for_number,
+    want_of,
+)
+from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.nodes.node import Hosted
+from ddloco.nodes.resume import JobBeginning, go_on_from, place_said
+from ddloco.nodes.tape_shipping import ship_tape, take_in_tapes
+from ddloco.runtime.errors import first_of
+from ddloco.runtime.log import ActorLog
+from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
+from ddloco.runtime.signals import stop_on_signal, stop_with_parent
+from ddloco.tapes.side_channel import SideLane
+from snapshot import SnapshotError
+from transport.zeromq import ZmqEndpoint, open_context
+
+LOOK_S = 1.0
+"""How often it is looked whether an actor has a link to anybody."""
+
+LEAVE_LINGER_S = 1.0
+"""How long the last words of a process that is to go at once may take to leave the machine."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How an actor's process runs, beside what the job says.
+
+    Args:
+        with_parent: whether it ends when standard input does.
+        snapshot: to go on from, unless it has gone on from there already.
+        patience_s: how long it waits for somebody to train with; infinite for ever.
+        advertise: where a syncer can be reached, if that is not where it listens.
+        alone: of a learner: the job has gone on without it, and only its own state is that of the
+            snapshot.
+    """
+
+    with_parent: bool = False
+    snapshot: str = ""
+    patience_s: float = math.inf
+    advertise: str = ""
+    alone: bool = False
+
+
+async def serve_syncer(
+    job: Job, folder: Path, bind: str, shard: tuple[str, str | None], terms: Terms
+) -> Finish:
+    """Run a syncer, listening on ``bind``; the address is written to the run folder.
+
+    Args:
+        job: the resolved job.
+        folder: the run folder.
+        bind: where to listen.
+        shard: which one this is, empty for the one that leads; and where that one listens, for
+            the others.
+        terms: how its process runs.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used.
+        ConfigError: the address cannot be bound, or is open to everyone without keys or a word;
+            the job has no such shard; or the keys cannot be used.
+    """
+    check_bind(job, bind)
+    name, connect = shard
+    if connect is not None:
+        check_dial("--connect", connect)
+    if terms.advertise:
+        check_listen("--advertise", terms.advertise)
+    lead, *others = job.syncer_names()
+    name = name or lead
+    if name not in (lead, *others):
+        names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
+        raise ConfigError(f"--name {name}: this job has {names}")
+    if (name == lead) != (connect is None):
+        said = f"{lead} leads, and dials nobody" if connect else f"missing; {name} dials {lead}"
+        raise ConfigError(f"--connect: {said}")
+    curve = curve_of(job, name)
+    async with open_context() as context:
+        endpoint = new_endpoint(context, curve)
+        try:
+            address = await endpoint.listen(bind)
+        except OSError as error:
+            raise ConfigError(f"--bind {bind}: {error.strerror}") from None
+        if connect is None:
+            incarnation, beginning = who_leads(job, folder, name, terms.snapshot)
+        else:
+            found = await _number(job, folder, name, (context, lead, connect), terms)
+            if isinstance(found, Finish):
+                await endpoint.aclose()
+                return found
+            incarnation, beginning = found
+            await _dial(endpoint, lead, connect, incarnation)
+        write_address(folder, name, address, terms.advertise)
+        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning)
+        registrar = None
+        if connect is None:
+            registrar = _gives_numbers(hosted)
+            if job.tape.ships:
+                take_in_tapes(hosted)
+        elif job.tape.ships:
+            await ship_tape(hosted, lead, connect)
+        return await _serve(hosted, endpoint, terms, registrar)
+
+
+def _gives_numbers(hosted: Hosted) -> Registrar:
+    """Let the lead answer actors that ask who they are."""
+    endpoint = hosted.endpoint
+    registrar = Registrar(hosted.job, Record(hosted.folder), endpoint, hosted.note)
+    hosted.endpoint = SideLane(endpoint, GRANTS, registrar.take, registrar.heeds)
+    return registrar
+
+
+async def serve_learner(
+    job: Job, folder: Path, connect: Sequence[str], name: str, terms: Terms
+) -> Finish:
+    """Run one learner against the syncers at ``connect``, one address for each, in order; it waits
+    for those that are late.
+
+    Raises:
+        SnapshotError: the snapshot to go on from cannot be used.
+        ConfigError: the job has no such learner or another number of syncers, an address is none,
+            or its keys cannot be used.
+    """
+    for address in connect:
+        check_dial("--connect", address)
+    syncers = job.syncer_names()
+    if len(connect) != len(syncers):
+        names = ", ".join(syncers)
+        raise ConfigError(f"--connect: {len(connect)} addresses for {len(syncers)}: {names}")
+    if name not in job.learner_names():
+        names = job.learner_names()
+        raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
+    curve = curve_of(job, name)
+    async with open_context() as context:
+        found = await _number(job, folder, name, (context, syncers[0], connect[0]), terms)
+        if isinstance(found, Finish):
+            return found
+        incarnation, beginning = found
+        endpoint = new_endpoint(context, curve)
+        for syncer, address in zip(syncers, connect, strict=True):
+            await _dial(endpoint, syncer, address, incarnation)
+        hosted = Hosted(job, incarnation, folder, endpoint)
+        if terms.alone:
+            hosted.own = beginning
+        else:
+            hosted.beginning = beginning
+        if job.tape.ships:
+            await ship_tape(hosted, syncers[0], connect[0])
+        return await _serve(hosted, endpoint, terms, None)
+
+
+async def _dial(endpoint: ZmqEndpoint, syncer: str, address: str, incarnation: str) -> None:
+    try:
+        await dial(endpoint, syncer, address, incarnation)
+    except OSError as error:
+        raise ConfigError(f"--connect {address}: {error.strerror}") from None
+
+
+async def _number(
+    job: Job, folder: Path, name: str, lead: tuple[object, str, str], terms: Terms
+) -> tuple[str, JobBeginning | None] | Finish:
+    """An actor's incarnation, which the lead gives, and the snapshot that it begins with; or how
+    it ends without one.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used.
+        ConfigError: the address is none.
+    """
+    context, leader, address = lead
+    here = newest_on_tape(folder / TAPES, name)
+    exact, beginning = 0, None
+    if terms.alone:
+        beginning = who_returns(job, name, terms.snapshot)
+        here = max(here, beginning.known(name))
+    elif terms.snapshot and not here:
+        beginning = go_on_from(*place_said(terms.snapshot), job, name)
+        exact = number_of(beginning.incarnation(name))
+    endpoint = new_endpoint(context, curve_of(job, name))
+    ask = partial(
+        ask_for_number,
+        endpoint,
+        address,
+        (name, leader),
+        want_of(job, here, exact),
+        patience_s=terms.patience_s,
+        waiting=partial(_note_waiting, folder, name, f"{leader} at {address}"),
+    )
+    try:
+        answer = await _unless_left(ask, with_parent=terms.with_parent)
+    except Exception as error:
+        match first_of(error):
+            case OSError() as found:
+                raise ConfigError(f"--connect {address}: {found.strerror}") from None
+            case DeniedError() as found:
+                return Finish("bad-input", str(found))
+            case SilentError() as found:
+                return Finish("left", str(found))
+            case _:
+                raise
+    finally:
+        await endpoint.aclose()
+    if isinstance(answer, Finish):
+        return answer
+    refuse_unshared(job, folder, leader)
+    if answer.warning:
+        Console(stderr=True).print(f"warning: {answer.warning}", soft_wrap=True)
+    if exact and answer.number != exact:
+        beginning = None  # It has gone on from there before, elsewhere.
+    return f"{name}.{answer.number}", beginning
+
+
+def refuse_unshared(job: Job, folder: Path, lead: str) -> None:
+    """Refuse a job of which no snapshot would stand: parts are written where each actor runs, and
+    the lead, which has written its address into its own folder by now, looks for them in its own
+    place.
+
+    Raises:
+        ConfigError: this actor's place is another one.
+    """
+    if not job.snapshot.wanted or job.snapshot.place or address_file(folder, lead).exists():
+        return
+    raise ConfigError(
+        f"no snapshot would stand: {folder} is not the run folder of {lead}, so {SNAPSHOTS} in it "
+        "is another place; set snapshot.place to a folder that all hosts share, or a URL"
+    )
+
+
+async def _unless_left(
+    ask: Callable[[], Awaitable[Granted]], *, with_parent: bool
+) -> Granted | Finish:
+    """The answer; or that this process is to go before there is one."""
+    left: list[Finish] = []
+    answers: list[Granted] = []
+    async with trio.open_nursery() as nursery:
+
+        def leave(reason: str) -> None:
+            left.append(Finish("left", reason))
+            nursery.cancel_scope.cancel()
+
+        nursery.start_soon(stop_on_signal, leave, leave)
+        if with_parent:
+            nursery.start_soon(stop_with_parent, leave, leave)
+        answers.append(await ask())
+        nursery.cancel_scope.cancel()
+    return answers[0] if answers else left[0]
+
+
+def _note_waiting(folder: Path, name: str, whom: str) -> None:
+    with closing(ActorLog(folder / LOG_FILE, f"{name}.0")) as log:
+        log.observe("waiting", 0.0, 0, {"for": f"a number from {whom}"})
+
+
+async def _serve(
+    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, registrar: Registrar | None
+) -> Finish:
+    keep_freed_memory()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_on_signal, hosted.request_leave, hosted.request_leave)
+        nursery.start_soon(Refusals(endpoint, hosted).run)
+        nursery.start_soon(give_back_spare)
+        nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
+        if registrar is not None:
+            nursery.start_soon(registrar.run)
+        if terms.with_parent:
+            requests = hosted.request_stop, hosted.request_leave
+            nursery.start_soon(stop_with_parent, *requests)
+        else:
+            nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), Console())
+        finish = await hosted.run()
+        nursery.cancel_scope.cancel()
+    if finish.status == "left":
+        endpoint.hurry(LEAVE_LINGER_S)
+    await hosted.endpoint.aclose()
+    return finish
+
+
+async def leave_when_alone(hosted: Hosted, patience_s: float) -> None:
+    """Ask an actor to leave when it has had no link to anybody for so long.
+
+    Links are looked at from outside, so that only the request is an event.
+    """
+    since = trio.current_time()
+    while patience_s < math.inf:
+        await trio.sleep(min(LOOK_S, patience_s / 4))
+        if hosted.driver is None or hosted.driver.actor.links.peers():
+            since = trio.current_time()
+        elif trio.current_time() - since > patience_s:
+            syncs = actor_of(hosted.incarnation) in hosted.job.syncer_names()
+            whom = "learner" if syncs else "syncer"
+            hosted.request_leave(f"no {whom} was there for {patience_s:g} s (--patience)")
+            return
+
+
+def write_address(folder: Path, name: str, bound: str, advertise: str) -> None:
+    """Write down where a syncer can be reached: what is advertised, or where it is bound.
+
+    Who listens on all interfaces is bound to an address that nobody can dial; without a better one
+    the file says how it is reached from this machine.
+    """
+    host, _, port = bound.rpartition(":")
+    if advertise.startswith("tcp://"):
+        stem, _, theirs = advertise.removeprefix("tcp://").rpartition(":")
+        if not stem and theirs:
+            advertise = f"{advertise}:{port}"
+        elif theirs in ("*", "0"):
+            advertise = f"tcp://{stem}:{port}"
+    elif host in ("tcp://0.0.0.0", "tcp://[::]"):
+        advertise = f"tcp://127.0.0.1:{port}" if "[" not in host else f"tcp://[::1]:{port}"
+    partial_file = folder / f".{name}.address.partial"
+    partial_file.write_text(advertise or bound)
+    partial_file.replace(address_file(folder, name))
+
+
+def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobBeginning | None]:
+    """The next incarnation of a syncer that leads, and the snapshot that it goes on from.
+
+    One that has been here before has gone on from it then: whoever starts it again with the same
+    words wants it to go on from there.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used.
+        ConfigError: what was given before cannot be read or written.
+    """
+    try:
+        record = Record(folder)
+        number = record.newest(name) + 1
+        beginning = None
+        if snapshot and number == 1:
+            beginning = go_on_from(*place_said(snapshot), job, name)
+            number = number_of(beginning.incarnation(name))
+        record.note(name, number)
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    return f"{name}.{number}", beginning
+
+
+def who_returns(job: Job, name: str, snapshot: str) -> JobBeginning:
+    """The snapshot that a learner has its own state from.
+
+    Raises:
+        ConfigError: no snapshot is named.
+        SnapshotError: the learner is not in it, or it cannot be used.
+    """
+    if not snapshot:
+        raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
+    beginning = go_on_from(*place_said(snapshot), job, name)
+    if not beginning.starts:
+        raise SnapshotError(f"--from {snapshot}: {name} is not in {beginning.snapshot}")
+    return beginning
+
+
+def check_bind(job: Job, bind: str) -> None:
+    """Refuse to listen to everyone without keys, unless the job file says that this is meant.
+
+    Raises:
+        ConfigError: it is no address; or it is not loopback, and neither ``transport.keys`` nor
+            ``insecure`` is set.
+    """
+    check_listen("--bind", bind)
+    if job.transport.keys or job.transport.insecure:
+        return
+    if not is_loopback(bind):
+        raise ConfigError(
+            f"--bind {bind}: whoever reaches this address could take part; make keys with "
+            "`ddloco keys DIR` and name them with --keys DIR or transport.keys, or set "
+            "transport.insecure = true if the network is yours alone"
+        )
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if not bind.startswith("tcp://"):
+        return True
+    host = urlsplit(bind.replace(":*", ":0")).hostname or "*"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,308 @@
+"""``run --processes``: each actor a process of its own over tcp, started, watched and stopped here.
+
+The processes are the very commands that a user types on several hosts. With chaos in the job they
+are harmed on purpose, and those that it takes down come back.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ddloco.actors.effects import Finish, Status
+from ddloco.config.job import Job
+from ddloco.config.run_folder import JOB_FILE, LOG_FILE, address_file
+from ddloco.monitoring.live_display import LogTail
+from ddloco.nodes.exit_codes import AGAIN
+from ddloco.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
+from ddloco.nodes.single_process import Outcome
+from ddloco.nodes.tcp_proxy import Bundle
+from ddloco.runtime.log import ActorLog
+from ddloco.runtime.signals import STOP
+
+START_S_MAX = 120.0
+"""How long a syncer may take to listen; importing JAX on a busy machine takes a while."""
+
+STOP_S_MAX = 30.0
+"""How long learners may take to leave after the syncer has, before they are ended by signal."""
+
+STRAY_S_MAX = 5.0
+"""The same after chaos: who was cut off or had just come back never heard that the job is over, and
+need not train on for long. The signal lets a step end, as the syncer's word does."""
+
+STDERR_BYTES_MAX = 65536
+"""What is kept of an actor's last words; the reason is in the last line."""
+
+LOOK_S = 0.02
+"""Between two looks at what another process has written."""
+
+ANY_PORT = "tcp://127.0.0.1:*"
+
+STATUS: dict[int, Status] = {0: "done", 2: "bad-input", AGAIN: "left"}
+
+
+@dataclass(eq=False)
+class Child:
+    """One process of an actor, which leads a process group with its worker in it."""
+
+    process: trio.Process
+    ended: trio.Event = field(default_factory=trio.Event)
+    doomed: bool = False
+    """It was ended on purpose: by chaos, or because the job is over."""
+
+    def send(self, number: signal.Signals) -> None:
+        """Signal the actor and its worker."""
+        if not self.ended.is_set():
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, number)
+
+    def send_worker(self, number: signal.Signals) -> None:
+        """Signal all but the actor: it goes on at once, so it needs nobody's process table."""
+        self.send(number)
+        if number == signal.SIGSTOP and not self.ended.is_set():
+            with suppress(ProcessLookupError):
+                self.process.send_signal(signal.SIGCONT)
+
+    def ask_to_leave(self) -> None:
+        """Ask the actor to leave."""
+        with suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def ask_to_stop(self) -> None:
+        """Ask the actor to end its job in good order. One that is gone needs not be asked."""
+        pipe: Any = self.process.stdin
+        with suppress(OSError, trio.ClosedResourceError):
+            os.write(pipe.fileno(), STOP)
+
+    async def wait(self) -> tuple[int, str]:
+        """Its exit status and its last words, once it and whoever it started are gone."""
+        said = bytearray()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._hear, said)
+            try:
+                code = await self.process.wait()
+            finally:
+                # A worker that is stopped, or busy, would hold standard error open.
+                self.send(signal.SIGKILL)
+        self.ended.set()
+        return code, said.decode(errors="replace")
+
+    async def _hear(self, said: bytearray) -> None:
+        assert self.process.stderr is not None
+        async for piece in self.process.stderr:
+            said += piece
+            del said[:-STDERR_BYTES_MAX]
+
+
+def last_words(said: str) -> str:
+    """The last line with words in it; exceptions in groups are framed."""
+    lines = [line.strip(" |+-") for line in said.splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
+class Processes:
+    """The actors of a job as child processes.
+
+    Args:
+        job: the resolved job.
+        folder: its run folder, with the job file inside.
+        snapshot: what to go on from, as people say it; empty for a job that begins.
+
+    Raises:
+        ConfigError: the job's chaos cannot happen to processes.
+    """
+
+    def __init__(self, job: Job, folder: Path, snapshot: str = "") -> None:
+        self.job = job
+        self._snapshot = snapshot
+        self.folder = folder
+        self.outcome = Outcome()
+        self.awaited: set[str] = set()
+        """Actors that are not there and will come, as chaos has planned it."""
+        self.chaos: Chaos | None = None
+        self._faults = live_schedule(job)
+        self._ending = False
+        self._children: dict[str, Child] = {}
+        self._syncers = job.syncer_names()
+        self._lead = self._syncers[0]
+        self.asked = False
+        """Whether somebody outside wanted the job to end."""
+        self._bound: dict[str, str] = {}
+        """Where each syncer listens, once it has said so."""
+        self._dialled: dict[str, list[str]] = {}
+        """Where each learner dials: the syncers, or relays before them."""
+
+    def newest(self, name: str) -> Child | None:
+        """An actor's newest process, ended or not."""
+        return self._children.get(name)
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the job to end in good order."""
+        del reason
+        self.asked = True
+        self._calm()
+        if self._lead in self._children:
+            self._dismiss_lead()
+
+    async def run(self) -> Outcome:
+        """Start everybody, wait for everybody."""
+        async with trio.open_nursery() as relays:
+            async with trio.open_nursery() as self._nursery:
+                if all([await self._listens(name) for name in self._syncers]):
+                    await self._populate(relays)
+            relays.cancel_scope.cancel()
+        return self.outcome
+
+    async def bring(self, name: str) -> None:
+        """Start an actor, for the first time or again: a syncer where it was before."""
+        if self._ending:
+            return
+        await self._start(name, self._arguments(name))
+        self.awaited.discard(name)
+        if self._ending:
+            # Nobody told it that the job is over: that was decided while it was being started.
+            self._children[name].doomed = True
+            self._children[name].send(signal.SIGKILL)
+
+    def _arguments(self, name: str) -> list[str]:
+        if name not in self._syncers:
+            who = ["--connect", *self._dialled[name], "--name", name]
+            return ["learner", *self._common(), *who]
+        bind = ["--bind", self._bound.get(name, ANY_PORT)]
+        if name == self._lead:
+            return ["syncer", *self._common(), *bind]
+        shard = ["--name", name, "--connect", self._bound[self._lead]]
+        return ["syncer", *self._common(), *bind, *shard]
+
+    async def _populate(self, relays: trio.Nursery) -> None:
+        """Start the learners, and chaos, if the job asks for it."""
+        proxies: dict[str, Bundle] = {}
+        addresses = [self._bound[name] for name in self._syncers]
+        for name in self.job.learner_names():
+            self._dialled[name] = addresses
+        for name in relayed(self._faults):
+            proxies[name] = Bundle(addresses)
+            self._dialled[name] = await proxies[name].listen()
+            relays.start_soon(proxies[name].run)
+        self.awaited |= joiners(self._faults)
+        for name in self.job.learner_names():
+            if name not in self.awaited:
+                await self.bring(name)
+        if self._faults and not self._ending:
+            self._nursery.start_soon(self._harm, proxies)
+
+    async def _harm(self, proxies: dict[str, Bundle]) -> None:
+        with closing(ActorLog(self.folder / LOG_FILE, "chaos.1")) as log:
+            self.chaos = Chaos(self._faults, self.job.chaos.seed, self, proxies, log)
+            await self.chaos.run(self._ready)
+
+    async def _ready(self) -> None:
+        """Wait until every learner that was started has said so, or has ended."""
+        tail, expected = LogTail(self.folder), set(self._children) - set(self._syncers)
+        with trio.move_on_after(START_S_MAX):
+            while expected:
+                expected -= {line["actor"] for line in tail.new_lines()}
+                expected -= {name for name in expected if self._children[name].ended.is_set()}
+                await trio.sleep(LOOK_S)
+
+    def _calm(self) -> None:
+        """The job is about to end: nobody is harmed or brought back any more."""
+        self._ending = True
+        self.awaited.clear()
+        if self.chaos is not None:
+            self.chaos.calm()
+
+    def _common(self) -> list[str]:
+        goes_on = ["--from", self._snapshot] if self._snapshot else []
+        said = [str(self.folder / JOB_FILE), "--dir", str(self.folder), "--join", "--with-parent"]
+        return [*said, *goes_on]
+
+    async def _start(self, name: str, arguments: list[str]) -> None:
+        process = await trio.lowlevel.open_process(
+            [sys.executable, "-P", "-m", "ddloco", *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process to answer; and a group to signal.
+        )
+        child = self._children[name] = Child(process)
+        self._nursery.start_soon(self._watch, name, child)
+
+    async def _watch(self, name: str, child: Child) -> None:
+        code, said = await child.wait()
+        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        reason = (last_words(said) or ended) if code > 0 else ended
+        status = STATUS.get(code, "failed")
+        if child.doomed and code < 0:
+            status, reason = "stopped", "ended on purpose"
+        if name not in self.outcome.failures:  # A later incarnation does not undo a failure.
+            self.outcome.finishes[name] = Finish(status, reason if status != "done" else "done")
+        self._react(name, status)
+
+    def _react(self, name: str, status: Status) -> None:
+        """One end leads to another: bad input and the syncer's end are everybody's end."""
+        running = [each for each, child in self._children.items() if not child.ended.is_set()]
+        if status == "bad-input":
+            self._calm()
+            for each in running:
+                self._children[each].ask_to_leave()
+        elif name in self.awaited:
+            return
+        elif name == self._lead:
+            self._calm()
+            patience_s = STRAY_S_MAX if self._faults else STOP_S_MAX
+            self._nursery.start_soon(self._end, running, 0.0 if status == "failed" else patience_s)
+        elif self._lead in running and not {*running, *self.awaited} - {*self._syncers}:
+            self._calm()
+            self._dismiss_lead()
+
+    def _dismiss_lead(self) -> None:
+        """Ask it to end in good order. It may be through already, and deaf to being asked."""
+        self._children[self._lead].doomed = True
+        self._children[self._lead].ask_to_stop()
+
+    async def _end(self, names: list[str], patience_s: float) -> None:
+        """Let them go by themselves, then ask, then insist."""
+        children = [self._children[name] for name in names]
+        for ask, wait_s in (
+            (None, patience_s),
+            (signal.SIGTERM, STOP_S_MAX),
+            (signal.SIGKILL, STOP_S_MAX),
+        ):
+            for child in children:
+                if ask is not None:
+                    self._dismiss(child, ask)
+            with trio.move_on_after(wait_s):
+                for child in children:
+                    await child.ended.wait()
+                return
+
+    def _dismiss(self, child: Child, ask: signal.Signals) -> None:
+        """Ask or insist. After chaos it is no failure to have to be asked; to insist on it is."""
+        child.doomed = bool(self._faults) and ask == signal.SIGTERM
+        if ask == signal.SIGTERM:
+            child.ask_to_leave()
+        else:
+            child.send(ask)
+
+    async def _listens(self, name: str) -> bool:
+        """Start a syncer, and wait until it has written down where it listens; whether it has."""
+        if name != self._lead and self._lead not in self._bound:
+            return False
+        await self.bring(name)
+        path = address_file(self.folder, name)
+        with trio.move_on_after(START_S_MAX):
+            while name not in self.outcome.finishes and name in self._children:
+                if path.exists():
+                    self._bound[name] = path.read_text().strip()
+                    return True
+                await trio.sleep(LOOK_S)
+        for child in self._children.values():
+            child.send(signal.SIGKILL)
+        return False

@@ -1,0 +1,109 @@
+"""Where tapes leave and arrive: an actor's endpoint with a lane for them, and who attends to it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import trio
+
+from clocks import actor_of, number_of
+from ddloco.config.run_folder import TAPES
+from ddloco.nodes.node import Beside, Hosted
+from ddloco.tapes.receiver import Harbour
+from ddloco.tapes.sender import Shipper
+from ddloco.tapes.shipping_protocol import LANE
+from ddloco.tapes.side_channel import SideLane
+from replay.tape import SUFFIX
+
+PREDECESSORS_MAX = 8
+"""Former incarnations whose tapes are completed: each costs a connection while the actor runs. One
+that is older had eight successors in this folder, who have shipped it."""
+
+
+class Quay:
+    """What goes on beside an actor; when it has ended, somebody must still receive.
+
+    Args:
+        attended: ships or takes in tapes.
+        lane: what comes for it.
+    """
+
+    def __init__(self, attended: Beside, lane: SideLane) -> None:
+        self._attended = attended
+        self._lane = lane
+
+    async def run(self) -> None:
+        """While the actor runs, its driver receives."""
+        await self._attended.run()
+
+    async def finish(self, within_s: float) -> None:
+        """Afterwards nobody else does."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._lane.run_alone)
+            await self._attended.finish(within_s)
+            nursery.cancel_scope.cancel()
+
+
+def take_in_tapes(hosted: Hosted) -> None:
+    """Let a syncer take in its learners' tapes."""
+    job, endpoint = hosted.job, hosted.endpoint
+    folder = hosted.folder / TAPES
+    others = (*job.syncer_names()[1:], *job.learner_names())
+    ours = job.id, job.as_plain()
+    harbour = Harbour(folder, others, ours, endpoint, hosted.note)
+    lane = SideLane(endpoint, LANE, harbour.take)
+    hosted.endpoint, hosted.beside = lane, Quay(harbour, lane)
+
+
+async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
+    """Let an actor ship its tape to the syncer that leads, over a connection of its own.
+
+    Raises:
+        OSError: the address is none.
+    """
+    lane, shipper = await _shipped(hosted, hosted.incarnation, LANE, lead, address)
+    hosted.endpoint, formers = lane, list[Shipper]()
+    for former in _predecessors(hosted.folder / TAPES, hosted.incarnation):
+        # Its own route says whose tape it is; a lane of its own tells its answers apart here.
+        label = f"{LANE}-{number_of(former)}"
+        lane, earlier = await _shipped(hosted, former, label, lead, address)
+        hosted.endpoint = lane
+        formers.append(earlier)
+    hosted.beside = Quay(Fleet(shipper, formers), lane)
+
+
+async def _shipped(
+    hosted: Hosted, incarnation: str, label: str, lead: str, address: str
+) -> tuple[SideLane, Shipper]:
+    route, endpoint = f"{lead}/{label}", hosted.endpoint
+    await endpoint.dial(address, route=route, identity=f"{incarnation}/{LANE}")
+    path = hosted.folder / TAPES / f"{incarnation}.tape"
+    shipper = Shipper(path, route, endpoint, hosted.job.tape, hosted.note)
+    return SideLane(endpoint, label, shipper.take), shipper
+
+
+def _predecessors(tapes: Path, incarnation: str) -> list[str]:
+    """The newest of an actor's former incarnations that have a tape in this folder."""
+    name, number = actor_of(incarnation), number_of(incarnation)
+    there = {path.name.removesuffix(SUFFIX) for path in tapes.glob(f"{name}.*{SUFFIX}")}
+    former = [each for each in there if actor_of(each) == name and 0 < number_of(each) < number]
+    return sorted(former, key=number_of)[-PREDECESSORS_MAX:]
+
+
+class Fleet:
+    """The shipper of an actor's tape, and those of its former incarnations, whose processes may
+    have ended before all of it had arrived."""
+
+    def __init__(self, shipper: Shipper, formers: Sequence[Shipper]) -> None:
+        self._shipper = shipper
+        self._formers = formers
+
+    async def run(self) -> None:
+        """While the actor runs; the former tapes one after the other, since they grow no more."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._shipper.run)
+            for former in self._formers:
+                await former.complete()
+
+    async def finish(self, within_s: float) -> None:
+        """When it has ended."""
+        await self._shipper.finish(within_s)

@@ -1,0 +1,67 @@
+"""The work of a user's actor: its own function, in threads, from arrays to arrays."""
+
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+import trio
+
+from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.actors.events import Computed, WorkFailed, WorkResult
+from ddloco.programs.program import Compute, Tensors
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.entry_point import in_one_line
+from ddloco.runtime.snapshot_sink import Album
+from ddloco.runtime.snapshot_writer import Capture
+from transport import Payload, payload_of, tensors_of
+
+
+class Computing:
+    """Does the work of one actor, live as in a replay.
+
+    Args:
+        compute: the user's function.
+        arrays: what handles point to: payloads, all of them.
+        album: where snapshots are written.
+    """
+
+    def __init__(self, compute: Compute, arrays: Arrays, album: Album) -> None:
+        self._compute = compute
+        self._arrays = arrays
+        self._capture = Capture(arrays, album)
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; a failure is a result, too.
+
+        What it reads is looked up before this returns: an event later it may be freed.
+        """
+        match work:
+            case CaptureState():
+                return self._capture.state(work)
+            case CaptureFlight():
+                return self._capture.flight(work)
+            case CommitSnapshot():
+                return self._capture.commit(work)
+            case _:
+                return self._do(work, [self._arrays.get(handle) for handle in work.reads])
+
+    async def _do(self, work: Work, read: Sequence[Payload]) -> WorkResult:
+        try:
+            result, made = await trio.to_thread.run_sync(self._computed, work, read)
+        except Exception as error:  # noqa: BLE001, whatever a user's function raises is its result
+            return WorkFailed(work.work, "task", f"{type(work).__name__}: {in_one_line(error)}")
+        for handle, payload in zip(work.makes, made, strict=True):
+            self._arrays.put(handle, payload)
+        return result
+
+    def _computed(self, work: Work, read: Sequence[Payload]) -> tuple[WorkResult, list[Payload]]:
+        """In a thread."""
+        given: list[Tensors] = [tensors_of(payload) for payload in read]
+        result, tensors = self._compute(work, given)
+        made = [payload_of(each) for each in tensors]
+        if result.work != work.work:
+            raise ValueError(f"the result is of work {result.work}, want {work.work}")
+        if len(made) != len(work.makes):
+            raise ValueError(f"{len(made)} arrays came out, want {len(work.makes)}")
+        if isinstance(result, Computed):
+            result = msgspec.structs.replace(result, made=tuple(each.digest for each in made))
+        return result, made

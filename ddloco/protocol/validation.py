@@ -1,0 +1,63 @@
+"""What tensors a message of a job must carry: only they know who know the plan."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
+from ddloco.protocol.messages import Contribution, GlobalFragment, StatePiece
+from ddloco.protocol.state_layout import piece_layout, pieces_of
+from transport import Header, RemoteProtocolError
+
+Layout = tuple[tuple[str, tuple[int, ...], str], ...]
+"""Name, shape and dtype of every tensor."""
+
+
+def admission(plan: FragmentPlan, state_bytes: int) -> Callable[[Header[Any]], None]:
+    """Admits messages whose tensors are those that their bodies must carry.
+
+    Args:
+        plan: how the parameters are cut.
+        state_bytes: of a learner's whole state.
+    """
+    layout = cache(lambda fragment: wire_layout(plan, fragment))
+
+    def expected(body: Any) -> Layout | None:
+        if isinstance(body, StatePiece) and body.pieces:
+            return _expected_piece(body, state_bytes)
+        if not isinstance(body, GlobalFragment | Contribution):
+            return None
+        if body.fragment >= len(plan.fragments):
+            raise RemoteProtocolError(
+                f"$.body.fragment: {body.fragment}, the plan has {len(plan.fragments)} fragments"
+            )
+        return layout(body.fragment)
+
+    def admits(header: Header[Any]) -> None:
+        wanted = expected(header.body)
+        if wanted is None:
+            if header.tensors:
+                raise RemoteProtocolError("$.tensors: this message carries none")
+            return
+        got = tuple((meta.name, meta.shape, meta.dtype) for meta in header.tensors)
+        if got != wanted:
+            raise RemoteProtocolError(f"$.tensors: {_difference(wanted, got)}")
+
+    return admits
+
+
+def _expected_piece(body: StatePiece, state_bytes: int) -> Layout:
+    layout = piece_layout(body.piece, body.pieces, state_bytes)
+    if layout is None:
+        raise RemoteProtocolError(
+            f"$.body: piece {body.piece} of {body.pieces}, a state here has "
+            f"{pieces_of(state_bytes)} pieces"
+        )
+    return layout
+
+
+def _difference(expected: tuple[Any, ...], got: tuple[Any, ...]) -> str:
+    if len(expected) != len(got):
+        return f"{len(got)} tensors, the fragment has {len(expected)}"
+    index = next(i for i, (a, b) in enumerate(zip(expected, got, strict=True)) if a != b)
+    return f"tensor {index} is {got[index]}, the plan says {expected[index]}"

@@ -1,0 +1,1 @@
+"""The second run: tapes executed again, every event and every payload compared."""

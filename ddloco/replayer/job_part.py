@@ -1,0 +1,218 @@
+"""The part of a learner or a syncer in a replay: its JAX worker, its kept merges, its state."""
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from clocks import actor_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Work
+from ddloco.config.job import Job, Worker
+from ddloco.machines.registry import machine_for
+from ddloco.machines.syncer.global_fragments import names
+from ddloco.nodes.resume import OWN_STATE, JobBeginning, begin_with
+from ddloco.protocol.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
+from ddloco.protocol.events import Happened, OwnState, Recovered, Started
+from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.replayer.tape_runner import Part, Result, Theatre
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.resume import place_and_id
+from ddloco.runtime.shared_memory import Arena
+from ddloco.runtime.snapshot_sink import Digested
+from ddloco.tapes.code_version import code_version
+from ddloco.workers import rpc
+from ddloco.workers.executor import Workers
+from ddloco.workers.fragment_store import KeptHistory
+from ddloco.workers.process import open_worker
+from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.simulated.work import Vault
+from ddloco.workers.task import task_digest
+from replay import Tape, describe, tape
+
+
+class JobTheatre(Theatre, Protocol):
+    """Where the parts of a job play together; ``task`` is what they train."""
+
+    job: Job
+    task: str
+    vaults: dict[str, Vault]
+    histories: dict[str, KeptHistory]
+    warn: Callable[[str], None]
+
+    @property
+    def beginning(self) -> JobBeginning | None:
+        """The snapshot that it begins with, if it does."""
+        ...
+
+
+class JobPart(Part[Workers | SimulatedWorkers]):
+    """One tape's part in the replay of a job.
+
+    Args:
+        rerun: where it plays.
+        tape: its tape.
+        folder: where its work may leave files.
+    """
+
+    def __init__(self, rerun: JobTheatre, tape: Tape, folder: Path) -> None:
+        fresh = Actor(tape.incarnation, machine_for(rerun.job, tape.incarnation))
+        super().__init__(rerun, tape, fresh, Happened)
+        self._rerun = rerun
+        self._folder = folder
+        beginning = rerun.beginning
+        self._start = beginning.starts.get(self._name) if beginning is not None else None
+        self._in_step = True
+        self._history = rerun.histories.setdefault(actor_of(self._name), KeptHistory())
+        self._vault = rerun.vaults.setdefault(actor_of(self._name), Vault())
+        self._merges: list[Result] = []
+
+    async def perform(self) -> None:
+        """Start a worker as the tape's fingerprint names it, execute the tape, end the worker.
+
+        Raises:
+            Divergence: at the first difference.
+            TapeError: the tape cannot be read.
+            ChoreError: the task cannot be used.
+        """
+        async with AsyncExitStack() as stack:
+            await self._prepare(stack)
+            for difference in self.differences():
+                self._rerun.warn(difference)
+            await self.play()
+
+    async def _prepare(self, stack: AsyncExitStack) -> None:
+        job = self._rerun.job
+        if self._simulated():
+            self._arrays = Arrays()
+            self._workers = SimulatedWorkers(job, self._tape.header, self._arrays, self._vault)
+        else:
+            arena = stack.enter_context(closing(Arena()))
+            self._arrays = Arrays(arena)
+            own = self._rerun.task == job.job.task
+            # Of a job whose task is not believed, neither is its [worker] env.
+            worker = job.worker_of(actor_of(self._name)) if own else Worker()
+            environment = worker, self._fingerprint()
+            process = await stack.enter_async_context(open_worker(self._name, arena, *environment))
+            self._workers = Workers(
+                job,
+                self._name,
+                self._arrays,
+                process,
+                folder=self._folder,
+                keep=self._history,
+                album=Digested(),
+                task=self._rerun.task,
+            )
+        self._prepared: rpc.Prepared = await self._workers.prepare()
+        if self._start is not None:
+            assert isinstance(self._workers, Workers), "simulated jobs have no store"
+            await self._start.take_up(self._workers, self._arrays)
+            self._start.keep(self._arrays, self._history)
+            begins = self._tape.header.after == self._start.part.number
+            if begins and not self._tape.dropped:
+                self._start.adopt(self._rerun.job, self._workers.plan)
+            else:
+                self._history.bring()
+        self._own = self._bring_own()
+        pieces = self._tape.header.facts.get(STATE_PIECES)
+        if pieces is not None and isinstance(self._workers, Workers):
+            self._workers.state.cut_into(int(pieces))
+
+    def _bring_own(self) -> OwnState | None:
+        """What a learner that came back alone had of a snapshot."""
+        said = self._tape.header.facts.get(OWN_STATE)
+        if said is None or not isinstance(self._workers, Workers):
+            return None
+        beginning = begin_with(*place_and_id(said), self._rerun.job, actor_of(self._name))
+        [start] = beginning.starts.values()
+        return start.bring(self._workers, self._arrays, beginning.snapshot)
+
+    def _simulated(self) -> bool:
+        return is_simulated(self._tape.header)
+
+    def _fingerprint(self) -> dict[str, str] | None:
+        """The environment that the worker must have."""
+        return self._tape.header.fingerprint
+
+    def differences(self) -> list[str]:
+        """What can change arithmetic and is not as it was recorded."""
+        header = self._tape.header
+        then = {**header.fingerprint, "code": header.code}
+        now = {**self._prepared.fingerprint, "code": code_version()}
+        if not is_simulated(header):
+            then[TASK] = header.facts.get(TASK, "")
+            now[TASK] = task_digest(self._rerun.task)
+        return [
+            f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
+            for key in sorted({*then, *now})
+            if then.get(key) != now.get(key)
+        ]
+
+    async def _finish(self) -> None:
+        for merge in self._merges:
+            # One that nobody heard of may have been kept, for the next incarnation to find.
+            await merge.done.wait()
+
+    def _is_repeated(self, work: Work) -> bool:
+        """Not what only the worker's state of then could do; of a step the snapshot has what came
+        out."""
+        return not isinstance(work, RunStep | CopyState)
+
+    # What the event says must be so again.
+
+    async def _confirm(self, record: tape.Event, event: Any) -> Any:
+        if isinstance(event, Started):
+            then, now = (event.leaves, event.state), (self._prepared.leaves, self._own)
+            if then != now:
+                raise self._differs(record, event, then, now)
+        return await super()._confirm(record, event)
+
+    async def _confirm_result(self, record: tape.Event, event: Any) -> None:
+        if isinstance(event, Recovered) and isinstance(self._workers, Workers):
+            self._recover(record, event, self._workers)
+            return
+        await super()._confirm_result(record, event)
+
+    def _settled(self, event: Any) -> None:
+        if isinstance(self._workers, SimulatedWorkers):
+            self._workers.settle(event)
+
+    def _recover(self, record: tape.Event, event: Recovered, workers: Workers) -> None:
+        """What the disk held is a fact; that it is what was merged is checked."""
+        for kept in event.kept:
+            found = self._history.at(kept.fragment, kept.version)
+            if found is None:
+                # Its inputs were missing, or the tape of whoever merged it.
+                self._rerun.unverified += 1
+                version = f"version {kept.version} of fragment {kept.fragment}"
+                self._rerun.gap(f"{self._name}: {version} was found, and not merged again")
+                for handle in names(kept.fragment, kept.version):
+                    self._arrays.put(handle, None)
+            elif not self._history.agrees(kept):
+                raise self._differs(record, event, describe(kept), describe(found.kept))
+            else:
+                workers.take_back(found)
+
+    # What the machine asks for again.
+
+    def _begin(self, work: Work) -> None:
+        super()._begin(work)
+        if isinstance(work, MergeFragment) and work.work in self._results:
+            self._merges = [each for each in self._merges if not each.done.is_set()]
+            self._merges.append(self._results[work.work])
+
+    def _can_do(self, work: Work) -> bool:
+        """Whether all that the work reads is known: arrays, and the worker's own state.
+
+        A step that could not be executed leaves a worker whose parameters and moments are not
+        those of the run; no later step can be checked.
+        """
+        if isinstance(work, Recover) and not self._simulated():
+            return False  # Not done again: see _recover.
+        known = self._arrays.known(*work.reads)
+        if isinstance(work, InstallState):
+            self._in_step = known  # A whole state takes the place of whatever was there.
+        if isinstance(work, RunStep | CopyState):
+            known = self._in_step = self._in_step and known
+        return known

@@ -1,0 +1,62 @@
+"""The second run of a job; see ``ddloco.replayer.replay``."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ddloco.config.run_folder import place_of
+from ddloco.nodes.resume import begin_with
+from ddloco.protocol.events import FragmentMerged, StepFinished
+from ddloco.replayer.job_part import JobPart
+from ddloco.replayer.recording import job_of, open_recording, run_folder_of
+from ddloco.replayer.replay import Rerun
+from ddloco.replayer.start_point import begin_tapes
+from ddloco.workers.fragment_store import KeptHistory
+from ddloco.workers.simulated.work import Vault
+from replay import Tape
+
+
+class JobRerun(Rerun):
+    """Replays a run folder, or any set of its tapes.
+
+    Args:
+        folder: the run folder.
+        progress: called with the number of events played so far.
+        warn: called with what differs before the replay starts.
+        snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
+        task: what is called in place of the task that the tapes name.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: the recorded job is none that this version can run.
+        SnapshotError: the snapshot is not there, not intact, or of another version.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        progress: Callable[[int], None] = lambda _: None,
+        warn: Callable[[str], None] = lambda _: None,
+        snapshot: str = "",
+        task: str = "",
+    ) -> None:
+        tapes = open_recording(folder)
+        self.job = job_of(tapes[0])
+        self.task = task or self.job.job.task
+        self.warn = warn
+        self.vaults: dict[str, Vault] = {}
+        self.histories: dict[str, KeptHistory] = {}
+        begin = partial(begin_with, job=self.job)
+        beginning = begin_tapes(tapes, place_of(self.job, run_folder_of(folder)), begin, snapshot)
+        super().__init__(tapes, self.job.names(), beginning, progress)
+        self.report.counts = {"steps": 0, "merges": 0}
+
+    def part(self, each: Tape, folder: Path) -> JobPart:
+        """What plays a tape."""
+        return JobPart(self, each, folder)
+
+    def count(self, event: Any) -> None:
+        """Steps and merges."""
+        self.report.counts["steps"] += isinstance(event, StepFinished)
+        self.report.counts["merges"] += isinstance(event, FragmentMerged)

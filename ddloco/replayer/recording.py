@@ -1,0 +1,116 @@
+"""The tapes of a run folder, which belong together: to one job, which is the folder's own."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clocks import actor_of
+from ddloco.config.job import Job, job_from, load_job
+from ddloco.config.run_folder import TAPES
+from ddloco.config.toml import read_toml
+from ddloco.config.trust import content_of, digest_of
+from ddloco.programs.program import is_production
+from ddloco.protocol.tape_facts import ARITHMETIC, SEMANTICS, STATE_PIECES, TENSORS, is_simulated
+from replay import Tape, TapeError, open_tapes
+
+JOB_FILE = "job.toml"
+TENSORS_MAX = 2**20
+"""More tensors than any model has."""
+
+HEADER_AT = 16
+"""The byte of a tape at which its header begins."""
+
+
+def run_folder_of(path: Path) -> Path:
+    """The run folder of a tape, of a folder of tapes, or of itself."""
+    inner = path.parent if path.is_file() else path
+    return inner.parent if inner.name == TAPES else inner
+
+
+def open_recording(path: Path) -> list[Tape]:
+    """The tapes of a run, scanned; all are of the job or the program that their folder is of.
+
+    Raises:
+        TapeError: one cannot be read, or is of another job, or of another version's semantics.
+        ConfigError: the recorded job, or the folder's own, is none that this version can run.
+    """
+    tapes = open_tapes(path)
+    folder = run_folder_of(path)
+    program = is_production(tapes[0].header.job)
+    for each in tapes:
+        _check_id(each)
+        _check_semantics(each, () if program else SEMANTICS)
+        _check_facts(each)
+        if content_of(each.header.job) != content_of(tapes[0].header.job):
+            raise _refused(each, f"its settings are not those in {tapes[0].path.name}")
+    if program:
+        _check_program(tapes[0], folder)
+    else:
+        _check_job(tapes, folder)
+    return tapes
+
+
+def job_of(tape: Tape) -> Job:
+    """The job that a tape's header names.
+
+    Raises:
+        ConfigError: it is none that this version can run.
+    """
+    return job_from(tape.header.job, f"{tape.path} (header)")
+
+
+def _refused(each: Tape, problem: str) -> TapeError:
+    return TapeError(each.path, HEADER_AT, f"header: {problem}")
+
+
+def _check_id(each: Tape) -> None:
+    """The id must be that of the settings beside it."""
+    header = each.header
+    if header.job_id.rpartition("-")[2] != digest_of(header.job) or not content_of(header.job):
+        said = f"says job {header.job_id[:80]}, but its settings have the digest "
+        raise _refused(each, f"{said}{digest_of(header.job)}")
+
+
+def _check_semantics(each: Tape, ours: Sequence[str]) -> None:
+    """A tape replays with the behaviours that it names; this version has one of each."""
+    theirs = each.header.semantics
+    if set(theirs) == set(ours):
+        return
+    unknown = ", ".join(sorted(set(theirs) - set(ours)))[:200]
+    missing = ", ".join(sorted(set(ours) - set(theirs)))
+    parts = [f"with {unknown}, which this version has not" if unknown else ""]
+    parts.append(f"without {missing}, which this version has" if missing else "")
+    raise _refused(each, f"semantics: recorded {' and '.join(filter(None, parts))}")
+
+
+def _check_facts(each: Tape) -> None:
+    """What a replay reads of facts and fingerprint must be what it takes it for."""
+    header = each.header
+    pieces = header.facts.get(STATE_PIECES, "1")
+    if not (pieces.isascii() and pieces.isdigit() and int(pieces[:9]) > 0 and len(pieces) < 10):
+        raise _refused(each, f"facts: {STATE_PIECES}: {pieces[:40]!r} is no count")
+    if not is_simulated(header):
+        return
+    task = header.job.get("task")
+    tensors = task.get(TENSORS) if isinstance(task, dict) else None
+    if not isinstance(tensors, int) or not 0 < tensors <= TENSORS_MAX:
+        raise _refused(each, f"job: task.{TENSORS}: a simulated task has 1 to {TENSORS_MAX}")
+    if ARITHMETIC not in header.fingerprint:
+        raise _refused(each, f"fingerprint: {ARITHMETIC}: missing; a simulation says whether")
+
+
+def _check_job(tapes: Sequence[Tape], folder: Path) -> None:
+    job = job_of(tapes[0])
+    for each in tapes:
+        if actor_of(each.incarnation) not in job.names():
+            raise _refused(each, f"{each.incarnation} is no actor of {job.id}")
+    if (folder / JOB_FILE).exists():
+        own = load_job(folder / JOB_FILE)
+        if content_of(own.as_plain()) != content_of(job.as_plain()):
+            said = f"of job {tapes[0].header.job_id}, while {folder / JOB_FILE} is of {own.id}"
+            raise _refused(tapes[0], said)
+
+
+def _check_program(first: Tape, folder: Path) -> None:
+    path = folder / JOB_FILE
+    if path.exists() and content_of(read_toml(path)) != content_of(first.header.job):
+        raise _refused(first, f"its program or its options are not those in {path}")

@@ -1,0 +1,202 @@
+"""The snapshot that a replay begins with, and whether the tapes that are left can begin there."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from clocks import actor_of, number_of
+from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning, Start
+from replay import Tape, tape
+from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A snapshot as tapes see it: where it stands on each of them."""
+
+    parts: Mapping[str, Part]
+
+    def short(self, each: Tape) -> bool:
+        """Whether a tape begins too late for it."""
+        name, after = each.incarnation, each.header.after
+        if not after:
+            return False
+        part = self.parts.get(name)
+        return part.number < after if part is not None else not self._is_past(name)
+
+    def goes_on(self, each: Tape) -> bool:
+        """Whether a tape goes on behind it, though its actor was not in it: on such a tape somebody
+        behind the cut was heard of. Without that, all of it may have happened before the cut."""
+        if each.incarnation in self.parts or not self._is_past(each.incarnation):
+            return False
+        if self._is_former(each.incarnation):
+            return False
+        known = final_clock(each)
+        return any(known.get(who, 0) > part.number for who, part in self.parts.items())
+
+    def whole(self, tapes: Sequence[Tape]) -> bool:
+        """Whether nobody's tape is missing, and nobody who goes on was left out."""
+        there = {each.incarnation for each in tapes}
+        return set(self.parts) <= there and not any(self.goes_on(each) for each in tapes)
+
+    def _is_past(self, name: str) -> bool:
+        heard = any(part.clock.get(name, 0) for part in self.parts.values())
+        return heard or self._is_former(name)
+
+    def _is_former(self, name: str) -> bool:
+        actor, number = actor_of(name), number_of(name)
+        known = (who for part in self.parts.values() for who in (part.who, *part.clock))
+        return any(actor_of(who) == actor and number < number_of(who) for who in known)
+
+
+def cut_of(parts: Sequence[Part]) -> Cut:
+    """Where a snapshot with these parts stands."""
+    return Cut({part.who: part for part in parts})
+
+
+def final_clock(each: Tape) -> dict[str, int]:
+    """All that an actor had heard of when its tape ended."""
+    clock = dict(each.header.clock)
+    for record in each.records():
+        if isinstance(record, tape.Event):
+            clock.update(record.clock)
+    return clock
+
+
+S = TypeVar("S", bound=Start)
+
+Begin = Callable[[str | Path, str], Beginning[S]]
+"""Reads where everybody stood in a snapshot, given a place and an id."""
+
+
+def begin_tapes(
+    tapes: Sequence[Tape], place: str | Path, begin: Begin[S], snapshot: str
+) -> Beginning[S] | None:
+    """With the snapshot that is asked for; with the first one that will do where tapes have lost
+    their beginnings; or with the one that the run itself went on from. None for tapes that begin.
+
+    Raises:
+        SnapshotError: tapes begin behind the one that is asked for; there is none, or it is not
+            intact, or of another version.
+        StorageError: the place cannot be read.
+    """
+    if snapshot == NEWEST:
+        return _newest(tapes, place, begin)
+    if snapshot:
+        beginning = begin(place, snapshot)
+        _check(beginning, tapes, place)
+        return _of_these(beginning, tapes, place)
+    if any(each.dropped for each in tapes):
+        return _first(tapes, place, begin)
+    for each in tapes:
+        if each.header.after:
+            facts = each.header.facts
+            if RESTORED not in facts or RESTORED_PLACE not in facts:
+                said = f"begins behind event {each.header.after}, and names no snapshot"
+                raise SnapshotError(f"{each.path}: {said}")
+            there = facts[RESTORED_PLACE]
+            return _of_these(begin(there, facts[RESTORED]), tapes, there)
+    return None
+
+
+def _of_these(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) -> Beginning[S]:
+    problem = stranger(beginning.parts, tapes)
+    if problem is not None:
+        where = f"{place}: {beginning.snapshot}"
+        raise SnapshotError(f"{where} is of another run than these tapes: {problem}")
+    return beginning
+
+
+def stranger(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
+    """Why a snapshot is not one of the run that left these tapes; None where it may be. Whoever is
+    in it was, at that event, where the tape says: two runs of one job have the same names, and
+    never the same clocks."""
+    by_name = {part.who: part for part in parts}
+    seen = False
+    for each in tapes:
+        part = by_name.get(each.incarnation)
+        if part is None or part.number < each.header.after:
+            continue
+        seen = True
+        if part.number > each.events:
+            if each.closed is None:
+                continue  # Its end was lost.
+            return f"it has event {part.number} of {part.who}, whose tape ends with {each.events}"
+        known = clock_at(each, part.number)
+        for name, count in part.clock.items():
+            if known.get(name, 0) != count:
+                there = f"{part.who} had heard of {name}:{count} at its event {part.number}"
+                return f"{there}, its tape says {name}:{known.get(name, 0)}"
+    return None if seen else "nobody in it has a tape here"
+
+
+def clock_at(each: Tape, number: int) -> dict[str, int]:
+    """All that an actor had heard of at one of its events."""
+    clock = dict(each.header.clock)
+    for record in each.records():
+        if isinstance(record, tape.Event):
+            if record.n > number:
+                break
+            clock.update(record.clock)
+    clock[each.incarnation] = number
+    return clock
+
+
+def _check(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) -> None:
+    """Refuse a snapshot that was taken before tapes begin."""
+    cut = cut_of(beginning.parts)
+    late = next((each for each in tapes if cut.short(each)), None)
+    if late is None:
+        return
+    first = next(iter(anchors(tapes, place)), None)
+    hint = f"the first that will do is {first.id}" if first is not None else "none will do"
+    raise SnapshotError(
+        f"--from {beginning.snapshot}: {late.path.name} begins behind event {late.header.after}, "
+        f"after that snapshot; {hint}"
+    )
+
+
+def _newest(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginning[S]:
+    """The newest snapshot of this run that is intact; others may have theirs in the same place."""
+    problem = "holds no snapshot of this run"
+    for each in Store(place).snapshots():
+        manifest = each.manifest
+        if manifest is None or manifest.facts.get("job", tapes[0].header.job_id) != (
+            tapes[0].header.job_id
+        ):
+            continue
+        if stranger(manifest.parts, tapes) is not None:
+            continue
+        try:
+            beginning = begin(place, manifest.id)
+            _check(beginning, tapes, place)
+        except SnapshotError as error:
+            problem = f"the newest snapshot of this run: {error}"
+            continue
+        return beginning
+    raise SnapshotError(f"{place}: {problem}")
+
+
+def _first(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginning[S]:
+    """The first snapshot that is intact and will do."""
+    problem = ""
+    for manifest in anchors(tapes, place):
+        try:
+            return _of_these(begin(place, manifest.id), tapes, place)
+        except SnapshotError as error:
+            problem = problem or str(error)
+    late = next(each for each in tapes if each.dropped)
+    said = problem or f"holds no snapshot at or behind event {late.header.after}"
+    raise SnapshotError(f"{late.path} has lost its beginning, and {place}: {said}")
+
+
+def anchors(tapes: Sequence[Tape], place: str | Path) -> list[Manifest]:
+    """The snapshots that all these tapes can begin with, the first that should be tried first:
+    those that nobody who went on is missing from, then the older ones."""
+    job_id = tapes[0].header.job_id
+    listed = (each.manifest for each in Store(place).snapshots())
+    found = [each for each in listed if each is not None and each.facts.get("job") == job_id]
+    cuts = {each.id: cut_of(each.parts) for each in found}
+    fit = [each for each in found if not any(cuts[each.id].short(tape) for tape in tapes)]
+    return sorted(fit, key=lambda each: (not cuts[each.id].whole(tapes), each.order))

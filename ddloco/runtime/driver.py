@@ -1,0 +1,418 @@
+"""The driver: one trio task per actor, and the only door to the world.
+
+It takes the next event (a message, a timer, finished work), stamps it with the actor's clock,
+writes it to the tape, lets the actor handle it, writes the digest of the effects, and only then
+performs them. Every door through which nondeterminism enters is in this file: the time, the order
+of arrivals, the completion of work, and requests from outside.
+"""
+
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import trio
+
+from clocks import TimeSource
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish, Observe, Work
+from ddloco.actors.events import (
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    StopRequested,
+    WorkResult,
+)
+from ddloco.actors.timers import Timers
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.connection_guard import Doorkeeper
+from ddloco.runtime.log import ActorLog
+from ddloco.runtime.observer_protocol import OBSERVER, Request
+from ddloco.runtime.observer_server import Window
+from ddloco.runtime.reassembly import Arrivals
+from replay import Recorder, TapeError
+from transport import (
+    LANES,
+    PROTOCOL_VERSION,
+    Arrival,
+    Assembler,
+    Bytes,
+    BytesArrived,
+    CancelTimer,
+    Codec,
+    Effect,
+    Endpoint,
+    Event,
+    Free,
+    Header,
+    Hello,
+    Lane,
+    LaneBroken,
+    LaneFull,
+    LocalProtocolError,
+    Message,
+    MessageArrived,
+    Payload,
+    PeerGone,
+    RemoteProtocolError,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+
+INBOX_MAX = 1024
+"""Events that may wait at the door; beyond that arrivals stay in the sockets' queues."""
+
+CONNECT_S = 20.0
+"""How long whoever goes on from a snapshot waits for the others, who begin at other times."""
+
+REFUSALS_LOGGED_MAX = 20
+"""A rude peer fills no disk: after these, refusals of one peer are only counted."""
+
+REFUSED_NAMES_MAX = 1024
+"""Peers whose refusals are counted apart: names cost nothing, and a status tells all of them."""
+
+LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
+
+
+class Worker(Protocol):
+    """Who does the work that effects ask for."""
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work, which may begin before this returns; a failure is a result."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A whole message at the door, before it becomes an event."""
+
+    peer: str
+    lane: Lane
+    message: Message[Any]
+
+
+class Driver:
+    """Runs one actor until it is finished.
+
+    Args:
+        actor: what decides.
+        said: the union of bodies that may travel.
+        job_id: stamped on every message; messages of another job are refused.
+        company: the actors of the job, by name; nobody else speaks, or is spoken of.
+        endpoint: carries messages; its addresses are dialled and listened on by the caller.
+        worker: does the work.
+        arrays: what handles point to.
+        recorder: the pen at the door.
+        time: the actor's time.
+        log: where observations go.
+        admits: raises RemoteProtocolError where a message's tensors are not what its body must
+            carry; a door of its own, since machines see digests only.
+        allocate: buffers for arriving payloads.
+        facts: what observers are told beside what actor and machine say of themselves.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        *,
+        said: Any,
+        job_id: str,
+        company: Collection[str],
+        endpoint: Endpoint,
+        worker: Worker,
+        arrays: Arrays,
+        recorder: Recorder,
+        time: TimeSource,
+        log: ActorLog,
+        admits: Callable[[Header[Any]], None],
+        allocate: Callable[[int], Bytes] | None = None,
+        facts: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.actor = actor
+        self.refused: dict[str, int] = {}
+        """Messages refused at the door, by peer."""
+        self._job_id = job_id
+        self._doorkeeper = Doorkeeper(actor.incarnation, company, admits)
+        self._endpoint = endpoint
+        self._worker = worker
+        self._arrays = arrays
+        self._recorder = recorder
+        self._time = time
+        self._log = log
+        self._codec: Codec[Any] = Codec(said, job_id)
+        self._allocate = allocate
+        self._facts = facts
+        refuse = partial(self._count_refusal, "observers")
+        self._window = Window(
+            endpoint, arrays, time.now, self._status, refuse, request=self._requested
+        )
+        self._arrivals = Arrivals(self._assembler)
+        self._timers = Timers()
+        self._urgent: deque[Arrived | Event] = deque()
+        self._finish: Finish | None = None
+        self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
+
+    async def run(self, first: Event, behind: Sequence[Arrived | Event] = ()) -> Finish:
+        """Handle ``first``, then whatever comes, until the actor finishes; how it finished.
+
+        Where ``first`` says that the actor goes on from a snapshot, its timers are set and its work
+        is begun again, but for that whose results are ``behind``, with what had been in flight.
+
+        Raises:
+            TapeError: the tape cannot be written, and the job says that this ends the actor.
+        """
+        try:
+            return await self._run(first, behind)
+        finally:
+            self._recorder.close(self.actor.number, None)  # Cancelled or failed: it just ends.
+
+    async def _run(self, first: Event, behind: Sequence[Arrived | Event]) -> Finish:
+        unwritten: TapeError | None = None
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            try:
+                if isinstance(first, Restored):
+                    await self._connected(first.missing)
+                before = list(self.actor.under_way)
+                self._admit(first, None)
+                if isinstance(first, Restored):
+                    self._go_on(before, behind)
+                while self._finish is None:
+                    await self._next()
+            except TapeError as error:
+                unwritten = error  # Raised below, out of the nursery: as itself, in no group.
+            nursery.cancel_scope.cancel()
+        if unwritten is not None:
+            raise unwritten
+        assert self._finish is not None, "the loop above ends with it"
+        self._recorder.close(self.actor.number, self._finish.reason)
+        return self._finish
+
+    async def _connected(self, missing: Sequence[str]) -> None:
+        """Wait until all links that are up as one goes on have somebody at their other ends.
+
+        What is said to somebody who is only about to connect would break a link that nobody shakes
+        hands on any more.
+        """
+        peers = [peer for peer in self.actor.links.peers() if peer not in missing]
+        routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
+        with trio.move_on_after(CONNECT_S):
+            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, nobody tells
+                await trio.sleep(CONNECT_S / 1000)
+
+    def _go_on(self, before: Sequence[int], behind: Sequence[Arrived | Event]) -> None:
+        """Work of ``before`` the first event is begun again; what that one asked for has begun."""
+        self._urgent.extend(behind)
+        done = {each.work for each in behind if isinstance(each, WorkResult)}
+        for timer, due in self.actor.timers.items():
+            self._timers.set(timer, due)
+        for number in before:
+            work = self.actor.under_way.get(number)
+            if work is not None and number not in done:
+                self._nursery.start_soon(self._work, self._worker.do(work))
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the actor, from outside, to end in good order."""
+        self._request(StopRequested(reason))
+
+    def request_leave(self, reason: str) -> None:
+        """Ask the actor, from outside, to leave: its process is started again."""
+        self._request(LeaveRequested(reason))
+
+    def _request(self, event: Event) -> None:
+        try:
+            self._inbox.send_nowait(event)
+        except (trio.BrokenResourceError, trio.WouldBlock):
+            self._urgent.append(event)
+
+    def _requested(self, what: Request) -> None:
+        """An observer wants something that is the actor's to do."""
+        if what == "stop":
+            self.request_stop("asked to stop by an observer")
+            return
+        try:
+            self._inbox.send_nowait(SnapshotRequested())
+        except trio.WouldBlock:
+            return  # The door is busy; whoever asked asks again.
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log what happened outside the tape: nothing of it reaches the actor."""
+        self._log.observe(event, self._time.now(), self.actor.number, fields)
+
+    # The door.
+
+    async def _next(self) -> None:
+        """Let the next event in: our own troubles, then due timers, then whoever came first."""
+        if self._urgent:
+            self._take(self._urgent.popleft())
+            return
+        timer = self._timers.pop_due(self._time.now())
+        if timer is not None:
+            self._admit(TimerFired(timer), None)
+            return
+        try:
+            came = self._waiting.receive_nowait()
+        except trio.WouldBlock:
+            came = await self._wait()
+            if came is None:
+                return
+        self._take(came)
+
+    def _take(self, came: Arrived | Event) -> None:
+        if isinstance(came, Arrived):
+            self._admit_message(came)
+        else:
+            self._admit(came, None)
+
+    async def _wait(self) -> Arrived | Event | None:
+        due = self._timers.next_at()
+        patience = max(due - self._time.now(), 0.0) if due is not None else float("inf")
+        with trio.move_on_after(patience):
+            return await self._waiting.receive()
+        return None
+
+    def _admit_message(self, came: Arrived) -> None:
+        header, payload = came.message.header, came.message.payload
+        handle = f"in/{self.actor.number + 1}" if payload is not None else ""
+        event = MessageArrived(
+            peer=came.peer,
+            lane=came.lane,
+            sender=header.sender,
+            session=header.session,
+            seq=header.seq,
+            clock=header.clock,
+            body=header.body,
+            payload=payload.digest if payload is not None else b"",
+            handle=handle,
+        )
+        self._admit(event, payload)
+
+    def _admit(self, event: Event, payload: Payload | None) -> None:
+        """Stamp, tape, handle, tape, perform: in this order, always."""
+        actor, at = self.actor, self._time.now()
+        learned = actor.witness(event)
+        number = actor.number
+        self._recorder.event(number, at, learned, event)
+        if payload is not None and isinstance(event, MessageArrived):
+            self._arrays.put(event.handle, payload)
+        try:
+            effects = actor.handle(at, event)
+        except Exception as error:
+            self._recorder.raised(number, error)
+            raise
+        self._recorder.effects(number, effects)
+        for effect in effects:
+            self._perform(at, effect)
+
+    # Effects.
+
+    def _perform(self, at: float, effect: Effect) -> None:
+        match effect:
+            case Transmit():
+                self._transmit(effect)
+            case SetTimer(timer, due):
+                self._timers.set(timer, due)
+            case CancelTimer(timer):
+                self._timers.cancel(timer)
+            case Free(handle):
+                self._arrays.free(handle)
+            case Observe(event, fields):
+                self._log.observe(event, at, self.actor.number, fields)
+                self._window.news(event, at, self._ref, fields)
+            case Finish(status, reason):
+                self._finish = effect
+                self._window.news("ended", at, self._ref, {"status": status, "reason": reason})
+            case _:
+                assert isinstance(effect, Work), f"nobody performs {effect}"
+                self._nursery.start_soon(self._work, self._worker.do(effect))
+
+    @property
+    def _ref(self) -> str:
+        return f"{self.actor.incarnation}:{self.actor.number}"
+
+    def _status(self) -> dict[str, Any]:
+        """What an observer is told, which never reaches the tape; a machine may have nothing."""
+        at, actor = self._time.now(), self.actor
+        of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
+        own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
+        counts = {"events": actor.number, "refused_frames": dict(self.refused)}
+        return {**self._facts(), **own, **counts, **of_machine}
+
+    def _transmit(self, said: Transmit[Any]) -> None:
+        payload: Payload | None = self._arrays.get(said.payload) if said.payload else None
+        header = Header(
+            version=PROTOCOL_VERSION,
+            job=self._job_id,
+            sender=self.actor.incarnation,
+            session=said.session,
+            seq=said.seq,
+            clock=said.clock,
+            body=said.body,
+            tensors=payload.tensors if payload is not None else (),
+        )
+        try:
+            for frames in self._codec.encode(header, payload):
+                self._endpoint.send_nowait(f"{said.peer}/{said.lane}", frames)
+        except PeerGone:
+            self._urgent.append(LaneBroken(said.peer, said.lane, "nobody is there"))
+        except LaneFull:
+            self._urgent.append(LaneBroken(said.peer, said.lane, "its queue is full"))
+        except LocalProtocolError as error:
+            self._urgent.append(LaneBroken(said.peer, said.lane, str(error)))
+
+    async def _work(self, coming: Awaitable[WorkResult]) -> None:
+        result = await coming
+        try:
+            self._inbox.send_nowait(result)
+        except trio.WouldBlock:
+            await self._inbox.send(result)
+
+    # Arrivals.
+
+    async def _deliver(self, arrival: Arrival) -> None:
+        """Put an arrival together; a whole message waits at the door, a broken one is refused."""
+        if arrival.route.startswith(OBSERVER):
+            self._window.take(arrival)
+            return
+        peer, _, lane_name = arrival.route.rpartition("/")
+        lane = LANE_NAMES.get(lane_name)
+        if lane is None:
+            self._count_refusal(arrival.route, "its route names no lane")
+            return
+        try:
+            message = self._arrivals.feed(peer, lane, arrival.frames)
+        except RemoteProtocolError as error:
+            self._count_refusal(peer, str(error))
+            if self.actor.links.knows(peer):
+                await self._inbox.send(LaneBroken(peer, lane, f"refused: {error}"))
+            return
+        if message is not None:
+            if type(message.header.body) is Hello and not self._may_greet(message.header.sender):
+                self._count_refusal(peer, "it says Hello too often")
+                return
+            await self._inbox.send(Arrived(peer, lane, message))
+        nbytes = self._arrivals.progress(self._time.now(), peer, lane)
+        if nbytes is not None and self.actor.links.knows(peer):
+            with contextlib.suppress(trio.WouldBlock):  # The door is busy; there is more to come.
+                self._inbox.send_nowait(BytesArrived(peer, lane, nbytes))
+
+    def _may_greet(self, sender: str) -> bool:
+        return self._doorkeeper.may_greet(self._time.now(), sender)
+
+    def _assembler(self, peer: str) -> Assembler[Any]:
+        check = partial(self._doorkeeper.check, peer)
+        if self._allocate is None:
+            return Assembler(self._codec, check)
+        return Assembler(self._codec, check, self._allocate, self._arrays.discard)
+
+    def _count_refusal(self, peer: str, reason: str) -> None:
+        """Counted and logged outside the tape: nothing of it reaches the actor."""
+        if peer not in self.refused and len(self.refused) >= REFUSED_NAMES_MAX:
+            peer = "others"
+        count = self.refused[peer] = self.refused.get(peer, 0) + 1
+        if count <= REFUSALS_LOGGED_MAX:
+            self.note("message refused", {"peer": peer, "reason": reason, "count": count})

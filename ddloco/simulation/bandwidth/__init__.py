@@ -1,0 +1,1 @@
+"""How much bandwidth training needs: the model, the published tables, and a figure."""

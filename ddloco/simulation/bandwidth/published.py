@@ -1,0 +1,266 @@
+"""Published bandwidth figures, and what our models make of them (paper 8.1 and 8.3).
+
+Streaming DiLoCo's tables are checked cell by cell. Decoupled DiLoCo's own figures came without
+their assumptions; settings are searched in which our models give them, and whatever is found is our
+reading, not the authors'.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import product
+from typing import Literal
+
+import numpy as np
+
+from ddloco.simulation.bandwidth.model import (
+    GRID,
+    TARGETS,
+    Array,
+    Method,
+    Model,
+    Setting,
+    copy_gbit,
+    needed_exactly,
+    on_grid,
+    reduction_copies,
+    second_opinion,
+    utilisation,
+)
+
+REFERENCE_TARGETS = (0.50, 0.80, 0.90, 0.95, 0.99)
+
+REFERENCES: dict[str, tuple[Setting, dict[Method, tuple[float, ...]]]] = {
+    "1B": (
+        Setting(parameters=1e9, layers=24, step_s=0.1, interval=100, fragments=8, overlap=1),
+        {
+            "data-parallel": (86.8, 152.6, 184.2, 222.3, 569.0),
+            "diloco": (1.4, 6.2, 13.3, 23.3, 86.8),
+            "streaming": (1.4, 5.2, 9.1, 16.0, 28.1),
+            "streaming-overlap": (1.4, 4.3, 6.2, 9.1, 11.0),
+            "streaming-overlap-4bit": (0.4, 0.9, 1.7, 2.0, 3.0),
+        },
+    ),
+    "10B": (
+        Setting(parameters=10e9, layers=48, step_s=0.8, interval=100, fragments=16, overlap=1),
+        {
+            "data-parallel": (104.8, 222.3, 222.3, 268.3, 471.5),
+            "diloco": (1.7, 7.5, 16.0, 33.9, 104.8),
+            "streaming": (1.7, 5.2, 9.1, 13.3, 19.3),
+            "streaming-overlap": (1.7, 3.6, 5.2, 6.2, 7.5),
+            "streaming-overlap-4bit": (0.4, 0.9, 1.4, 1.4, 1.7),
+        },
+    ),
+}
+"""Streaming DiLoCo, Table 4: fragments of three layers, two replicas; Gbit/s (paper 8.3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One published number beside ours; ``steps`` of the grid that ours is above it."""
+
+    table: str
+    method: Method
+    target: float
+    published: float
+    ours: float | None
+    steps: int
+
+
+def compare(model: Model) -> list[Cell]:
+    """Every cell of the reference tables beside a model's."""
+    cells: list[Cell] = []
+    for table, (setting, rows) in REFERENCES.items():
+        for method, row in rows.items():
+            reached = model(setting, method, GRID)
+            for target, published in zip(REFERENCE_TARGETS, row, strict=True):
+                ours = on_grid(reached, target)
+                index = len(GRID) if ours is None else int(np.searchsorted(GRID, ours))
+                steps = index - int(np.argmin(np.abs(GRID - published)))
+                cells.append(Cell(table, method, target, published, ours, steps))
+    return cells
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """How a model stands beside the references, in cells and steps of the grid."""
+
+    cells: int
+    exact: int
+    within_one: int
+    worst: int
+    misses: tuple[Cell, ...]
+
+
+def agreement(model: Model) -> Agreement:
+    """Count how many cells match."""
+    cells = compare(model)
+    off = [abs(cell.steps) for cell in cells]
+    misses = tuple(cell for cell in cells if cell.steps)
+    return Agreement(len(cells), off.count(0), sum(n <= 1 for n in off), max(off), misses)
+
+
+LAYERS = (24, 28, 32, 36, 40, 48, 56, 64)
+BITS: tuple[tuple[int, Method], ...] = ((16, "decoupled"), (4, "decoupled-4bit"))
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Two published figures, and the settings that are searched for them.
+
+    Args:
+        gbit_s: data-parallel training and Decoupled DiLoCo, Gbit/s.
+        half_digits: what counts as the same; half of the last digit that was printed.
+        gridded: whether the figures lie on the grid.
+        sizes: parameters in 1e9.
+        steps_s: seconds.
+        sites: data centres.
+    """
+
+    gbit_s: tuple[float, float]
+    half_digits: tuple[float, float]
+    gridded: bool
+    sizes: tuple[float, ...]
+    steps_s: tuple[float, ...]
+    sites: tuple[int, ...]
+
+
+HEADLINE_CLAIM = Claim(
+    gbit_s=(198.0, 0.84),
+    half_digits=(0.5, 0.005),
+    gridded=False,
+    sizes=(2.0, 5.0, 9.0, 12.0),
+    steps_s=tuple(n / 10 for n in range(1, 51)),
+    sites=(8,),
+)
+"""The announcement: between 8 data centres 0.84 instead of 198 Gbit/s (paper 8.1). Searched: the
+sizes that were trained, steps up to 5 s. Neither figure lies on the grid."""
+
+PAIR_CLAIM = Claim(
+    gbit_s=(104.8, 1.7),
+    half_digits=(0.05, 0.05),
+    gridded=True,
+    sizes=tuple(n / 2 for n in range(2, 41)),
+    steps_s=(1.0,),
+    sites=(2, 4, 8, 16),
+)
+"""The one known pair of the paper's table, at a step of 1 s (paper 8.1). Size, sites and column
+were not reported; both figures are taken from one column."""
+
+HEADLINE = Setting(parameters=12e9, layers=32, step_s=1.6, sites=8)
+HEADLINE_TARGET = 0.80
+"""Our reading of the headline, one of ``search(HEADLINE_CLAIM)``: the size that was announced with
+it, H = P = 24 and tau = 2 as in the paper, 4 bits, each pull sustained (model B)."""
+
+REGIONS = replace(HEADLINE, sites=4)
+"""The same model and step across 4 regions (paper 8.1: 12B, 2 to 5 Gbit/s)."""
+
+LINKS: Array = np.array([0.1, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 400.0])
+"""Gbit/s of links that people have."""
+
+
+ModelName = Literal["A", "B"]
+MODELS: tuple[tuple[Model, ModelName], ...] = ((second_opinion, "A"), (utilisation, "B"))
+"""Decoupled's two, as paper 8.2 names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A setting in which our models give both figures of a claim, with what they give; Gbit/s."""
+
+    setting: Setting
+    target: float
+    model: ModelName
+    data_parallel: float
+    decoupled: float
+
+
+def search(claim: Claim) -> tuple[int, list[Reading]]:
+    """How many settings were tried, and those in which both figures come out."""
+    found: list[Reading] = []
+    choices = list(product(claim.sizes, LAYERS, claim.steps_s, claim.sites, TARGETS))
+    for size, layers, step_s, sites, target in choices:
+        setting = Setting(parameters=size * 1e9, layers=layers, step_s=step_s, sites=sites)
+        exact = copy_gbit(setting) * reduction_copies(sites) / (step_s * _load(layers, target))
+        if _same(claim, 0, exact):
+            found += _with_decoupled(claim, setting, target, _said(claim, exact))
+    return len(choices) * 2 * len(BITS), found
+
+
+def _with_decoupled(
+    claim: Claim, setting: Setting, target: float, data_parallel: float
+) -> Iterator[Reading]:
+    for bits, method in BITS:
+        for model, name in MODELS:
+            exact = needed_exactly(model, setting, method, target)
+            if _same(claim, 1, exact):
+                used = replace(setting, bits=bits)
+                yield Reading(used, target, name, data_parallel, _said(claim, exact))
+
+
+def _said(claim: Claim, exact: float) -> float:
+    """As the claim would print it: on the grid or not."""
+    return float(GRID[np.searchsorted(GRID, exact * (1 - 1e-9))]) if claim.gridded else exact
+
+
+def _same(claim: Claim, which: int, exact: float) -> bool:
+    if not 0 < exact <= GRID[-1]:
+        return False
+    return abs(_said(claim, exact) - claim.gbit_s[which]) < claim.half_digits[which]
+
+
+@cache
+def _load(layers: int, target: float) -> float:
+    """Step times' worth of transfer in a data-parallel step at a target, by simulation.
+
+    Volume, step time and bandwidth matter only as this ratio, so that a search needs one
+    simulation for each of these pairs.
+    """
+    unit = Setting(parameters=1e9, layers=layers, step_s=1.0)
+    return copy_gbit(unit) / needed_exactly(utilisation, unit, "data-parallel", target)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """One link's cost to both methods; seconds of wall time a step, and their ratios.
+
+    Args:
+        gbit_s: of the link, each way.
+        data_parallel_s: a step with its reduction.
+        decoupled_s: a learner's step; it never waits.
+        faster: wall time to the same tokens, data-parallel over Decoupled.
+        faster_holding: the same if Decoupled waited to keep its interval, at 4 bits.
+        interval: steps between two exchanges of a fragment that the link sustains, at 16 bits.
+        interval_4bit: the same at 4 bits.
+    """
+
+    gbit_s: float
+    data_parallel_s: float
+    decoupled_s: float
+    faster: float
+    faster_holding: float
+    interval: float
+    interval_4bit: float
+
+
+def wall_clock(setting: Setting, links: Array = LINKS) -> list[Link]:
+    """Wall time to the same number of tokens on several links.
+
+    Every site computes the same batch in the same time with either method, and a token is taken to
+    be worth the same; so times to the same tokens are as the steps' wall times. Latency, loss of
+    packets and the syncer's own link, which carries all learners, are left out.
+    """
+    slow = setting.step_s / utilisation(setting, "data-parallel", links)
+    whole, small = (utilisation(setting, method, links) for _, method in BITS)
+    return [
+        Link(
+            gbit_s=float(links[n]),
+            data_parallel_s=float(slow[n]),
+            decoupled_s=setting.step_s,
+            faster=float(slow[n] / setting.step_s),
+            faster_holding=float(slow[n] / setting.step_s * small[n]),
+            interval=float(setting.interval / whole[n]),
+            interval_4bit=float(setting.interval / small[n]),
+        )
+        for n in range(len(links))
+    ]

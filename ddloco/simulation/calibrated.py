@@ -1,0 +1,161 @@
+"""A simulation with the speeds and delays of a real run: what if the schedule had been another?
+
+What a run's log and tapes tell: when each learner joined, how long each of its steps took, what
+encoding and merging took, how long messages were on their way. Simulated with the run's own
+schedule it must give the run's own merges (a test compares them); with another it says what would
+have come of it.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from msgspec.msgpack import Decoder
+from msgspec.structs import replace
+
+from clocks import actor_of
+from ddloco.config.faults import SYNCER, Fault
+from ddloco.config.job import Job, load_job
+from ddloco.config.run_folder import JOB_FILE, LOG_FILE
+from ddloco.config.toml import ConfigError
+from ddloco.protocol.events import FragmentEncoded, FragmentMerged, Happened
+from ddloco.protocol.messages import Contribution, Pull
+from ddloco.protocol.tape_facts import TENSORS
+from ddloco.simulation.network import Wire
+from ddloco.simulation.node import Costs, Pace
+from ddloco.simulation.physics import Physics
+from ddloco.simulation.scenario import About, Work
+from ddloco.simulation.tapes import logbook, pen
+from ddloco.workers.simulated.work import leaves_of
+from replay import open_tapes, tape
+from transport import MessageArrived
+
+
+class RecordedPace(Pace):
+    """Steps that take what they took; after the recorded ones, what they took on the whole."""
+
+    def __init__(self, durations: Sequence[float], rng: random.Random) -> None:
+        super().__init__(median(durations) if durations else 1.0, 0.0, rng)
+        self._durations = durations
+        self._begun = 0
+
+    def step(self, now: float, slow: float) -> float:
+        """The next step's duration."""
+        seconds = super().step(now, slow)
+        if self._begun < len(self._durations):
+            seconds = self._durations[self._begun] * slow
+        self._begun += 1
+        self._running_s = seconds
+        return seconds
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A run folder, as a scenario of one case.
+
+    Raises:
+        ConfigError: it is no run that can be simulated.
+    """
+
+    folder: Path
+    overrides: tuple[str, ...] = ()
+    work: Work = field(default_factory=Work)
+
+    @property
+    def scenario(self) -> About:
+        """What it is called."""
+        about = f"{self.folder}, with the speeds and delays of the run"
+        return About(name=self.folder.name or "run", about=about)
+
+    def resolved(self, source: str) -> Job:
+        """The run's job, keys overridden; its parameters are stood in for by as many fragments."""
+        del source
+        job = load_job(self.folder / JOB_FILE, self.overrides)
+        table = replace(job.job, task="simulated:tensors")
+        return replace(job, job=table, task={TENSORS: self._fragments}, learner={})
+
+    def physics(self, job: Job, seed: int, folder: Path | None = None) -> Physics:
+        """What was measured."""
+        steps: dict[str, list[float]] = {}
+        for line in self._said("step"):
+            steps.setdefault(line["actor"], []).append(line["step_s"])
+        listening = self._said("listening")
+        make_s = listening[0]["at"] if listening else 0.0
+        encode_s, merge_s, delay_s = self._measured
+        return Physics(
+            leaves=leaves_of(job.task[TENSORS]),
+            seed=seed,
+            wire=Wire(delay_s=delay_s),
+            costs=Costs(encode_s=encode_s, merge_s=merge_s, make_s=make_s, rest_s=0.0),
+            pace=lambda name, rng: RecordedPace(steps.get(name, []), rng),
+            recorder=pen(job, folder, arithmetic=False),
+            log=logbook(folder),
+        )
+
+    def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:
+        """Learners join when they did."""
+        del job, seed, until_s
+        delay_s = self._measured[2]
+        first: dict[str, float] = {}
+        for line in self._said("joined"):
+            first.setdefault(actor_of(line["learner"]), line["at"] - delay_s)
+        return tuple(Fault("join", name, max(at, 0.0)) for name, at in sorted(first.items()))
+
+    @cached_property
+    def _lines(self) -> list[dict[str, Any]]:
+        try:
+            text = (self.folder / LOG_FILE).read_text()
+        except OSError as error:
+            raise ConfigError(f"{self.folder / LOG_FILE}: {error.strerror}") from None
+        return [json.loads(line) for line in text.splitlines()]
+
+    def _said(self, event: str) -> list[dict[str, Any]]:
+        return [line for line in self._lines if line["event"] == event]
+
+    @property
+    def _fragments(self) -> int:
+        listening = self._said("listening")
+        if not listening:
+            raise ConfigError(f"{self.folder}: its syncer never listened; nothing to go by")
+        return listening[0]["fragments"]
+
+    @cached_property
+    def _measured(self) -> tuple[float, float, float]:
+        """Median seconds that encoding, merging, and a message's way took."""
+        decode = Decoder(Happened).decode
+        at: dict[tuple[str, int], float] = {}
+        came: list[tuple[str, str, int, float]] = []
+        encode: list[float] = []
+        merge: list[float] = []
+        for each in open_tapes(self.folder):
+            since = 0.0
+            for record in each.records():
+                if not isinstance(record, tape.Event):
+                    continue
+                at[each.incarnation, record.n] = record.at
+                event = decode(record.event)
+                match event:
+                    case MessageArrived(body=Pull() | Contribution()):
+                        since = record.at
+                        came.append(
+                            (each.incarnation, event.sender, event.clock[event.sender], record.at)
+                        )
+                    case FragmentEncoded():
+                        encode.append(record.at - since)
+                    case FragmentMerged():
+                        merge.append(record.at - since)
+                    case _:
+                        pass
+        ways: dict[bool, list[float]] = {True: [], False: []}
+        for me, sender, number, then in came:
+            if (sender, number) in at:
+                ways[actor_of(me) == SYNCER].append(then - at[sender, number])
+        # Each actor counts its own seconds; there and back the difference cancels out.
+        there_and_back = sum(median(way) for way in ways.values() if way)
+        some = [0.001]
+        return median(encode or some), median(merge or some), max(there_and_back / 2, 0.0)

@@ -1,0 +1,102 @@
+"""One run of one case, and the table that many of them make."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddloco.config.run_folder import open_folder
+from ddloco.invariants.base import Violation
+from ddloco.invariants.launches import Launches
+from ddloco.invariants.merged_tokens import MergedTokens
+from ddloco.invariants.training import Causal, Durable, Learning, Merging
+from ddloco.simulation.calibrated import Recording
+from ddloco.simulation.goodput import Ledger
+from ddloco.simulation.merge_oracle import Oracle
+from ddloco.simulation.physics import Check
+from ddloco.simulation.resource_bounds import Bounds
+from ddloco.simulation.scenario import Case, Scenario
+from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
+from ddloco.simulation.world import World
+
+HOURS_MAX = 24 * 365.0
+"""A case without ``hours`` that is not over after a year never will be."""
+
+
+@dataclass
+class Row:
+    """What one case led to, averaged over its seeds."""
+
+    case: str
+    seed: int
+    values: dict[str, float] = field(default_factory=dict[str, float])
+    paper: dict[str, float] = field(default_factory=dict[str, float])
+    events: int = 0
+    wall_s: float = 0.0
+    trail: str = ""
+    violation: str | None = None
+
+
+FAULTS_S_MAX = 31 * 24 * 3600.0
+"""A case without an end of its own has a month of faults drawn for it."""
+
+
+ENDING_S_MAX = 1000.0
+"""A job that is asked to end has ended by then."""
+
+
+def checks_of(scenario: Scenario | Recording) -> list[Check]:
+    """Every check that a scenario's worlds can be held against."""
+    if not scenario.scenario.checks:
+        return []
+    checks: list[Check] = [Merging(), Launches(), Learning(), Causal(), Clocks(), Contents()]
+    checks += [Bounds(), Durable(), Optimizer(), Trail()]
+    return [*checks, Oracle()] if scenario.work.arithmetic else checks
+
+
+def run_case(
+    case: Case, scenario: Scenario | Recording, seed: int, folder: Path | None = None
+) -> Row:
+    """Let one case happen once; its actors leave tapes and a log in ``folder``, if it is given.
+
+    Raises:
+        ConfigError: the folder cannot be used.
+    """
+    job = scenario.resolved(case.name)
+    until_s = (scenario.scenario.hours or HOURS_MAX) * 3600
+    faults = scenario.faults(job, seed, min(until_s, FAULTS_S_MAX))
+    if folder is not None:
+        open_folder(folder, job)
+    ledger, tokens, checks = Ledger(), MergedTokens(), checks_of(scenario)
+    world = World(job, scenario.physics(job, seed, folder), [*checks, tokens], [ledger])
+    ledger.watch(world)
+    row = Row(case.name, seed, paper=dict(case.paper))
+    begun = time.perf_counter()
+    try:
+        world.begin(faults)
+        world.run(until_s, until=_enough(world, scenario.scenario.inner_steps))
+    except Violation as violation:
+        row.violation = str(violation)
+    except Exception as error:  # noqa: BLE001, a machine that raises is a finding like any other
+        row.violation = f"raised: {type(error).__name__}: {error}"
+    row.wall_s = time.perf_counter() - begun
+    row.events = world.events
+    row.values = {**ledger.results(world), **tokens.results(len(world.plan.fragments))}
+    if folder is not None and not world.over and row.violation is None:
+        # Whoever follows these tapes wants a job that has come to its end.
+        world.stop(world.lead, "enough")
+        world.run(world.now + ENDING_S_MAX)
+    world.close()
+    row.trail = next((each.value() for each in checks if isinstance(each, Trail)), "")
+    return row
+
+
+def _enough(world: World, steps: int | None) -> Callable[[], bool] | None:
+    """Whether all learners together have done ``steps``; None where that is no matter."""
+    if steps is None:
+        return None
+
+    def enough() -> bool:
+        return sum(pace.steps for pace in world.paces()) >= steps
+
+    return enough

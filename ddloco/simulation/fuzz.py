@@ -1,0 +1,380 @@
+"""Small hostile worlds: everything about them drawn from one seed, as far apart as they can be.
+
+Swarm testing: each seed draws its own sizes, speeds, links and kinds of faults, so that some worlds
+have only crashes and others all at once. Two phases: until ``heal_at`` everything may go wrong;
+after that nothing does, and the job must come to its end with everybody taking part.
+"""
+
+import random
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from msgspec.structs import replace
+
+from ddloco.actors.effects import Finish, Observe
+from ddloco.config.faults import Fault, Faults, Kind, schedule
+from ddloco.config.job import Job, job_from
+from ddloco.config.toml import convert
+from ddloco.invariants.base import Books, PerSyncer, Violation, hold
+from ddloco.invariants.launches import Launches
+from ddloco.invariants.training import Causal, Durable, Learning, Merging
+from ddloco.protocol.effects import SaveModel
+from ddloco.protocol.events import ModelSaved, Started
+from ddloco.protocol.tape_facts import TENSORS
+from ddloco.simulation.belief import Belief
+from ddloco.simulation.merge_oracle import Oracle
+from ddloco.simulation.network import Wire
+from ddloco.simulation.node import Costs, Node, Pace
+from ddloco.simulation.physics import Check, Physics
+from ddloco.simulation.requests import Asked, ask, not_too_narrow, requests
+from ddloco.simulation.resource_bounds import Bounds, Holders
+from ddloco.simulation.snapshot_checks import Endings, Pictures
+from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
+from ddloco.simulation.world import EndlessError, World
+from ddloco.workers.simulated.objective import Wrong
+from ddloco.workers.simulated.work import leaves_of
+from transport import Effect, Event
+
+EVENTS_MAX = 60_000
+"""A small world that needs more never ends: the largest drawn ones take a third of it."""
+
+LEARNER_KINDS: tuple[Kind, ...] = (
+    "crash", "stall", "slow", "leave", "cut", "reset", "delay", "bandwidth",
+)  # fmt: skip
+WRONG_STEPS = 16
+"""Half as many as there would have to be in vain until bands are forgotten: see ``bands``."""
+
+SLOW_MAX = 40.0
+"""Two minutes for a step of the slowest learner."""
+
+LATEST_S = 600.0
+"""After the last fault a job must be over within so many seconds of the slowest learner's steps."""
+
+
+@dataclass(frozen=True)
+class Hostile:
+    """One world, as drawn. Of those ``poisoned``, chips make no numbers between two times; what
+    those who are ``wrong`` contribute is finite, and not what they trained. Those who are ``asked``
+    begin snapshots, beside those of the job file."""
+
+    seed: int
+    job: Job
+    physics: Physics
+    faults: tuple[Fault, ...] = ()
+    poisoned: tuple[tuple[str, float, float], ...] = ()
+    wrong: tuple[tuple[str, float, float, Wrong], ...] = ()
+    heal_at: float = 0.0
+    end_at: float = LATEST_S
+    asked: Asked = ()
+
+
+def _job(rng: random.Random, seed: int) -> Job:
+    """Sizes and settings, as far apart as they can be; a quarter of the worlds have shards."""
+    learners = rng.randint(1, 5)
+    interval = rng.randint(2, 8)
+    parts = rng.randint(1, interval)
+    steps = interval * rng.randint(4, 8)
+    plain = {
+        "task": {TENSORS: max(parts, rng.randint(2, 8))},
+        "job": {
+            "task": "simulated:tensors",
+            "steps": steps,
+            "learners": learners,
+            "seed": seed,
+            "syncers": min(parts, random.Random(f"shards {seed}").choice([1, 1, 1, 2, 3])),
+        },
+        "sync": {
+            "fragments": parts,
+            "interval": interval,
+            "overlap": rng.randint(1, min(3, interval - 1)),
+            "quorum": rng.randint(1, learners),
+            "grace": rng.choice([0.0, 0.5, 0.9]),
+            "grace_steps_max": rng.choice([0.5, 1.0]),
+            "staleness": rng.randint(1, 3),
+            "fragmentation": rng.choice(["balanced", "tensor"]),
+        },
+        "outer": {"lr": rng.choice([0.4, 0.7, 1.0]), "momentum": rng.choice([0.0, 0.6, 0.9])},
+    }
+    return job_from(plain, f"hostile world {seed}")
+
+
+def draw(seed: int, tapes: Path | None = None) -> Hostile:
+    """The hostile world of a seed; its actors leave tapes in ``tapes``, if it is given."""
+    rng = random.Random(f"hostile {seed}")
+    job = _job(rng, seed)
+    steps, interval = job.job.steps, job.sync.interval
+    speeds = {name: rng.choice([0.5, 1.0, 1.0, 1.2, 3.0]) for name in job.learner_names()}
+    variance = rng.choice([0.0, 0.1, 0.3])
+    heal_at = steps * rng.uniform(0.4, 1.0)
+    chaos = _chaos(rng, job, heal_at)
+    table, asked = requests(seed, job, heal_at)
+    job = replace(job, chaos=chaos, snapshot=table)
+    physics = Physics(
+        leaves=leaves_of(job.task[TENSORS]),
+        seed=seed,
+        wire=Wire(
+            delay_s=rng.choice([0.001, 0.02, 0.3]),
+            jitter_s=rng.choice([0.0, 0.05, 0.5]),
+            bytes_per_s=rng.choice([float("inf"), 1e5, 3e3]),
+        ),
+        costs=Costs(encode_s=rng.choice([0.0, 0.01, 0.2]), merge_s=rng.choice([0.0, 0.05, 0.5])),
+        arithmetic=True,
+        pace=lambda name, stream: Pace(speeds.get(name, 1.0), variance, stream),
+        recorder=pen(job, tapes, arithmetic=True),
+        log=logbook(tapes),
+    )
+    poisoned = ()
+    if rng.random() < 0.2:
+        begin = rng.uniform(0, heal_at)
+        poisoned = ((rng.choice(job.learner_names()), begin, rng.uniform(begin, heal_at)),)
+    wrong = ()
+    if rng.random() < 0.4:
+        name, begin = rng.choice(job.learner_names()), rng.uniform(0, heal_at)
+        end = min(begin + rng.uniform(2, WRONG_STEPS) * speeds[name], heal_at)
+        wrong = ((name, begin, end, rng.choice(get_args(Wrong))),)
+    slowest = max(speeds.values())
+    end_at = heal_at + (steps + 3 * interval) * slowest * 2 + LATEST_S
+    faults = [_healed(each, heal_at) for each in schedule(
+        chaos, job.learner_names(), until_s=heal_at
+    )]  # fmt: skip
+    faults = not_too_narrow(faults) if table.wanted else faults
+    return Hostile(seed, job, physics, _bearable(faults), poisoned, wrong, heal_at, end_at, asked)
+
+
+def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
+    kinds = [kind for kind in LEARNER_KINDS if rng.random() < 0.35]
+    storms: list[dict[str, Any]] = []
+    common = {"for_s": rng.choice([1.0, 5.0, 20.0]), "until_s": heal_at}
+    details = {
+        "factor": rng.choice([2.0, 20.0]),
+        "delay_s": rng.choice([0.05, 2.0]),
+        "mbit": rng.choice([0.001, 0.1]),
+        "direction": rng.choice(["both", "to-syncer", "from-syncer"]),
+    }
+    if kinds:
+        every_s = rng.choice([2.0, 6.0, 20.0])
+        storms.append({"what": kinds, "every_s": every_s, **common, **details})
+    if rng.random() < 0.3:
+        what = rng.choice([["crash"], ["stall"], ["crash", "stall"]])
+        every_s = rng.choice([8.0, 25.0])
+        storms.append({"what": what, "who": list(job.syncer_names()), "every_s": every_s, **common})
+    late = [
+        {"what": "join", "who": name, "at_s": rng.uniform(0, heal_at)}
+        for name in job.learner_names()[1:]
+        if rng.random() < 0.15
+    ]
+    plain = {"seed": rng.randrange(2**32), "fault": late, "storm": storms}
+    return convert(plain, Faults, "drawn faults")
+
+
+def _healed(fault: Fault, heal_at: float) -> Fault:
+    """A fault that is over when the quiet phase begins."""
+    if fault.for_s is None:
+        return fault
+    return replace(fault, for_s=min(fault.for_s, heal_at - fault.at_s))
+
+
+def _bearable(faults: Sequence[Fault]) -> tuple[Fault, ...]:
+    """Without what would make a learner so slow that a step outlasts the world: factors multiply,
+    and a step keeps the pace with which it began."""
+    kept: list[Fault] = []
+    for fault in faults:
+        factor = fault.factor
+        for each in kept:
+            over_at = each.at_s + (each.for_s or 0.0)
+            if each.what == "slow" and each.who == fault.who and over_at > fault.at_s:
+                factor *= each.factor
+        if fault.what != "slow" or factor <= SLOW_MAX:
+            kept.append(fault)
+    return tuple(kept)
+
+
+def _owner(world: World, t: int) -> str:
+    """The syncer whose fragment is due at a global step."""
+    fragment = world.plan.fragment_due(t)
+    assert fragment is not None, "something is due at every step that is launched"
+    return world.job.syncer_of(fragment)
+
+
+class Healing(Books[World, Node]):
+    """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
+
+    def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:
+        self._merging = merging
+        self._learning = learning
+        self._heal_at = heal_at
+        self._repeated: set[int] = set()
+        self._scored = self._kept = False
+
+    def started(self, world: World, node: Node) -> None:
+        """What a syncer had to repeat is lost with it."""
+        if node.actor_name in world.vaults:
+            self._repeated -= {t for t in self._repeated if _owner(world, t) == node.actor_name}
+
+    def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
+        """Look when the syncer that leads ends the job."""
+        if node.actor_name not in world.vaults:
+            return
+        if node.actor_name == world.lead and isinstance(event, ModelSaved | Started):
+            self._kept = isinstance(event, ModelSaved)
+        for effect in effects:
+            match effect:
+                case Observe("sync repeated", fields):
+                    self._repeated.add(fields["t"])
+                case Observe("merge", fields):
+                    self._repeated.discard(fields["t"])
+                case Observe("result"):
+                    self._scored = True
+                case SaveModel():
+                    self._saved(world, node, effect)
+                case Finish() if node.actor_name == world.lead:
+                    self._ended(world, effect)
+                case _:
+                    pass
+
+    def _saved(self, world: World, node: Node, effect: SaveModel) -> None:
+        """The model is whole, and of the newest merges; one that came back may make more."""
+        for p, handle in enumerate(effect.fragments):
+            (fragment, version, *_), newest = node.contents[handle].what, self._merging.versions[p]
+            owner = world.nodes[world.job.syncer_of(p)]
+            said = f"version {version} of fragment {fragment} is saved as {p}, {newest} was merged"
+            late = version == newest or owner.number > 1
+            hold(fragment == p and late, "model-whole", said)
+
+    def _ended(self, world: World, finish: Finish) -> None:
+        # A lead that dies after all is kept and told finds, when it is back, its shards gone.
+        done = finish.status == "done" or (self._scored and world.nodes[world.lead].number > 1)
+        hold(done, "heal-progress", f"the job ended: {finish.reason}")
+        kept = self._kept or finish.status != "done"
+        hold(kept, "model-whole", "the job ended, and the model was not kept")
+        left = sorted(t for t in self._repeated if _owner(world, t) == world.lead)
+        hold(not left, "heal-progress", f"the job ended, syncs {left} were to be repeated")
+        quiet = [merge for merge in self._merging.merges if merge[0] > self._heal_at]
+        averaged = {name for merge in quiet for name in merge[3]}
+        if len(quiet) < 2 * world.job.sync.fragments + 6:
+            return  # It ended too early to tell.
+        for actor, other in world.nodes.items():
+            if actor in world.vaults:
+                continue
+            steps = [at for at in self._learning.steps[other.incarnation] if at > self._heal_at]
+            sync = world.job.sync
+            if other.pace.step_s * 2 >= sync.staleness * sync.interval:
+                continue  # So slow that whatever it does is stale when it is done.
+            if len(steps) >= 2 * sync.interval:
+                took = other.incarnation in averaged
+                said = f"{other.incarnation} is in none of the {len(quiet)} merges after the faults"
+                hold(took, "participation", said)
+
+
+@dataclass
+class Outcome:
+    """What one seed led to."""
+
+    seed: int
+    events: int = 0
+    seconds: float = 0.0
+    steps: int = 0
+    merges: int = 0
+    faults: int = 0
+    trail: str = ""
+    violation: str | None = None
+    invariant: str = ""
+
+
+@dataclass
+class Watch:
+    """The checks of one world."""
+
+    heal_at: float
+    merging: Merging = field(default_factory=Merging)
+    learning: Learning = field(default_factory=Learning)
+    trail: Trail = field(default_factory=Trail)
+    endings: Endings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.endings = Endings(self.heal_at)
+
+    def checks(self) -> list[Check]:
+        """All of them, in order."""
+        healing = Healing(self.merging, self.learning, self.heal_at)
+        told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
+        known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle()]
+        return [*told, *known, PerSyncer(Belief), healing, Pictures(), self.endings, self.trail]
+
+
+def run(seed: int, tapes: Path | None = None) -> Outcome:
+    """Let the hostile world of a seed happen, checks beside it; what came of it."""
+    return happen(draw(seed, tapes))
+
+
+def happen(drawn: Hostile) -> Outcome:
+    """Let a world happen, checks beside it; what came of it."""
+    watch = Watch(drawn.heal_at)
+    world = World(drawn.job, drawn.physics, watch.checks())
+    outcome = Outcome(drawn.seed, faults=len(drawn.faults))
+    try:
+        world.begin(drawn.faults)
+        for name, begin, end in drawn.poisoned:
+            world.call(begin, _poison, world, name, True)
+            world.call(end, _poison, world, name, False)
+        for name, begin, end, how in drawn.wrong:
+            world.call(begin, _spoil, world, name, how)
+            world.call(end, _spoil, world, name, None)
+        for at, name in drawn.asked:
+            world.call(at, ask, world, name)
+        world.run(drawn.end_at, events_max=EVENTS_MAX)
+        watch.endings.ended(world)
+        hold(
+            world.nodes[world.lead].finish is not None,
+            "heal-progress",
+            f"{world.now:.0f} s, no end",
+        )
+    except Violation as violation:
+        outcome.violation, outcome.invariant = str(violation), violation.invariant
+    except EndlessError as error:
+        outcome.violation, outcome.invariant = f"heal-progress: {error}", "heal-progress"
+    except Exception as error:  # noqa: BLE001, a machine that raises is a finding like any other
+        outcome.violation = f"raised: {type(error).__name__}: {error}"
+        outcome.invariant = "raised"
+    finally:
+        world.close()
+    outcome.events, outcome.seconds = world.events, world.now
+    outcome.merges = len(watch.merging.merges)
+    outcome.steps = sum(len(steps) for steps in watch.learning.steps.values())
+    outcome.trail = watch.trail.value()
+    return outcome
+
+
+TWICE_EVERY = 20
+"""One seed in so many is run again plainly, and with tapes (determinism-check, record-is-inert)."""
+
+
+def run_checked(seed: int) -> Outcome:
+    """As ``run``; one seed in twenty runs again, and once more with tapes, and must be the same."""
+    outcome = run(seed)
+    if seed % TWICE_EVERY == 0 and outcome.violation is None:
+        with tempfile.TemporaryDirectory(prefix="ddloco-hostile-") as folder:
+            _compare(outcome, run(seed), "determinism-check")
+            _compare(outcome, run(seed, Path(folder)), "record-is-inert")
+    return outcome
+
+
+def _compare(outcome: Outcome, again: Outcome, invariant: str) -> None:
+    if again.trail != outcome.trail and outcome.violation is None:
+        more = f" ({again.violation})" if again.violation else ""
+        outcome.violation = f"{invariant}: {outcome.trail} and then {again.trail}{more}"
+        outcome.invariant = invariant
+
+
+def _poison(world: World, name: str, poisoned: bool) -> None:
+    if name in world.nodes:
+        world.nodes[name].labour.poisoned = poisoned
+
+
+def _spoil(world: World, name: str, how: Wrong | None) -> None:
+    if name in world.nodes:
+        world.nodes[name].labour.wrong = how

@@ -1,0 +1,115 @@
+"""model-oracle, finite: every merge against a reference that shares nothing with the kernel.
+
+Forty lines of plain numpy in float64, without blocks, threads or buffers; and what is installed is
+always finite.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddloco.invariants.base import Books, hold
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.protocol.effects import MergeFragment
+from ddloco.protocol.events import FragmentMerged
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+from ddloco.workers.simulated.work import ELEMENTS, Content
+from transport import Effect, Event
+
+F64 = NDArray[np.float64]
+Inputs = tuple[F64, F64, list[tuple[str, float, F64]]]
+"""Parameters, momentum, and (name, weight, parameters) of the shares."""
+
+CHANGE_MAX = 1e30
+"""What changes more than this is refused like what is no number: float32 cannot hold its square."""
+
+ROUNDING = 1e-6
+TOLERANCE = 1e-4
+"""Relative; the kernel sums in float32 where the reference sums in float64."""
+
+
+class Oracle(Books[World, Node]):
+    """Computes every merge again, from what its shares held when it was asked for."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[str, int], tuple[MergeFragment, Inputs]] = {}
+
+    def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
+        """Compute when a merge is asked for; compare when it is done."""
+        if not isinstance(node.actor.machine, Syncer):
+            return
+        if isinstance(event, FragmentMerged):
+            self._compare(world, node, event)
+        for effect in effects:
+            if isinstance(effect, MergeFragment):
+                self._asked[node.incarnation, effect.work] = effect, _inputs(node, effect)
+
+    def _merge(
+        self, world: World, merge: MergeFragment, inputs: Inputs, doubted: Sequence[str]
+    ) -> tuple[tuple[str, ...], F64, F64]:
+        theta, momentum, shares = inputs
+        finite = [each for each in shares if (np.abs(theta - each[2]) <= CHANGE_MAX).all()]
+        sound = [each for each in finite if each[0] not in doubted]
+        names = [leaf.name for leaf in world.plan.fragments[merge.fragment]]
+        delta = np.zeros_like(theta)
+        for index, name in enumerate(names if sound else []):
+            part = slice(index * ELEMENTS, (index + 1) * ELEMENTS)
+            moves = np.array([theta[part] - params[part] for _, _, params in sound])
+            weights = np.array([weight for _, weight, _ in sound])
+            delta[part] = average(moves, weights) if "embed" in name else radial(moves, weights)
+        outer = world.job.outer
+        momentum = outer.momentum * momentum + delta
+        theta = theta - outer.lr * (delta + outer.momentum * momentum)
+        return tuple(name for name, _, _ in sound), theta, momentum
+
+    def _compare(self, world: World, node: Node, event: FragmentMerged) -> None:
+        merge, inputs = self._asked.pop((node.incarnation, event.work))
+        # Whether those who were measured, and not believed, deserved it is what ``belief`` checks.
+        measured = [each.name for each in event.measured]
+        doubted = [name for name, _ in event.refused if name in measured]
+        names, theta, momentum = self._merge(world, merge, inputs, doubted)
+        what = f"merge {merge.t} of fragment {merge.fragment}"
+        found = [numbers(node.contents[handle]) for handle in merge.out[:2]]
+        for handle, got in zip(merge.out, found, strict=False):
+            hold(np.isfinite(got).all(), "finite", f"{what}: {handle} is not finite")
+        hold(event.accepted == names, "model-oracle", f"{what} took {event.accepted}, not {names}")
+        if not names:
+            return
+        for handle, got, expected in zip(merge.out, found, (theta, momentum), strict=False):
+            # Differences of large parameters, as a flipped bit leaves them, are rounded to these.
+            rounding = ROUNDING * float(np.abs(inputs[0]).max())
+            near = np.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE + rounding)
+            hold(near, "model-oracle", f"{what}: {handle} is off by {np.abs(got - expected).max()}")
+
+
+def _inputs(node: Node, merge: MergeFragment) -> Inputs:
+    """What a merge is made of, looked at when it is asked for."""
+    theta = numbers(node.contents[merge.theta])
+    momentum = numbers(node.contents[merge.momentum]) if merge.momentum else 0.0 * theta
+    shares = [(s.name, s.weight, numbers(node.contents[s.handle])) for s in merge.shares]
+    return theta, momentum, shares
+
+
+def numbers(content: Content) -> F64:
+    """The numbers of a content, in float64."""
+    assert content.array is not None, "only worlds with arithmetic have an oracle"
+    return content.array.astype(np.float64)
+
+
+def average(moves: F64, weights: F64) -> F64:
+    """The weighted mean of outer gradients, (M, n) to (n,)."""
+    return (weights[:, None] * moves).sum(0) / weights.sum()
+
+
+def radial(moves: F64, weights: F64) -> F64:
+    """Radial-directional averaging (paper: App. D.2): mean norm times mean direction."""
+    norms: Any = np.sqrt((moves * moves).sum(1))
+    units = np.divide(moves, norms[:, None], out=np.zeros_like(moves), where=norms[:, None] > 0)
+    direction = average(units, weights)
+    length = float(np.sqrt((direction * direction).sum()))
+    if length < 1e-6:
+        return average(moves, weights)
+    return float((weights * norms).sum() / weights.sum()) * direction / length

@@ -1,0 +1,264 @@
+"""``ddloco simulate``: many worlds, a progress bar, and what came of them in a table."""
+
+import argparse
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ddloco.config.run_folder import next_folder, open_folder
+from ddloco.config.toml import ConfigError
+from ddloco.simulation import fuzz
+from ddloco.simulation.calibrated import Recording
+from ddloco.simulation.experiment import Row, run_case
+from ddloco.simulation.scenario import Case, Scenario, cases_of, find
+from ddloco.simulation.sweep import sweep
+
+T = TypeVar("T")
+World = Scenario | Recording
+"""What a case happens in: described by a file, or taken from a run."""
+
+HELD, FOUND = 0, 1
+COLUMNS = ("goodput", "uptime", "taking part", "in a merge", "by fragment", "time")
+"""What a table shows of a case, in percent, where it was measured; ``time`` relative to the first
+case."""
+
+COLUMNS_MIN = 132
+"""Width of a table that is written to a file."""
+
+SHOWN_MAX = 10
+"""Failed seeds that are listed."""
+
+
+def scenario_table(given: argparse.Namespace) -> int:
+    """Run the cases of a scenario file, every one with every seed.
+
+    Raises:
+        ConfigError: the scenario or an option cannot be used.
+    """
+    path = find(given.scenario)
+    cases = chosen(path, tuple(given.overrides), given.case)
+    if not cases:
+        raise ConfigError(f"{path}: no case has {given.case!r} in its name")
+    about = cases[0][1].scenario
+    first = about.seed if given.seed is None else given.seed
+    seeds = range(first, first + _at_least_one("--seeds", given.seeds))
+    if given.folder is not None and (len(seeds) > 1 or len(cases) > 1):
+        raise ConfigError("--dir: holds the tapes of one world; choose one --case and one seed")
+    console = Console(stderr=True)
+    works = [index * len(seeds) + at for index in range(len(cases)) for at in range(len(seeds))]
+    run = partial(_one, path, tuple(given.overrides), given.case, first, len(seeds), given.folder)
+    rows = _with_bar(console, about.name, run, works, given.jobs)
+    averaged = [
+        _averaged(rows[index * len(seeds) : (index + 1) * len(seeds)])
+        for index in range(len(cases))
+    ]
+    _relative_times(averaged)
+    if given.json:
+        print(json.dumps({"scenario": about.name, "cases": [asdict(r) for r in averaged]}))
+    else:
+        _show(_wide_enough(), about, averaged, len(seeds))
+    broken = [row for row in rows if row.violation]
+    for row in broken[:SHOWN_MAX]:
+        _report_broken(console, path, given, row)
+    return FOUND if broken else HELD
+
+
+def _one(  # noqa: PLR0917, a partial that another process calls with the last one
+    path: Path,
+    overrides: tuple[str, ...],
+    among: str,
+    first: int,
+    seeds: int,
+    folder: Path | None,
+    work: int,
+) -> Row:
+    case, scenario = chosen(path, overrides, among)[work // seeds]
+    return run_case(case, scenario, first + work % seeds, folder)
+
+
+def chosen(path: Path, overrides: tuple[str, ...], among: str) -> list[tuple[Case, World]]:
+    """The case that is called ``among``, or those whose names contain it; a run folder has one.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    if path.is_dir():
+        return [(Case(path.name), Recording(path, overrides))]
+    cases: list[tuple[Case, World]] = [*cases_of(path, overrides)]
+    exact = [each for each in cases if each[0].name == among]
+    return exact or [each for each in cases if among in each[0].name]
+
+
+def _with_bar(
+    console: Console, name: str, run: Callable[[int], T], works: Sequence[int], jobs: int
+) -> list[T]:
+    if jobs < 0:
+        raise ConfigError(f"--jobs {jobs}: a number of processes, or 0 for one per core")
+    columns = TextColumn(name), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+    quiet = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=quiet) as bar:
+        task = bar.add_task(name, total=len(works))
+        jobs = min(jobs or os.cpu_count() or 1, len(works))
+        return list(sweep(run, works, jobs, lambda done: bar.update(task, completed=done)))
+
+
+def _averaged(rows: Sequence[Row]) -> Row:
+    """The mean over seeds, column by column."""
+    values = {
+        column: sum(row.values[column] for row in rows) / len(rows) for column in rows[0].values
+    }
+    first = rows[0]
+    violation = next((row.violation for row in rows if row.violation), None)
+    return Row(
+        case=first.case,
+        seed=first.seed,
+        values=values,
+        paper=first.paper,
+        events=sum(row.events for row in rows),
+        wall_s=sum(row.wall_s for row in rows),
+        trail=first.trail,
+        violation=violation,
+    )
+
+
+def _relative_times(rows: Sequence[Row]) -> None:
+    """The time of each case that ends relative to the first of its kind (``paper.time`` is 1)."""
+    base = 0.0
+    for row in rows:
+        if row.paper.get("time") == 1.0:
+            base = row.values["hours"]
+        if "time" in row.paper and base:
+            row.values["time"] = row.values["hours"] / base
+
+
+def _show(console: Console, about: Any, rows: Sequence[Row], seeds: int) -> None:
+    columns = [c for c in COLUMNS if any(c in r.values for r in rows)]
+    table = Table(title=about.about or about.name, title_justify="left", title_style="bold")
+    table.add_column("case", no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="right")
+        if any(column in row.paper for row in rows):
+            table.add_column("paper", justify="right")
+    table.add_column("merges", justify="right")
+    table.add_column("events/s", justify="right")
+    for row in rows:
+        cells = [row.case]
+        for column in columns:
+            cells.append(_number(column, row.values.get(column)))
+            if any(column in each.paper for each in rows):
+                cells.append(_number(column, row.paper.get(column)))
+        rate = row.events / row.wall_s if row.wall_s else 0.0
+        table.add_row(*cells, f"{row.values['merges']:,.0f}", f"{rate:,.0f}")
+    console.print(table)
+    for column in columns:
+        _show_agreement(console, column, rows)
+    if seeds > 1:
+        console.print(f"mean of {seeds} seeds")
+    if about.note:
+        console.print(about.note.strip(), soft_wrap=True, highlight=False)
+
+
+def _wide_enough() -> Console:
+    """A console that breaks no row, also where there is no terminal."""
+    console = Console()
+    return console if console.is_terminal else Console(width=COLUMNS_MIN)
+
+
+def _number(column: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if column == "time" else f"{value:.1f} %"
+
+
+def _show_agreement(console: Console, column: str, rows: Sequence[Row]) -> None:
+    off = [
+        (abs(row.values[column] - row.paper[column]), row)
+        for row in rows
+        if column in row.paper and column in row.values
+    ]
+    if len(off) < 2:
+        return
+    rmse = math.sqrt(sum(each * each for each, _ in off) / len(off))
+    worst, row = max(off, key=lambda each: each[0])
+    unit, digits = ("", 2) if column == "time" else (" points", 1)
+    ours, theirs = _number(column, row.values[column]), _number(column, row.paper[column])
+    console.print(
+        f"{column}: RMSE {rmse:.{digits}f}{unit} over {len(off)} cells of the paper; "
+        f"worst {worst:.{digits}f}{unit}: {row.case}, {ours} against {theirs}",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+def _report_broken(console: Console, path: Path, given: argparse.Namespace, row: Row) -> None:
+    """Say how to see it again, and leave its tapes."""
+    folder = given.folder
+    if folder is None:
+        folder = next_folder(Path("runs"), f"simulated-{row.seed}")
+        case, scenario = chosen(path, tuple(given.overrides), row.case)[0]
+        run_case(case, scenario, row.seed, folder)
+    options = "".join(f" --set {each}" for each in given.overrides)
+    again = f"ddloco simulate {given.scenario} --case '{row.case}' --seed {row.seed}{options}"
+    console.print(f"{row.case}, seed {row.seed}: {row.violation}", soft_wrap=True, highlight=False)
+    console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
+
+
+def hostile_worlds(given: argparse.Namespace) -> int:
+    """Run small hostile worlds, every check beside them; one in twenty twice.
+
+    Raises:
+        ConfigError: an option cannot be used.
+    """
+    console = Console(stderr=True)
+    first = given.seed or 0
+    seeds = range(first, first + _at_least_one("--seeds", given.seeds))
+    if given.folder is not None:
+        if len(seeds) > 1:
+            raise ConfigError("--dir: holds the tapes of one world; choose one seed")
+        open_folder(given.folder, fuzz.draw(first).job)
+        outcomes = [fuzz.run(first, given.folder)]
+    else:
+        outcomes = _with_bar(console, "hostile", fuzz.run_checked, list(seeds), given.jobs)
+    broken = [each for each in outcomes if each.violation]
+    for each in broken[:SHOWN_MAX]:
+        folder = given.folder or _tapes_of(each.seed)
+        console.print(f"seed {each.seed}: {each.violation}", soft_wrap=True, highlight=False)
+        again = f"ddloco simulate hostile --seed {each.seed}"
+        console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
+    totals = {
+        "worlds": len(outcomes),
+        "events": sum(each.events for each in outcomes),
+        "hours": sum(each.seconds for each in outcomes) / 3600,
+        "steps": sum(each.steps for each in outcomes),
+        "merges": sum(each.merges for each in outcomes),
+        "faults": sum(each.faults for each in outcomes),
+        "violations": len(broken),
+    }
+    if given.json:
+        print(json.dumps(totals | {"seeds": [asdict(each) for each in broken]}))
+    else:
+        said = "  ".join(f"{value:,.0f} {what}" for what, value in totals.items())
+        print(f"{said}\n{'failed' if broken else 'held: every invariant in every world'}")
+    return FOUND if broken else HELD
+
+
+def _tapes_of(seed: int) -> Path:
+    folder = next_folder(Path("runs"), f"hostile-{seed}")
+    open_folder(folder, fuzz.draw(seed).job)
+    fuzz.run(seed, folder)
+    return folder
+
+
+def _at_least_one(option: str, value: int) -> int:
+    if value < 1:
+        raise ConfigError(f"{option} {value}: at least 1")
+    return value

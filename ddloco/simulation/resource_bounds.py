@@ -1,0 +1,142 @@
+"""What actors may hold: bounded-memory, control-not-starved, and who holds each array."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from clocks import actor_of, number_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish, Observe, Work
+from ddloco.actors.events import WorkResult
+from ddloco.invariants.base import Books, hold
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.protocol.events import Recovered
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+from ddloco.workers.simulated.work import PIECES
+from transport import CONTROL, LANES, Effect, Event, Free
+
+MEMORY = "bounded-memory"
+Effects = Sequence[Effect]
+
+
+class Bounds(Books[World, Node]):
+    """bounded-memory, control-not-starved: arrays, clocks, what waits, who is remembered."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, dict[str, int]] = {}
+        """Per syncer the newest incarnation that it has heard of each learner."""
+
+    def started(self, world: World, node: Node) -> None:
+        """A new syncer has heard of nobody."""
+        if node.actor_name in world.vaults:
+            self._newest[node.actor_name] = {}
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Count what the actor holds."""
+        if node.finish is not None or any(isinstance(effect, Finish) for effect in effects):
+            return
+        if node.actor_name in world.vaults:
+            self._remembered(world, node, event, effects)
+        actor, sync = node.actor, world.job.sync
+        me, learners = f"{node.incarnation}:{actor.number}", world.job.job.learners
+        freed = {effect.handle for effect in effects if isinstance(effect, Free)}
+        held, stored = actor.handles.names(), node.contents.keys() - freed
+        hold(stored <= held, MEMORY, f"{me}: nobody holds {sorted(stored - held)}")
+        parts = len(world.plan.fragments)
+        most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
+        if node.actor_name in world.vaults:
+            most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
+        most += len(set(actor.snapshots.holding()))
+        hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
+        entries = 2 * (learners + len(world.vaults)) + 2
+        hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
+        for peer in actor.links.peers():
+            for lane in LANES:
+                waiting, credit = actor.links.waiting(peer, lane)
+                hold(waiting <= parts + 8, MEMORY, f"{me}: {waiting} wait for {peer}")
+                starved = lane == CONTROL and waiting and credit
+                hold(not starved, "control-not-starved", f"{me}: {waiting} wait for {peer}")
+
+    def _remembered(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Of an actor that has come back a syncer remembers nothing of its former selves."""
+        joined = [
+            each.fields["learner"]
+            for each in effects
+            if isinstance(each, Observe) and each.event == "joined"
+        ]
+        if isinstance(event, Recovered):
+            joined += [node.incarnation, *(name for each in event.kept for name in each.spent)]
+        newest = self._newest[node.actor_name]
+        for name in joined:
+            actor = actor_of(name)
+            newest[actor] = max(newest.get(actor, 0), number_of(name))
+        machine: Any = node.actor.machine
+        learners, clock = world.job.job.learners, node.actor.clock
+        merged = len(machine._membership.merged)
+        hold(merged <= learners, MEMORY, f"{merged} incarnations of {learners} are remembered")
+        if len(clock) > learners + len(world.vaults):
+            for name in clock.others():
+                gone = number_of(name) < newest.get(actor_of(name), 0)
+                hold(not gone, MEMORY, f"{node.incarnation} still has {name} in its clock")
+
+
+class Holders(Books[World, Node]):
+    """bounded-memory, to the letter: every holder of an array is accounted for by some state, and
+    every handle is an array, or soon will be."""
+
+    def __init__(self) -> None:
+        self._pending: dict[str, dict[int, tuple[str, ...]]] = {}
+
+    def started(self, world: World, node: Node) -> None:
+        """No work is under way."""
+        self._pending[node.incarnation] = {}
+
+    def died(self, world: World, node: Node) -> None:
+        """Its work is nobody's any more."""
+        del self._pending[node.incarnation]
+
+    def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
+        """Compare the actor's counts with what its machine and its links hold."""
+        if not isinstance(node.actor.machine, Syncer | Learner):
+            return
+        pending = self._pending[node.incarnation]
+        if isinstance(event, WorkResult):
+            pending.pop(event.work)
+        ended = False
+        for effect in effects:
+            if isinstance(effect, Work):
+                pending[effect.work] = effect.makes
+            ended = ended or isinstance(effect, Finish)
+        if ended:
+            return
+        held = node.actor.handles.held()
+        missing = held.keys() - node.contents.keys()
+        missing.difference_update(*pending.values())
+        me = f"{node.incarnation}:{node.actor.number}"
+        hold(not missing, MEMORY, f"{me}: there is nothing under {sorted(missing)}")
+        counted, found = sum(held.values()), holders(node.actor)
+        hold(
+            counted == found, MEMORY, f"{me} counts {counted} holders of arrays, there are {found}"
+        )
+
+
+def holders(actor: Actor) -> int:
+    """How many holders of arrays an actor's state accounts for."""
+    machine: Any = actor.machine
+    links: Any = actor.links
+    total = len(actor.snapshots.holding()) + sum(
+        bool(waiting.payload)
+        for link in links._links.values()
+        for lane in link.lanes.values()
+        for waiting in lane.outbox.waiting
+    )
+    if isinstance(actor.machine, Syncer):
+        parts, syncs = machine._globals, machine.rounds.syncs if machine.rounds else {}
+        total += machine._relay.held() + len(machine._shards.finals)
+        total += sum(len(parts[p].handles()) for p in parts.owned)
+        return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())
+    running = machine._running
+    total += machine._recovery.held() + machine._lending.held()
+    total += bool(machine._host) + 2 * len(machine._answers) + len(machine._incoming)
+    return total + (1 + len(running.overwrites) if running is not None else 0)

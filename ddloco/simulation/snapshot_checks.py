@@ -1,0 +1,326 @@
+"""What must hold of snapshots in simulated worlds, where it is known what was said, heard and done.
+
+A cut is at the end of an event: what an actor said and heard up to its number is before it.
+"""
+
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from clocks import number_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import CommitSnapshot, Observe, Work
+from ddloco.actors.events import WorkResult
+from ddloco.actors.snapshot_adapter import BEGUN, CUT, DISCARDED, GATHER, PACKAGES, TAKEN
+from ddloco.invariants.base import Books, Effects
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.protocol.effects import MergeFragment
+from ddloco.protocol.events import FragmentMerged
+from ddloco.protocol.messages import Contribution
+from ddloco.simulation.node import Node
+from ddloco.simulation.world import World
+from ddloco.workers.simulated.snapshot_sink import Album, Picture
+from snapshot import Part, thaw
+from snapshot.participant import REFUSED, UNDER_WAY_MAX
+from transport import LANES, Event, LaneBroken, MessageArrived, Transmit
+from transport.message import GREETINGS, Bye
+
+TERMINATES = "snapshot-terminates"
+CONCURRENT = "concurrent-snapshots"
+
+QUIET_S = 10.0
+"""So long after the last trouble every link that can be open is: it is dialled every 8 s."""
+
+Lane = tuple[str, str, str, int]
+"""Who said it, to whom as its link is called where it was dialled, lane, session."""
+
+
+@dataclass
+class Said:
+    """One lane of one session, in one direction: by order of messages their numbers in the lane,
+    and of the events with which they were said, and heard."""
+
+    seqs: list[int] = field(default_factory=list[int])
+    said: list[int] = field(default_factory=list[int])
+    heard: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    """Numbers of the receiver's events, as many as have come; where it has died meanwhile, the
+    rest may reach the next one."""
+
+    def between(self, sender: int, receiver: Part) -> list[int]:
+        """What was said before the sender's cut and not heard before the receiver's; the markers
+        of the cut are the last of it."""
+        come = bisect_right(self.heard[receiver.who], receiver.number)
+        before = bisect_right(self.said, sender)
+        return self.seqs[come:before]
+
+    def too_early(self, sender: int, receiver: Part) -> int:
+        """How many were heard before the receiver's cut that were said after the sender's."""
+        come = bisect_right(self.heard[receiver.who], receiver.number)
+        return max(come - bisect_right(self.said, sender), 0)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One participant of a snapshot, as it was written."""
+
+    part: Part
+    actor: Actor
+    state: Picture
+    flight: Picture
+    messages: list[MessageArrived[Any]]
+
+
+def seen(album: Album, part: Part) -> Seen:
+    """Look at what one participant wrote."""
+    pictures = [album.pictures[name] for name in part.contents]
+    state = next(each for each in pictures if each.worker is not None)
+    flight = next(each for each in pictures if each.worker is None)
+    return Seen(part, thaw(state.frozen, PACKAGES), state, flight, thaw(flight.frozen, PACKAGES))
+
+
+class Pictures(Books[World, Node]):
+    """cut-consistent, channel-complete, data-cursor, optimizer-with-params, merge-once: snapshots
+    that were taken, held against what really happened before them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lanes: dict[Lane, Said] = defaultdict(Said)
+        self._of: dict[tuple[str, str], set[Lane]] = defaultdict(set)
+        """The lanes from one incarnation to another, or to an actor."""
+        self._merging: dict[tuple[str, int], MergeFragment] = {}
+        self._merged: dict[str, list[tuple[str, int, str, int, int]]] = defaultdict(list)
+        """Of each syncer (its incarnation, number, whose, fragment, base) of what it merged."""
+
+    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
+        """Note what was said, heard and merged; look at a snapshot when it stands."""
+        number = role.actor.number
+        if isinstance(event, MessageArrived) and type(event.body) not in GREETINGS:
+            dialled = event.peer != event.sender
+            lane = (event.sender, role.incarnation if dialled else role.actor_name)
+            self._heard((*lane, event.lane, event.session), event.seq, role)
+        elif isinstance(event, FragmentMerged):
+            merge = self._merging.pop((role.incarnation, event.work))
+            self._merged[role.actor_name] += [
+                (role.incarnation, number, share.name, merge.fragment, share.base)
+                for share in merge.shares if share.name in event.accepted
+            ]  # fmt: skip
+        for effect in effects:
+            match effect:
+                case Transmit() if type(effect.body) not in GREETINGS:
+                    lane = (role.incarnation, effect.peer, effect.lane, effect.session)
+                    self._said(lane, effect, number)
+                case MergeFragment():
+                    self._merging[role.incarnation, effect.work] = effect
+                case Observe(event=what, fields=fields) if what == TAKEN:
+                    self._look(stage, stage.album.committed[fields["snapshot"]])
+                case _:
+                    pass
+
+    def _said(self, lane: Lane, said: Transmit[Any], number: int) -> None:
+        known = self._lanes[lane]
+        self._of[lane[:2]].add(lane)
+        known.seqs.append(said.seq)
+        known.said.append(number)
+
+    def _heard(self, lane: Lane, seq: int, node: Node) -> None:
+        """What comes after a hole is not heard: the link breaks."""
+        known = self._lanes[lane]
+        heard = known.heard[node.incarnation]
+        if known.seqs[len(heard)] == seq:
+            heard.append(node.actor.number)
+
+    def _look(self, world: World, commit: CommitSnapshot) -> None:
+        found = {part.who: seen(world.album, part) for part in commit.parts}
+        for each in found.values():
+            right = each.actor.number == each.part.number
+            said = f"{commit.snapshot}: {each.part} is of event {each.actor.number}"
+            self.hold(right, "cut-consistent", said)
+            for other in found.values():
+                if each is not other:
+                    self._channels(commit.snapshot, each, other)
+            machine = each.actor.machine
+            if isinstance(machine, Learner):
+                self._learner(commit.snapshot, each, machine)
+            elif isinstance(machine, Syncer):
+                self._syncer(commit.snapshot, world, each, machine)
+
+    def _channels(self, snapshot: str, one: Seen, other: Seen) -> None:
+        """What ``one`` said to ``other``."""
+        sender, receiver = one.part.who, other.part.who
+        cuts = one.part.number, other.part
+        between = f"{snapshot}: {sender} at {cuts[0]}, {receiver} at {other.part.number}"
+        links: Any = other.actor.links
+        names = [receiver, receiver.rpartition(".")[0]]
+        for lane in [each for name in names for each in self._of.get((sender, name), ())]:
+            early = self._lanes[lane].too_early(*cuts)
+            self.hold(not early, "cut-consistent", f"{between}: {early} came too early in {lane}")
+        recorded: dict[tuple[str, int], list[int]] = {(lane, 0): [] for lane in LANES}
+        for event in other.messages:
+            if event.sender == sender:
+                recorded.setdefault((event.lane, event.session), []).append(event.seq)
+        peers = [link for link in links._links.values() if link.incarnation == sender]
+        expected: dict[tuple[str, int], list[int]] = {(lane, 0): [] for lane in LANES}
+        for link in peers:
+            target = receiver if link.peer != sender else names[1]
+            for lane in LANES:
+                known = self._lanes.get((sender, target, lane, link.session))
+                if known is not None and known.between(*cuts):
+                    expected[lane, link.session] = known.between(*cuts)
+        said = f"{between}: {recorded} in flight, it was {expected}"
+        self.hold(recorded == expected, "channel-complete", said)
+
+    def _learner(self, snapshot: str, each: Seen, learner: Any) -> None:
+        """Its worker's state is that of the frozen machine when the step that runs is done."""
+        assert each.state.worker is not None, "a state has one"
+        device, batches, _ = each.state.worker
+        said = f"{snapshot}: {each.part.who} has drawn {learner.drawn}, its worker {batches}"
+        self.hold(batches == learner.drawn, "data-cursor", said)
+        versions = list(learner._versions)
+        for overwrite in learner._running.overwrites if learner._running else ():
+            versions[overwrite.fragment] = overwrite.version
+        theirs = [version for version, _ in device]
+        said = f"{snapshot}: {each.part.who} holds {versions}, its worker {theirs}"
+        self.hold(theirs == (versions or theirs), "optimizer-with-params", said)
+        self._arrays(snapshot, each)
+
+    def _syncer(self, snapshot: str, world: World, each: Seen, syncer: Any) -> None:
+        """No token that it has merged is in what is still to be merged."""
+        self._arrays(snapshot, each)
+        who, number = each.part.who, each.part.number
+        actor = who.rpartition(".")[0]
+        spent = {
+            (name, fragment, base)
+            for by, at, name, fragment, base in self._merged[actor]
+            if number_of(by) < number_of(who) or (by == who and at <= number)
+        }
+        syncs = syncer.rounds.syncs if syncer.rounds else {}
+        coming = [(peer, part.said) for sync in syncs.values() for peer, part in sync.parts.items()]
+        flight = [event for event in each.messages if isinstance(event.body, Contribution)]
+        coming += [(event.sender, event.body) for event in flight if event.body.t in syncs]
+        for name, said in coming:
+            again = (name, said.fragment, said.base) in spent
+            self.hold(not again, "merge-once", f"{snapshot}: {name}'s {said} is merged already")
+        known = syncer._membership.merged
+        for name, fragment, base in spent:
+            forgotten = name in known and known[name][fragment] < base
+            what = f"{snapshot}: {who} has forgotten that {base} of {name} is spent"
+            self.hold(not forgotten, "merge-once", what)
+
+    def _arrays(self, snapshot: str, each: Seen) -> None:
+        """Whatever is held is written, and is what its name says."""
+        who = each.part.who
+        for handle, content in each.state.contents.items():
+            kind, _, rest = handle.partition("/")
+            if kind in {"theta", "momentum", "wire"}:
+                named = (*map(int, rest.split("/")), 0, 0)
+                said = f"{snapshot}: {handle} of {who} is {content.what}"
+                self.hold(content.what == named, "optimizer-with-params", said)
+        for event in each.messages:
+            there = not event.handle or event.handle in each.flight.contents
+            said = f"{snapshot}: {who} has not written what {event} brought"
+            self.hold(there, "channel-complete", said)
+
+
+class Endings(Books[World, Node]):
+    """snapshot-terminates, concurrent-snapshots: whatever is under way awaits something that will
+    come, and where nothing goes wrong everybody is in.
+
+    Args:
+        heal_at: when nothing goes wrong any more.
+    """
+
+    def __init__(self, heal_at: float) -> None:
+        super().__init__()
+        self._trouble_at = heal_at
+        self._begun: dict[str, float] = {}
+        self._full: dict[str, float] = {}
+        """When each incarnation had as many under way as there may be."""
+        self._works: dict[str, set[int]] = defaultdict(set)
+        self.settled: dict[str, str] = {}
+        """What became of each, empty for taken."""
+
+    def started(self, stage: World, role: Node) -> None:
+        """There may be more of them than a snapshot has found."""
+        self._trouble_at = max(stage.now, self._trouble_at)
+
+    def died(self, stage: World, role: Node) -> None:
+        """There are fewer; what it had begun will not be."""
+        self._trouble_at = max(stage.now, self._trouble_at)
+        for snapshot in [s for s in self._begun if s.startswith(f"{role.incarnation}:")]:
+            del self._begun[snapshot]
+
+    def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
+        """Look at what is under way, and at what is over."""
+        broken = isinstance(event, MessageArrived) and type(event.body) in GREETINGS | {Bye}
+        if broken or isinstance(event, LaneBroken):
+            self._trouble_at = max(stage.now, self._trouble_at)
+        if isinstance(event, WorkResult):
+            self._works[role.incarnation].discard(event.work)
+        for effect in effects:
+            if isinstance(effect, Work):
+                self._works[role.incarnation].add(effect.work)
+        self._under_way(stage, role)
+        for effect in effects:
+            if isinstance(effect, Observe) and effect.event in {BEGUN, TAKEN, DISCARDED}:
+                self._observe(stage, role, effect.event, effect.fields)
+
+    def _observe(self, world: World, node: Node, what: str, fields: dict[str, Any]) -> None:
+        snapshot, absent = fields["snapshot"], fields.get("absent", {})
+        if what == BEGUN:
+            self._begun[snapshot] = world.now
+            return
+        self.hold(snapshot not in self.settled, TERMINATES, f"{snapshot} is settled twice")
+        reason = self.settled[snapshot] = fields.get("reason", "")
+        if reason == REFUSED:
+            full = self._full.get(node.incarnation) == world.now
+            self.hold(full, CONCURRENT, f"{snapshot}: {REFUSED}, and there are not as many")
+            return
+        begun = self._begun.pop(snapshot)
+        refused = [who for who, why in absent.items() if why == REFUSED]
+        early = [who for who in refused if self._full.get(who, -1.0) < begun]
+        self.hold(not early, CONCURRENT, f"{snapshot}: {early} refused with less under way")
+        if begun > self._trouble_at + QUIET_S and not refused:
+            present = {each.incarnation: each for each in world.nodes.values() if each.present}
+            # Who is in a long step may not have noticed that a syncer is another one.
+            known = {who for each in present.values() for who in each.actor.snapshots.peers()}
+            lacking = sorted((known & present.keys()) - set(fields.get("parts", ())))
+            said = f"{snapshot} lacks {lacking}, and nothing went wrong: {reason or absent}"
+            self.hold(not lacking, TERMINATES, said)
+
+    def _under_way(self, world: World, node: Node) -> None:
+        """By what it knows itself: of each there is work under way, or a timer is set."""
+        actor, cutting = node.actor, node.actor.snapshots
+        inside: Any = cutting
+        participant = inside._participant
+        opened, own = participant._cuts._open, participant._own
+        gatherings = participant._gatherings
+        if not (own or opened or gatherings or inside._held or inside._flight or inside._commits):
+            return
+        me = f"{node.incarnation}:{actor.number}"
+        count = len(own.keys() | gatherings.keys())
+        self.hold(count <= UNDER_WAY_MAX, CONCURRENT, f"{me}: {count} snapshots are under way")
+        if count == UNDER_WAY_MAX:
+            self._full[node.incarnation] = world.now
+        there = set(cutting.peers())
+        flight: list[str] = []
+        for cut in opened.values():
+            gone = sorted({peer for peer, _ in cut.awaited} - there)
+            self.hold(not gone, TERMINATES, f"{me} awaits a marker of {gone}, who are not there")
+            self.hold(CUT + cut.snapshot in actor.timers, TERMINATES, f"{me} waits for ever")
+            flight += [each.handle for said in cut.in_flight.values() for each in said]
+        flight = sorted(handle for handle in flight if handle)
+        held = sorted(handle for handle, n in inside._flight.items() for _ in range(n))
+        self.hold(held == flight, TERMINATES, f"{me} holds {held} of what was in flight: {flight}")
+        writing = {snapshot for snapshot, _ in inside._held.values()}
+        idle = sorted(own.keys() - opened.keys() - writing)
+        self.hold(not idle, TERMINATES, f"{me}: nothing will be written of {idle}")
+        late = sorted(each for each in gatherings if GATHER + each not in actor.timers)
+        self.hold(not late, TERMINATES, f"{me}: nobody looks again after {late}")
+        works = {*inside._held, *inside._commits} - self._works[node.incarnation]
+        self.hold(not works, TERMINATES, f"{me} waits for work {sorted(works)}, which is over")
+
+    def ended(self, world: World) -> None:
+        """Whoever began one, and is still there, knows what became of it."""
+        self.hold(not self._begun, TERMINATES, f"at the end {sorted(self._begun)} are under way")

@@ -1,0 +1,143 @@
+"""Who is connected to whom in a simulated world, and what is on its way between them.
+
+A star for each syncer: learners dial every shard, and the other shards dial the first one. Whoever
+dials has a line; its messages wait where nobody listens, as in a socket's queue.
+"""
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from clocks import actor_of
+from ddloco.runtime.reassembly import PROGRESS_S
+from ddloco.simulation.network import CONTROL_BYTES, Line, Way
+from ddloco.simulation.node import Node
+from transport import BULK, BytesArrived, LaneBroken, MessageArrived, Transmit
+
+if TYPE_CHECKING:
+    from ddloco.simulation.world import World
+
+DEALER_MESSAGES_MAX = 1000
+"""Messages of all diallers that wait while a listener is not there; later ones are lost."""
+
+Key = tuple[str, str]
+
+
+class Switch:
+    """The lines of a world.
+
+    Args:
+        world: whose.
+    """
+
+    def __init__(self, world: "World") -> None:
+        self.lines: dict[Key, Line] = {}
+        """By (incarnation that dials, actor that listens)."""
+        self._world = world
+        self._names = world.job.syncer_names()
+        self._dialled: dict[str, Node] = {}
+        self._parked: dict[str, list[Any]] = {name: [] for name in self._names}
+        size = world.plan.total_bytes / len(world.plan.fragments)
+        self._bulk_bytes = int(world.physics.fragment_bytes or size)
+
+    def _listeners(self, actor: str) -> tuple[str, ...]:
+        """Whom an actor dials."""
+        if actor not in self._names:
+            return self._names
+        return () if actor == self._names[0] else self._names[:1]
+
+    def of(self, node: Node) -> list[Line]:
+        """The lines of one that dials."""
+        pairs = ((node.incarnation, each) for each in self._listeners(node.actor_name))
+        return [self.lines[pair] for pair in pairs if pair in self.lines]
+
+    def plug(self, node: Node) -> None:
+        """An actor is there: it dials whom it dials, and what was held for it comes in."""
+        physics, me = self._world.physics, node.incarnation
+        for listener in self._listeners(node.actor_name):
+            name = f"{physics.seed}/link of {me}"
+            if len(self._names) > 1:
+                name += f" to {listener}"
+            self.lines[me, listener] = Line(physics.wire, random.Random(name))
+            self._dialled[me] = node
+
+    def unplug(self, node: Node) -> None:
+        """It is gone: whatever is said to it from now on breaks the lane at the sender."""
+        for listener in self._listeners(node.actor_name):
+            del self.lines[node.incarnation, listener]
+            self._dialled.pop(node.incarnation, None)
+
+    def reset(self, actor: str) -> None:
+        """Whoever listens is killed: what was on its way, either way, is lost."""
+        for (_, listener), line in self.lines.items():
+            if listener == actor:
+                line.generation += 1
+
+    def cut_connections(self, node: Node) -> None:
+        """The connections of one that dials break."""
+        for listener in self._listeners(node.actor_name):
+            self._world.tell(node, LaneBroken(listener, BULK, "reset"))
+
+    def transmit(self, node: Node, said: Transmit[Any]) -> None:
+        """Put a message on its line."""
+        content = node.contents[said.payload] if said.payload else None
+        item = (said, node.incarnation, content)
+        line = self.lines.get((node.incarnation, said.peer))
+        if line is not None:
+            target = self._world.nodes.get(said.peer)
+            if target is not None and target.present:
+                self._send(line, "to-syncer", target, item)
+            elif len(self._parked[said.peer]) < DEALER_MESSAGES_MAX:
+                self._parked[said.peer].append(item)
+            return
+        target = self._dialled.get(said.peer)
+        if target is None:
+            self._world.tell(node, LaneBroken(said.peer, said.lane, "nobody is there"))
+        else:
+            self._send(self.lines[said.peer, node.actor_name], "from-syncer", target, item)
+
+    def _send(self, line: Line, way: Way, target: Node, item: Any) -> None:
+        nbytes = CONTROL_BYTES if item[2] is None else self._bulk_bytes
+        now, said = self._world.now, item[0]
+        begun = line.begins(way, said.lane, now)
+        at = line.arrival(way, said.lane, now, nbytes)
+        moment = begun + PROGRESS_S
+        while moment < at:
+            come = int(nbytes * (moment - begun) / (at - begun))
+            told = (said, item[1], come, line, way, line.generation)
+            self._world.push(moment, target, self._progress, told)
+            moment += PROGRESS_S
+        self._world.push(at, target, self.arrive, (*item, line, way, line.generation))
+
+    def _progress(self, node: Node, item: Any) -> None:
+        """A large message is still arriving, unless its connection is gone, or its line is cut."""
+        said, sender, nbytes, line, way, generation = item
+        if generation == line.generation and not line.ways[way].held:
+            peer = actor_of(sender) if way == "from-syncer" else sender
+            self._world.admit(node, BytesArrived(peer, said.lane, nbytes))
+
+    def unpark(self, actor: str) -> None:
+        """A syncer is there again: what the diallers' queues held comes in."""
+        parked, self._parked[actor] = self._parked.get(actor, []), []
+        for item in parked:
+            line = self.lines.get((item[1], actor))
+            if line is not None:
+                self._send(line, "to-syncer", self._world.nodes[actor], item)
+
+    def arrive(self, node: Node, item: Any) -> None:
+        """A message is there, unless it was lost with its connection, or its line is cut."""
+        said, sender, content, line, way, generation = item
+        if generation != line.generation:
+            return
+        direct = line.ways[way]
+        if direct.held:
+            direct.waiting.append((node, item))
+            return
+        handle, digest = "", b""
+        if content is not None:
+            handle = f"in/{node.actor.number + 1}"
+            node.contents[handle] = content
+            digest = content.digest
+        # The side that dialled knows the other by the name that it dialled.
+        peer = actor_of(sender) if way == "from-syncer" else sender
+        came = said.lane, sender, said.session, said.seq, said.clock, said.body, digest, handle
+        self._world.admit(node, MessageArrived(peer, *came))

@@ -1,0 +1,1 @@
+"""Tapes on their way: shipped to the syncer, received, cut into segments, and let go."""

@@ -1,0 +1,387 @@
+"""The work that an actor's effects ask for: JAX in a process of its own, numpy in threads.
+
+Deterministic: the same effect on the same arrays gives the same result, live as in a replay, which
+uses this very class. Results are put under the handles that the effect names before the event that
+tells of them is returned.
+"""
+
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+import xxhash
+
+from clocks import actor_of
+from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.actors.events import WorkFailed, WorkResult
+from ddloco.config.job import DATA_PARALLEL, Job
+from ddloco.machines.syncer.global_fragments import names
+from ddloco.outer.merge import Contribution, merge_fragment
+from ddloco.outer.outlier_test import Judge
+from ddloco.protocol.effects import (
+    AverageGradients,
+    CopyState,
+    Differentiate,
+    EncodeFragment,
+    EncodePiece,
+    Evaluate,
+    InstallState,
+    MakeParameters,
+    MergeFragment,
+    Recover,
+    RunStep,
+    SaveModel,
+)
+from ddloco.protocol.events import (
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    Kept,
+    ModelSaved,
+    ParametersMade,
+    Recovered,
+    StepFinished,
+)
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.runtime.array_table import F32, Arrays, HostCopy
+from ddloco.runtime.errors import said_of
+from ddloco.runtime.shared_memory import Arena, Region
+from ddloco.runtime.snapshot_sink import Album
+from ddloco.workers import rpc
+from ddloco.workers.data_stream import travelling
+from ddloco.workers.fragment_store import Found, Keep, KeptError
+from ddloco.workers.layout import Layouts
+from ddloco.workers.process import ChoreError, WorkerDiedError, WorkerProcess
+from ddloco.workers.snapshot_work import CaptureWork
+from ddloco.workers.state_transfer import StateWork
+from snapshot import save_tensors
+from transport import DTYPES, Payload
+
+MODEL_FILE = Path("model") / "model.safetensors"
+
+_in_thread = trio.to_thread.run_sync
+
+
+UNKEPT, KEPT_AGAIN = "merge not kept", "merges are kept again"
+
+
+class Workers:
+    """Does the work of one actor.
+
+    Args:
+        job: the resolved job.
+        incarnation: the actor's.
+        arrays: its arrays; they need an arena.
+        process: its JAX worker process.
+        folder: the run folder.
+        keep: where a syncer keeps its merges.
+        album: where snapshots are written.
+        task: what the worker imports in place of the job's own task.
+        note: the log.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        incarnation: str,
+        arrays: Arrays,
+        process: WorkerProcess,
+        *,
+        folder: Path,
+        keep: Keep,
+        album: Album,
+        task: str = "",
+        note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+    ) -> None:
+        self._job = job
+        self._task = task or job.job.task
+        self._name = actor_of(incarnation)
+        self._arrays = arrays
+        self._process = process
+        self._folder = folder
+        self._keep = keep
+        self._note = note
+        self._unkept = ""
+        """Why the newest merge could not be kept, empty if it was."""
+        self._layouts: Layouts | None = None
+        self.state = StateWork(arrays, process)
+        parallel = job.job.method in DATA_PARALLEL
+        refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
+        self.capture = CaptureWork(arrays, process, album, refuses)
+
+    async def prepare(self) -> rpc.Prepared:
+        """Have the worker load the task; leaves and fingerprint.
+
+        Raises:
+            ChoreError: the task cannot be used.
+            WorkerDiedError: the process ended.
+        """
+        job = self._job
+        learner = self._name in job.learner_names()
+        request = rpc.Prepare(
+            task=self._task,
+            options=job.task,
+            inner=job.inner,
+            seed=job.job.seed,
+            shard=job.shard(self._name) if learner else None,
+            shards=job.job.learners,
+        )
+        prepared = await self._process.expect(request, rpc.Prepared)
+        try:
+            plan = job.sendable_plan(prepared.leaves)
+        except ValueError as error:
+            raise ChoreError(rpc.Failed("task", f"task {self._task}: {error}")) from None
+        laid = await self._process.expect(rpc.Lay(plan), rpc.Laid)
+        self.state.nbytes = self.capture.nbytes = laid.state_bytes
+        self.capture.plan = plan
+        if learner and job.snapshot.wanted:
+            await self.capture.warm()
+        self._layouts = Layouts(plan, job.outer)
+        return prepared
+
+    @property
+    def plan(self) -> FragmentPlan:
+        """How the parameters are cut and laid out; known once prepared."""
+        return self.layouts.plan
+
+    @property
+    def layouts(self) -> Layouts:
+        """Between the layouts of fragments; known once prepared."""
+        assert self._layouts is not None, "prepared before any work"
+        return self._layouts
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; a failure is a result, too. A step begins before this returns."""
+        return self._caught(work, self._doers()[type(work)](work))
+
+    async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
+        try:
+            return await result
+        except ChoreError as error:
+            return WorkFailed(work.work, error.failed.kind, str(error))
+        except WorkerDiedError as error:
+            return WorkFailed(work.work, "worker", str(error))
+        except KeptError as error:
+            return WorkFailed(work.work, "task", str(error))
+        except OSError as error:
+            return WorkFailed(work.work, "worker", said_of(error))
+
+    def _doers(self) -> dict[type[Any], Callable[[Any], Awaitable[WorkResult]]]:
+        return {
+            Recover: self._recover,
+            MakeParameters: self._make_parameters,
+            RunStep: self._run_step,
+            Differentiate: self._differentiate,
+            AverageGradients: self._average_gradients,
+            EncodeFragment: self._encode_fragment,
+            CopyState: self.state.copy,
+            EncodePiece: self.state.encode,
+            InstallState: self.state.install,
+            MergeFragment: self._merge_fragment,
+            Evaluate: self._evaluate,
+            SaveModel: self._save_model,
+            CaptureState: self.capture.state,
+            CaptureFlight: self.capture.flight,
+            CommitSnapshot: self.capture.commit,
+        }
+
+    # JAX, in the worker process.
+
+    async def _recover(self, work: Recover) -> Recovered:
+        found = await _in_thread(self._keep.find)
+        for each in found:
+            self.take_back(each)
+        return Recovered(work.work, tuple(each.kept for each in found), self._keep.run)
+
+    def take_back(self, found: Found) -> None:
+        """Put a fragment that was kept under the handles that it had."""
+        p, version = found.kept.fragment, found.kept.version
+        arrays = (found.theta, found.momentum, self.layouts.sent(p, found.theta))
+        for handle, array in zip(names(p, version), arrays, strict=True):
+            self._arrays.put(handle, array)
+
+    async def _make_parameters(self, work: MakeParameters) -> ParametersMade:
+        region = self._arena.allocate(self.plan.total_bytes)
+        await self._process.expect(rpc.Fill(rpc.span_of(region)), rpc.Ready)
+        digest = xxhash.xxh3_128()
+        for p in work.fragments:
+            payload = await _in_thread(partial(self.layouts.encoded, p, region.data))
+            theta = self.layouts.flat(p, payload.data)
+            self._arrays.put(f"theta/{p}/0", theta)
+            self._arrays.put(f"wire/{p}/0", payload)
+            digest.update(payload.digest)
+        self._arena.free(region)
+        return ParametersMade(work.work, digest.digest())
+
+    def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
+        self.capture.trains = True
+        spans: list[tuple[int, rpc.Span]] = []
+        borrowed: list[Region] = []
+        for each in work.overwrites:
+            data = self._arrays.get(each.handle).data
+            region = self._arena.find(data)
+            if region is None:
+                region = self._arena.allocate(len(data))
+                region.data[:] = data
+                borrowed.append(region)
+            spans.append((each.fragment, rpc.span_of(region)))
+        out = self._arena.allocate(self.plan.total_bytes)
+        place = work.skip, work.cursor
+        request = rpc.Train(work.step, tuple(spans), rpc.span_of(out), *place)
+        answer = self._process.expect(request, rpc.Trained)
+
+        async def finish() -> StepFinished:
+            trained = await answer
+            for region in borrowed:
+                self._arena.free(region)
+            self._arrays.put(work.out, HostCopy(out))
+            return step_finished(work, trained)
+
+        return finish()
+
+    async def _differentiate(self, work: Differentiate) -> StepFinished:
+        source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
+        request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out))
+        trained = await self._process.expect(request, rpc.Trained)
+        self._arrays.put(work.out, await _in_thread(partial(self.layouts.encoded, 0, out.data)))
+        self._arena.free(source)
+        self._arena.free(out)
+        return step_finished(work, trained)
+
+    async def _average_gradients(self, work: AverageGradients) -> FragmentMerged:
+        mean = np.zeros_like(self._arrays.get(work.theta))
+        shares = {share.name: share for share in work.shares}
+        flats = {
+            n: self.layouts.flat(0, self._arrays.get(s.handle).data) for n, s in shares.items()
+        }
+        sound = tuple(name for name, flat in flats.items() if np.isfinite(flat).all())
+        refused = tuple((name, "NaN or Inf") for name in shares if name not in sound)
+        whole = sum(shares[name].weight for name in sound)
+        weights = tuple(shares[name].weight / whole for name in sound)
+        for name, weight in zip(sound, weights, strict=True):
+            mean += np.float32(weight) * flats[name]
+        source, out = self._arrays.lend(self.layouts.wire(0, mean)), self._whole()
+        if sound:
+            await self._process.expect(rpc.Update(rpc.span_of(source), rpc.span_of(out)), rpc.Ready)
+        payload = await _in_thread(partial(self.layouts.encoded, 0, out.data))
+        theta = self.layouts.flat(0, payload.data)
+        self._arena.free(source)
+        self._arena.free(out)
+        for handle, array in zip(work.out, (theta, payload), strict=True):
+            self._arrays.put(handle, array)
+        digest = xxhash.xxh3_128_digest(theta.data)
+        return FragmentMerged(work.work, sound, weights, refused, digest, b"", payload.digest)
+
+    def _whole(self) -> Region:
+        return self._arena.allocate(self.plan.total_bytes)
+
+    async def _evaluate(self, work: Evaluate) -> Evaluated:
+        region = self._arena.allocate(self.plan.total_bytes)
+        for p, handle in enumerate(work.fragments):
+            start, stop = self.plan.fragment_slice(p)
+            region.data[start:stop] = self.layouts.bytes_of(p, self._arrays.get(handle))
+        scored = await self._process.expect(rpc.Score(rpc.span_of(region)), rpc.Scored)
+        self._arena.free(region)
+        return Evaluated(work.work, scored.loss)
+
+    # numpy, in threads.
+
+    async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
+        host: HostCopy = self._arrays.get(work.source)
+        payload = await _in_thread(partial(self.layouts.encoded, work.fragment, host.region.data))
+        self._arrays.put(work.out, payload)
+        return FragmentEncoded(work.work, payload.digest)
+
+    async def _merge_fragment(self, work: MergeFragment) -> FragmentMerged:
+        theta: F32 = self._arrays.get(work.theta)
+        momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
+        contributions = [
+            Contribution(share.name, share.weight, self._arrays.get(share.handle).data)
+            for share in work.shares
+        ]
+        outer = self._job.outer
+
+        def merge() -> tuple[FragmentMerged, F32, F32, Payload]:
+            segments = self.layouts.segments(work.fragment)
+            judge = Judge(work, theta, momentum, segments) if work.band else None
+            result = merge_fragment(
+                theta,
+                momentum,
+                contributions,
+                segments,
+                lr=outer.lr,
+                momentum_factor=outer.momentum,
+                judge=judge,
+                adopt=work.adopt,
+            )
+            payload = self.layouts.sent(work.fragment, result.theta)
+            merged = FragmentMerged(
+                work=work.work,
+                accepted=result.accepted,
+                weights=result.weights,
+                refused=result.refused,
+                theta=xxhash.xxh3_128_digest(result.theta.data),
+                momentum=xxhash.xxh3_128_digest(result.momentum.data),
+                wire=payload.digest,
+                measured=judge.measured if judge is not None else (),
+                moved=judge.moved(result.theta) if judge is not None else 0.0,
+            )
+            if result.accepted:
+                bases = {share.name: share.base for share in work.shares}
+                spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
+                digest = merged.theta + merged.momentum
+                kept = Kept(work.fragment, work.t, spent, work.batches, digest)
+                self._put(Found(kept, result.theta, result.momentum))
+            return merged, result.theta, result.momentum, payload
+
+        merged, *stored = await _in_thread(merge)
+        for handle, array in zip(work.out, stored, strict=True):
+            self._arrays.put(handle, array)
+        return merged
+
+    def _put(self, found: Found) -> None:
+        """Keep a merge; where the job goes on without its tape on a full disk, also without that.
+
+        What was kept before stands: a syncer that starts again then goes on from there.
+        """
+        problem = ""
+        try:
+            self._keep.put(found)
+        except OSError as error:
+            if self._job.tape.on_error == "stop":
+                raise
+            problem = said_of(error)
+        if problem != self._unkept:
+            said = {"reason": problem} if problem else {"fragment": found.kept.fragment}
+            trio.from_thread.run_sync(self._note, UNKEPT if problem else KEPT_AGAIN, said)
+        self._unkept = problem
+
+    async def _save_model(self, work: SaveModel) -> ModelSaved:
+        path = self._folder / MODEL_FILE
+
+        def save() -> bytes:
+            tensors: dict[str, Any] = {}
+            for p, handle in enumerate(work.fragments):
+                data = self.layouts.bytes_of(p, self._arrays.get(handle))
+                start = self.plan.fragment_slice(p)[0]
+                for index, leaf in enumerate(self.plan.fragments[p]):
+                    at = self.plan.tensor_offset(p, index) - start
+                    view = data[at : at + leaf.nbytes].view(DTYPES[leaf.dtype])
+                    tensors[leaf.name] = view.reshape(leaf.shape)
+            save_tensors(path, tensors, {"job": self._job.id})
+            return xxhash.xxh3_128_digest(path.read_bytes())
+
+        return ModelSaved(work.work, await _in_thread(save))
+
+    @property
+    def _arena(self) -> Arena:
+        return self._arrays.shared
+
+
+def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
+    """What a step has brought."""
+    done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
+    return StepFinished(work.work, work.step, *done)

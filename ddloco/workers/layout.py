@@ -1,0 +1,85 @@
+"""The layouts of a fragment: part of a whole host copy, bytes on the wire, flat float32.
+
+Host copy and wire have the same bytes, each tensor in its own dtype and aligned; flat is what is
+merged, without padding.
+"""
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+
+from ddloco.config.job import Outer
+from ddloco.outer.merge import Segment, fragment_segments
+from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
+from ddloco.runtime.array_table import F32
+from transport import DTYPES, Bytes, Payload, describe
+
+
+class Layouts:
+    """Between the layouts of a job's fragments.
+
+    Args:
+        plan: how the parameters are cut.
+        outer: which tensors are merged how.
+    """
+
+    def __init__(self, plan: FragmentPlan, outer: Outer) -> None:
+        self.plan = plan
+        self._outer = outer
+        self._segments: dict[int, tuple[Segment, ...]] = {}
+
+    def segments(self, fragment: int) -> tuple[Segment, ...]:
+        """The tensors of a fragment as they are merged."""
+        if fragment not in self._segments:
+            patterns = ("*",) if self._outer.merge == "average" else self._outer.average
+            self._segments[fragment] = fragment_segments(
+                self.plan, fragment, lambda name: any(fnmatchcase(name, p) for p in patterns)
+            )
+        return self._segments[fragment]
+
+    def encoded(self, fragment: int, whole: Bytes) -> Payload:
+        """A fragment of a whole copy as a payload of its own, which nobody changes any more."""
+        start, stop = self.plan.fragment_slice(fragment)
+        return self._payload(fragment, whole[start:stop].copy())
+
+    def sent(self, fragment: int, flat: F32) -> Payload:
+        """A global fragment as it travels."""
+        return self._payload(fragment, self.wire(fragment, flat))
+
+    def _payload(self, fragment: int, data: Bytes) -> Payload:
+        return Payload(describe(data, wire_layout(self.plan, fragment)), data)
+
+    def flat(self, fragment: int, data: Bytes) -> F32:
+        """A fragment's bytes as flat float32, without padding."""
+        segments = self.segments(fragment)
+        flat = np.empty(segments[-1].stop, np.float32)
+        for part, view in _views(segments, data):
+            flat[part] = view
+        return flat
+
+    def wire(self, fragment: int, flat: F32) -> Bytes:
+        """Flat float32 as a fragment's bytes in wire dtypes, padding zero."""
+        start, stop = self.plan.fragment_slice(fragment)
+        leaves = self.plan.fragments[fragment]
+        if flat.nbytes == stop - start and all(leaf.dtype == "float32" for leaf in leaves):
+            return flat.view(np.uint8)  # The same bytes, which nobody changes any more.
+        data = np.zeros(stop - start, np.uint8)
+        for part, view in _views(self.segments(fragment), data):
+            view[:] = flat[part]
+        return data
+
+    def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
+        """A global fragment in wire dtypes: one's own, or as another syncer has sent it."""
+        return stored.data if isinstance(stored, Payload) else self.wire(fragment, stored)
+
+
+def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
+    """Where each tensor stands in the flat fragment, and its view in the bytes."""
+    views: list[tuple[slice, Any]] = []
+    for segment in segments:
+        dtype = DTYPES[segment.dtype]
+        stop = segment.offset + (segment.stop - segment.start) * dtype.itemsize
+        view = data[segment.offset : stop].view(dtype)
+        views.append((slice(segment.start, segment.stop), view))
+    return views

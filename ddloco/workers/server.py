@@ -1,0 +1,521 @@
+"""The JAX worker process: one task, one model, one step at a time.
+
+Started by an actor with a socket, an arena and an environment that its fingerprint names; ends when
+the socket closes, so it never outlives its actor. Deterministic: same requests, same bytes. The
+only module that imports jax; run as ``python -m ddloco.workers.server SOCKET ARENA NAME``.
+"""
+
+import contextlib
+import math
+import os
+import platform
+import random
+import signal
+import socket
+import sys
+import traceback
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import xxhash
+
+from ddloco.config.job import Inner
+from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.protocol.state_layout import Moments
+from ddloco.runtime.entry_point import look_here_first
+from ddloco.runtime.shared_memory import PAGE, ArenaView
+from ddloco.workers import rpc
+from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
+from ddloco.workers.environment import fingerprinted
+from ddloco.workers.task import TaskError, load_task
+from transport import DTYPES, Bytes, aligned
+
+TRACE_CHARS_MAX = 8000
+"""The end of a traceback of user code: some eighty lines."""
+
+
+class Trainer:
+    """The task's parameters, optimizer state and data, and what can be asked of them."""
+
+    def __init__(self, arena: ArenaView) -> None:
+        self._arena = arena
+        self._plan: FragmentPlan | None = None
+        self._params: Any = None
+        self._opt_state: Any = None
+        self._tried = False
+        """Whether the first step has been run twice, to see that it can be."""
+        self._spoilt = False
+        self._last: rpc.Trained | None = None
+        self._data: DataStream | None = None
+        self._counts: list[int] = []
+        self._left_out = 0
+        """Of a learner that comes back: where its schedules stood, after how many batches."""
+        self._gradient: Any = None
+
+    def answer(self, request: rpc.Request) -> rpc.Answer:
+        """Do one chore."""
+        match request:
+            case rpc.Prepare():
+                return self._prepare(request)
+            case rpc.Lay(plan):
+                return self._lay(plan)
+            case rpc.Fill(out):
+                self._initialise()
+                self._copy_out(self._params, out)
+                return rpc.Ready()
+            case rpc.Touch(out):
+                self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
+                return rpc.Ready()
+            case rpc.CopyOut(out):
+                self._copy_out(self._params, out)
+                state = self._arena.region(out.offset, out.nbytes)
+                self._moments.write(jax.tree.leaves(self._opt_state), state)
+                return rpc.Copied(self._last)
+            case rpc.Install():
+                return rpc.Installed(self._install(request))
+            case rpc.Train():
+                return self._train(request)
+            case rpc.Differentiate():
+                return self._differentiate(request)
+            case rpc.Update():
+                return self._update_with(request)
+            case rpc.TrainTogether(shards, steps):
+                return self._train_together(shards, steps)
+            case rpc.Score(source):
+                if source is not None:
+                    self._params = self._read_in(source)
+                return self._score()
+
+    def _prepare(self, request: rpc.Prepare) -> rpc.Prepared:
+        self._name = request.task
+        # What user code draws without a seed of its own is the job's all the same.
+        random.seed(f"{request.seed}/{request.shard}")
+        np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
+        task = self._task = load_task(request.task, request.options)
+        self._seed = request.seed
+        self._params = self._shapes()
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(self._params)
+        self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        self._index = {name: index for index, name in enumerate(self._names)}
+        leaves = tuple(
+            Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
+            for name, (_, leaf) in zip(self._names, paths, strict=True)
+        )
+        self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
+        if request.shard is not None:
+            self._data = DataStream(request.task, self._stream(shard=request.shard))
+        self._optimizer: Any = (
+            getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
+            if hasattr(task, "optimizer")
+            else inner_optimizer(request.inner)
+        )
+        self._update = jax.jit(self._step, donate_argnums=(0, 1))
+        return rpc.Prepared(leaves, fingerprint())
+
+    def _lay(self, plan: FragmentPlan) -> rpc.Laid:
+        self._plan = plan
+        try:
+            shapes = jax.eval_shape(self._optimizer.init, self._params)
+            leaves, self._moments_tree = jax.tree.flatten(shapes)
+            self._moments = Moments(leaves, plan.total_bytes)
+        except Exception:  # noqa: BLE001, such an optimizer trains, but its state cannot be given
+            return rpc.Laid(0)
+        return rpc.Laid(self._moments.stop)
+
+    def _install(self, request: rpc.Install) -> bool:
+        """A state in place of one's own; a peer's, if it holds numbers only."""
+        own = request.own
+        if own is not None and own.drawn:
+            self._leave_out(own.drawn, own.last.cursor if own.last is not None else b"")
+        regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
+        state = np.concatenate(regions) if len(regions) > 1 else regions[0]
+        params = self._read_tree(state)
+        leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
+        numbers = (*jax.tree.leaves(params), *leaves)
+        sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
+        if not sound:
+            return False
+        self._params = params
+        if own is not None:
+            # What a snapshot holds of a worker that has not stepped again must be the same again.
+            self._last = own.last
+            self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
+        self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
+        return True
+
+    def _shapes(self) -> Any:
+        """The parameters' shapes in place of the parameters: a learner is sent the syncer's, and
+        to make its own, for nothing, takes longer than all else that it does before it trains."""
+        init, key = self._task.init, jax.random.key(self._seed)
+        try:
+            return jax.eval_shape(init, key)
+        except Exception:  # noqa: BLE001, what cannot be traced may still be made, or say why not
+            leaves, tree = jax.tree.flatten(init(key))
+            described = [jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in leaves]
+            return jax.tree.unflatten(tree, described)
+
+    def _initialise(self) -> None:
+        self._params = self._task.init(jax.random.key(self._seed))
+
+    def _step(self, params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
+        loss, gradients = jax.value_and_grad(self._task.loss)(params, batch)
+        return *self._take_step(params, opt_state, gradients), loss
+
+    def _train(self, request: rpc.Train) -> rpc.Trained:
+        for fragment, span in request.overwrites:
+            self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
+        if request.skip:
+            self._leave_out(request.skip, request.cursor)
+        first, self._tried = not self._tried, True
+        before = self._batches.position() if first else b""
+        batch = self._batches.next()
+        digest = batch_digest(batch)
+        if self._opt_state is None or (self._spoilt and request.overwrites):
+            # Moments of gradients that were no numbers would make none of the new parameters.
+            counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
+            fresh = self._optimizer.init(self._params)
+            self._opt_state = with_counts(fresh, counts, self._left_out)
+        if first:
+            self._batches.check(before, digest, batch_digest)
+            self._rehearse(batch)
+        self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
+        if first:
+            self._compare(loss)
+        self._spoilt = not bool(np.isfinite(loss))
+        self._copy_out(self._params, request.out)
+        self._last = rpc.Trained(float(loss), self._tokens(batch), digest, self._cursor())
+        return self._last
+
+    @property
+    def _batches(self) -> DataStream:
+        assert self._data is not None, "only learners train, and they have a shard"
+        return self._data
+
+    def _cursor(self) -> bytes:
+        """Where stream and schedules stand."""
+        return pack_cursor(self._batches.position(), schedule_counts(self._opt_state))
+
+    def _leave_out(self, count: int, cursor: bytes) -> None:
+        """Go behind ``count`` batches that were used up: to ``cursor``, where it is known."""
+        position, self._counts = unpack_cursor(cursor) if cursor else (b"", [])
+        self._left_out = count
+        if position:
+            self._batches.go_to(position)
+        else:
+            self._batches.draw_again(count)
+
+    def _tokens(self, batch: Any) -> int:
+        """How many the batch trains on, as the task says."""
+        tokens = int(self._task.tokens(batch))
+        if tokens < 1:
+            # They weigh the learner's work: of none of it, nothing would ever be merged.
+            raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 1 or more")
+        return tokens
+
+    # One part of a data-parallel job: gradients here, the update at the averager's.
+
+    def _differentiate(self, request: rpc.Differentiate) -> rpc.Trained:
+        self._params = self._read_in(request.source)
+        batch = self._batches.next()
+        first = self._gradient is None
+        if first:
+            self._gradient = jax.jit(jax.value_and_grad(self._task.loss))
+        loss, gradient = self._gradient(self._params, batch)
+        if first:
+            self._same("gradient", gradient, self._gradient(self._params, batch)[1])
+        self._copy_out(gradient, request.out)
+        return rpc.Trained(float(loss), self._tokens(batch), batch_digest(batch))
+
+    def _update_with(self, request: rpc.Update) -> rpc.Ready:
+        if self._opt_state is None:
+            self._opt_state = self._optimizer.init(self._params)
+            self._apply = jax.jit(self._take_step, donate_argnums=(0, 1))
+        gradient = self._read_in(request.source)
+        self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient)
+        self._copy_out(self._params, request.out)
+        return rpc.Ready()
+
+    def _take_step(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any]:
+        updates, opt_state = self._optimizer.update(gradient, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    def _rehearse(self, batch: Any) -> None:
+        """Run the first step a first time, on copies; what differs can never be replayed."""
+        copies = jax.tree.map(jnp.copy, (self._params, self._opt_state))
+        self._rehearsal = self._update(*copies, batch)
+
+    def _compare(self, loss: Any) -> None:
+        params, _, rehearsed = self._rehearsal
+        del self._rehearsal
+        self._same("loss", [rehearsed], [loss], ["loss"])
+        self._same("parameters", params, self._params)
+
+    def _same(self, what: str, before: Any, after: Any, names: list[str] | None = None) -> None:
+        """Refuse a task whose first step differs from itself; the first tensor is named."""
+        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+        for name, (one, other) in zip(names or self._names, pairs, strict=True):
+            if np.asarray(one).tobytes() != np.asarray(other).tobytes():
+                raise TaskError(
+                    f"task {self._name}: differs between two runs of the same step, in {name} "
+                    f"({what}); "
+                    "such a run could never be replayed"
+                )
+
+    def _train_together(self, shards: tuple[int, ...], steps: int) -> rpc.Trained:
+        """Data-parallel training in one process: the baseline, on the learners' own batches."""
+        if self._opt_state is None:
+            self._initialise()
+            self._opt_state = self._optimizer.init(self._params)
+            self._streams = [self._stream(shard=shard) for shard in shards]
+            self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1))
+        loss, tokens, digest = 0.0, 0, b""
+        for _ in range(steps):
+            batches = [stream.next() for stream in self._streams]
+            digest = batch_digest(batches)
+            tokens += sum(self._tokens(batch) for batch in batches)
+            self._params, self._opt_state, mean = self._mean_update(
+                self._params, self._opt_state, batches
+            )
+            loss = float(mean)
+        return rpc.Trained(loss, tokens, digest)
+
+    def _score(self) -> rpc.Scored:
+        evaluate = getattr(self._task, "evaluate", None)
+        return rpc.Scored(None if evaluate is None else float(evaluate(self._params)))
+
+    def _mean_step(self, params: Any, opt_state: Any, batches: Any) -> tuple[Any, Any, Any]:
+        both = [jax.value_and_grad(self._task.loss)(params, batch) for batch in batches]
+        mean = jax.tree.map(lambda *each: sum(each) / len(each), *both)
+        return *self._take_step(params, opt_state, mean[1]), mean[0]
+
+    # Between the pytree and the flat layout of the plan.
+
+    @property
+    def _laid(self) -> FragmentPlan:
+        assert self._plan is not None, "laid out before anything is copied"
+        return self._plan
+
+    def _views(self, fragment: int, data: Bytes) -> list[tuple[int, Any]]:
+        """(leaf index, array view) of the tensors that stand in a fragment's bytes."""
+        begin = self._laid.fragment_slice(fragment)[0]
+        views: list[tuple[int, Any]] = []
+        for index, leaf in enumerate(self._laid.fragments[fragment]):
+            start = self._laid.tensor_offset(fragment, index) - begin
+            view = data[start : start + leaf.nbytes].view(DTYPES[leaf.dtype])
+            views.append((self._index[leaf.name], view.reshape(leaf.shape)))
+        return views
+
+    def _overwrite(self, fragment: int, data: Bytes) -> None:
+        leaves = jax.tree.leaves(self._params)
+        self._fill_in(leaves, fragment, data)
+        self._params = jax.tree.unflatten(self._tree, leaves)
+
+    def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes) -> None:
+        for index, view in self._views(fragment, data):
+            # The region is used again: the device must never alias it.
+            leaves[index] = jnp.array(view, copy=True)
+
+    def _read_in(self, span: rpc.Span) -> Any:
+        """A whole tree of the parameters' shapes: parameters or a gradient."""
+        return self._read_tree(self._arena.region(span.offset, span.nbytes))
+
+    def _read_tree(self, source: Bytes) -> Any:
+        leaves: list[Any] = [None] * len(self._names)
+        for fragment in range(len(self._laid.fragments)):
+            start, stop = self._laid.fragment_slice(fragment)
+            self._fill_in(leaves, fragment, source[start:stop])
+        return jax.tree.unflatten(self._tree, leaves)
+
+    def _copy_out(self, tree: Any, span: rpc.Span) -> None:
+        """Lay a tree out; what lies between tensors may be memory used before, and becomes zero."""
+        out = self._arena.region(span.offset, span.nbytes)
+        leaves, plan = jax.tree.leaves(tree), self._laid
+        for fragment, described in enumerate(plan.fragments):
+            start, stop = plan.fragment_slice(fragment)
+            for index, view in self._views(fragment, out[start:stop]):
+                np.copyto(view, np.asarray(leaves[index]))
+            for index, leaf in enumerate(described):
+                end = plan.tensor_offset(fragment, index) + leaf.nbytes
+                out[end : aligned(end)] = 0
+
+
+def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
+    """The optimizer that ``[inner]`` describes: clip, then the update, with a linear warm-up."""
+    rate: Any = (
+        optax.linear_schedule(inner.lr / inner.warmup, inner.lr, inner.warmup - 1)
+        if inner.warmup > 1
+        else inner.lr
+    )
+    update = {
+        "adamw": lambda: optax.adamw(rate, inner.b1, inner.b2, weight_decay=inner.weight_decay),
+        "adam": lambda: optax.adam(rate, inner.b1, inner.b2),
+        "sgd": lambda: optax.sgd(rate, momentum=inner.b1 or None),
+    }[inner.optimizer]()
+    return optax.chain(optax.clip_by_global_norm(inner.clip), update) if inner.clip else update
+
+
+def schedule_counts(opt_state: Any) -> list[int]:
+    """How far an optimizer's schedules have come: the integer scalars of every state that holds
+    nothing but such counts, in the order of the tree's leaves.
+
+    A count that lies beside moments (Adam's) is theirs: it corrects the bias of young moments, and
+    begins again with them. A schedule's count is where the learner is in its job, and does not.
+    """
+    marked = zip(jax.tree.leaves(opt_state), _marks(opt_state), strict=True)
+    return [int(leaf) for leaf, counts in marked if counts]
+
+
+def with_counts(opt_state: Any, counts: list[int], steps: int) -> Any:
+    """The state with its schedules at ``counts``, as ``schedule_counts`` gave them; where these are
+    not known, or of another optimizer, at the ``steps`` that the learner has taken."""
+    leaves, tree = jax.tree.flatten(opt_state)
+    places = [index for index, counts_on in enumerate(_marks(opt_state)) if counts_on]
+    if len(places) != len(counts):
+        counts = [steps] * len(places)
+    for index, count in zip(places, counts, strict=True):
+        leaves[index] = jnp.full_like(leaves[index], count)
+    return jax.tree.unflatten(tree, leaves)
+
+
+def _marks(node: Any, alone: bool = False) -> list[bool]:
+    """For every leaf below ``node``, in order, whether it is a schedule's count."""
+    if _is_state(node):
+        fields = node._asdict()
+        fields.pop("hyperparams", None)  # Of optax.inject_hyperparams: scalars that a count drives.
+        alone = not any(_has_moments(each) for each in fields.values())
+    if isinstance(node, tuple | list):
+        return [mark for each in node for mark in _marks(each, alone)]
+    if isinstance(node, dict):
+        return [mark for key in sorted(node) for mark in _marks(node[key], alone)]
+    leaves = jax.tree.leaves(node)
+    return [alone and jnp.ndim(each) == 0 and _is_integer(each) for each in leaves]
+
+
+def _is_state(node: Any) -> bool:
+    return hasattr(node, "_asdict") and type(node).__name__.endswith("State")
+
+
+def _has_moments(field: Any) -> bool:
+    """Whether there are moments in a field itself, not in another state inside of it."""
+    leaves = jax.tree.leaves(field, is_leaf=_is_state)
+    return any(not _is_state(each) and not _is_integer(each) for each in leaves)
+
+
+def _is_integer(leaf: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
+
+
+def batch_digest(batch: Any) -> bytes:
+    """xxh3-128 over a batch's leaves: shapes, dtypes, bytes."""
+    digest = xxhash.xxh3_128()
+    for leaf in jax.tree.leaves(batch):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{array.shape}|{array.dtype}|".encode())
+        digest.update(array.tobytes())
+    return digest.digest()
+
+
+def fingerprint() -> dict[str, str]:
+    """Everything that can change arithmetic: versions, device, processor, threads, flags."""
+    device = jax.devices()[0]
+    return {
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "jaxlib": version("jaxlib"),
+        "numpy": np.__version__,
+        "optax": optax.__version__,
+        "device": f"{device.platform} {device.device_kind}",
+        "cpu": cpu_model(),
+        "x64": str(jax.config.read("jax_enable_x64")),
+        **fingerprinted(os.environ),
+    }
+
+
+def cpu_model() -> str:
+    """The processor and a digest of its instruction sets."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    known: dict[str, str] = {}
+    for line in lines:
+        key, _, value = line.partition(":")
+        known.setdefault(key.strip(), value.strip())
+    isa = xxhash.xxh3_64_hexdigest(known.get("flags", known.get("Features", "")).encode())
+    return f"{known.get('model name', platform.machine())} isa-{isa[:8]}"
+
+
+def failure(error: Exception) -> rpc.Failed:
+    """What is said of an exception: one line, and where user code raised it, if it was that."""
+    root: BaseException = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    theirs = [frame for frame in traceback.extract_tb(root.__traceback__) if _is_users(frame)]
+    trace = ""
+    if theirs:
+        # From their first line on: what called them is ours.
+        said = traceback.format_list(theirs) + traceback.format_exception_only(root)
+        trace = "".join(["Traceback of your code (most recent call last):\n", *said])
+        trace = trace[-TRACE_CHARS_MAX:]
+    if isinstance(error, TaskError) or (isinstance(error, ValueError) and not theirs):
+        return rpc.Failed("task", str(error), trace)
+    where = (theirs or traceback.extract_tb(error.__traceback__))[-1]
+    place = f"{Path(where.filename).name}:{where.lineno}"
+    reason = f"{type(error).__name__}: {error} ({place})"
+    return rpc.Failed("task", " ".join(reason.split())[:900], trace)
+
+
+def _is_users(frame: traceback.FrameSummary) -> bool:
+    """Whether a line is neither ours, nor Python's, nor an installed package's."""
+    path = Path(frame.filename)
+    ours = path.is_relative_to(Path(__file__).parents[1]) or not path.is_file()
+    installed = {"site-packages", "dist-packages"} & set(path.parts)
+    return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
+
+
+def serve(link: socket.socket, trainer: Trainer) -> None:
+    """Answer requests until the actor closes the socket."""
+    stream = link.makefile("rb")
+    while True:
+        head = stream.read(rpc.LENGTH_BYTES)
+        if len(head) < rpc.LENGTH_BYTES:
+            return
+        request = rpc.decode_request(stream.read(int.from_bytes(head, "little")))
+        try:
+            answer = trainer.answer(request)
+        except Exception as error:  # noqa: BLE001, whatever a task raises is reported, not lost
+            answer = failure(error)
+        link.sendall(rpc.framed(answer))
+
+
+def leave_signals_to_parent() -> None:
+    """Ctrl-C, and SIGTERM to a whole process group, are the actor's to answer.
+
+    They are blocked since before this process began (see ``open_worker``). They get a handler that
+    does nothing, and are not ignored: processes that user code starts have the usual ones.
+    """
+    numbers = signal.SIGINT, signal.SIGTERM
+    for number in numbers:
+        signal.signal(number, lambda *_: None)
+        os.register_at_fork(after_in_child=partial(signal.signal, number, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+
+
+def main() -> None:
+    """Serve on the descriptors named on the command line."""
+    leave_signals_to_parent()
+    look_here_first(Path.cwd())
+    link = socket.socket(fileno=int(sys.argv[1]))
+    # An actor that is gone needs no answer.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(link, Trainer(ArenaView([*map(int, sys.argv[2].split(","))])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""Simulated work in a replay: the workers of a tape that a simulation left."""
+
+from collections.abc import Awaitable, Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from ddloco.actors.effects import Work
+from ddloco.actors.events import WorkResult
+from ddloco.config.job import Job
+from ddloco.protocol.tape_facts import ARITHMETIC, TENSORS
+from ddloco.runtime.array_table import Arrays
+from ddloco.workers import rpc
+from ddloco.workers.simulated.work import Labour, Vault, leaves_of
+from replay import Header
+
+
+@dataclass
+class _Contents(MutableMapping[str, Any]):
+    """A replay's arrays, as labour sees contents."""
+
+    arrays: Arrays
+
+    def __getitem__(self, handle: str) -> Any:
+        return self.arrays.get(handle)
+
+    def __setitem__(self, handle: str, content: Any) -> None:
+        self.arrays.put(handle, content)
+
+    def __delitem__(self, handle: str) -> None:
+        self.arrays.free(handle)
+
+    def __iter__(self) -> Iterator[str]:
+        raise NotImplementedError("labour asks for handles by name")
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+class SimulatedWorkers:
+    """Does the work of one actor as the simulation did it."""
+
+    def __init__(self, job: Job, header: Header, arrays: Arrays, vault: Vault) -> None:
+        self._leaves = leaves_of(int(job.task[TENSORS]))
+        self._fingerprint = header.fingerprint
+        arithmetic = header.fingerprint[ARITHMETIC] == str(True)
+        plan = job.plan(self._leaves)
+        self._labour = Labour(job, header.incarnation, plan, vault, arithmetic=arithmetic)
+        self._contents = _Contents(arrays)
+
+    async def prepare(self) -> rpc.Prepared:
+        """The model's tensors, and the fingerprint of this replay."""
+        await trio.lowlevel.checkpoint()
+        return rpc.Prepared(self._leaves, self._fingerprint)
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; it begins before this returns."""
+        self._labour.begin(work)
+        return self._do(work)
+
+    async def _do(self, work: Work) -> WorkResult:
+        await trio.lowlevel.checkpoint()
+        while not self._labour.photographer.ready(work):
+            await trio.lowlevel.checkpoint()
+        return self._labour.do(work, self._contents)
+
+    def settle(self, result: WorkResult) -> None:
+        """A result was found equal: what it keeps is kept."""
+        self._labour.settle(result)

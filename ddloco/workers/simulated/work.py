@@ -1,0 +1,401 @@
+"""The work of simulated actors: what handles point to, and what comes out of it.
+
+Deterministic, without JAX: the same work on the same contents gives the same result, in a
+simulation as in the replay of its tape. Every content says what a real array would hold (``what``),
+so that a wrong, forgotten or freed one is noticed. With ``arithmetic`` there are numbers behind it
+too: small tensors that drift towards a target of their own, merged by the very kernel that merges
+in real jobs.
+"""
+
+import math
+import struct
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.actors.events import WorkResult
+from ddloco.config.job import Job
+from ddloco.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.outer.outlier_test import Judge
+from ddloco.protocol.effects import (
+    AverageGradients,
+    CopyState,
+    Differentiate,
+    EncodeFragment,
+    EncodePiece,
+    Evaluate,
+    InstallState,
+    MakeParameters,
+    MergeFragment,
+    Recover,
+    RunStep,
+    SaveModel,
+)
+from ddloco.protocol.events import (
+    Evaluated,
+    FragmentEncoded,
+    FragmentMerged,
+    Kept,
+    ModelSaved,
+    ParametersMade,
+    PieceEncoded,
+    Recovered,
+    StateCopied,
+    StateInstalled,
+    StepFinished,
+)
+from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.workers.simulated.objective import FAR, Wrong, pull, spoil, target
+from ddloco.workers.simulated.snapshot_sink import Album, Photographer
+
+F32 = NDArray[np.float32]
+
+ELEMENTS = 16
+"""Elements of a simulated tensor: one cache line, so that layouts need no padding."""
+
+TOKENS = 8
+"""Tokens in a simulated batch."""
+
+PIECES = 3
+"""Pieces of a simulated state."""
+
+PIECE = "piece"
+
+_DIGEST = struct.Struct("<iiii")
+
+
+def leaves_of(tensors: int) -> tuple[Leaf, ...]:
+    """The tensors of a simulated model; the first one is an embedding."""
+    names = ["embed/w", *(f"layer/{index}/w" for index in range(1, tensors))]
+    return tuple(Leaf(name, (ELEMENTS,), "float32") for name in names)
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a handle points to: a description, and the numbers where there are any.
+
+    ``what`` is (fragment, version, steps since, step): of a global fragment the last two are 0, of
+    a host copy there is one such tuple per fragment. ``wrong`` says in which way the numbers are
+    not what was trained; only checks look at it.
+    """
+
+    what: tuple[Any, ...]
+    array: F32 | None = None
+    wrong: str = ""
+
+    @property
+    def digest(self) -> bytes:
+        """16 bytes that differ where contents differ."""
+        if self.array is None:
+            try:
+                return _DIGEST.pack(*self.what)
+            except struct.error:  # No four numbers, or larger ones than any run has.
+                return xxhash.xxh3_128_digest(repr(self.what).encode())
+        return xxhash.xxh3_128_digest(self.array.data)
+
+
+Contents = MutableMapping[str, Content]
+
+
+@dataclass
+class Vault:
+    """What survives a syncer: per fragment the newest merge, with what it had used up."""
+
+    kept: dict[int, tuple[Kept, Content, Content]] = field(
+        default_factory=dict[int, tuple[Kept, Content, Content]]
+    )
+    run: str = "run-1"
+
+    def lose(self) -> None:
+        """The syncer's folder is gone; what begins in a new one is another run."""
+        self.kept.clear()
+        self.run = f"run-{int(self.run.removeprefix('run-')) + 1}"
+
+
+class Labour:
+    """Does the work of one simulated actor.
+
+    Args:
+        job: what is trained; its seed and names make the numbers.
+        incarnation: whose work this is.
+        plan: how the parameters are cut.
+        arithmetic: whether there are numbers.
+        vault: where a syncer keeps its merges.
+        album: where snapshots are.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        incarnation: str,
+        plan: FragmentPlan,
+        vault: Vault,
+        album: Album | None = None,
+        *,
+        arithmetic: bool,
+    ) -> None:
+        self.poisoned = False
+        """Whether the parameters hold something that is no number, as after a broken chip."""
+        self.wrong: Wrong | None = None
+        """In which way contributions are wrong, though finite, from now on."""
+        self._bases: dict[int, tuple[int, F32]] = {}
+        self._job = job
+        self._name = incarnation
+        self._plan = plan
+        self._vault = vault
+        self.photographer = Photographer(album if album is not None else Album())
+        self._arithmetic = arithmetic
+        self._unsettled: dict[int, tuple[Kept, Content, Content]] = {}
+        self._device: list[tuple[int, int]] = [(-1, 0)] * len(plan.fragments)
+        self._copies: dict[int, Content] = {}
+        self._batch = 0
+        """How many batches of its shard this actor has drawn, its former selves included."""
+        elements = plan.total_bytes // 4 if arithmetic else 0
+        self._params = np.zeros(elements, np.float32)
+        self._doers: dict[type[Any], Callable[[Any, Contents], WorkResult]] = {
+            RunStep: self._run_step,
+            EncodeFragment: self._encode,
+            CopyState: self._copy_state,
+            EncodePiece: self._encode_piece,
+            InstallState: self._install,
+            MergeFragment: self._merge,
+            Differentiate: self._differentiate,
+            AverageGradients: self._average,
+            MakeParameters: self._make,
+            Recover: self._recover,
+            Evaluate: self._evaluate,
+            SaveModel: self._save,
+            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self.photographer.do),
+        }
+
+    def settle(self, result: WorkResult) -> None:
+        """A result is about to be told: a merge is kept, for the next incarnation of this actor."""
+        if isinstance(result, FragmentMerged) and result.work in self._unsettled:
+            merge = self._unsettled.pop(result.work)
+            self._vault.kept[merge[0].fragment] = merge
+
+    @property
+    def versions(self) -> list[int]:
+        """Per fragment the version that a learner's parameters started from, -1 for none."""
+        return [version for version, _ in self._device]
+
+    def begin(self, work: Work) -> None:
+        """Work is asked for: a copy is of what there is now, before a next step begins."""
+        self.photographer.begin(work, self._state)
+        if isinstance(work, CopyState):
+            what = (self._name, tuple(self._device), self._batch)
+            array = self._params.copy() if self._arithmetic else None
+            self._copies[work.work] = Content(what, array)
+
+    def do(self, work: Work, contents: Contents) -> WorkResult:
+        """Do one piece of work, now; what it makes is put among the contents."""
+        return self._doers[type(work)](work, contents)
+
+    def _state(self) -> tuple[Any, ...]:
+        """All that a worker knows."""
+        params = self._params.tobytes() if self._arithmetic else b""
+        return tuple(self._device), self._batch, params
+
+    # A learner's.
+
+    def _run_step(self, work: RunStep, contents: Contents) -> StepFinished:
+        device = self._device
+        for each in work.overwrites:
+            theirs = contents[each.handle]
+            assert theirs.what == (each.fragment, each.version, 0, 0), "another array was meant"
+            device[each.fragment] = (each.version, 0)
+            if theirs.array is not None:
+                self._params[self._part(each.fragment)] = theirs.array
+                self._bases[each.fragment] = each.version, theirs.array
+        self._device = [(version, steps + 1) for version, steps in device]
+        self._batch += work.skip + 1
+        loss = 1.0 / work.step
+        copy = None
+        if self._arithmetic:
+            loss = self._descend(work.step)
+            copy = self._params.copy()
+        contents[work.out] = Content((*self._device, work.step), copy)
+        self.photographer.stepped(self._state())
+        batch = self._batch.to_bytes(16, "little")
+        return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
+
+    def _descend(self, step: int) -> float:
+        """One step towards this learner's target, with a pull of the batch's own."""
+        gap = self._params - np.float32(FAR) * pull(self._name, len(self._params))
+        self._params -= np.float32(0.1 / FAR) * gap + np.float32(0.01 * math.sin(step))
+        if self.poisoned:
+            self._params[0] = np.nan
+        return float(np.mean(gap * gap))
+
+    def _differentiate(self, work: Differentiate, contents: Contents) -> StepFinished:
+        """The gradient of a quadratic loss around this replica's target."""
+        source = contents[work.source]
+        loss, gradient = 1.0 / work.step, None
+        if source.array is not None:
+            gradient = source.array - target(self._name, len(source.array))
+            loss = float(np.mean(gradient * gradient))
+        contents[work.out] = Content((0, source.what[1], 1, work.step), gradient)
+        return StepFinished(work.work, work.step, loss, TOKENS, work.step.to_bytes(16, "little"))
+
+    def _average(self, work: AverageGradients, contents: Contents) -> FragmentMerged:
+        theta, what = contents[work.theta], (0, work.t, 0, 0)
+        whole = sum(share.weight for share in work.shares)
+        weights = tuple(share.weight / whole for share in work.shares)
+        made = None
+        if theta.array is not None:
+            made = theta.array.copy()
+            for share, weight in zip(work.shares, weights, strict=True):
+                gradient = contents[share.handle].array
+                assert gradient is not None, "numbers are averaged with numbers"
+                made -= np.float32(0.1 * weight) * gradient
+        content = Content(what, made)
+        for handle in work.out:
+            contents[handle] = content
+        names = tuple(share.name for share in work.shares)
+        digest = content.digest
+        return FragmentMerged(work.work, names, weights, (), digest, b"", digest)
+
+    def _encode(self, work: EncodeFragment, contents: Contents) -> FragmentEncoded:
+        host = contents[work.source]
+        version, steps = host.what[work.fragment]
+        part = None if host.array is None else host.array[self._part(work.fragment)].copy()
+        what, wrong = (work.fragment, version, steps, host.what[-1]), ""
+        base = self._bases.get(work.fragment)
+        if self.wrong is not None and part is not None and base is not None and base[0] == version:
+            part, wrong = spoil(self.wrong, part, base[1]), self.wrong
+        made = contents[work.out] = Content(what, part, wrong)
+        return FragmentEncoded(work.work, made.digest)
+
+    def _copy_state(self, work: CopyState, contents: Contents) -> StateCopied:
+        content = contents[work.out] = self._copies.pop(work.work)
+        return StateCopied(work.work, PIECES, content.digest)
+
+    def _encode_piece(self, work: EncodePiece, contents: Contents) -> PieceEncoded:
+        """A piece names the copy that it is of, and its place in it; a piece that came is whole."""
+        source = contents[work.source]
+        if source.what[-1] == PIECE:
+            made = source
+        else:
+            parts = None if source.array is None else np.array_split(source.array, PIECES)
+            part = None if parts is None else parts[work.piece].copy()
+            made = Content((*source.what, work.piece, PIECE), part)
+        contents[work.out] = made
+        return PieceEncoded(work.work, made.digest)
+
+    def _install(self, work: InstallState, contents: Contents) -> StateInstalled:
+        pieces = [contents[handle] for handle in work.pieces]
+        first = pieces[0].what[:-2]
+        whole = [(*first, index, PIECE) for index in range(PIECES)]
+        assert [piece.what for piece in pieces] == whole, "pieces of two copies, or not all"
+        arrays = [piece.array for piece in pieces if piece.array is not None]
+        sound = all(np.isfinite(array).all() for array in arrays)
+        if sound:
+            self._device = [(version, 0) for version, _ in first[1]]
+        if sound and arrays:
+            self._params = np.concatenate(arrays)
+        return StateInstalled(work.work, sound)
+
+    def _part(self, fragment: int) -> slice:
+        start, stop = self._plan.fragment_slice(fragment)
+        return slice(start // 4, stop // 4)
+
+    # A syncer's.
+
+    def _make(self, work: MakeParameters, contents: Contents) -> ParametersMade:
+        digest = xxhash.xxh3_128()
+        for p in work.fragments:
+            made = None
+            if self._arithmetic:
+                part = self._part(p)
+                made = target(f"start of {self._job.job.seed}", part.stop)[part]
+            contents[f"theta/{p}/0"] = contents[f"wire/{p}/0"] = Content((p, 0, 0, 0), made)
+            digest.update(contents[f"wire/{p}/0"].digest)
+        return ParametersMade(work.work, digest.digest())
+
+    def _merge(self, work: MergeFragment, contents: Contents) -> FragmentMerged:
+        theta = contents[work.theta]
+        assert not work.momentum or contents[work.momentum].what == theta.what, (
+            "outer momentum of another version than its parameters"
+        )
+        theirs = {share.name: contents[share.handle] for share in work.shares}
+        what = (work.fragment, work.t, 0, 0)
+        if theta.array is None:
+            whole = sum(share.weight for share in work.shares)
+            weights = tuple(share.weight / whole for share in work.shares)
+            made = (Content(what), Content(what), Content(what))
+            digest = made[0].digest
+            event = FragmentMerged(work.work, tuple(theirs), weights, (), digest, digest, digest)
+        else:
+            event, made = self._merge_numbers(work, contents, what)
+        for handle, content in zip(work.out, made, strict=True):
+            contents[handle] = content
+        if event.accepted:
+            bases = {share.name: share.base for share in work.shares}
+            spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
+            # In the order in which a file of it is read.
+            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum)
+            self._unsettled[work.work] = (kept, made[0], made[1])
+        return event
+
+    def _merge_numbers(
+        self, work: MergeFragment, contents: Contents, what: tuple[int, ...]
+    ) -> tuple[FragmentMerged, tuple[Content, Content, Content]]:
+        theta = contents[work.theta].array
+        assert theta is not None, "numbers are merged into numbers"
+        momentum = contents[work.momentum].array if work.momentum else np.zeros_like(theta)
+        assert momentum is not None, "where there are parameters there is momentum"
+        contributions: list[Contribution] = []
+        for share in work.shares:
+            array = contents[share.handle].array
+            assert array is not None, "numbers are merged with numbers"
+            contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
+        segments = _segments(self._plan, work.fragment)
+        judge = Judge(work, theta, momentum, segments)
+        result = merge_fragment(
+            theta,
+            momentum,
+            contributions,
+            segments,
+            lr=self._job.outer.lr,
+            momentum_factor=self._job.outer.momentum,
+            judge=judge if work.band else None,
+            adopt=work.adopt,
+        )
+        made = (Content(what, result.theta), Content(what, result.momentum))
+        digests = (made[0].digest, made[1].digest, made[0].digest)
+        accepted, weights, refused = result.accepted, result.weights, result.refused
+        found = (judge.measured, judge.moved(result.theta))
+        event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
+        return event, (*made, made[0])
+
+    def _recover(self, work: Recover, contents: Contents) -> Recovered:
+        found = [self._vault.kept[p] for p in sorted(self._vault.kept)]
+        for kept, theta, momentum in found:
+            p, v = kept.fragment, kept.version
+            contents[f"theta/{p}/{v}"] = contents[f"wire/{p}/{v}"] = theta
+            contents[f"momentum/{p}/{v}"] = momentum
+        return Recovered(work.work, tuple(kept for kept, _, _ in found), self._vault.run)
+
+    def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:
+        arrays = [contents[handle].array for handle in work.fragments]
+        numbers = [array for array in arrays if array is not None]
+        loss = float(sum(np.mean(array * array) for array in numbers)) if numbers else None
+        return Evaluated(work.work, loss)
+
+    def _save(self, work: SaveModel, contents: Contents) -> ModelSaved:
+        digest = xxhash.xxh3_128()
+        for handle in work.fragments:
+            digest.update(contents[handle].digest)
+        return ModelSaved(work.work, digest.digest())
+
+
+@cache
+def _segments(plan: FragmentPlan, fragment: int) -> tuple[Segment, ...]:
+    return fragment_segments(plan, fragment, lambda name: "embed" in name)

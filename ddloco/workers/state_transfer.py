@@ -1,0 +1,96 @@
+"""The work of giving a learner's whole state, and of taking another's."""
+
+from collections.abc import Awaitable
+
+import trio
+import xxhash
+
+from ddloco.protocol.effects import CopyState, EncodePiece, InstallState
+from ddloco.protocol.events import PieceEncoded, StateCopied, StateInstalled
+from ddloco.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
+from ddloco.runtime.array_table import Arrays, HostCopy
+from ddloco.workers import rpc
+from ddloco.workers.process import ChoreError, WorkerProcess
+from transport import Bytes, Payload, aligned, describe
+
+
+class StateWork:
+    """Does it for one actor.
+
+    Args:
+        arrays: its arrays; they need an arena.
+        process: its JAX worker process.
+
+    Attributes:
+        nbytes: of a learner's whole state, a multiple of the alignment; 0 where it cannot be
+            copied, or is not known yet.
+        piece_bytes: of one piece of it.
+    """
+
+    def __init__(self, arrays: Arrays, process: WorkerProcess) -> None:
+        self.nbytes = 0
+        self.piece_bytes = PIECE_BYTES
+        self._arrays = arrays
+        self._process = process
+
+    def copy(self, work: CopyState) -> Awaitable[StateCopied]:
+        """One memory copy, in the worker; asked for before this returns, so before a next step."""
+        out = self._arrays.shared.allocate(max(self.nbytes, 1))
+        request = rpc.CopyOut(rpc.span_of(out))
+        copied = self._process.expect(request, rpc.Copied) if self.nbytes else None
+
+        async def finish() -> StateCopied:
+            digest = b""
+            if copied is not None:
+                await copied
+                digest = await trio.to_thread.run_sync(xxhash.xxh3_128_digest, out.data.data)
+            self._arrays.put(work.out, HostCopy(out))
+            return StateCopied(work.work, pieces_of(self.nbytes, self.piece_bytes), digest)
+
+        return finish()
+
+    def cut_into(self, pieces: int) -> None:
+        """Let a state have this many pieces, as somebody else had it."""
+        self.piece_bytes = aligned(-(-self.nbytes // pieces))
+
+    async def encode(self, work: EncodePiece) -> PieceEncoded:
+        """A piece of a copy as a payload of its own; a piece that came, in memory that stays."""
+        source = self._arrays.get(work.source)
+
+        def encode() -> Payload:
+            if isinstance(source, HostCopy):
+                whole = source.region.data
+                data = whole[piece_slice(work.piece, len(whole), self.piece_bytes)].copy()
+            else:
+                data = source.data.copy()
+            return Payload(describe(data, ((TENSOR, (len(data),), "uint8"),)), data)
+
+        payload = await trio.to_thread.run_sync(encode)
+        self._arrays.put(work.out, payload)
+        return PieceEncoded(work.work, payload.digest)
+
+    async def install(self, work: InstallState) -> StateInstalled:
+        """Have the worker take over a state, piece by piece."""
+        pieces = [self._arrays.get(handle) for handle in work.pieces]
+        whole = [each.region if isinstance(each, HostCopy) else each for each in pieces]
+        regions = [self._arrays.lend(each.data) for each in whole]
+        request = rpc.Install(tuple(rpc.span_of(region) for region in regions))
+        installed = await self._process.expect(request, rpc.Installed)
+        for region in regions:
+            self._arrays.shared.free(region)
+        return StateInstalled(work.work, installed.sound)
+
+    async def restore(self, state: Bytes, own: rpc.Own) -> None:
+        """Have a worker that has done nothing yet go on from its own state, as a snapshot has it.
+
+        Raises:
+            ChoreError: it cannot.
+            WorkerDiedError: the process ended.
+        """
+        if len(state) != self.nbytes:
+            said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
+            raise ChoreError(rpc.Failed("task", said))
+        region = self._arrays.lend(state)
+        request = rpc.Install((rpc.span_of(region),), own)
+        await self._process.expect(request, rpc.Installed)
+        self._arrays.shared.free(region)

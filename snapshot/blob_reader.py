@@ -1,0 +1,159 @@
+"""Blobs and manifests as they are read: nothing is handed on before it was checked."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from snapshot.manifest import Entry, Manifest, decode_manifest, decode_piece, file_of, id_of
+from snapshot.packing import memoryview_of
+from snapshot.storage import (
+    CHUNK_BYTES,
+    MANIFESTS,
+    PARTIAL,
+    SUFFIX,
+    DamagedError,
+    Place,
+    SnapshotError,
+    StorageError,
+    blob_name,
+    cannot,
+    digest_of,
+)
+
+Progress = Callable[[int], None]
+"""Told how many more bytes were read."""
+
+DAMAGED = "is not what was written: its digest differs"
+
+
+def read_manifest(place: Place, snapshot: str) -> Manifest:
+    """A manifest, by its snapshot's name or id.
+
+    Raises:
+        SnapshotError: it is not there, or is damaged; names the file.
+        StorageError: it cannot be read.
+    """
+    name = file_of(snapshot)
+    try:
+        return decode_manifest(_whole(place, name).tobytes(), id_of(snapshot))
+    except FileNotFoundError:
+        raise SnapshotError(f"{place.path(name)}: is missing") from None
+    except SnapshotError as error:
+        kind = DamagedError if isinstance(error, DamagedError) else SnapshotError
+        where = place.path(name)
+        raise kind(str(error) if str(error).startswith(where) else f"{where}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A manifest that is there; when it cannot be read, why not."""
+
+    id: str
+    manifest: Manifest | None
+    problem: str = ""
+    damaged: bool = False
+    """Whether it was read, and is none; not so where the place does not answer, or another version
+    wrote it."""
+
+
+def read_all(place: Place) -> list[Listed]:
+    """All manifests, newest first; those that cannot be read come last, by name."""
+    good: list[tuple[int, str, Manifest]] = []
+    bad: list[Listed] = []
+    for name in place.files(MANIFESTS):
+        id_ = name.removeprefix(f"{MANIFESTS}/").removesuffix(SUFFIX)
+        if PARTIAL in name or not name.endswith(SUFFIX):
+            continue
+        try:
+            manifest = read_manifest(place, id_)
+            good.append((manifest.order, id_, manifest))
+        except (SnapshotError, StorageError) as error:
+            bad.append(Listed(id_, None, str(error), isinstance(error, DamagedError)))
+    good.sort(key=lambda each: each[:2], reverse=True)
+    return [*(Listed(id_, manifest) for _, id_, manifest in good), *bad]
+
+
+def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
+    """A blob's bytes.
+
+    Raises:
+        SnapshotError: it is not there, or is damaged; names the file.
+        StorageError: it cannot be read.
+    """
+    name = blob_name(digest)
+    try:
+        data = _whole(place, name)
+    except FileNotFoundError:
+        raise SnapshotError(f"{place.path(name)}: is missing") from None
+    if digest_of([memoryview_of(data)]) != digest:
+        raise SnapshotError(f"{place.path(name)}: {DAMAGED}")
+    return data
+
+
+def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
+    """What a participant wrote together.
+
+    Raises:
+        SnapshotError: it is not there, is damaged, or no piece; names the file.
+        StorageError: it cannot be read.
+    """
+    data = read_blob(place, digest).tobytes()
+    try:
+        entries = decode_piece(data)
+        for entry in entries:
+            blob_name(entry.digest)
+    except SnapshotError as error:
+        raise SnapshotError(f"{place.path(blob_name(digest))}: {error}") from None
+    return entries
+
+
+def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> str | None:
+    """What is wrong with a blob, all of which is read; None when nothing is."""
+    name = blob_name(digest)
+    try:
+        found = place.stat(name)
+        if found is None:
+            return f"{place.path(name)}: is missing"
+        if found.size != size:
+            return f"{place.path(name)}: has {found.size} bytes, not {size}"
+        summed = blake3()
+        room = memoryview(bytearray(CHUNK_BYTES))
+        with place.open(name) as file:
+            while nbytes := file.readinto(room):
+                summed.update(room[:nbytes])
+                progress(nbytes)
+    except Exception as error:  # noqa: BLE001, a store's library may raise anything
+        return str(_named(place, name, error))
+    return None if summed.hexdigest() == digest else f"{place.path(name)}: {DAMAGED}"
+
+
+def _whole(place: Place, name: str) -> NDArray[np.uint8]:
+    """A file's bytes, in memory that arrays can be views of."""
+    found = place.stat(name)
+    if found is None:
+        raise FileNotFoundError(name)
+    data = np.empty(found.size, np.uint8)
+    rest = memoryview_of(data)
+    try:
+        with place.open(name) as file:
+            while rest:
+                nbytes = file.readinto(rest[:CHUNK_BYTES])
+                if not nbytes:
+                    break
+                rest = rest[nbytes:]
+    except (FileNotFoundError, SnapshotError):
+        raise
+    except Exception as error:  # noqa: BLE001, a store's library may raise anything
+        raise _named(place, name, error) from None
+    return data[: found.size - len(rest)]
+
+
+def _named(place: Place, name: str, error: Exception) -> StorageError | SnapshotError:
+    return (
+        error
+        if isinstance(error, StorageError | SnapshotError)
+        else cannot(place.path(name), "read", error)
+    )

@@ -1,0 +1,150 @@
+"""What a snapshot consists of, file by file, and whether it is all there."""
+
+from dataclasses import dataclass, field
+
+from clocks import ClockError
+from snapshot.blob_reader import Progress, blob_problem, read_manifest, read_piece
+from snapshot.coordinator import disagreement
+from snapshot.manifest import Entry, Manifest, encode_piece, file_of
+from snapshot.storage import Place, SnapshotError, StorageError, blob_name
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """A blob that a snapshot needs."""
+
+    size: int
+    what: str
+    """What it is, and whose, for people."""
+
+
+@dataclass(slots=True)
+class Inventory:
+    """The blobs of a snapshot by digest, its pieces among them, as far as pieces can be read."""
+
+    blobs: dict[str, Needed] = field(default_factory=dict[str, Needed])
+    pieces: dict[str, tuple[Entry, ...]] = field(default_factory=dict[str, tuple[Entry, ...]])
+    problems: list[str] = field(default_factory=list[str])
+    unread: list[str] = field(default_factory=list[str])
+    """Problems that may pass, such as a disk that is away; nothing may be concluded from them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its blobs, each counted once."""
+        return sum(needed.size for needed in self.blobs.values())
+
+
+def take_inventory(place: Place, manifest: Manifest) -> Inventory:
+    """Read all pieces of a snapshot, and nothing else."""
+    found = Inventory()
+    for part in manifest.parts:
+        for digest in part.contents:
+            try:
+                entries = read_piece(place, digest)
+            except SnapshotError as error:
+                found.problems.append(f"{error} (a piece of {part.who})")
+                continue
+            except StorageError as error:
+                found.problems.append(str(error))
+                found.unread.append(str(error))
+                continue
+            found.pieces[digest] = entries
+            found.blobs[digest] = Needed(len(encode_piece(entries)), f"piece of {part.who}")
+            for entry in entries:
+                _add(place, found, part.who, entry)
+    return found
+
+
+def _add(place: Place, found: Inventory, who: str, entry: Entry) -> None:
+    what = f"{entry.kind} {entry.name} of {who}"
+    known = found.blobs.setdefault(entry.digest, Needed(entry.size, what))
+    if known.size != entry.size:
+        name = place.path(blob_name(entry.digest))
+        said = f"{known.size} bytes for {known.what}, {entry.size} for {what}"
+        found.problems.append(f"{name}: is said to have {said}")
+
+
+def lacking(place: Place, inventory: Inventory) -> list[str]:
+    """Blobs that are not there or of another size, one line each; none of them is read."""
+    problems = list(inventory.problems)
+    for digest, needed in inventory.blobs.items():
+        name = blob_name(digest)
+        file = place.stat(name)
+        if file is None:
+            problems.append(f"{place.path(name)}: is missing ({needed.what})")
+        elif file.size != needed.size:
+            said = f"has {file.size} bytes, not {needed.size}"
+            problems.append(f"{place.path(name)}: {said} ({needed.what})")
+    return problems
+
+
+def manifest_problem(manifest: Manifest) -> str | None:
+    """Why a manifest's parts are not those of a consistent cut; None when they are."""
+    clocks = {part.who: part.clock for part in manifest.parts}
+    if len(clocks) != len(manifest.parts):
+        return "two of its parts are of one participant"
+    for part in manifest.parts:
+        if part.failed:
+            return f"the part of {part.who} was not written: {part.failed}"
+        if part.who in manifest.absent:
+            return f"{part.who} is said to be absent, and has a part"
+        if part.who not in part.clock:
+            return f"the clock of {part.who} lacks its own entry"
+    if not clocks:
+        return "it has no parts"
+    try:
+        return disagreement(clocks)
+    except ClockError as error:
+        return str(error)
+
+
+def no_progress(_: int) -> None:
+    """Nobody wants to know."""
+
+
+class Verifier:
+    """Looks at every byte of snapshots; a blob that several share is read once.
+
+    Args:
+        place: where.
+        progress: told how many more bytes were read.
+    """
+
+    def __init__(self, place: Place, progress: Progress = no_progress) -> None:
+        self._place = place
+        self._progress = progress
+        self._verdicts: dict[tuple[str, int], str | None] = {}
+        self.nbytes = 0
+        self.files = 0
+
+    def verify(self, snapshot: str) -> list[str]:
+        """What is wrong with a snapshot, one line for each file; empty when it is intact."""
+        place = self._place
+        try:
+            manifest = read_manifest(place, snapshot)
+        except (SnapshotError, StorageError) as error:
+            return [str(error)]
+        self.files += 1
+        inventory = take_inventory(place, manifest)
+        problems = list(inventory.problems)
+        wrong = manifest_problem(manifest)
+        if wrong is None and not problems and manifest.nbytes != inventory.nbytes:
+            wrong = f"says {manifest.nbytes} bytes, its blobs have {inventory.nbytes}"
+        if wrong is not None:
+            problems.insert(0, f"{place.path(file_of(snapshot))}: {wrong}")
+        for digest, needed in inventory.blobs.items():
+            verdict = self._verdict(digest, needed.size)
+            if verdict is not None:
+                problems.append(f"{verdict} ({needed.what})")
+        return problems
+
+    def _verdict(self, digest: str, size: int) -> str | None:
+        key = (digest, size)
+        if key not in self._verdicts:
+            self._verdicts[key] = blob_problem(self._place, digest, size, self._read)
+            self.files += 1
+        return self._verdicts[key]
+
+    def _read(self, nbytes: int) -> None:
+        self.nbytes += nbytes
+        self._progress(nbytes)

@@ -1,0 +1,60 @@
+"""The command line answers at once, teaches, and fails in one line."""
+
+import subprocess
+import sys
+
+import pytest
+
+from ddloco.cli.parser import main
+
+HEAVY = ("jax", "numpy", "trio", "zmq", "rich", "msgspec")
+
+
+def test_help_imports_nothing_heavy():
+    """`--help` answers in a fraction of a second because nothing big is imported for it."""
+    code = (
+        "import sys\n"
+        "from ddloco.cli.parser import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        f"print([name for name in {HEAVY} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.endswith("[]\n")
+
+
+def test_no_actor_process_imports_jax():
+    """JAX lives in worker processes alone; importing all commands does not bring it."""
+    code = "import sys, ddloco.cli.run; print('jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize("command", ["run", "syncer", "learner", "replay", "tape", "snapshot"])
+def test_every_command_has_help(command, capsys):
+    """Each command explains itself and exits with 0."""
+    with pytest.raises(SystemExit) as left:
+        main([command, "--help"])
+
+    assert left.value.code == 0
+    assert "usage: ddloco" in capsys.readouterr().out
+
+
+def test_no_command_is_bad_input(capsys):
+    """Without a command the help is shown, and the exit code is 2."""
+    with pytest.raises(SystemExit) as left:
+        main([])
+
+    assert left.value.code == 2
+    assert "a first run, of an example:" in capsys.readouterr().out
+
+
+def test_version(capsys):
+    """`--version` prints name and number."""
+    with pytest.raises(SystemExit) as left:
+        main(["--version"])
+
+    assert left.value.code == 0
+    assert capsys.readouterr().out.startswith("ddloco 0.")

@@ -1,0 +1,117 @@
+"""Playing a program's actors: what is refused in one line, and how failures end."""
+
+import json
+
+import pytest
+
+from ddloco.actors.effects import Calculation, Finish, Observe
+from ddloco.actors.events import Begun, Computed, StopRequested, WorkFailed
+from ddloco.cli import run as commands
+from ddloco.cli.parser import parser
+from ddloco.programs.program import Program, Role
+from transport import Body, Dial, Listen
+
+HERE = "tests.ddloco.cli.test_perform"
+
+
+class Hi(Body, frozen=True):
+    """Said by nobody."""
+
+
+class Ho(Body, frozen=True):
+    """Neither."""
+
+
+class Server:
+    """Listens; or raises, or asks for work that raises."""
+
+    def __init__(self, what):
+        self.what = what
+
+    def handle(self, at, event):
+        """As it was made."""
+        match event:
+            case Begun() if self.what == "raise":
+                raise KeyError("gone")
+            case Begun() if self.what == "work":
+                return [Listen({}), Calculation(1, (), ())]
+            case WorkFailed(_, _, reason):
+                return [Observe("seen", {"at": reason}), Finish("failed", reason)]
+            case Begun():
+                return [Listen({})]
+            case _:
+                return []
+
+
+class Client:
+    """Leaves when it is asked to."""
+
+    def handle(self, at, event):
+        """Dial, and leave."""
+        match event:
+            case Begun():
+                return [Dial("server", {})]
+            case StopRequested(reason):
+                return [Finish("stopped", reason)]
+            case _:
+                return []
+
+
+def program(what=""):
+    """A server and its client."""
+    cast = {"server": Role(lambda: Server(what)), "client": Role(Client, dials=("server",))}
+    return Program(cast, said=Hi | Ho, happened=Computed)
+
+
+def perform(*words):
+    """Run the command here; its exit code."""
+    given = parser().parse_args(["perform", *map(str, words)])
+    return commands.perform(given)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--only", "waiter"], "--only waiter: the cast is server, client"),
+        (["--only", "client"], "--only: client dials server; say where with --at server=..."),
+        (["--at", "client=tcp://127.0.0.1:1"], "where NAME is one of server"),
+        (["--at", "server=tcp://0.0.0.0:1"], "--at server=tcp://0.0.0.0:1: whoever reaches this"),
+        (["--at", "server=nowhere"], "--at server: nowhere: no such kind of address"),
+        (["--set", "what"], "--set what: want key=value"),
+        (["--set", "who=1"], "does not take these options"),
+        (["--keys", "nowhere"], "nowhere"),
+        (["--from", "nowhere/x.1-3"], "nowhere/snapshots/x.1-3.json: is missing"),
+    ],
+)
+def test_one_line_says_what_is_wrong(words, said, tmp_path, capsys):
+    """Before anything has run: exit code 2, no traceback."""
+    assert perform(f"{HERE}:program", "--dir", tmp_path / "run", *words) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("ddloco: ")
+    assert said in line
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [("raise", "KeyError: 'gone' (test_perform.py:"), ("work", "NotImplementedError: no compute")],
+)
+def test_a_failure_ends_everybody_and_replays(what, said, tmp_path, capsys):
+    """Where it was is said; the others are asked to stop; the replay fails in the same place."""
+    run = tmp_path / "run"
+    assert perform(f"{HERE}:program", "--dir", run, "--set", f"what={what}") == 1
+    out = capsys.readouterr().out
+    assert f"server.1 failed: {said}" in out.replace("Calculation: ", "")
+    assert "client.1 stopped: server.1 failed" in out
+    given = parser().parse_args(["replay", str(run)])
+    assert commands.replay(given) == 0
+    assert "identical" in capsys.readouterr().out
+
+
+def test_what_is_called_as_a_lines_own_fields_is_in_the_log(tmp_path):
+    """Under another name, instead of ending the actor."""
+    run = tmp_path / "run"
+    perform(f"{HERE}:program", "--dir", run, "--set", "what=work")
+    lines = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    [seen] = [line for line in lines if line["event"] == "seen"]
+    assert "NotImplementedError" in seen["at_"]
+    assert seen["at"] >= 0

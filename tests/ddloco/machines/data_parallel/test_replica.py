@@ -1,0 +1,162 @@
+"""The replica machine: one gradient for each version that it is sent, and it waits in between."""
+
+import pytest
+
+from ddloco.actors.effects import Finish, Observe
+from ddloco.actors.events import StopRequested, WorkFailed
+from ddloco.config.faults import SYNCER
+from ddloco.config.job import job_from
+from ddloco.machines.data_parallel.replica import Replica
+from ddloco.protocol.effects import Differentiate
+from ddloco.protocol.events import Started, StepFinished
+from ddloco.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from transport import (
+    BULK,
+    CONTROL,
+    Dial,
+    Drop,
+    Hangup,
+    Keep,
+    MessageArrived,
+    PeerLost,
+    PeerRefused,
+    Retire,
+    Send,
+    TimerFired,
+)
+
+
+@pytest.fixture
+def job():
+    """A data-parallel job."""
+    table = {"task": "none:none", "steps": 9, "learners": 2, "method": "data-parallel"}
+    return job_from({"job": table}, "test")
+
+
+@pytest.fixture
+def replica(job, leaves):
+    """One that has started."""
+    machine = Replica(job)
+    machine.handle(0.0, Started("learner-0.1", leaves))
+    return machine
+
+
+def said(body, handle=""):
+    """A message of the averager."""
+    lane = BULK if handle else CONTROL
+    return MessageArrived(SYNCER, lane, "syncer.1", 1, 1, {"syncer.1": 5}, body, b"", handle)
+
+
+def parameters(version, handle=None):
+    """The parameters of a version."""
+    return said(GlobalFragment(0, version), f"in/{version}" if handle is None else handle)
+
+
+def done(step, work=None, loss=1.0):
+    """A gradient is there."""
+    return StepFinished(work or step, step, loss, 8, b"batch")
+
+
+def test_it_dials_and_waits(job, leaves):
+    """Nothing is computed before there are parameters."""
+    dial, waits = Replica(job).handle(0.0, Started("learner-0.1", leaves))
+    assert (Dial, SYNCER) == (type(dial), dial.peer)
+    assert "waiting" == waits.event
+
+
+def test_parameters_are_answered_with_their_gradient(replica):
+    """Held as long as they are needed; said with what it is a gradient of."""
+    effects = replica.handle(1.0, parameters(4))
+    assert [Keep("in/4"), Keep("out/1"), Differentiate(1, 1, "in/4", "out/1")] == effects
+    effects = replica.handle(3.5, done(1))
+    gradient = Send(SYNCER, BULK, Contribution(5, 0, 4, 1, 1, 8), "out/1", key="gradient")
+    assert [Drop("in/4"), gradient, Drop("out/1")] == effects[:3]
+    assert {"step": 1, "loss": 1.0, "tokens": 8, "step_s": 2.5} == effects[3].fields
+    assert 4 == len(effects), "it waits for the next parameters"
+
+
+def test_newer_parameters_wait_for_the_gradient_under_way(replica):
+    """Only the newest of them; then they are next."""
+    replica.handle(1.0, parameters(4))
+    assert [Keep("in/5")] == replica.handle(1.5, parameters(5))
+    assert [Keep("in/6"), Drop("in/5")] == replica.handle(1.6, parameters(6))
+    effects = replica.handle(2.0, done(1))
+    assert Differentiate(2, 2, "in/6", "out/2") in effects
+    assert Drop("in/6") not in effects
+
+
+def test_the_same_parameters_again(replica):
+    """While their gradient is computed they are nothing new; afterwards it is asked for again."""
+    replica.handle(1.0, parameters(4))
+    assert [] == replica.handle(1.5, parameters(4, "in/again"))
+    replica.handle(2.0, done(1))
+    effects = replica.handle(3.0, parameters(4, "in/again"))
+    assert [Keep("in/again"), Keep("out/2"), Differentiate(2, 2, "in/again", "out/2")] == effects
+
+
+def test_parameters_without_an_array_are_none(replica):
+    """A message that lost its payload says nothing."""
+    assert [] == replica.handle(1.0, parameters(4, ""))
+
+
+def test_a_first_loss_that_is_no_number_ends_it(replica):
+    """It is the task's fault, and is said before anybody's time is spent."""
+    replica.handle(1.0, parameters(0))
+    effects = replica.handle(2.0, done(1, loss=float("nan")))
+    assert [Drop("in/0"), Drop("out/1")] == effects[:2]
+    hangup, finish = effects[2:]
+    assert (Hangup, "bad-input") == (type(hangup), finish.status)
+    assert "loss is nan" in finish.reason
+
+
+def test_a_later_loss_that_is_no_number_is_sent(replica):
+    """Whoever averages refuses it."""
+    replica.handle(1.0, parameters(0))
+    replica.handle(2.0, done(1))
+    replica.handle(3.0, parameters(1))
+    effects = replica.handle(4.0, done(2, loss=float("inf")))
+    assert any(isinstance(effect, Send) for effect in effects)
+
+
+@pytest.mark.parametrize("stop", [StopRequested("enough"), said(Stop(3, "enough"))])
+def test_it_finishes_what_it_computes(replica, stop):
+    """Then it says goodbye; one that waits does so at once."""
+    replica.handle(1.0, parameters(0))
+    assert [] == replica.handle(1.2, stop)
+    *_, hangup, finish, _ = replica.handle(2.0, done(1))
+    assert (Hangup(SYNCER, "enough"), Finish("done", "enough")) == (hangup, finish)
+
+
+def test_one_that_waits_leaves_at_once(replica):
+    """Nothing is under way."""
+    effects = replica.handle(1.0, StopRequested("enough"))
+    assert [Hangup(SYNCER, "enough"), Finish("done", "enough")] == effects
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (PeerRefused(SYNCER, "protocol differs"), "bad-input"),
+        (WorkFailed(1, "task", "no such file"), "bad-input"),
+        (WorkFailed(1, "worker", "killed"), "failed"),
+    ],
+)
+def test_what_ends_it(replica, event, status):
+    """A refusal, a task that cannot be used, a worker that died."""
+    hangup, finish = replica.handle(1.0, event)
+    assert (Hangup, status) == (type(hangup), finish.status)
+
+
+def test_a_lost_link_is_seen_and_waited_for(replica):
+    """Its links dial again; the gradient under way goes on."""
+    replica.handle(1.0, parameters(0))
+    [seen] = replica.handle(1.5, PeerLost(SYNCER, "gone"))
+    assert Observe("syncer lost", {"reason": "gone", "step": 0}) == seen
+    assert any(isinstance(effect, Send) for effect in replica.handle(2.0, done(1)))
+
+
+def test_a_roster_retires_and_the_rest_is_let_be(replica):
+    """What it does not know changes nothing."""
+    assert [Retire({"learner-1": 2})] == replica.handle(1.0, said(Roster(3, {"learner-1": 2})))
+    assert [] == replica.handle(1.0, TimerFired("x"))
+    assert [] == replica.handle(1.0, said(Contribution(1, 0, 0, 1, 1, 8)))

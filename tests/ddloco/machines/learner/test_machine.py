@@ -1,0 +1,488 @@
+"""The learner machine alone: fed events, judged by its effects."""
+
+import math
+
+import pytest
+
+from ddloco.actors.effects import Finish, Observe
+from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
+from ddloco.machines.learner.machine import ANSWERS_MAX, LEAVING, Learner
+from ddloco.protocol.effects import CopyState, EncodeFragment, InstallState, RunStep
+from ddloco.protocol.events import FragmentEncoded, Started, StateInstalled, StepFinished
+from ddloco.protocol.messages import (
+    Contribution,
+    GlobalFragment,
+    Progress,
+    Pull,
+    Resume,
+    Roster,
+    StatePiece,
+    StateRefused,
+    StateWanted,
+    Stop,
+)
+from transport import (
+    BULK,
+    CONTROL,
+    Dial,
+    Drop,
+    Hangup,
+    Keep,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    PeerRefused,
+    Retire,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+P = 3
+
+
+class Desk:
+    """A learner, and the events that can be put before it."""
+
+    def __init__(self, job, leaves, name="learner-0.1"):
+        self.machine = Learner(job)
+        self.at = 0.0
+        self.number = 0
+        self.holders = {}
+        self.effects = self.tell(Started(name, leaves))
+
+    def tell(self, event, after_s=0.0):
+        """An event happens; holders of arrays are counted as the actor would."""
+        self.at += after_s
+        arrived = getattr(event, "handle", "")
+        effects = self.machine.handle(self.at, event)
+        for effect in effects:
+            if isinstance(effect, Keep | Drop):
+                step = 1 if isinstance(effect, Keep) else -1
+                self.holders[effect.handle] = self.holders.get(effect.handle, 0) + step
+                assert self.holders[effect.handle] >= 0, "dropped more than kept"
+        self.holders = {handle: n for handle, n in self.holders.items() if n}
+        assert arrived not in self.holders or self.holders[arrived] == 1
+        return effects
+
+    def say(self, body, payload=True):
+        """The syncer says something."""
+        self.number += 1
+        bulk = isinstance(body, GlobalFragment | StatePiece)
+        handle = f"in/{self.number}" if payload and bulk else ""
+        lane = BULK if handle else CONTROL
+        return self.tell(
+            MessageArrived("syncer", lane, "syncer.1", 1, self.number, {}, body, handle=handle)
+        )
+
+    def join(self):
+        """The link is up."""
+        return self.tell(PeerJoined("syncer", "syncer.1"))
+
+    def parameters(self, version=0):
+        """All first fragments come; the effects of the last."""
+        return [self.say(GlobalFragment(p, version)) for p in range(P)][-1]
+
+    def finish_step(self, loss=1.0, tokens=8, after_s=1.0):
+        """The running step is done."""
+        running = self.machine._running
+        done = StepFinished(running.work, self.machine._step + 1, loss, tokens, b"batch")
+        return self.tell(done, after_s)
+
+
+@pytest.fixture
+def desk(make_job, leaves):
+    """A learner of three fragments that has just started."""
+    return Desk(make_job(fragments=P, interval=P), leaves)
+
+
+@pytest.fixture
+def training(desk):
+    """A learner in the middle of its third step, linked."""
+    desk.join()
+    desk.parameters()
+    desk.finish_step()
+    desk.finish_step()
+    return desk
+
+
+def of(kind, effects):
+    """The effects of a kind."""
+    return [effect for effect in effects if isinstance(effect, kind)]
+
+
+def said(kind, effects):
+    """The bodies of a kind that are sent."""
+    return [send.body for send in of(Send, effects) if isinstance(send.body, kind)]
+
+
+def test_it_dials_the_syncer_first(desk, make_job, leaves):
+    """A learner begins by dialling, with what both sides must agree on."""
+    job = make_job(fragments=P, interval=P)
+    assert [Dial("syncer", job.agreement(job.plan(leaves)))] == of(Dial, desk.effects)
+
+
+def test_it_waits_for_every_first_fragment(desk):
+    """The first step is asked for with the last missing fragment, overwriting all of them."""
+    assert [] == of(RunStep, desk.join())
+    for p in (2, 0):
+        assert [] == of(RunStep, desk.say(GlobalFragment(p, 0)))
+    assert [] == of(RunStep, desk.say(GlobalFragment(2, 0))), "twice the same is no third"
+    (run,) = of(RunStep, desk.say(GlobalFragment(1, 0)))
+    assert (1, "host/1") == (run.step, run.out)
+    assert [0, 1, 2] == [each.fragment for each in run.overwrites]
+
+
+def test_waiting_for_parameters_it_repeats_itself(desk):
+    """Until its first step it says again what it lacks, and so learns that a link is dead.
+
+    Found by test_machines_stateful: the syncer had given up the link, and both waited for ever.
+    """
+    (again,) = of(SetTimer, desk.join())
+    effects = desk.tell(TimerFired(again.timer), after_s=again.at)
+    assert [(-1, -1, -1)] == [progress.versions for progress in said(Progress, effects)]
+    assert of(SetTimer, effects)
+    desk.parameters()
+    assert [] == desk.tell(TimerFired(again.timer))
+
+
+def test_every_finished_step_asks_for_the_next(training):
+    """The next step is asked for while its predecessor is handled, linked or not."""
+    for step in range(4, 8):
+        if step == 5:
+            training.tell(PeerLost("syncer", "gone"))
+        (run,) = of(RunStep, training.finish_step())
+        assert (step, ()) == (run.step, run.overwrites)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        PeerLost("syncer", "gone"),
+        PeerJoined("syncer", "syncer.1"),
+        MessageArrived("syncer", CONTROL, "syncer.1", 1, 9, {}, Pull(3, 0)),
+        MessageArrived("syncer", BULK, "syncer.1", 1, 9, {}, GlobalFragment(0, 3), handle="in/9"),
+        MessageArrived("syncer", CONTROL, "syncer.1", 1, 9, {}, Stop(3, "over")),
+    ],
+)
+def test_nothing_else_starts_a_step(training, event):
+    """No message, and no loss of the link, starts or restarts a step."""
+    assert [] == of(RunStep, training.tell(event))
+
+
+def test_the_worker_hears_before_the_syncer(training):
+    """The next step is asked for before the progress is said."""
+    effects = training.finish_step()
+    assert effects.index(of(RunStep, effects)[0]) < effects.index(of(Send, effects)[0])
+
+
+def test_progress_is_whole(training):
+    """After every step it says step, its time, and versions, steps, tokens of each fragment."""
+    (progress,) = said(Progress, training.finish_step(tokens=5, after_s=2.0))
+    assert (3, (0, 0, 0), (3, 3, 3), (21, 21, 21)) == (
+        progress.step,
+        progress.versions,
+        progress.steps,
+        progress.tokens,
+    )
+    assert progress.step_s == pytest.approx(1.1)
+
+
+def test_the_first_step_is_no_measure(desk):
+    """A step that compiles does not count as how long steps take."""
+    desk.join()
+    desk.parameters()
+    (progress,) = said(Progress, desk.finish_step(after_s=60.0))
+    assert 0.0 == progress.step_s
+    (progress,) = said(Progress, desk.finish_step(after_s=1.0))
+    assert 1.0 == progress.step_s
+
+
+def test_without_a_link_nothing_is_said(training):
+    """A learner without a syncer trains on silently, and says all of it when it is back."""
+    training.tell(PeerLost("syncer", "gone"))
+    assert [] == of(Send, training.finish_step())
+    (progress,) = said(Progress, training.join())
+    assert (3, (3, 3, 3)) == (progress.step, progress.steps)
+
+
+def test_overwrite_waits_for_the_step_boundary_and_resets_counters(training):
+    """A newer fragment goes in with the next step; its counters restart, the others go on."""
+    assert [] == of(RunStep, training.say(GlobalFragment(1, 4)))
+    effects = training.finish_step()
+    (before,) = said(Progress, effects)
+    (run,) = of(RunStep, effects)
+    assert ((0, 0, 0), (3, 3, 3)) == (before.versions, before.steps)
+    assert [(1, 4)] == [(each.fragment, each.version) for each in run.overwrites]
+    (after,) = said(Progress, training.finish_step())
+    assert ((0, 4, 0), (4, 1, 4), (32, 8, 32)) == (after.versions, after.steps, after.tokens)
+
+
+def test_the_newest_of_several_wins(training):
+    """Of two versions that wait the newer goes in, and the other's array is let go at once."""
+    (keep,) = training.say(GlobalFragment(1, 4))
+    effects = training.say(GlobalFragment(1, 7))
+    assert [keep.handle] == [drop.handle for drop in of(Drop, effects)]
+    (run,) = of(RunStep, training.finish_step())
+    assert [(1, 7)] == [(each.fragment, each.version) for each in run.overwrites]
+
+
+@pytest.mark.parametrize("version", [3, 4, 0])
+def test_older_and_equal_versions_are_ignored(training, version):
+    """A version that is not newer than what waits is not kept."""
+    training.say(GlobalFragment(1, 4))
+    assert [] == training.say(GlobalFragment(1, version))
+
+
+def test_a_version_may_come_instead_of_what_was_made_of_it(training):
+    """What was refused is replaced by the same version, and its counters restart."""
+    training.say(GlobalFragment(1, 4))
+    training.finish_step()
+    training.finish_step()
+    (keep,) = training.say(GlobalFragment(1, 4, instead=True))
+    (run,) = of(RunStep, training.finish_step())
+    assert [(1, 4, keep.handle)] == [(e.fragment, e.version, e.handle) for e in run.overwrites]
+    (progress,) = said(Progress, training.finish_step())
+    assert (4, 1) == (progress.versions[1], progress.steps[1])
+
+
+@pytest.mark.parametrize(("version", "taken"), [(3, False), (4, False), (5, True)])
+def test_what_waits_is_not_replaced_by_its_like(training, version, taken):
+    """Nothing was trained from a version that waits; an older one is never taken."""
+    training.say(GlobalFragment(1, 4))
+    effects = training.say(GlobalFragment(1, version, instead=True))
+    assert taken is bool(of(Keep, effects))
+
+
+def test_an_older_version_does_not_come_instead(training):
+    """Where the learner has gone on to a newer version, the refusal is of the past."""
+    training.say(GlobalFragment(1, 4))
+    training.finish_step()
+    training.finish_step()
+    assert [] == training.say(GlobalFragment(1, 3, instead=True))
+
+
+def test_who_has_gone_for_good_is_retired(training):
+    """The syncer's roster is the actor's business; nothing else comes of it."""
+    assert [Retire({"learner-1": 3})] == training.say(Roster(9, {"learner-1": 3}))
+
+
+def test_a_version_going_in_is_not_taken_again(training):
+    """What the running step overwrites counts as held, though its counters have yet to restart.
+
+    Found by test_machines_stateful: the syncer sends it again after a link was lost in between.
+    """
+    training.say(GlobalFragment(1, 4))
+    training.finish_step()
+    assert [] == training.say(GlobalFragment(1, 4))
+    assert [] == training.say(GlobalFragment(1, 3))
+    (run,) = of(RunStep, training.finish_step())
+    assert () == run.overwrites
+
+
+@pytest.mark.parametrize(("fragment", "payload"), [(P, True), (0, False)])
+def test_impossible_fragments_are_refused(training, fragment, payload):
+    """A fragment outside the plan or without an array is observed, not kept."""
+    effects = training.say(GlobalFragment(fragment, 9), payload)
+    assert ["refused"] == [each.event for each in of(Observe, effects)]
+    assert len(effects) == 1
+
+
+def test_a_pull_is_answered_from_the_last_finished_step(training):
+    """While step 3 runs, a pull gets step 2's copy with step 2's counters."""
+    (encode,) = of(EncodeFragment, training.say(Pull(3, 1)))
+    assert ("host/2", 1) == (encode.source, encode.fragment)
+    (send,) = of(Send, training.tell(FragmentEncoded(encode.work, b"digest")))
+    assert Contribution(t=3, fragment=1, base=0, step=2, steps=2, tokens=16) == send.body
+    assert (BULK, encode.out) == (send.lane, send.payload)
+
+
+def test_an_answer_keeps_its_counters_and_its_copy(training):
+    """A step that ends during the encoding changes neither the counters nor frees the copy."""
+    (encode,) = of(EncodeFragment, training.say(Pull(3, 1)))
+    training.say(GlobalFragment(1, 3))
+    training.finish_step()
+    training.finish_step()
+    assert "host/2" in training.holders
+    (send,) = of(Send, training.tell(FragmentEncoded(encode.work, b"digest")))
+    assert Contribution(t=3, fragment=1, base=0, step=2, steps=2, tokens=16) == send.body
+    assert "host/2" not in training.holders
+
+
+def test_a_pull_before_the_first_step_gets_no_answer(desk):
+    """Nothing was trained yet, so there is nothing to contribute."""
+    desk.join()
+    assert [] == desk.say(Pull(1, 0))
+    desk.parameters()
+    assert [] == desk.say(Pull(1, 0))
+
+
+def test_pulls_beyond_reason_are_refused(training):
+    """A fragment outside the plan, and more answers than a syncer can want, are refused."""
+    assert [] == of(EncodeFragment, training.say(Pull(3, P)))
+    for _ in range(ANSWERS_MAX):
+        assert of(EncodeFragment, training.say(Pull(3, 1)))
+    (refusal,) = training.say(Pull(3, 1))
+    assert "refused" == refusal.event
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf])
+def test_a_first_loss_that_is_no_number_is_bad_input(desk, loss):
+    """A task whose first loss is NaN or Inf ends its learner, naming the task."""
+    desk.join()
+    desk.parameters()
+    effects = desk.finish_step(loss=loss)
+    (finish,) = of(Finish, effects)
+    assert "bad-input" == finish.status
+    assert "none:none" in finish.reason
+    assert [] == of(RunStep, effects)
+
+
+def test_a_later_loss_that_is_no_number_is_only_seen(training):
+    """Later the syncer refuses what is not finite; the learner goes on."""
+    assert of(RunStep, training.finish_step(loss=math.nan))
+
+
+@pytest.mark.parametrize("how", ["said", "asked"])
+def test_stop_finishes_the_step_at_hand(training, how):
+    """A stop, from the syncer or from outside, lets the running step end, then it leaves."""
+    stop = training.say(Stop(9, "over")) if how == "said" else training.tell(StopRequested("over"))
+    assert [] == stop
+    effects = training.finish_step()
+    assert [Hangup("syncer", "over"), Finish("done", "over")] == of(Hangup | Finish, effects)
+    assert [] == of(RunStep | Send, effects)
+
+
+def test_who_goes_on_from_a_snapshot_does_not_leave(training):
+    """That it was asked to was said in another run."""
+    training.tell(StopRequested("over"))
+    training.tell(Restored("syncer.1-9", ()))
+    effects = training.finish_step()
+    assert [] == of(Hangup | Finish, effects)
+    assert 1 == len(of(RunStep, effects))
+
+
+def test_stop_before_the_first_step_leaves_at_once(desk):
+    """With nothing running, there is nothing to finish."""
+    assert [Finish("done", "over")] == of(Finish, desk.say(Stop(0, "over")))
+
+
+@pytest.mark.parametrize(
+    ("event", "status"),
+    [
+        (WorkFailed(1, "task", "it raised"), "bad-input"),
+        (WorkFailed(1, "worker", "it died"), "failed"),
+        (PeerRefused("syncer", "job differs"), "bad-input"),
+    ],
+)
+def test_failures_end_it_with_whose_fault_it_is(training, event, status):
+    """Failed work and a refusal end the learner, and say whose fault it is."""
+    (finish,) = of(Finish, training.tell(event))
+    assert status == finish.status
+
+
+def test_arrays_are_balanced(training):
+    """After many steps, pulls and overwrites a learner holds two copies and nothing else."""
+    for t in range(4, 40):
+        (encode,) = of(EncodeFragment, training.say(Pull(t, t % P)))
+        training.say(GlobalFragment(t % P, t))
+        training.say(GlobalFragment(t % P, t + 1))
+        training.finish_step()
+        training.tell(FragmentEncoded(encode.work, b"digest"))
+    training.finish_step()
+    assert {"host/39": 1, "host/40": 1} == training.holders
+
+
+@pytest.fixture
+def returned(make_job, leaves):
+    """A learner that has come back, is linked, and has asked a donor for its state."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    desk.join()
+    desk.say(Resume(7, "learner-1.1"))
+    return desk
+
+
+def install(desk, *, sound=True):
+    """Both pieces come, and are taken over."""
+    for n in range(2):
+        effects = desk.say(StatePiece("learner-1.1", 5, n, 2, (3, 1, 2)))
+    (work,) = of(InstallState, effects)
+    assert 2 == len(work.pieces)
+    return desk.tell(StateInstalled(work.work, sound))
+
+
+def test_who_comes_back_waits_to_hear_where_its_data_goes_on(make_job, leaves):
+    """Parameters alone would have it read the same data again."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    desk.join()
+    assert [] == of(RunStep, desk.parameters())
+    (run,) = of(RunStep, desk.say(Resume(7, "")))
+    assert 7 == run.skip
+    desk.finish_step()
+    assert 8 == desk.machine._state().batches
+
+
+def test_batches_of_former_selves_are_drawn_with_the_first_step(make_job, leaves):
+    """Before it, whoever goes on from a picture must still leave them out; after it, no more."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    desk.join()
+    desk.say(Resume(7, ""))
+    assert 0 == desk.machine.drawn
+    desk.parameters()
+    assert 8 == desk.machine.drawn
+    desk.finish_step()
+    assert 9 == desk.machine.drawn
+
+
+def test_a_peers_state_is_as_good_a_beginning(returned):
+    """With the versions that the peer held; what was newer already goes in with the first step."""
+    returned.say(GlobalFragment(0, 3))
+    returned.say(GlobalFragment(1, 4))
+    effects = install(returned)
+    (run,) = of(RunStep, effects)
+    assert ([(1, 4)], 7) == ([(e.fragment, e.version) for e in run.overwrites], run.skip)
+    assert [(3, 1, 2)] == [each.versions for each in said(Progress, effects)]
+    assert 0 == returned.machine._recovery.held()
+    returned.finish_step()
+    progress = returned.machine._state()
+    assert ((3, 4, 2), (1, 1, 1), 8) == (progress.versions, progress.steps, progress.batches)
+
+
+def test_whatever_comes_first_begins_and_the_rest_is_let_go(returned):
+    """All globals are there before the second piece is."""
+    returned.say(StatePiece("learner-1.1", 5, 0, 2, (3, 1, 2)))
+    assert of(RunStep, returned.parameters(6))
+    assert 0 == returned.machine._recovery.held()
+    assert [] == returned.say(StatePiece("learner-1.1", 5, 1, 2, (3, 1, 2)))
+
+
+def test_a_state_that_is_no_numbers_is_refused(returned):
+    """By name; and the next donor is asked from the start."""
+    effects = install(returned, sound=False)
+    assert [] == of(RunStep, effects)
+    assert ["learner-1.1"] == [each.who for each in said(StateRefused, effects)]
+    assert 0 == returned.machine._recovery.held()
+    again = said(StateWanted, returned.say(Resume(7, "learner-2.1")))
+    assert [StateWanted("learner-2.1", 0, 0)] == again
+
+
+def test_a_state_of_other_fragments_is_refused(returned):
+    """Nothing of it is kept."""
+    effects = returned.say(StatePiece("learner-1.1", 5, 0, 2, (3,)))
+    assert ["refused"] == [each.event for each in of(Observe, effects)]
+    assert 0 == returned.machine._recovery.held()
+
+
+def test_a_donor_trains_on(training):
+    """The copy is asked for between two steps, right before the next one."""
+    training.say(StateWanted("learner-1.2", 0, 0))
+    effects = training.finish_step()
+    kinds = [type(each) for each in effects if isinstance(each, CopyState | RunStep)]
+    assert [CopyState, RunStep] == kinds
+
+
+def test_a_learner_that_leaves_waits_for_its_step_a_little(training):
+    """It leaves with the step, or without it when that takes too long; and not as if it were
+    done."""
+    assert [] == of(Finish, training.tell(LeaveRequested("moved")))
+    assert [Finish("left", "moved")] == of(Finish, training.tell(TimerFired(LEAVING)))

@@ -1,0 +1,70 @@
+"""A job that merges nothing says so, and what it waits for."""
+
+import io
+import itertools
+
+import pytest
+from rich.console import Console
+
+from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S, names
+from ddloco.monitoring.live_display import Board
+from ddloco.monitoring.status_view import picture, status_from
+
+DEAD_AT_S = 10.0
+
+
+@pytest.fixture
+def stood(World, make_job):
+    """A job of two whose quorum is two; one of them dies after ten seconds, and stays away."""
+    world = World(make_job(learners=2, fragments=3, interval=3, steps=900, quorum=2))
+    world.run(DEAD_AT_S)
+    world.kill("learner-1")
+    world.run(DEAD_AT_S + 30 * 60.0, events_max=200_000)
+    return world
+
+
+def test_it_is_said_after_a_minute_and_then_less_often(stood):
+    """With the time since the last merge, at warning level, and who is missing."""
+    told = stood.observed("no merge", "syncer.1")
+    first_at, first = told[0]
+    assert STANDSTILL_S - 5.0 <= first_at - DEAD_AT_S <= STANDSTILL_S + 5.0
+    assert "warning" == first["level"]
+    assert "a quorum of 2" in first["reason"]
+    assert "nothing new from learner-1.1" in first["reason"]
+    waits = [b - a for (a, _), (b, _) in itertools.pairwise(told)]
+    assert 2 <= len(waits) <= 8
+    assert waits == sorted(waits)
+    assert waits[-1] <= REPEAT_S_MAX + 1e-6
+
+
+def test_every_surface_shows_it(stood):
+    """The plain line, the live picture and the status, until something is merged again."""
+    (at, fields), *_ = stood.observed("no merge", "syncer.1")
+    board = Board(stood.job)
+    assert "no merge" not in board.line()
+    board.take({"event": "no merge", "actor": "syncer", "at": at, **fields})
+    assert "waits for a quorum of 2" in board.line()
+    assert "waits for a quorum of 2" in board.troubles[-1]
+    status = stood.nodes["syncer"].actor.machine.status(stood.now)
+    assert "waits for a quorum of 2" in status["standstill"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(picture(status_from({"name": "x", **status})))
+    assert "waits for a quorum of 2" in console.export_text()
+    stood.start("learner-1")
+    stood.pass_time(60.0)
+    assert "" == stood.nodes["syncer"].actor.machine.status(stood.now)["standstill"]
+
+
+def test_a_job_that_merges_says_nothing(World, make_job):
+    """However long it lasts."""
+    world = World(make_job(learners=2, fragments=3, interval=3, steps=300))
+    world.run(1000.0)
+    assert world.over
+    assert [] == world.observed("no merge")
+
+
+def test_a_crowd_is_counted():
+    """One line names a few."""
+    many = [f"learner-{n}.1" for n in range(20)]
+    assert f"{', '.join(many[:NAMES_MAX])} and 12 more" == names(many)
+    assert "a, b" == names(["a", "b"])

@@ -1,0 +1,69 @@
+"""What a syncer tells of itself: true in every world, and reading it changes nothing."""
+
+import json
+
+import pytest
+
+from clocks import actor_of
+from ddloco.invariants.base import Books
+from ddloco.simulation.fuzz import EVENTS_MAX, draw
+from ddloco.simulation.truth import Trail
+from ddloco.simulation.world import World
+
+
+class Asking(Books):
+    """Asks after every event, and compares the answer with what the world knows."""
+
+    def __init__(self):
+        self.reasons = set()
+        self.refused = 0
+
+    def see(self, world, node, event, effects):
+        syncer = world.nodes[world.lead]
+        if not syncer.present:
+            return
+        told = syncer.actor.machine.status(syncer.at)
+        assert json.loads(json.dumps(told)) == told
+        peers = syncer.actor.links.peers()
+        linked = [each for each in peers if actor_of(each) not in world.vaults]
+        assert [each["learner"] for each in told["members"]] == linked
+        assert told["live"] == len(linked)
+        assert all(version <= told["t"] for version in told["versions"])
+        assert len(told["in_flight"]) <= world.job.sync.overlap
+        for each in told["in_flight"]:
+            assert set(each["arrived"]) <= set(each["pulled"])
+            assert each["since_s"] >= 0
+            assert each["until_s"] >= 0
+        assert told["goodput"] is None or 0 <= told["goodput"] <= 1
+        assert all(each["heard_s"] >= 0 for each in told["members"])
+        self.refused = max(self.refused, sum(told["refused"].values()))
+        if told["waiting"] is not None:
+            assert told["waiting"]["since_s"] >= 0
+            assert set(told["waiting"]["missing"]) <= set(linked)
+            self.reasons.add(told["waiting"]["for"].partition(":")[0])
+
+
+def trail_of(seed, *checks):
+    """All that happened in a hostile world."""
+    drawn, trail = draw(seed), Trail()
+    world = World(drawn.job, drawn.physics, [*checks, trail])
+    world.begin(drawn.faults)
+    world.run(drawn.end_at, events_max=EVENTS_MAX)
+    return trail.value()
+
+
+@pytest.mark.parametrize("seed", [3, 16, 27])
+def test_asking_changes_nothing(seed):
+    """The same world, asked or not; every answer is plain data, and so."""
+    asking = Asking()
+    assert trail_of(seed, asking) == trail_of(seed)
+    assert "a quorum" in asking.reasons
+
+
+def test_all_that_is_waited_for_is_named():
+    """Over a few worlds: the quorum, the window and the floor; and refusals are counted."""
+    asking = Asking()
+    for seed in (4, 22):
+        trail_of(seed, asking)
+    assert asking.reasons == {"a quorum", "the grace window", "the launch floor"}
+    assert asking.refused > 0

@@ -1,0 +1,135 @@
+"""The picture of a job is drawn from its log alone."""
+
+import json
+
+import trio
+from rich.console import Console
+
+from ddloco.config.job import job_from
+from ddloco.monitoring.live_display import Board, LogTail, show
+
+JOB = job_from({"job": {"task": "x:y", "steps": 100, "learners": 2}}, "test")
+
+
+def step(learner: int, number: int, at: float) -> dict:
+    """A finished step of half a second."""
+    return {
+        "event": "step",
+        "actor": f"learner-{learner}",
+        "at": at,
+        "step": number,
+        "loss": 2.0 + learner,
+        "tokens": 64,
+        "step_s": 0.5,
+    }
+
+
+def merge(t: int, fragment: int) -> dict:
+    """A merge of both learners."""
+    counts = {"live": 2, "taking_part": 2, "averaged": 1}
+    return {"event": "merge", "actor": "syncer", "t": t, "fragment": fragment, **counts}
+
+
+def test_board_keeps_the_newest_of_everything():
+    """Steps, losses, rates, fragments and the three counts come from the lines."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(0, 2, 2.0), step(1, 1, 1.0), merge(4, 0), merge(6, 1)):
+        board.take(line)
+
+    assert [2, 1] == [view.step for view in board.learners.values()]
+    assert board.fragments == {0: 4, 1: 6}
+    assert board.t == 6
+    assert board.counts() == "2 live / 2 taking part / 1 averaged"
+    assert "global step 6/100" in board.line()
+    assert 0.5 < board.goodput < 1.0
+
+
+def test_a_loss_that_is_no_number_is_passed_over():
+    """In the log it is null; the picture goes on with those that are numbers."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(0, 2, 2.0)):
+        board.take({**line, "loss": None if line["step"] == 2 else 0.5})
+    assert (2, 0.5) == (board.learners["learner-0"].step, board.learners["learner-0"].loss)
+    assert "global step" in board.line()
+
+
+def test_board_says_who_is_gone_and_what_went_wrong():
+    """Losses and refusals are shown with their reason; unknown lines are passed over."""
+    board = Board(JOB)
+    board.take({"event": "joined", "actor": "syncer", "learner": "learner-1.1"})
+    board.take({"event": "lost", "actor": "syncer", "learner": "learner-1.1", "reason": "killed"})
+    board.take({"event": "refused", "actor": "syncer", "learner": "learner-0.1", "reason": "NaN"})
+    over = {"learner": "learner-0.1", "reason": "3 in a row refused"}
+    board.take({"event": "starts over", "actor": "syncer", **over})
+    board.take({"event": "something else", "actor": "syncer"})
+
+    assert board.learners["learner-1"].state == "gone: killed"
+    assert board.troubles == [
+        "learner-0.1: refused, NaN",
+        "learner-0.1: starts over, 3 in a row refused",
+    ]
+
+
+def test_board_shows_faults():
+    """A fault is a trouble while the newest of them are shown, with its duration if it has one."""
+    board = Board(JOB)
+    for what, for_s in (("crash", None), ("cut", 2.25)):
+        fault = {"event": "fault", "actor": "chaos", "what": what, "who": "learner-1"}
+        board.take({**fault, "for_s": for_s})
+
+    assert board.troubles == ["learner-1: crash", "learner-1: cut for 2.2 s"]
+
+
+def test_steps_that_nobody_merges_are_not_good():
+    """Before the first merge nobody knows; below the quorum nothing is merged, however they train.
+    One that has no link trains on, and its steps do not bring it back."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(1, 1, 1.0)):
+        board.take(line)
+    assert board.goodput is None
+    board.take(merge(4, 0))
+    assert board.goodput == 1.0
+    for n in range(2):
+        lost = {"event": "lost", "actor": "syncer", "learner": f"learner-{n}.1", "reason": "dead"}
+        board.take(lost)
+        board.take(step(n, 2, 2.0))
+    assert board.goodput == 0.0
+
+
+def test_a_learner_s_lives_add_up():
+    """A new incarnation's clock begins again; goodput stays a share of the time alive."""
+    board = Board(JOB)
+    lines = (step(0, 1, 1.0), step(0, 2, 2.0), step(0, 1, 0.5), step(0, 2, 1.5))
+    for line in (*lines, merge(4, 0)):
+        board.take(line)
+
+    assert board.learners["learner-0"].alive_s == 3.0
+    assert board.goodput == 2.0 / 3.0
+
+
+def test_tail_reads_whole_lines_only(tmp_path):
+    """A line that is still being written waits for the next look."""
+    log = tmp_path / "log.jsonl"
+    tail = LogTail(tmp_path)
+    assert tail.new_lines() == []
+    log.write_text('{"event": "a"}\n{"event"')
+    assert tail.new_lines() == [{"event": "a"}]
+    with log.open("a") as file:
+        file.write(': "b"}\n')
+    assert tail.new_lines() == [{"event": "b"}]
+
+
+async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
+    """Without a terminal the end is one plain line, and the board is returned."""
+    lines = [step(0, 1, 1.0), merge(8, 0), {"event": "result", "actor": "syncer"}]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    done = trio.Event()
+    done.set()
+    console = Console(record=True, force_terminal=False, width=200)
+    board = await show(tmp_path, JOB, console, done)
+
+    assert board.result == lines[-1]
+    board_at_a_terminal = await show(
+        tmp_path, JOB, Console(record=True, force_terminal=True, width=120), done
+    )
+    assert board_at_a_terminal.t == 8

@@ -1,0 +1,161 @@
+"""Numbers of a running job reach each kind of sink; what is missing is said in one line."""
+
+import json
+import socket
+import sys
+import urllib.request
+
+import pytest
+
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring.metrics import EVENTS_NAMED_MAX, Lines, Metrics, Prometheus, TensorBoard
+from ddloco.runtime.observer_protocol import News
+
+STATUS = {
+    "t": 12,
+    "merges": 5,
+    "quorum": 2,
+    "goodput": None,
+    "live": 2,
+    "uptime_s": 8.5,
+    "members": [{"learner": "learner-0.1", "step": 40, "step_s": 0.5, "silent": True}],
+}
+
+
+def news(event, seq=1, **fields):
+    """One observation."""
+    return News(seq, 0, event, 1.5, "syncer.1:9", fields)
+
+
+class Kept:
+    """A sink that keeps what it is given."""
+
+    def __init__(self):
+        self.points, self.closed = [], False
+
+    def gauge(self, name, value, t, **labels):
+        """One point."""
+        self.points.append((name, value, t, labels))
+
+    def close(self):
+        """The end."""
+        self.closed = True
+
+
+def test_what_is_heard_becomes_points():
+    """Status, merges, scores and counts of news, each as of its global step; no None."""
+    sink = Kept()
+    metrics = Metrics([sink])
+    metrics.status(STATUS)
+    metrics.news(news("merge", t=14, fragment=1, averaged=2, live=2, learners=["a"]))
+    metrics.score(12, 0.5)
+    metrics.close()
+
+    assert ("global_step", 12.0, 12, {}) in sink.points
+    assert ("merges", 5.0, 12, {}) in sink.points
+    assert ("learner_step", 40.0, 12, {"learner": "learner-0.1"}) in sink.points
+    assert ("learner_silent", 1.0, 12, {"learner": "learner-0.1"}) in sink.points
+    assert ("averaged", 2.0, 14, {}) in sink.points
+    assert ("news", 1.0, 14, {"event": "merge"}) in sink.points
+    assert ("held_out_loss", 0.5, 12, {}) in sink.points
+    assert not {"goodput", "learners"} & {name for name, *_ in sink.points}
+    assert sink.closed
+
+
+def test_kinds_of_news_are_bounded():
+    """A syncer that makes up ever new events makes no more time series."""
+    sink = Kept()
+    metrics = Metrics([sink])
+    for n in range(EVENTS_NAMED_MAX + 10):
+        metrics.news(news(f"event-{n}"))
+
+    assert EVENTS_NAMED_MAX + 1 == len({labels["event"] for *_, labels in sink.points})
+    assert ("news", 10.0, 0, {"event": "others"}) == sink.points[-1]
+
+
+def test_prometheus_serves_the_newest():
+    """An HTTP endpoint on loopback has every gauge; it is gone after closing."""
+    sink = Prometheus(0)
+    metrics = Metrics([sink])
+    metrics.status(STATUS)
+    metrics.status({**STATUS, "merges": 6})
+    metrics.score(12, 0.25)
+    with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    metrics.close()
+
+    assert "ddloco_merges 6.0" in lines
+    assert "ddloco_held_out_loss 0.25" in lines
+    assert 'ddloco_learner_step{learner="learner-0.1"} 40.0' in lines
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", sink.port)) != 0
+
+
+def test_a_port_in_use_is_named():
+    """A port that cannot be had is bad input, named with the option."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--prometheus {port}: Address already in use"):
+            Prometheus(port)
+
+
+def test_tensorboard_files(tmp_path):
+    """Event files hold the tags, the learner a folder of them."""
+    metrics = Metrics([TensorBoard(tmp_path / "board")])
+    metrics.status(STATUS)
+    metrics.score(12, 0.25)
+    metrics.close()
+
+    (file,) = (tmp_path / "board").iterdir()
+    written = file.read_bytes()
+    assert b"held_out_loss" in written
+    assert b"learner_step/learner-0.1" in written
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    """A file where a folder should be is bad input, named with the option."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"--tensorboard .*file: "):
+        TensorBoard(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    ("package", "make", "said"),
+    [
+        ("prometheus_client", lambda: Prometheus(0), r"pip install 'ddloco\[prometheus\]'"),
+        ("tensorboardX", lambda: TensorBoard("x"), r"pip install 'ddloco\[tensorboard\]'"),
+    ],
+)
+def test_a_missing_extra_says_what_to_install(monkeypatch, package, make, said):
+    """Without the package one line says which extra brings it."""
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_lines_for_people():
+    """One line per news, and per score."""
+    said = []
+    lines = Lines(said.append, as_json=False)
+    lines.news(news("joined", learner="learner-0.1"))
+    lines.score(8, 0.12345)
+
+    assert "     1.5 s  joined  learner learner-0.1" == said[0]
+    assert "held-out loss 0.1235 at global step 8" == said[1]
+
+
+def test_lines_as_json():
+    """The same as objects; a loss that is no number is null."""
+    said = []
+    lines = Lines(said.append, as_json=True)
+    lines.news(news("joined", learner="learner-0.1"))
+    lines.score(8, 0.5)
+    lines.score(9, float("nan"))
+
+    assert [
+        {"event": "joined", "at": 1.5, "ref": "syncer.1:9", "learner": "learner-0.1"},
+        {"event": "held out", "t": 8, "held_out_loss": 0.5},
+        {"event": "held out", "t": 9, "held_out_loss": None},
+    ] == [json.loads(line) for line in said]

@@ -1,0 +1,89 @@
+"""What a user's function must return, and what is said where it does not."""
+
+import pytest
+
+from ddloco.programs.program import Production, Program, Role, load_production, production_from
+from ddloco.runtime.entry_point import NamedError
+from transport import PROTOCOL_VERSION, Header, RemoteProtocolError, TensorMeta
+from transport.message import Bye, Hello
+
+HERE = "tests.ddloco.programs.test_program"
+
+
+class Quiet:
+    """Decides nothing."""
+
+    def handle(self, at, event):
+        """Nothing is asked for."""
+        return []
+
+
+def good(who="server"):
+    """Two actors."""
+    cast = {who: Role(Quiet), "client": Role(Quiet, dials=(who,))}
+    return Program(cast, said=Hello | Bye, happened=Hello, payload_bytes_max=100)
+
+
+def other():
+    """No program."""
+    return {"cast": ()}
+
+
+def empty():
+    """Nobody plays."""
+    return Program({}, said=Hello | Bye, happened=Hello)
+
+
+def strange():
+    """Dials whom there is not."""
+    return Program({"a": Role(Quiet, dials=("b",))}, said=Hello | Bye, happened=Hello)
+
+
+def broken():
+    """Fails."""
+    raise RuntimeError("no\nluck")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        ("good", {}, "is not of the form module:function"),
+        ("tests.nowhere:good", {}, "cannot import tests.nowhere"),
+        (f"{HERE}:best", {}, "has no function best"),
+        (f"{HERE}:good", {"many": 3}, "does not take these options: .*many"),
+        (f"{HERE}:broken", {}, "broken failed: RuntimeError: no luck$"),
+        (f"{HERE}:other", {}, "returns dict, want a ddloco.programs.program.Program"),
+        (f"{HERE}:empty", {}, "the cast is empty"),
+        (f"{HERE}:strange", {}, "cast: a dials b, which is not one of the others"),
+        (f"{HERE}:good", {"who": "a.b"}, "cast: 'a.b' is no name"),
+    ],
+)
+def test_one_line_says_what_is_wrong(spec, options, said):
+    """And names the program."""
+    with pytest.raises(NamedError, match=rf"^program '{spec}'.*{said}") as caught:
+        load_production(spec, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_production_is_found_again():
+    """From a tape's header; other options are another run."""
+    production = load_production(f"{HERE}:good", {"who": "master"})
+    again = production_from(production.as_plain())
+    assert (again.id, again.source) == (production.id, production.source)
+    assert production.id.startswith("good-")
+    assert production.id != load_production(f"{HERE}:good", {}).id
+    assert production.listeners() == ("master",)
+    assert set(again.program.cast) == {"master", "client"}
+
+
+def test_a_message_that_brings_too_much_is_refused():
+    """What is announced would be allocated."""
+    production = Production("m:f", {}, good())
+
+    def header(size):
+        tensors = (TensorMeta("w", (size,), "uint8", 8, b"0" * 16),)
+        return Header(PROTOCOL_VERSION, "j", "s.1", 1, 1, {}, Bye("x"), tensors)
+
+    production.admits(header(64))
+    with pytest.raises(RemoteProtocolError, match="128 bytes; this program takes 100"):
+        production.admits(header(65))

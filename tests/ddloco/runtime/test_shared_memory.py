@@ -1,0 +1,196 @@
+"""Memory shared with a worker: regions that do not overlap, are used again, and are seen."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddloco.runtime.array_table import Arrays, HostCopy
+from ddloco.runtime.shared_memory import PAGE, Arena, ArenaView
+from transport import Payload
+
+CHILD = """
+import sys
+from ddloco.runtime.shared_memory import ArenaView
+
+view = ArenaView([*map(int, sys.argv[1].split(","))])
+first, second = [view.region(int(offset), 5000) for offset in sys.argv[2:]]
+assert set(first) == {7} and set(second) == {9}, (set(first), set(second))
+second[:] = 11
+"""
+
+
+@pytest.fixture
+def arena():
+    """Give an arena that is closed at the end."""
+    arena = Arena()
+    yield arena
+    arena.close()
+
+
+def test_a_child_process_sees_what_was_written_and_is_seen(arena):
+    """Both sides look at the same bytes, through nothing but the descriptor and an offset."""
+    first, second = arena.allocate(5000), arena.allocate(5000)
+    first.data[:], second.data[:] = 7, 9
+    shared = arena.filenos()
+    command = [sys.executable, "-c", CHILD, ",".join(map(str, shared))]
+
+    subprocess.run([*command, str(first.offset), str(second.offset)], pass_fds=shared, check=True)
+
+    assert set(second.data) == {11}
+    assert set(first.data) == {7}
+
+
+def test_a_view_maps_each_region_once(arena):
+    """The worker's side gives the same array for the same region, also after the file grew."""
+    one = arena.allocate(100)
+    view = ArenaView(arena.filenos())
+    seen = view.region(one.offset, 100)
+    other = arena.allocate(3 * PAGE + 1)
+    other.data[:] = 5
+
+    one.data[:] = 3
+
+    assert view.region(one.offset, 100) is seen
+    assert set(seen) == {3}
+    assert set(view.region(other.offset, 3 * PAGE + 1)) == {5}
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE])
+def test_a_region_has_the_length_asked_for(arena, nbytes):
+    """Regions start at pages and are as long as asked, zero included."""
+    region = arena.allocate(nbytes)
+
+    assert len(region.data) == nbytes
+    assert region.offset % PAGE == 0
+    assert arena.find(region.data) is region
+
+
+def test_a_freed_region_is_used_again(arena):
+    """The same length comes from what was freed; another length, or none freed, is new."""
+    one = arena.allocate(100)
+    two = arena.allocate(100)
+    arena.free(one)
+
+    assert arena.allocate(200).offset not in {one.offset, two.offset}
+    assert arena.allocate(100) is one
+    assert arena.allocate(100).offset not in {one.offset, two.offset}
+
+
+def test_what_lies_elsewhere_is_not_found(arena):
+    """Only a whole region is one: not other memory, and not a part."""
+    region = arena.allocate(100)
+
+    assert arena.find(np.zeros(100, np.uint8)) is None
+    assert arena.find(region.data[:50]) is None
+    assert arena.find(region.data[1:]) is None
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 1, 64, PAGE, PAGE + 1])), max_size=20))
+def test_regions_in_use_never_overlap(steps):
+    """However regions are taken and given back, nobody writes into another's."""
+    arena, used = Arena(), []
+    for number, (take, nbytes) in enumerate(steps):
+        if take or not used:
+            region = arena.allocate(nbytes)
+            region.data[:] = number
+            used.append((region, number))
+        else:
+            arena.free(used.pop(nbytes % len(used))[0])
+
+    assert len({region.offset for region, _ in used}) == len(used)
+    for region, number in used:
+        assert set(region.data) <= {number}
+    arena.close()
+
+
+def test_bytes_outlive_the_arena():
+    """Closing lets go of the file; arrays that are still looked at stay."""
+    arena = Arena()
+    region = arena.allocate(10)
+    region.data[:] = 4
+
+    arena.close()
+
+    assert set(region.data) == {4}
+
+
+def test_a_freed_handle_gives_its_region_back(arena):
+    """Host copies and payloads in the arena are used again once their handle is freed."""
+    arrays = Arrays(arena)
+    copy, wire = arena.allocate(64), arena.allocate(128)
+    arrays.put("host/1", HostCopy(copy))
+    arrays.put("wire/0/1", Payload((), wire.data))
+    arrays.put("elsewhere", Payload((), np.zeros(64, np.uint8)))
+    arrays.put("unknown", None)
+
+    assert arrays.known("host/1", "")
+    assert not arrays.known("host/1", "unknown")
+    for handle in ("host/1", "wire/0/1", "elsewhere", "unknown", "never named"):
+        arrays.free(handle)
+
+    assert len(arrays) == 0
+    assert arena.allocate(64) is copy
+    assert arena.allocate(128) is wire
+
+
+def test_a_handle_is_named_once():
+    """Two arrays under one name are a mistake of ours."""
+    arrays = Arrays()
+    arrays.put("x", None)
+
+    with pytest.raises(AssertionError, match="x is named twice"):
+        arrays.put("x", None)
+
+
+@pytest.fixture
+def small_place(tmp_path):
+    """A file system in memory with little room, which only root can make."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(place)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_what_has_no_room_in_memory_lies_in_a_file(small_place, tmp_path):
+    """Docker gives /dev/shm 64 MB; both sides see what lies in either place, and freed regions are
+    used again."""
+    arena = Arena([small_place, tmp_path])
+    view = ArenaView(arena.filenos())
+    small, large = arena.allocate(5000), arena.allocate(2**20)
+    small.data[:], large.data[:] = 3, 4
+    assert (view.region(small.offset, 5000) == 3).all()
+    assert (view.region(large.offset, 2**20) == 4).all()
+    assert os.fstat(arena.filenos()[1]).st_size == 2**20
+    assert arena.find(large.data) is large
+    arena.free(large)
+    assert arena.allocate(2**20) is large
+    arena.close()
+
+
+def test_without_room_anywhere_one_line_says_what_helps(small_place):
+    """And not a signal; what has room goes on."""
+    arena = Arena([small_place, small_place])
+    with pytest.raises(OSError, match="no room to share 1,048,576 bytes") as raised:
+        arena.allocate(2**20)
+    assert "--shm-size" in str(raised.value)
+    assert raised.value.filename == str(small_place)
+    arena.allocate(5000).data[:] = 1
+    arena.close()
+
+
+def test_a_place_that_is_not_there_is_no_matter(tmp_path):
+    """A system without /dev/shm; where nothing can be made, the same line says so."""
+    arena = Arena([tmp_path / "none", tmp_path])
+    arena.allocate(5000).data[:] = 1
+    arena.close()
+    with pytest.raises(OSError, match="TMPDIR"):
+        Arena([tmp_path / "none", tmp_path / "neither"])

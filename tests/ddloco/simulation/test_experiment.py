@@ -1,0 +1,98 @@
+"""One case, run once: what is measured, what is said of a broken invariant, what is left behind."""
+
+import pytest
+import trio
+
+from ddloco.machines.syncer import global_fragments
+from ddloco.machines.syncer.rounds import Rounds
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.simulation.experiment import checks_of, run_case
+from ddloco.simulation.merge_oracle import Oracle
+from ddloco.simulation.scenario import cases_of
+
+SCENARIO = """
+[scenario]
+name = "small"
+[job]
+steps = 12
+learners = 2
+[sync]
+fragments = 3
+interval = 3
+overlap = 2
+[work]
+tensors = 3
+arithmetic = true
+"""
+
+
+@pytest.fixture
+def case(tmp_path):
+    """Makes the case of a scenario, with keys overridden."""
+
+    def made(*overrides):
+        path = tmp_path / "small.toml"
+        path.write_text(SCENARIO)
+        return cases_of(path, overrides)[0]
+
+    return made
+
+
+def test_a_case_is_measured(case):
+    """To the end of its job, with every check beside it."""
+    row = run_case(*case(), 4)
+    assert ("small", 4, None) == (row.case, row.seed, row.violation)
+    times = {"goodput", "uptime", "taking part", "steps", "merges", "hours"}
+    assert times | {"in a merge", "by fragment"} == set(row.values)
+    assert 12.0 == row.values["merges"]
+    assert row.events > 100
+    assert 32 == len(row.trail)
+    assert row.trail == run_case(*case(), 4).trail
+
+
+@pytest.mark.parametrize(
+    ("override", "column", "expected"),
+    [("scenario.hours=0.001", "hours", 0.001), ("scenario.inner_steps=9", "steps", 9.0)],
+)
+def test_a_case_may_end_before_its_job(case, override, column, expected):
+    """After so many hours, or as soon as so many steps are done by all together."""
+    row = run_case(*case(override), 0)
+    assert expected == pytest.approx(row.values[column], abs=1.0 if column == "steps" else 1e-9)
+    assert row.values["merges"] < 12
+
+
+def test_checks_may_be_left_out(case):
+    """For speed; where there are numbers there is an oracle, where there are none there is none."""
+    assert [] == checks_of(case("scenario.checks=false")[1])
+    assert "" == run_case(*case("scenario.checks=false"), 0).trail
+    with_numbers, without = checks_of(case()[1]), checks_of(case("work.arithmetic=false")[1])
+    assert isinstance(with_numbers[-1], Oracle)
+    assert len(without) == len(with_numbers) - 1
+
+
+def test_a_broken_invariant_is_named(case, monkeypatch):
+    """With its text; what was measured until then is there."""
+    monkeypatch.setattr(global_fragments, "merge_weight", lambda tokens, steps: 1.0)
+    row = run_case(*case(), 0)
+    assert row.violation.startswith("weights-valid: ")
+    assert "goodput" in row.values
+
+
+def test_a_machine_that_raises_is_named(case, monkeypatch):
+    """As such."""
+
+    def close(self, sync):
+        raise KeyError("theta/0/7")
+
+    monkeypatch.setattr(Rounds, "_close", close)
+    assert "raised: KeyError: 'theta/0/7'" == run_case(*case(), 0).violation
+
+
+@pytest.mark.parametrize("override", ["job.steps=12", "scenario.hours=0.001"])
+def test_its_tapes_replay(case, override, tmp_path):
+    """Also those of a case that ends before its job: everybody is asked to end in good order."""
+    folder = tmp_path / "run"
+    row = run_case(*case(override), 0, folder)
+    assert row.violation is None
+    assert trio.run(JobRerun(folder).run).identical
+    assert (folder / "job.toml").exists()

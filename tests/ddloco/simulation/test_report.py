@@ -1,0 +1,230 @@
+"""``ddloco simulate``: tables, exit codes, and how a broken invariant is shown again."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import trio
+
+from ddloco.cli.parser import parser
+from ddloco.cli.run import simulate
+from ddloco.cli.tape import verify_folder
+from ddloco.machines.syncer import global_fragments
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.simulation import fuzz, report
+from ddloco.simulation.report import FOUND, HELD
+
+SCENARIO = """
+[scenario]
+name = "small"
+about = "Two of them"
+note = "No more than a note."
+seed = 7
+[job]
+steps = 12
+learners = 2
+[sync]
+fragments = 3
+interval = 3
+overlap = 2
+[work]
+tensors = 3
+variance = 0.1
+[[case]]
+name = "first of all"
+paper = { goodput = 90, time = 1.0 }
+[[case]]
+name = "second"
+set = { "work.step_s" = 2.0 }
+paper = { goodput = 80, time = 2.0 }
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    """Every test has a working folder of its own, with a scenario in it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.toml").write_text(SCENARIO)
+    return tmp_path
+
+
+@pytest.fixture
+def call(capsys):
+    """Calls the command in this process: its exit code, and what it said."""
+
+    def called(line):
+        code = simulate(parser().parse_args(["simulate", *shlex.split(line), "--jobs", "1"]))
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return called
+
+
+def break_it(monkeypatch):
+    """Plant a bug that every world notices."""
+    monkeypatch.setattr(global_fragments, "merge_weight", lambda tokens, steps: 1.0)
+
+
+def test_a_table_has_a_row_for_each_case(call):
+    """Beside what the paper says; how far off, what is meant, and over how many seeds."""
+    code, out, _ = call("small.toml --seeds 2")
+    assert HELD == code
+    assert "Two of them" in out
+    for row in ("first of all", "second"):
+        assert re.search(rf"{row} .*%.*(90|80)\.0 %", out)
+    assert "goodput: RMSE" in out
+    assert re.search(r"time: RMSE 0\.\d\d over 2 cells", out)
+    assert "mean of 2 seeds" in out
+    assert "No more than a note." in out
+
+
+def test_a_table_as_json(call):
+    """Every case with its values, the mean over seeds; nothing else on standard output."""
+    code, out, _ = call("small.toml --seeds 3 --json")
+    said = json.loads(out)
+    assert (HELD, "small") == (code, said["scenario"])
+    assert ["first of all", "second"] == [row["case"] for row in said["cases"]]
+    alone = [json.loads(call(f"small.toml --seed {7 + n} --json")[1]) for n in range(3)]
+    mean = sum(each["cases"][0]["values"]["goodput"] for each in alone) / 3
+    assert mean == pytest.approx(said["cases"][0]["values"]["goodput"])
+    assert 7 == said["cases"][0]["seed"]
+
+
+def test_one_case_and_other_keys(call):
+    """``--case`` chooses by a part of the name, ``--set`` outweighs the file."""
+    code, out, _ = call("small.toml --case second --set work.step_s=3 --json")
+    [row] = json.loads(out)["cases"]
+    assert (HELD, "second") == (code, row["case"])
+    assert row["values"]["hours"] > 11 * 3 / 3600
+
+
+def test_tapes_of_a_case_are_left_where_asked(call, here):
+    """They replay."""
+    code, *_ = call("small.toml --case second --dir run")
+    assert HELD == code
+    assert trio.run(JobRerun(here / "run").run).identical
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("small.toml --case third", "no case has 'third' in its name"),
+        ("small.toml --seeds 0", "--seeds 0: at least 1"),
+        ("small.toml --dir run", "choose one --case and one seed"),
+        ("small.toml --case second --dir run --seeds 2", "choose one --case and one seed"),
+        ("small.toml --set work.step=1", "step"),
+        ("smaller.toml", "smaller.toml"),
+        ("smaller", "neither a file nor one of"),
+        ("hostile --seeds 0", "--seeds 0: at least 1"),
+        ("hostile --seeds 2 --dir run", "choose one seed"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_a_line(call, line, said):
+    """With exit code 2, and nothing is left behind."""
+    code, out, err = call(line)
+    assert 2 == code
+    assert said in err
+    assert ("", 1) == (out, len(err.strip().splitlines()))
+
+
+def test_jobs_are_a_number_of_processes(capsys):
+    """0 stands for one per core; less is a mistake."""
+    code = simulate(parser().parse_args(["simulate", "hostile", "--jobs", "-1"]))
+    assert 2 == code
+    assert "--jobs -1" in capsys.readouterr().err
+
+
+def shown_again(err):
+    """The command and the folder that were printed."""
+    return re.search("again: ddloco simulate (.*)", err)[1], re.search("tapes: (.*)", err)[1]
+
+
+def test_a_broken_invariant_is_shown_again(call, monkeypatch):
+    """Exit code 1: the seed, the command that shows it again, and tapes that show it too."""
+    break_it(monkeypatch)
+    code, _, err = call("small.toml --case second --seed 3 --set work.step_s=3")
+    assert FOUND == code
+    assert re.search("^second, seed 3: weights-valid: .* for ", err, re.MULTILINE)
+    again, folder = shown_again(err)
+    assert "small.toml --case second --seed 3 --set work.step_s=3" == " ".join(shlex.split(again))
+    held, lines = verify_folder(Path(folder), as_json=False)
+    assert not held
+    assert [line.split()[0] for line in lines if "VIOLATED" in line] == ["weights-valid"]
+    code, _, once_more = call(again)
+    assert FOUND == code
+    assert err.splitlines()[0] == once_more.splitlines()[0]
+    assert folder != shown_again(once_more)[1]
+
+
+def test_worlds_that_hold(call):
+    """What was done in all of them, in one line, and that everything held."""
+    code, out, err = call("hostile --seed 3 --seeds 4")
+    assert (HELD, "") == (code, err.strip())
+    assert re.search(r"^4 worlds .* 0 violations$", out, re.MULTILINE)
+    assert "held: every invariant in every world" in out
+
+
+def test_worlds_as_json(call):
+    """Totals, and the seeds that failed."""
+    _, out, _ = call("hostile --seed 3 --seeds 2 --json")
+    said = json.loads(out)
+    outcomes = [fuzz.run(3), fuzz.run(4)]
+    assert {"worlds": 2, "violations": 0, "seeds": []}.items() <= said.items()
+    assert sum(each.events for each in outcomes) == said["events"]
+    assert sum(each.merges for each in outcomes) == said["merges"]
+
+
+def test_a_world_leaves_its_tapes_where_asked(call, here):
+    """With job file and log; they replay."""
+    code, *_ = call("hostile --seed 8 --dir run")
+    assert HELD == code
+    assert {"job.toml", "tapes"} <= {path.name for path in (here / "run").iterdir()}
+    assert trio.run(JobRerun(here / "run").run).identical
+
+
+@pytest.mark.parametrize("more", ["", " --json", " --dir run"])
+def test_a_broken_world_is_shown_again(call, monkeypatch, more):
+    """Exit code 1: seed, command and tapes, however it is printed."""
+    break_it(monkeypatch)
+    code, out, err = call("hostile --seed 5" + more)
+    assert FOUND == code
+    assert "seed 5: weights-valid" in err
+    again, folder = shown_again(err)
+    assert "hostile --seed 5" == again
+    assert (Path(folder) / "tapes").is_dir()
+    assert ("run" == folder) == (more == " --dir run")
+    if "json" in more:
+        [failed] = json.loads(out)["seeds"]
+        assert (5, "weights-valid") == (failed["seed"], failed["invariant"])
+    else:
+        assert "failed" in out
+    assert FOUND == call(again)[0]
+
+
+def test_not_every_failure_is_listed(call, monkeypatch):
+    """Ten of them are enough to begin with; the count is of all."""
+    break_it(monkeypatch)
+    monkeypatch.setattr(report, "SHOWN_MAX", 2)
+    code, out, err = call("hostile --seeds 5")
+    assert FOUND == code
+    assert (2, True) == (err.count("again:"), "5 violations" in out)
+
+
+@pytest.mark.parametrize("invariant", ["determinism-check", "record-is-inert"])
+def test_a_second_run_that_differs_is_found(call, monkeypatch, invariant):
+    """One seed in twenty is run again, plainly and with tapes."""
+    run, count = fuzz.run, []
+
+    def differs(seed, tapes=None):
+        outcome = run(seed, tapes)
+        count.append(tapes)
+        if (tapes is None) == (invariant == "determinism-check") and len(count) > 1:
+            outcome.trail = "another"
+        return outcome
+
+    monkeypatch.setattr(fuzz, "run", differs)
+    code, _, err = call("hostile --seed 20")
+    assert FOUND == code
+    assert f"seed 20: {invariant}: " in err

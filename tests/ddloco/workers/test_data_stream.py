@@ -1,0 +1,121 @@
+"""A learner's stream: one of it, put back to where it stood, drawn again only where it must be."""
+
+import json
+
+import pytest
+
+from ddloco.protocol.messages import CURSOR_BYTES_MAX
+from ddloco.workers import data_stream
+from ddloco.workers.data_stream import DataStream, pack_cursor, travelling, unpack_cursor
+from ddloco.workers.task import TaskError
+
+
+class Documents:
+    """A stream over documents of several batches each: its state is neither a count nor short."""
+
+    def __init__(self, per_document=3):
+        self.per_document = per_document
+        self.document = self.within = self.drawn = self.restored = 0
+
+    def next(self):
+        self.drawn += 1
+        batch = (self.document, self.within)
+        self.within += 1
+        if self.within == self.per_document:
+            self.document, self.within = self.document + 1, 0
+        return batch
+
+    def state(self):
+        return {"document": self.document, "within": self.within}
+
+    def restore(self, state):
+        self.restored += 1
+        self.document, self.within = state["document"], state["within"]
+
+
+class Nowhere(Documents):
+    """A stream that cannot say where it stands."""
+
+    def state(self):
+        return None
+
+
+class Shared(Documents):
+    """A stream that gives its own state away, which later batches change."""
+
+    def __init__(self):
+        super().__init__()
+        self.where = {"at": 0}
+
+    def next(self):
+        self.where["at"] += 1
+        return self.where["at"]
+
+    def state(self):
+        return self.where
+
+    def restore(self, state):
+        self.where = {"at": 0}
+
+
+def digest(batch):
+    """Any batch as bytes."""
+    return json.dumps(batch).encode()
+
+
+def test_it_goes_back_without_drawing_anything():
+    """After a hundred batches, one call of restore and none of next."""
+    stream = DataStream("t", Documents())
+    for _ in range(100):
+        stream.next()
+    position, following = stream.position(), [stream.next() for _ in range(3)]
+    again = Documents()
+    other = DataStream("t", again)
+    other.go_to(position)
+    assert (1, 0) == (again.restored, again.drawn)
+    assert following == [other.next() for _ in range(3)]
+
+
+def test_one_that_cannot_say_where_it_stands_is_drawn_again(capsys, monkeypatch):
+    """And says how far it is, if that takes long."""
+    nowhere = Nowhere()
+    stream = DataStream("slow", nowhere)
+    assert b"" == stream.position()
+    monkeypatch.setattr(data_stream, "TOLD_EVERY_S", -1.0)
+    stream.draw_again(4)
+    assert 4 == nowhere.drawn
+    lines = capsys.readouterr().err.splitlines()
+    assert "ddloco: task slow: 4 of 4 used batches drawn again" == lines[-1]
+
+
+def test_a_stream_that_does_not_go_back_is_refused():
+    """The first batch is drawn once more; another one is the task's mistake, in one line."""
+    stream = DataStream("wrong", Shared())
+    stream.next()
+    before = stream.position()
+    first = digest(stream.next())
+    with pytest.raises(TaskError, match=r"task wrong: .*same batch again"):
+        stream.check(before, first, digest)
+    good = DataStream("good", Documents())
+    before = good.position()
+    good.check(before, digest(good.next()), digest)
+    assert (0, 1) == good.next()
+    good.check(b"", b"", digest)
+
+
+def test_a_state_that_is_no_plain_data_is_refused():
+    """In one line that says what it may be."""
+    odd = Documents()
+    odd.state = lambda: {1, 2}
+    with pytest.raises(TaskError, match=r"task odd: .*plain data"):
+        DataStream("odd", odd).position()
+
+
+@pytest.mark.parametrize(("size", "kept"), [(100, True), (CURSOR_BYTES_MAX, False)])
+def test_a_large_position_stays_at_home(size, kept):
+    """Schedules are few numbers: they travel with every report all the same."""
+    cursor = pack_cursor(bytes(size), [7, 9])
+    position, counts = unpack_cursor(travelling(cursor))
+    assert ([7, 9], kept) == (counts, position == bytes(size))
+    assert len(travelling(cursor)) <= CURSOR_BYTES_MAX
+    assert b"" == travelling(b"")

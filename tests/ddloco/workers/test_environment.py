@@ -1,0 +1,110 @@
+"""The environment of a worker: from the job file or from a tape, and nothing else."""
+
+import pytest
+
+from ddloco.config.job import Worker
+from ddloco.workers.environment import (
+    ENTRY,
+    FINGERPRINTED,
+    HASH_SEED,
+    fingerprinted,
+    worker_environment,
+)
+
+BASE = {"PATH": "/bin", "NPROC": "8", "XLA_FLAGS": "--old", "HOME": "/root"}
+
+
+def test_the_job_file_decides_the_threads():
+    """NPROC comes from the job file, whatever this process inherited."""
+    env = worker_environment(BASE, Worker(threads=2))
+
+    assert env["NPROC"] == "2"
+    assert (env["PATH"], env["HOME"]) == ("/bin", "/root")
+
+
+def test_the_job_files_variables_are_added():
+    """``env`` of the job file wins over what was inherited."""
+    env = worker_environment(BASE, Worker(env={"XLA_FLAGS": "--new", "MINE": "1"}))
+
+    assert (env["XLA_FLAGS"], env["MINE"]) == ("--new", "1")
+
+
+def test_strings_hash_alike_in_every_worker():
+    """Whatever this process inherited; a job file may choose another seed, for all workers."""
+    base = {**BASE, HASH_SEED: "77"}
+    assert "0" == worker_environment(base, Worker())[HASH_SEED]
+    chosen = worker_environment(base, Worker(env={HASH_SEED: "5"}))
+    assert "5" == chosen[HASH_SEED]
+    assert "5" == worker_environment(base, Worker(), fingerprinted(chosen))[HASH_SEED]
+
+
+def test_the_base_is_not_changed():
+    """Building an environment touches nobody else's."""
+    base = dict(BASE)
+
+    worker_environment(base, Worker(env={"A": "1"}), {f"{ENTRY}NPROC": "4"})
+
+    assert base == BASE
+
+
+def test_a_recorded_fingerprint_replaces_all_that_changes_arithmetic():
+    """In a replay nothing inherited, and nothing of today's job file, changes a bit."""
+    base = {**BASE, "OMP_NUM_THREADS": "8", "JAX_ENABLE_X64": "1"}
+    recorded = {f"{ENTRY}NPROC": "1", f"{ENTRY}XLA_FLAGS": "--then", "jax": "0.10"}
+
+    env = worker_environment(base, Worker(threads=5, env={"XLA_FLAGS": "--now"}), recorded)
+
+    told = {f"{ENTRY}NPROC": "1", f"{ENTRY}XLA_FLAGS": "--then", f"{ENTRY}{HASH_SEED}": "0"}
+    assert fingerprinted(env) == told
+    assert "jax" not in env
+    assert env["PATH"] == "/bin"
+
+
+def test_a_fingerprint_holds_what_changes_arithmetic_in_order_of_names():
+    """Only the variables that matter, sorted, each under its prefix."""
+    env = {f"{name}X": "1" for name in reversed(FINGERPRINTED)} | {"HOME": "/", "MY_XLA_": "x"}
+
+    entries = fingerprinted(env)
+
+    assert list(entries) == sorted(f"{ENTRY}{name}X" for name in FINGERPRINTED)
+    assert set(entries.values()) == {"1"}
+
+
+def test_what_was_recorded_is_built_again():
+    """A worker started from its own fingerprint has that fingerprint."""
+    worker = Worker(threads=3, env={"XLA_FLAGS": "--a", "TF_X": "1"})
+    recorded = fingerprinted(worker_environment(BASE, worker))
+
+    again = worker_environment({"NPROC": "64", "CUDA_X": "1"}, worker, recorded)
+
+    assert fingerprinted(again) == recorded
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("LD_PRELOAD", "/home/me/theirs.so"),
+        ("PYTHONPATH", "/home/me"),
+        ("PATH", "/home/me"),
+        ("JAX_COMPILATION_CACHE_DIR", "/home/me/theirs"),
+        ("CUDA_INJECTION64_PATH", "/home/me/theirs.so"),
+        ("XLA_FLAGS", "--xla_dump_to=/home/me"),
+        ("XLA_FLAGS", "--a\0b"),
+        ("NPROC", "1\n2"),
+        ("OMP_NUM_THREADS", "9" * 5000),
+    ],
+)
+def test_a_tape_has_no_say_in_what_runs(name, value):
+    """Names that say where programs and files are, and values that could, are not taken."""
+    env = worker_environment(BASE, Worker(), {f"{ENTRY}{name}": value})
+
+    assert env.get(name) != value
+
+
+def test_what_this_process_says_itself_is_no_say_of_a_tape():
+    """The folder of compiled programs is the same one, so the replay goes on using it."""
+    base = {**BASE, "JAX_COMPILATION_CACHE_DIR": "/home/me/cache", "JAX_X": "1"}
+
+    env = worker_environment(base, Worker(), fingerprinted(base))
+
+    assert fingerprinted(env) == {**fingerprinted(base), f"{ENTRY}{HASH_SEED}": "0"}

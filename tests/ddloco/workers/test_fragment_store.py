@@ -1,0 +1,120 @@
+"""What a syncer keeps: found again to the bit, or refused by name."""
+
+import os
+
+import msgspec
+import numpy as np
+import pytest
+
+from ddloco.protocol.events import Kept
+from ddloco.workers.fragment_store import Found, KeptError, KeptFolder, KeptHistory, digest_of
+
+JOB = "small-1234"
+
+
+def found(fragment=0, version=8, start=0.0):
+    theta = np.arange(5, dtype=np.float32) + np.float32(start)
+    momentum = theta * np.float32(0.5)
+    spent = {"learner-1.2": 4, "learner-0.1": 8}
+    return Found(Kept(fragment, version, spent, {}, digest_of(theta, momentum)), theta, momentum)
+
+
+def same(one, other):
+    arrays = ((one.theta, other.theta), (one.momentum, other.momentum))
+    return one.kept == other.kept and all(a.tobytes() == b.tobytes() for a, b in arrays)
+
+
+def test_the_newest_of_each_fragment_is_found(tmp_path):
+    """In order of fragments; what a later merge replaced is gone."""
+    keep = KeptFolder(tmp_path / "kept", JOB)
+    assert list(keep.find()) == []
+    for each in (found(11, 4), found(2, 6), found(11, 9, start=3.0)):
+        keep.put(each)
+
+    first, second = KeptFolder(tmp_path / "kept", JOB).find()
+    assert same(first, found(2, 6))
+    assert same(second, found(11, 9, start=3.0))
+
+
+def test_what_cannot_be_written_leaves_what_was(tmp_path, small_disk):
+    """A full disk is an error, and the fragment as it was before is still there."""
+    keep = KeptFolder(tmp_path, JOB)
+    keep.put(found())
+    with small_disk(100), pytest.raises(OSError, match="cannot be written"):
+        keep.put(found(version=9))
+    [still] = keep.find()
+    assert same(still, found())
+
+
+def test_every_damaged_byte_is_noticed(tmp_path):
+    """No flipped byte of a file is believed: it is refused with the file's name."""
+    keep = KeptFolder(tmp_path, JOB)
+    keep.put(found())
+    [path] = tmp_path.iterdir()
+    whole = path.read_bytes()
+    for index in range(len(whole)):
+        path.write_bytes(whole[:index] + bytes([whole[index] ^ 1]) + whole[index + 1 :])
+        refused = None
+        try:
+            [read] = keep.find()
+        except KeptError as error:
+            refused = str(error)
+        # Padding may differ, nothing else.
+        assert refused.startswith(str(path)) if refused else same(read, found()), index
+
+
+def test_fragments_of_another_job_are_refused(tmp_path):
+    """A run folder that is used again by mistake is no source of truth."""
+    KeptFolder(tmp_path, "other-1").put(found())
+    with pytest.raises(KeptError, match=r"of job other-1, this is small-1234"):
+        KeptFolder(tmp_path, JOB).find()
+
+
+def test_a_replay_remembers_what_may_have_been_kept():
+    """The newest two merges of a fragment, by version."""
+    history = KeptHistory()
+    merges = [found(0, t, start=t) for t in (4, 8, 12)]
+    for each in merges:
+        history.put(each)
+
+    assert [history.at(0, t) for t in (4, 8, 12)] == [None, *merges[1:]]
+    assert history.at(1, 8) is None
+
+
+def test_of_what_a_snapshot_brought_only_the_merge_is_compared():
+    """It was merged before the cut, when data had not gone as far; later ones are compared all."""
+    history = KeptHistory()
+    brought, later = found(0, 4), found(0, 8)
+    history.put(brought)
+    history.bring()
+    history.put(later)
+    elsewhere = {"batches": {"learner-0": 1234}}
+
+    for each, agrees in ((brought, True), (later, False)):
+        assert history.agrees(each.kept)
+        assert agrees == history.agrees(msgspec.structs.replace(each.kept, **elsewhere))
+        assert not history.agrees(msgspec.structs.replace(each.kept, digest=bytes(32)))
+    assert not history.agrees(found(0, 12).kept)
+
+
+def test_fragments_that_were_swapped_are_refused(tmp_path):
+    """Each says which one it is, and so does its file's name."""
+    keep = KeptFolder(tmp_path, JOB)
+    keep.put(found(0))
+    keep.put(found(1, start=2.0))
+    one, other = sorted(tmp_path.iterdir())
+    one.rename(tmp_path / "x")
+    other.rename(one)
+    (tmp_path / "x").rename(other)
+
+    with pytest.raises(KeptError, match=r"fragment-0000\.safetensors: holds fragment 1"):
+        keep.find()
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_file_is_refused(tmp_path, make):
+    """A FIFO is not waited for."""
+    make(tmp_path / "fragment-0000.safetensors")
+
+    with pytest.raises(KeptError, match="not a regular file"):
+        KeptFolder(tmp_path, JOB).find()

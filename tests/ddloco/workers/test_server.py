@@ -1,0 +1,296 @@
+"""The JAX worker, asked in this process: a whole state given to another goes on to the bit."""
+
+import jax
+import optax
+import pytest
+
+from ddloco.config.job import Inner
+from ddloco.protocol.fragment_plan import make_plan
+from ddloco.protocol.state_layout import piece_slice, pieces_of
+from ddloco.runtime.shared_memory import PAGE, Arena, ArenaView
+from ddloco.workers import rpc
+from ddloco.workers.rpc import span_of
+from ddloco.workers.server import Trainer, schedule_counts, with_counts
+
+
+class Desk:
+    """A trainer, its arena, and the chores of a learner."""
+
+    def __init__(self, arena, task="tests.tasks:regression", **inner):
+        self.arena = arena
+        self.trainer = Trainer(ArenaView(arena.filenos()))
+        self.step = 0
+        inner = Inner(**inner)
+        prepared = self.ask(rpc.Prepare(task, {}, inner, seed=1, shard=0, shards=1))
+        self.plan = make_plan(prepared.leaves, fragments=3, interval=3, strategy="balanced")
+        self.state_bytes = self.ask(rpc.Lay(self.plan)).state_bytes
+
+    def ask(self, request):
+        """One chore."""
+        return self.trainer.answer(request)
+
+    def begin(self):
+        """Make parameters."""
+        self.ask(rpc.Fill(span_of(self.arena.allocate(self.plan.total_bytes))))
+
+    def train(self, skipped=0, cursor=b""):
+        """One step; loss, batch and the parameters after it."""
+        self.step += 1
+        out = self.arena.allocate(self.plan.total_bytes)
+        done = self.ask(rpc.Train(self.step, (), span_of(out), skipped, cursor))
+        return done.loss, done.batch, out.data.tobytes()
+
+    def state(self):
+        """The whole state."""
+        out = self.arena.allocate(self.state_bytes)
+        out.data[:] = 0
+        self.ask(rpc.CopyOut(span_of(out)))
+        return out
+
+
+@pytest.fixture
+def arena():
+    """Shared memory for as many trainers as there are."""
+    arena = Arena()
+    yield arena
+    arena.close()
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_who_takes_over_a_state_goes_on_to_the_bit(arena, optimizer):
+    """Parameters, moments, step counts and the place in the data: the next step is the same."""
+    donor = Desk(arena, optimizer=optimizer, warmup=5)
+    donor.begin()
+    for _ in range(3):
+        donor.train()
+    state = donor.state()
+    taker = Desk(arena, optimizer=optimizer, warmup=5)
+    taker.ask(rpc.Install((span_of(state),)))
+    assert donor.train() == taker.train(skipped=3)
+    assert donor.train() == taker.train()
+
+
+def test_without_the_moments_it_would_not(arena):
+    """The test above can fail: parameters alone are not the state."""
+    donor = Desk(arena)
+    donor.begin()
+    for _ in range(3):
+        donor.train()
+    state = donor.state()
+    state.data[donor.plan.total_bytes :] = 0
+    taker = Desk(arena)
+    taker.ask(rpc.Install((span_of(state),)))
+    assert donor.train() != taker.train(skipped=3)
+
+
+def test_a_spoilt_state_is_taken_back_as_such(arena):
+    """Whoever goes on from a snapshot after a loss that was no number begins its moments anew with
+    the next global fragment, as it would have done without."""
+    donor = Desk(arena)
+    donor.begin()
+    for _ in range(3):
+        donor.train()
+    state, after, cursor = donor.state(), {}, donor.trainer._last.cursor
+    start, stop = donor.plan.fragment_slice(0)
+    fresh = arena.allocate(stop - start)
+    fresh.data[:] = state.data[start:stop]
+    for spoilt in (True, False):
+        taker = Desk(arena)
+        last = rpc.Trained(float("nan") if spoilt else 0.5, 8, b"batch", cursor)
+        taker.ask(rpc.Install((span_of(state),), rpc.Own(3, last)))
+        out = arena.allocate(taker.plan.total_bytes)
+        taker.ask(rpc.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
+        after[spoilt] = out.data.tobytes()
+    donor.trainer._spoilt = True
+    out = arena.allocate(donor.plan.total_bytes)
+    donor.ask(rpc.Train(4, ((0, span_of(fresh)),), span_of(out), 0))
+    assert out.data.tobytes() == after[True] != after[False]
+
+
+def test_whoever_goes_on_knows_what_its_last_step_had_brought(arena):
+    """A second snapshot within the same step says the same of it as the first."""
+    before = Desk(arena)
+    before.begin()
+    before.train()
+    out = arena.allocate(before.state_bytes)
+    copied = before.ask(rpc.CopyOut(span_of(out)))
+    after = Desk(arena)
+    after.ask(rpc.Install((span_of(out),), rpc.Own(1, copied.last)))
+    again = arena.allocate(before.state_bytes)
+    assert copied == after.ask(rpc.CopyOut(span_of(again)))
+    assert copied.last.loss > 0.0
+
+
+def test_a_state_that_is_no_numbers_is_left_alone(arena):
+    """A peer may be broken; whoever comes back must not be."""
+    donor = Desk(arena)
+    donor.begin()
+    donor.train()
+    state = donor.state()
+    state.data[:4] = 255  # The bits of a NaN.
+    taker = Desk(arena)
+    assert taker.ask(rpc.Install((span_of(state),))) == rpc.Installed(sound=False)
+    assert taker.trainer._opt_state is None
+
+
+def test_a_state_may_come_in_pieces(arena):
+    """They are put together in order."""
+    donor = Desk(arena)
+    donor.begin()
+    donor.train()
+    state = donor.state()
+    pieces = []
+    for n in range(pieces_of(donor.state_bytes, 4096)):
+        part = state.data[piece_slice(n, donor.state_bytes, 4096)]
+        pieces.append(arena.allocate(len(part)))
+        pieces[-1].data[:] = part
+    assert 1 < len(pieces)
+    taker = Desk(arena)
+    taker.ask(rpc.Install(tuple(span_of(each) for each in pieces)))
+    assert state.data.tobytes() == taker.state().data.tobytes()
+
+
+def test_an_optimizer_whose_state_is_no_plain_numbers_cannot_be_copied(arena, monkeypatch):
+    """It trains all the same; whoever asks is told that there is nothing to be had."""
+    plain = optax.sgd(0.1)
+
+    def init(params):
+        return (plain.init(params), jax.random.key(0))
+
+    def update(gradients, state, params=None):
+        updates, inner = plain.update(gradients, state[0], params)
+        return updates, (inner, state[1])
+
+    keyed = optax.GradientTransformation(init, update)
+    monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: keyed)
+    desk = Desk(arena)
+    assert 0 == desk.state_bytes
+    desk.begin()
+    assert 0.0 < desk.train()[0]
+
+
+def test_memory_that_is_touched_is_the_actors_own(arena):
+    """Every page of it, and nothing but the first byte of each."""
+    region = arena.allocate(PAGE + 2)
+    region.data[:] = 7
+    assert rpc.Ready() == Desk(arena).ask(rpc.Touch(span_of(region)))
+    assert [0, 7, 0, 7] == region.data[[0, 1, PAGE, PAGE + 1]].tolist()
+
+
+# Moments that are made anew, and schedules that are not.
+
+COSINE = optax.cosine_decay_schedule(0.1, 1000)
+
+
+@optax.inject_hyperparams
+def injected(learning_rate):
+    """A rate that users may change while they train."""
+    return optax.sgd(learning_rate, momentum=0.9)
+
+
+OPTIMIZERS = {
+    "adamw": lambda: optax.adamw(COSINE),
+    "sgd with momentum": lambda: optax.sgd(COSINE, momentum=0.9),
+    "a chain": lambda: optax.chain(optax.clip_by_global_norm(1.0), optax.adam(COSINE)),
+    "a rate that is injected": lambda: injected(COSINE),
+    "a step for every two": lambda: optax.MultiSteps(optax.adam(COSINE), 2),
+    "adafactor": lambda: optax.adafactor(COSINE),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_schedules_go_on_where_moments_begin_anew(name):
+    """The schedules' counts are as after all steps; what corrects young moments begins at zero."""
+    params = {"w": jax.numpy.ones((3, 2)), "scale": jax.numpy.ones(())}
+    gradients = jax.tree.map(jax.numpy.ones_like, params)
+    optimizer = OPTIMIZERS[name]()
+    state = fresh = optimizer.init(params)
+    for _ in range(8):
+        _, state = optimizer.update(gradients, state, params)
+    counts = schedule_counts(state)
+    assert set(counts) == {4 if "every two" in name else 8}
+    anew = with_counts(fresh, counts, 8)
+    assert counts == schedule_counts(anew)
+    moved = {
+        jax.tree_util.keystr(path)
+        for (path, one), other in zip(
+            jax.tree.leaves_with_path(fresh), jax.tree.leaves(anew), strict=True
+        )
+        if not bool((one == other).all())
+    }
+    assert len(moved) == len(counts), "the counts and nothing else"
+    assert [8] * len(counts) == schedule_counts(with_counts(fresh, [], 8)), "counts not known"
+
+
+@pytest.fixture
+def cosine(monkeypatch):
+    """Learners whose rate falls to nothing within four steps."""
+    rate = optax.cosine_decay_schedule(0.1, 4)
+    monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: optax.adamw(rate))
+
+
+def moved(desk, **more):
+    """Whether a step changes the parameters."""
+    _, _, after = desk.train(**more)
+    before, desk.before = getattr(desk, "before", b""), after
+    return before != after
+
+
+def test_a_healed_learner_does_not_jump_back_to_the_peak_of_its_schedule(arena, cosine):
+    """After a loss that was no number its moments are new, its learning rate is not."""
+    desk = Desk(arena)
+    desk.begin()
+    for _ in range(5):
+        moved(desk)
+    assert not moved(desk), "the schedule is through"
+    desk.trainer._spoilt = True
+    start, stop = desk.plan.fragment_slice(0)
+    fresh, out = arena.allocate(stop - start), arena.allocate(desk.plan.total_bytes)
+    fresh.data[:] = memoryview(desk.before)[start:stop]
+    desk.ask(rpc.Train(7, ((0, span_of(fresh)),), span_of(out), 0))
+    assert out.data.tobytes() == desk.before
+    assert 0 == int(jax.tree.leaves(desk.trainer._opt_state[0].mu)[0].sum()), "moments are new"
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_learner_that_comes_back_without_a_donor_goes_on_in_its_schedule(arena, cosine, known):
+    """Its cursor says where the schedule stood; without one the batches that it has used do."""
+    desk = Desk(arena)
+    desk.begin()
+    for _ in range(6):
+        moved(desk)
+    cursor = desk.trainer._last.cursor if known else b""
+    back = Desk(arena)
+    back.begin()
+    moved(back, skipped=6, cursor=cursor)
+    assert not moved(back)
+    assert desk.train()[1] != back.train()[1], "one batch further"
+
+
+def test_the_cursor_of_a_step_brings_the_batch_after_it(arena):
+    """A stream that says where it stands is put there; no batch is drawn for that."""
+    desk = Desk(arena)
+    desk.begin()
+    for _ in range(5):
+        desk.train()
+    back = Desk(arena)
+    back.begin()
+    drawn = []
+    inner = back.trainer._data._batches
+    real = inner.next
+    back.trainer._data.next = inner.next = lambda: drawn.append(1) or real()
+    cursor = desk.trainer._last.cursor
+    assert desk.train()[1] == back.train(skipped=5, cursor=cursor)[1]
+    assert 2 == len(drawn), "its own, and once more to see that going back works"
+
+
+def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
+    """Only learners have data."""
+
+    def batches(*_, **__):
+        raise AssertionError("a syncer asks for no data")
+
+    monkeypatch.setattr("tests.tasks.Regression.batches", batches)
+    trainer = Trainer(ArenaView(arena.filenos()))
+    trainer.answer(rpc.Prepare("tests.tasks:regression", {}, Inner(), 1, None, 1))
+    assert trainer._data is None

@@ -1,0 +1,219 @@
+"""Writing one's own part: arrays from where they lie, a worker's state as one copy."""
+
+import numpy as np
+import pytest
+import trio
+
+from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.actors.events import WorkFailed
+from ddloco.protocol.fragment_plan import Leaf, make_plan
+from ddloco.runtime.array_table import Arrays, HostCopy
+from ddloco.runtime.shared_memory import Arena
+from ddloco.runtime.snapshot_sink import Digested, Stored
+from ddloco.runtime.snapshot_writer import FROZEN, payload_tensors
+from ddloco.workers import rpc
+from ddloco.workers.snapshot_work import STATE, CaptureWork, leaf_tensors, theta_of
+from snapshot import SnapshotError, Store
+from transport import Payload, describe
+
+NAME = "learner-0.1:7"
+LEAVES = (Leaf("w", (2, 3), "float32"), Leaf("b", (4,), "float32"))
+PLAN = make_plan(LEAVES, fragments=1, interval=1, strategy="tensor")
+FLAT = np.arange(10, dtype=np.float32)
+
+
+class Process:
+    """A worker whose state is of ones, and who says so when it is asked."""
+
+    def __init__(self):
+        self.asked, self.region = [], None
+
+    def expect(self, request, answer):
+        self.asked.append(request)
+
+        async def copied():
+            await trio.lowlevel.checkpoint()
+            assert rpc.span_of(self.region) == request.out
+            self.region.data[:] = 1
+            if answer is rpc.Ready:
+                return answer()
+            return answer(rpc.Trained(0.5, 8, b"batch"))
+
+        return copied()
+
+
+class Desk:
+    """One actor's work, its arrays, and the place where it writes."""
+
+    def __init__(self, folder, album=None):
+        self.arena = Arena()
+        self.arrays = Arrays(self.arena)
+        self.store = Store(folder)
+        self.process = Process()
+        self.work = CaptureWork(self.arrays, self.process, album or Stored(self.store, {}))
+        self.work.plan = PLAN
+
+    def state(self, *handles):
+        """Write a state; what came of it, and what the piece lists, by kind and name."""
+        return self.ended(lambda: self.work.state(CaptureState(-1, NAME, b"frozen", handles)))
+
+    def ended(self, begin):
+        """Wait for it."""
+
+        async def run():
+            return await begin()
+
+        done = trio.run(run)
+        entries = self.store.read_piece(done.content) if done.content else ()
+        return done, {(each.kind, each.name): each.digest for each in entries}
+
+
+@pytest.fixture
+def desk(tmp_path):
+    """A learner's."""
+    desk = Desk(tmp_path / "place")
+    allocate = desk.arena.allocate
+
+    def remember(nbytes):
+        desk.process.region = allocate(nbytes)
+        return desk.process.region
+
+    desk.arena.allocate = remember
+    yield desk
+    desk.arena.close()
+
+
+def payload():
+    """Two tensors, the second of which comes first by name."""
+    layout = (("w", (2,), "float32"), ("b", (3,), "uint8"))
+    data = np.arange(128, dtype=np.uint8)
+    return Payload(describe(data, layout), data)
+
+
+def test_a_state_is_what_was_frozen_and_what_it_held(desk):
+    """Global fragments leaf by leaf, by name; what is made from them again is left out."""
+    for handle in ("theta/0/3", "momentum/0/3", "wire/0/3"):
+        desk.arrays.put(handle, FLAT)
+    done, found = desk.state("momentum/0/3", "theta/0/3", "wire/0/3")
+    assert (-1, "") == (done.work, done.failed)
+    arrays = {("array", "momentum/0/3"), ("array", "theta/0/3")}
+    assert {("state", FROZEN), *arrays} == set(found)
+    assert b"frozen" == bytes(desk.store.read_bytes(found["state", FROZEN]))
+    read = desk.store.read_tensors(found["array", "theta/0/3"])
+    assert {"w": (2, 3), "b": (4,)} == {name: each.shape for name, each in read.items()}
+    laid = [read[leaf.name].reshape(-1) for leaf in PLAN.fragments[0]]
+    assert FLAT.tolist() == np.concatenate(laid).tolist()
+
+
+def test_a_wire_without_its_theta_is_written(desk):
+    """The newest may be on its way out while the fragment is another already."""
+    desk.arrays.put("wire/0/3", payload())
+    _, found = desk.state("wire/0/3")
+    assert ("array", "wire/0/3") in found
+
+
+def test_the_worker_is_asked_before_anything_is_awaited(desk):
+    """So its state is of before its next step; the copy is written, and its memory given back."""
+    desk.work.nbytes, desk.work.trains = 64, True
+    waiting = desk.work.state(CaptureState(-1, NAME, b"frozen", ()))
+    assert [rpc.CopyOut] == [type(each) for each in desk.process.asked]
+    freed = []
+    desk.arena.free, free = freed.append, desk.arena.free
+    _, found = desk.ended(lambda: waiting)
+    assert [1] * 64 == desk.store.read_tensors(found["worker", STATE])[STATE].tolist()
+    assert [desk.process.region] == freed
+    free(*freed)
+
+
+def test_a_first_step_that_follows_at_once_changes_nothing(desk):
+    """There was no state to copy when it was asked for, however late it is looked at again."""
+    desk.work.nbytes = 64
+    waiting = desk.work.state(CaptureState(-1, NAME, b"frozen", ()))
+    desk.work.trains = True
+    done, found = desk.ended(lambda: waiting)
+    assert "" == done.failed
+    assert {("state", FROZEN)} == set(found)
+
+
+def test_memory_for_a_first_copy_is_there_before_it(desk):
+    """The copy lands in the memory that the worker has touched; none is asked for without one."""
+    trio.run(desk.work.warm)
+    assert [] == desk.process.asked
+    desk.work.nbytes, desk.work.trains = 64, True
+    trio.run(desk.work.warm)
+    desk.ended(lambda: desk.work.state(CaptureState(-1, NAME, b"frozen", ())))
+    touched, copied = desk.process.asked
+    assert (rpc.Touch, rpc.CopyOut) == (type(touched), type(copied))
+    assert touched.out == copied.out
+
+
+def test_a_worker_whose_state_cannot_be_copied_is_named(desk):
+    """A snapshot without it would be none."""
+    desk.work.trains = True
+    done, _ = desk.state()
+    assert "its optimizer's state cannot be copied" == done.failed
+
+
+def test_host_copies_and_payloads_are_written_as_they_lie(desk):
+    """The one as bytes, the other tensor by tensor, with their places in the names."""
+    region = desk.arena.allocate(16)
+    region.data[:] = 5
+    desk.arrays.put("host/4", HostCopy(region))
+    desk.arrays.put("in/9", payload())
+    _, found = desk.state("host/4", "in/9")
+    assert [5] * 16 == desk.store.read_tensors(found["array", "host/4"])[STATE].tolist()
+    read = desk.store.read_tensors(found["array", "in/9"])
+    assert ["0000/w", "0001/b"] == sorted(read)
+
+
+def test_what_was_in_flight_is_written_once(desk):
+    """Also where two messages brought the same array."""
+    desk.arrays.put("in/9", payload())
+    work = CaptureFlight(-2, NAME, b"messages", ("in/9", "in/9"))
+    done, found = desk.ended(lambda: desk.work.flight(work))
+    assert {("flight", FROZEN), ("array", "in/9")} == set(found)
+    assert -2 == done.work
+
+
+class Full(Digested):
+    """A place that takes nothing."""
+
+    def write_bytes(self, data):
+        raise OSError("no space left")
+
+    def commit(self, snapshot, parts, absent):
+        raise SnapshotError("a blob is missing")
+
+
+def test_what_cannot_be_written_is_a_result(tmp_path):
+    """With the reason; no exception ends the actor."""
+    desk = Desk(tmp_path, Full())
+    works = (
+        (desk.work.state, CaptureState(-1, NAME, b"frozen", ()), "no space left"),
+        (desk.work.flight, CaptureFlight(-2, NAME, b"messages", ()), "no space left"),
+        (desk.work.commit, CommitSnapshot(-3, NAME, (), {}), "a blob is missing"),
+    )
+    for do, work, reason in works:
+
+        async def done(do=do, work=work):
+            return await do(work)
+
+        assert WorkFailed(work.work, "worker", reason) == trio.run(done)
+    desk.arena.close()
+
+
+def test_names_of_what_is_made_again():
+    """Only what is sent of a global fragment."""
+    assert "theta/0/3" == theta_of("wire/0/3")
+    assert ["", "", ""] == [theta_of(each) for each in ("theta/0/3", "in/9", "host/3")]
+
+
+def test_tensors_are_views():
+    """Nothing is copied to be written."""
+    leaves = leaf_tensors(PLAN, "theta/0/3", FLAT)
+    assert all(np.shares_memory(each, FLAT) for each in leaves.values())
+    whole = payload()
+    tensors = payload_tensors(whole)
+    assert all(np.shares_memory(each, whole.data) for each in tensors.values())
+    assert [0, 1, 2, 3] == tensors["0000/w"].view(np.uint8).tolist()[:4]
+    assert [64, 65, 66] == tensors["0001/b"].tolist()
