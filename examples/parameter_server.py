@@ -1,205 +1,149 @@
-"""A parameter server and its trainers: two actors of one's own on ddloco's stage.
+"""A parameter server and its trainers, as two actors of one program.
 
     ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
     ddloco replay runs/ps
 
-Trainers compute gradients of a linear regression at the newest parameters that they have heard of;
-the server applies what has come, waits for nobody, and has a snapshot taken every so often. What
-the two decide and compute is here; transport, clocks, tapes, replays and snapshots are ddloco's.
-examples/own_actors.md goes through it.
+Each trainer computes gradients of a linear regression at the newest parameters that it has. The
+server applies the gradients that have arrived and waits for nobody. Every so often it begins a
+snapshot of all actors. own_actors.md, beside this file, explains how actors are written.
 """
 
-from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ddloco.actors.effects import Calculation, Finish, Observe, TakeSnapshot
-from ddloco.actors.events import Begun, Computed, StopRequested
-from ddloco.programs.program import Program, Role, Tensors
-from transport import (
-    BULK,
-    CONTROL,
-    Body,
-    Dial,
-    Drop,
-    Effect,
-    Event,
-    Hangup,
-    Keep,
-    Listen,
-    MessageArrived,
-    PeerJoined,
-    PeerLost,
-    Send,
-)  # fmt: skip
+from ddloco.programs import Array, Body, Program, Role, UserActor, computation
 
+Vector = NDArray[np.float64]
 FEATURES, BATCH, RATE = 1000, 64, 0.1
-AGREED = {"features": str(FEATURES)}
-"""What both ends of a link must share; a link to somebody else is refused, and says why."""
-
 TRUTH = np.random.default_rng(0).standard_normal(FEATURES)
 
 
 class Parameters(Body, frozen=True):
-    """The server's newest parameters, as payload."""
+    """The server's newest parameters."""
 
     version: int
 
 
 class Gradient(Body, frozen=True):
-    """A trainer's answer, as payload."""
-
-    version: int
+    """A trainer's gradient at the parameters that it had."""
 
 
 class Done(Body, frozen=True):
-    """That was the last version."""
+    """The last version is there."""
 
 
-class Differentiate(Calculation, frozen=True):
-    """The gradient of a batch, drawn with ``seed``, at the parameters."""
-
-    seed: tuple[int, int]
-
-
-class Apply(Calculation, frozen=True):
-    """A step against each gradient behind the parameters; from nothing come the first ones."""
+@computation
+def apply(theta: Vector, *gradients: Vector) -> Vector:
+    """Take one step against each gradient."""
+    return theta - RATE * sum(gradients, np.zeros(FEATURES))
 
 
-class Differentiated(Computed, frozen=True):
-    """The gradient is there; ``loss`` is the batch's."""
-
-    loss: float = 0.0
-
-
-class Applied(Computed, frozen=True):
-    """New parameters are there."""
+@computation
+def initialize() -> Vector:
+    """Make the first parameters."""
+    return np.zeros(FEATURES)
 
 
-class Server:
-    """Versions count up; whoever's gradient is in one is told of it."""
+@computation
+def differentiate(theta: Vector, *, seed: list[int]) -> tuple[Vector, float]:
+    """Compute the gradient and the loss of one batch."""
+    batch = np.random.default_rng(seed).standard_normal((BATCH, FEATURES))
+    error = batch @ (theta - TRUTH)
+    return batch.T @ error / BATCH / 20, float(error @ error / BATCH)
+
+
+class Server(UserActor):
+    """Merges the gradients that have arrived into one version after the other."""
 
     def __init__(self, versions: int, snapshot_every: int) -> None:
         self.versions, self.snapshot_every = versions, snapshot_every
-        self.version, self.theta, self.busy = 0, "", False
-        self.waiting: dict[str, str] = {}  # The handle of a gradient, by peer.
-        self.applying: dict[str, str] = {}
-        self.peers: list[str] = []
+        self.version, self.busy = 0, False
+        self.theta: Array | None = None
+        self.gradients: dict[str, Array] = {}
 
-    def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event."""
-        match event:
-            case Begun():
-                return [Listen(AGREED), *self.apply()]
-            case PeerJoined(peer):
-                self.peers.append(peer)
-                return self.tell(peer) if self.theta else []
-            case PeerLost(peer):
-                self.peers.remove(peer)
-                return self.end(at)
-            case MessageArrived(body=Gradient()) if event.peer not in self.waiting:
-                self.waiting[event.peer] = event.handle
-                return [Keep(event.handle), *self.apply()]
-            case Applied():
-                return self.applied(at)
-            case StopRequested():
-                self.versions = self.version
-                return self.end(at)
-            case _:
-                return []
+    def begin(self) -> None:
+        self.listen()
+        self.call(initialize, then=self.applied)
 
-    def apply(self) -> list[Effect]:
-        """All gradients that wait, at once; at the beginning there are none."""
-        if self.busy or (self.theta and not self.waiting) or self.version >= self.versions:
-            return []
-        self.busy, self.version = True, self.version + 1
-        self.applying, self.waiting = self.waiting, {}
-        source = (self.theta, *self.applying.values()) if self.theta else ()
-        made = f"theta/{self.version}"
-        return [Keep(made), Apply(self.version, source, (made,))]
+    def joined(self, peer: str) -> None:
+        self.tell(peer)
 
-    def applied(self, at: float) -> list[Effect]:
-        """A version is there."""
-        former, self.theta, self.busy = self.theta, f"theta/{self.version}", False
-        effects: list[Effect] = [Drop(each) for each in (former, *self.applying.values()) if each]
-        effects.append(Observe("step", {"version": self.version, "of": list(self.applying)}))
+    def received_array(self, peer: str, message: Gradient, array: Array) -> None:
+        self.gradients[peer] = array
+        self.apply()
+
+    def apply(self) -> None:
+        if self.theta is None or self.busy or not self.gradients:
+            return
+        if self.version < self.versions:
+            self.busy, (waiting, self.gradients) = True, (self.gradients, {})
+            self.call(apply, self.theta, *waiting.values(), then=self.applied)
+
+    def applied(self, theta: Array) -> None:
+        if self.version == self.versions:
+            return  # It was stopped meanwhile.
+        self.theta, self.version, self.busy = theta, self.version + 1, False
+        self.log("step", version=self.version)
         if self.version % self.snapshot_every == 0:
-            effects.append(TakeSnapshot())
-        if self.version >= self.versions:
-            return [*effects, *self.end(at)]
-        told = [peer for peer in self.peers if peer in self.applying or not former]
-        return [*effects, *(each for peer in told for each in self.tell(peer)), *self.apply()]
+            self.take_snapshot()
+        for peer in self.peers:
+            self.tell(peer)
+        self.apply()
 
-    def tell(self, peer: str) -> list[Effect]:
-        """The newest parameters; what still waits to be sent is replaced by them."""
-        return [Send(peer, BULK, Parameters(self.version), self.theta, key="parameters")]
+    def tell(self, peer: str) -> None:
+        if self.version == self.versions:
+            self.send(peer, Done(), key="done")
+        elif self.theta is not None:
+            self.send(peer, Parameters(self.version), self.theta, key="parameters")
 
-    def end(self, at: float) -> list[Effect]:
-        """Behind the last version: everybody is sent home; the last one to leave ends it."""
-        if self.version < self.versions or self.busy:
-            return []
-        if not self.peers:
-            return [Finish("done", f"{self.version} versions in {at:.1f} s")]
-        return [Send(peer, CONTROL, Done(), key="done") for peer in self.peers]
+    def lost(self, peer: str, reason: str) -> None:
+        if self.version == self.versions and not self.peers:
+            self.finish(f"{self.version} versions in {self.at:.1f} s")
+
+    def stop(self, reason: str) -> None:
+        self.versions = self.version
+        for peer in self.peers:
+            self.tell(peer)
+        self.lost("", reason)
 
 
-class Trainer:
+class Trainer(UserActor):
     """Computes one gradient after the other, each at the newest parameters."""
 
     def __init__(self, shard: int) -> None:
-        self.shard, self.step = shard, 0
-        self.newest: tuple[int, str] | None = None  # Heard of, and not yet begun with.
-        self.busy: tuple[int, str] | None = None
+        self.shard, self.step, self.busy = shard, 0, False
+        self.newest: Array | None = None
 
-    def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event."""
-        match event:
-            case Begun():
-                return [Dial("server", AGREED)]
-            case MessageArrived(body=Parameters(version)):
-                former, self.newest = self.newest, (version, event.handle)
-                return [Keep(event.handle), *([Drop(former[1])] if former else []), *self.begin()]
-            case Differentiated(work, _, loss) if self.busy is not None:
-                (version, theta), self.busy = self.busy, None
-                made = f"gradient/{work}"
-                observed = Observe("step", {"step": work, "loss": loss})
-                said = Send("server", BULK, Gradient(version), made, key="gradient")
-                return [observed, said, Drop(made), Drop(theta), *self.begin()]
-            case MessageArrived(body=Done()) | StopRequested():
-                return [
-                    Hangup("server", "done"),
-                    Finish("done", f"{self.step} gradients in {at:.1f} s"),
-                ]
-            case _:
-                return []
+    def begin(self) -> None:
+        self.dial("server")
 
-    def begin(self) -> list[Effect]:
-        """The next gradient, if there is something new to compute it at."""
-        if self.busy or self.newest is None:
-            return []
-        self.busy, self.newest = self.newest, None
-        self.step += 1
-        made, theta = f"gradient/{self.step}", self.busy[1]
-        return [Keep(made), Differentiate(self.step, (theta,), (made,), (self.shard, self.step))]
+    def received_array(self, peer: str, message: Parameters, array: Array) -> None:
+        self.newest = array
+        self.differentiate()
 
+    def received(self, peer: str, message: Done) -> None:
+        self.hang_up("server")
+        self.finish(f"{self.step} gradients in {self.at:.1f} s")
 
-def compute(work: Any, given: Sequence[Tensors]) -> tuple[Computed, Sequence[Tensors]]:
-    """The same arrays come out of the same arrays, here and in every replay."""
-    if isinstance(work, Apply):
-        theta, *gradients = [next(iter(each.values())) for each in given] or [np.zeros(FEATURES)]
-        return Applied(work.work), [{"theta": theta - RATE * sum(gradients, np.zeros(FEATURES))}]
-    batch = np.random.default_rng(work.seed).standard_normal((BATCH, FEATURES))
-    error = batch @ (given[0]["theta"] - TRUTH)
-    loss = float(error @ error / BATCH)
-    return Differentiated(work.work, loss=loss), [{"gradient": batch.T @ error / BATCH / 20}]
+    def differentiate(self) -> None:
+        if not self.busy and self.newest is not None:
+            theta, self.newest, self.busy = self.newest, None, True
+            self.step += 1
+            seed = [self.shard, self.step]
+            self.call(differentiate, theta, then=self.differentiated, seed=seed)
+
+    def differentiated(self, gradient: Array, loss: float) -> None:
+        self.busy = False
+        self.log("step", step=self.step, loss=loss)
+        self.send("server", Gradient(), gradient, key="gradient")
+        self.differentiate()
 
 
 def program(trainers: int = 3, versions: int = 200, snapshot_every: int = 50) -> Program:
     """What ``ddloco perform`` calls; ``--set trainers=4`` is an argument."""
-    cast = {"server": Role(partial(Server, versions, snapshot_every), compute=compute)}
+    roles = {"server": Role(partial(Server, versions, snapshot_every))}
     for shard in range(trainers):
-        role = Role(partial(Trainer, shard), dials=("server",), compute=compute)
-        cast[f"trainer-{shard}"] = role
-    return Program(cast, said=Parameters | Gradient | Done, happened=Differentiated | Applied)
+        roles[f"trainer-{shard}"] = Role(partial(Trainer, shard), dials=("server",))
+    return Program(roles, said=Parameters | Gradient | Done)

@@ -14,9 +14,9 @@ import msgspec
 from numpy.typing import NDArray
 
 from ddloco.actors.actor import Machine
-from ddloco.actors.effects import Work
 from ddloco.actors.events import Begun, HappensToAll, WorkResult
 from ddloco.actors.messages import SaidByAll
+from ddloco.programs.user_actor import Returned, compute_call
 from ddloco.runtime.entry_point import NamedError, called, parted, source_digest
 from transport import Header, MessageArrived, RemoteProtocolError
 from transport.payload import payload_bytes
@@ -30,11 +30,6 @@ arrays must come out of the same arrays, so no clock, no files, no randomness wi
 effect."""
 
 
-def no_work(work: Work, given: Sequence[Tensors]) -> tuple[WorkResult, Sequence[Tensors]]:
-    """For actors that only talk."""
-    raise NotImplementedError(f"no compute was given for {type(work).__name__}")
-
-
 @dataclass(frozen=True)
 class Role:
     """One actor.
@@ -43,12 +38,12 @@ class Role:
         machine: makes what decides, anew for every incarnation. Its first event is ``Begun``.
         dials: the actors that it connects to; its machine asks for each with ``Dial``, theirs
             welcome it with ``Listen``.
-        compute: does the work that its machine asks for.
+        compute: does the work that its machine asks for; of a ``UserActor`` the calls.
     """
 
     machine: Callable[[], Machine]
     dials: tuple[str, ...] = ()
-    compute: Compute = no_work
+    compute: Compute = compute_call
 
 
 @dataclass(frozen=True)
@@ -58,13 +53,13 @@ class Program:
     Attributes:
         cast: the actors, by name.
         said: the union of message bodies, subclasses of ``transport.Body``.
-        happened: the union of how work ends, subclasses of ``Computed``.
+        happened: the union of how work ends, subclasses of ``Computed``; calls are among them.
         payload_bytes_max: no message brings more; what is announced is allocated.
     """
 
     cast: Mapping[str, Role]
     said: Any
-    happened: Any
+    happened: Any = Returned
     payload_bytes_max: int = 2**28
 
 
@@ -104,7 +99,7 @@ class Production:
     def events(self) -> Any:
         """Everything that a tape may hold."""
         arrived = MessageArrived[self.bodies]
-        return arrived | HappensToAll | Begun | self.program.happened
+        return arrived | HappensToAll | Begun | Returned | self.program.happened
 
     def listeners(self) -> tuple[str, ...]:
         """The actors that others dial, in the cast's order."""
@@ -155,7 +150,7 @@ def load_production(spec: str, options: Mapping[str, Any]) -> Production:
 
 def _problem(program: Any) -> str | None:
     if not isinstance(program, Program):
-        return f"returns {type(program).__name__}, want a ddloco.programs.program.Program"
+        return f"returns {type(program).__name__}, want a ddloco.programs.Program"
     if not program.cast:
         return "the cast is empty"
     for name, role in program.cast.items():

@@ -138,12 +138,11 @@ def test_another_decision_is_named(played, monkeypatch, capsys):
 
 
 def test_it_knows_nothing_of_learners():
-    """The example needs the stage and the bus, and nothing of what trains models here."""
+    """The example needs what programs are written with, and nothing of what trains models here."""
     source = (ROOT / "examples" / "parameter_server.py").read_text()
     named = set(re.findall(r"^(?:from|import) ([\w.]+)", source, flags=re.MULTILINE))
     ours = {name for name in named if name.split(".")[0] in ("ddloco", "transport", "replay")}
-    assert ours == {"ddloco.actors.effects", "ddloco.actors.events", "ddloco.programs.program",
-                    "transport"}  # fmt: skip
+    assert ours == {"ddloco.programs"}
 
 
 def test_processes_of_their_own_with_one_killed(tmp_path):

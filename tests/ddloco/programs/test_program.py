@@ -52,7 +52,7 @@ def broken():
         (f"{HERE}:best", {}, "has no function best"),
         (f"{HERE}:good", {"many": 3}, "does not take these options: .*many"),
         (f"{HERE}:broken", {}, "broken failed: RuntimeError: no luck$"),
-        (f"{HERE}:other", {}, "returns dict, want a ddloco.programs.program.Program"),
+        (f"{HERE}:other", {}, "returns dict, want a ddloco.programs.Program"),
         (f"{HERE}:empty", {}, "the cast is empty"),
         (f"{HERE}:strange", {}, "cast: a dials b, which is not one of the others"),
         (f"{HERE}:good", {"who": "a.b"}, "cast: 'a.b' is no name"),

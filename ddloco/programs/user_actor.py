@@ -1,0 +1,305 @@
+"""A base for actors that read like their algorithm: arrays are values, work is a call.
+
+A subclass says in its methods what happens when it begins, when a peer joins, when a message
+arrives, and asks for what it wants with ``send``, ``call``, ``log`` and the like. It is a machine:
+its methods decide at once, from their arguments and its attributes alone, with no clock, file or
+randomness, so that a replay decides the same.
+
+An array lives as long as an attribute of the actor refers to it, directly or inside lists, dicts
+and objects, as long as a message that carries it waits, and while a call computes with it. The base
+looks after each event at which arrays are still referred to, which costs time in proportion to the
+attributes; an actor of thousands of arrays is better written as a machine of its own.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clocks import actor_of
+from ddloco.actors.effects import Calculation, Finish, Observe, Status, TakeSnapshot
+from ddloco.actors.events import Begun, Computed, SnapshotSettled, StopRequested, WorkFailed
+from snapshot.freeze import attributes
+from transport import (
+    BULK,
+    CONTROL,
+    Body,
+    CancelTimer,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Hangup,
+    Keep,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+NAME = "array"
+"""The name that a lone numpy array has among the tensors of a payload."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_computations: dict[str, Callable[..., Any]] = {}
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """An array, or several by name, that an actor may keep, send and compute with. Its numbers are
+    seen by computations only."""
+
+    handle: str
+
+
+class Call(Calculation, frozen=True):
+    """Call a computation with the arrays ``source``, and ``arguments`` by keyword."""
+
+    function: str
+    arguments: dict[str, Any] = {}
+
+
+class Returned(Computed, frozen=True):
+    """A call is done; ``value`` is the plain data that it returned beside its array."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A call under way: what it reads and makes stays until it is done, then ``then`` is called."""
+
+    then: str
+    reads: tuple[Array, ...]
+    makes: Array
+
+
+def computation(function: F) -> F:
+    """Let actors call a function of a module with ``UserActor.call``.
+
+    It is called in a thread, and again in every replay, with numpy arrays (or dicts of them by
+    name) and keyword arguments of plain data. It returns an array, or a dict of arrays by name, or
+    a pair of one of these and plain data. The same must come out of the same: no clock, no file, no
+    randomness but from a seed among its arguments.
+    """
+    _computations[f"{function.__module__}.{function.__qualname__}"] = function
+    return function
+
+
+def compute_call(
+    work: Any, given: Sequence[Mapping[str, NDArray[Any]]]
+) -> tuple[Returned, list[dict[str, NDArray[Any]]]]:
+    """Do the work of a ``Call``; see ``ddloco.programs.program.Compute``.
+
+    Raises:
+        NotImplementedError: the work is no call.
+    """
+    if not isinstance(work, Call):
+        raise NotImplementedError(f"no compute was given for {type(work).__name__}")
+    arrays = [tensors[NAME] if [*tensors] == [NAME] else dict(tensors) for tensors in given]
+    returned = _computations[work.function](*arrays, **work.arguments)
+    made, value = returned if isinstance(returned, tuple) else (returned, None)
+    tensors = made if isinstance(made, dict) else {NAME: np.asarray(made)}
+    return Returned(work.work, value=value), [tensors]
+
+
+class UserActor:
+    """An actor of a user's program; subclass it, and override what should happen.
+
+    Attributes:
+        at: seconds since the actor's start, at the event that is being handled.
+        name: the actor's own name.
+        peers: names of the actors that it has links with now, in the order in which they joined.
+    """
+
+    at: float = 0.0
+    name: str = ""
+
+    # What happens: to be overridden.
+
+    def begin(self) -> None:
+        """The actor begins: ``listen``, or ``dial`` others."""
+
+    def joined(self, peer: str) -> None:
+        """A link with another actor is up."""
+
+    def lost(self, peer: str, reason: str) -> None:
+        """The link with another actor is gone; whoever dialled keeps trying."""
+
+    def received(self, peer: str, message: Any) -> None:
+        """A message without an array has arrived."""
+
+    def received_array(self, peer: str, message: Any, array: Array) -> None:
+        """A message has arrived, with the array that it carries."""
+
+    def timer(self, name: str) -> None:
+        """A timer that was set has come due."""
+
+    def failed(self, reason: str) -> None:
+        """A computation has raised; ``reason`` is one line. The actor fails, unless overridden."""
+        self.finish(reason, "failed")
+
+    def stop(self, reason: str) -> None:
+        """Somebody wants the run to end: Ctrl-C, or the failure of another actor here."""
+        self.finish(reason, "stopped")
+
+    def snapshot_settled(self, snapshot: str, failed: str) -> None:
+        """A snapshot that this actor began is there; or not, and ``failed`` says why."""
+
+    # What can be asked for.
+
+    def listen(self, **agreement: str) -> None:
+        """Welcome actors that dial with the same agreement."""
+        self._asked.append(Listen(agreement))
+
+    def dial(self, peer: str, **agreement: str) -> None:
+        """Open a link with an actor, and keep it open; its role must name it in ``dials``."""
+        self._asked.append(Dial(peer, agreement))
+
+    def send(self, peer: str, message: Body, array: Array | None = None, *, key: str = "") -> None:
+        """Send a message, with an array if it has one, to an actor that is linked.
+
+        Args:
+            peer: its name; a message to an actor that is not linked is dropped.
+            message: what to say.
+            array: what it carries.
+            key: a message that still waits to be sent is replaced by a newer one of this key.
+        """
+        lane, payload = (BULK, array.handle) if array is not None else (CONTROL, "")
+        if peer in self._routes:
+            self._asked.append(Send(self._routes[peer], lane, message, payload, key))
+
+    def call(
+        self, function: Callable[..., Any], *arrays: Array, then: Callable[..., None], **more: Any
+    ) -> None:
+        """Have a computation done; when it is, ``then`` is called with its array, and with the
+        plain data that it returned, if it did.
+
+        Args:
+            function: marked with ``computation``.
+            arrays: what it is given.
+            then: a method of this actor.
+            more: plain data that it is given by keyword.
+
+        Raises:
+            ValueError: the function is not marked.
+        """
+        name = f"{function.__module__}.{function.__qualname__}"
+        if name not in _computations:
+            raise ValueError(f"{name} is no computation; mark it with @computation")
+        self._calls += 1
+        made = Array(f"call/{self._calls}")
+        self._pending[self._calls] = _Pending(then.__name__, arrays, made)
+        source = tuple(array.handle for array in arrays)
+        self._asked.append(Call(self._calls, source, (made.handle,), name, more))
+
+    def set_timer(self, name: str, after_s: float) -> None:
+        """Have ``timer`` called in so many seconds; setting a timer again moves it."""
+        self._asked.append(SetTimer(name, self.at + after_s))
+
+    def cancel_timer(self, name: str) -> None:
+        """Forget a timer."""
+        self._asked.append(CancelTimer(name))
+
+    def take_snapshot(self) -> None:
+        """Begin a snapshot of all actors with this event."""
+        self._asked.append(TakeSnapshot())
+
+    def log(self, event: str, **fields: Any) -> None:
+        """A line in the log, and for people who watch."""
+        self._asked.append(Observe(event, fields))
+
+    def hang_up(self, peer: str, reason: str = "done") -> None:
+        """Say goodbye to an actor and forget it."""
+        if peer in self._routes:
+            self._asked.append(Hangup(self._routes.pop(peer), reason))
+
+    def finish(self, reason: str, status: Status = "done") -> None:
+        """This actor is done; nothing happens to it any more."""
+        self._asked.append(Finish(status, reason))
+
+    @property
+    def peers(self) -> list[str]:
+        """See the class."""
+        return list(self._routes)
+
+    # The machine.
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Take one event; see ``ddloco.actors.actor.Machine``."""
+        self.at = at
+        if isinstance(event, Begun):
+            self._begin(event.incarnation)
+        self._asked: list[Effect] = []
+        self._hear(event)
+        asked, self._asked = self._asked, []
+        held = {array.handle for array in _arrays(self, set())}
+        kept: list[Effect] = [Keep(each) for each in sorted(held - self._held)]
+        dropped = [Drop(each) for each in sorted(self._held - held)]
+        self._held = held
+        return [*kept, *asked, *dropped]
+
+    def _begin(self, incarnation: str) -> None:
+        self.name = actor_of(incarnation)
+        self._routes: dict[str, str] = {}
+        self._pending: dict[int, _Pending] = {}
+        self._calls = 0
+        self._held: set[str] = set()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Begun():
+                self.begin()
+            case PeerJoined(peer):
+                self._routes[actor_of(peer)] = peer
+                self.joined(actor_of(peer))
+            case PeerLost(peer, reason):
+                if self._routes.get(actor_of(peer)) == peer:
+                    del self._routes[actor_of(peer)]
+                    self.lost(actor_of(peer), reason)
+            case MessageArrived(peer=peer, body=body, handle=""):
+                self.received(actor_of(peer), body)
+            case MessageArrived(peer=peer, body=body, handle=handle):
+                self.received_array(actor_of(peer), body, Array(handle))
+            case Returned(work=work, value=value):
+                done = self._pending.pop(work)
+                then = getattr(self, done.then)
+                then(done.makes) if value is None else then(done.makes, value)
+            case WorkFailed(work=work, reason=reason):
+                self._pending.pop(work, None)
+                self.failed(reason)
+            case TimerFired(timer):
+                self.timer(timer)
+            case SnapshotSettled(snapshot, failed):
+                self.snapshot_settled(snapshot, failed)
+            case StopRequested(reason):
+                self.stop(reason)
+            case _:
+                return
+
+
+def _arrays(thing: Any, seen: set[int]) -> Iterator[Array]:
+    """The arrays that something refers to; no order is promised."""
+    if isinstance(thing, _PLAIN) or id(thing) in seen:
+        return
+    if isinstance(thing, Array):
+        yield thing
+        return
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        for each in (*thing.keys(), *thing.values()):
+            yield from _arrays(each, seen)
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        for each in thing:
+            yield from _arrays(each, seen)
+    else:
+        for _, each in attributes(thing):
+            yield from _arrays(each, seen)

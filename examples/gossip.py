@@ -1,0 +1,112 @@
+"""Gossip averaging: peers that train alone and average with one neighbour at a time, no server.
+
+    ddloco perform examples.gossip:program --dir runs/gossip --set peers=6
+    ddloco replay runs/gossip
+
+Every peer takes gradient steps on data of its own. After each step it sends its parameters to one
+linked peer, another one each time, and whoever receives them takes the mean of both. Half of the
+peers have only ever seen one half of the features, so without the others none could solve the task.
+"""
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddloco.programs import Array, Body, Program, Role, UserActor, computation
+
+Vector = NDArray[np.float64]
+FEATURES, BATCH, RATE = 200, 32, 0.02
+TRUTH = np.random.default_rng(0).standard_normal(FEATURES)
+
+
+class Parameters(Body, frozen=True):
+    """A peer's parameters after one of its steps."""
+
+
+class Done(Body, frozen=True):
+    """A peer has taken its last step."""
+
+
+@computation
+def initialize() -> Vector:
+    """Make the first parameters."""
+    return np.zeros(FEATURES)
+
+
+@computation
+def train(theta: Vector, *arrived: Vector, seed: list[int], half: int) -> tuple[Vector, float]:
+    """Average with what has arrived, then take one step; the error is that of all features."""
+    theta = np.mean([theta, *arrived], axis=0)
+    batch = np.random.default_rng(seed).standard_normal((BATCH, FEATURES))
+    batch[:, half::2] = 0.0
+    step = batch.T @ (batch @ (theta - TRUTH)) / BATCH
+    return theta - RATE * step, float(np.mean((theta - TRUTH) ** 2))
+
+
+class Peer(UserActor):
+    """Trains, and averages with whoever is linked."""
+
+    def __init__(self, number: int, dials: tuple[str, ...], steps: int) -> None:
+        self.number, self.dials, self.steps = number, dials, steps
+        self.step, self.busy = 0, False
+        self.theta: Array | None = None
+        self.arrived: list[Array] = []
+        self.done: set[str] = set()
+
+    def begin(self) -> None:
+        self.listen()
+        for peer in self.dials:
+            self.dial(peer)
+        self.call(initialize, then=self.initialized)
+
+    def joined(self, peer: str) -> None:
+        self.train()
+
+    def received(self, peer: str, message: Done) -> None:
+        self.done.add(peer)
+        self.leave()
+
+    def received_array(self, peer: str, message: Parameters, array: Array) -> None:
+        self.arrived.append(array)
+
+    def train(self) -> None:
+        if self.theta is None or self.busy or not self.peers:
+            return
+        if self.step < self.steps:
+            self.busy, (arrived, self.arrived) = True, (self.arrived, [])
+            self.step += 1
+            seed, half = [self.number, self.step], self.number % 2
+            self.call(train, self.theta, *arrived, then=self.trained, seed=seed, half=half)
+
+    def initialized(self, theta: Array) -> None:
+        self.theta = theta
+        self.train()
+
+    def trained(self, theta: Array, error: float) -> None:
+        self.theta, self.busy = theta, False
+        self.log("step", step=self.step, error=error)
+        if self.peers:
+            self.send(self.peers[self.step % len(self.peers)], Parameters(), theta, key="theta")
+        self.train()
+        self.leave()
+
+    def leave(self) -> None:
+        if self.step == self.steps and not self.busy:
+            for peer in self.peers:
+                self.send(peer, Done(), key="done")
+            if self.done >= set(self.peers):
+                self.finish(f"{self.step} steps in {self.at:.1f} s")
+
+    def lost(self, peer: str, reason: str) -> None:
+        self.leave()
+
+
+def program(peers: int = 4, steps: int = 300) -> Program:
+    """What ``ddloco perform`` calls: every peer dials those before it."""
+    names = [f"peer-{number}" for number in range(peers)]
+    roles: dict[str, Role] = {}
+    for number, name in enumerate(names):
+        dials = tuple(names[:number])
+        roles[name] = Role(partial(Peer, number, dials, steps), dials=dials)
+    return Program(roles, said=Parameters | Done)

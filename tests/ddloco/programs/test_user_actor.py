@@ -1,0 +1,187 @@
+"""Actors that read like their algorithm: how long arrays live, and what methods are told."""
+
+import numpy as np
+import pytest
+
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Calculation, Finish, Observe
+from ddloco.actors.events import Begun, StopRequested, WorkFailed
+from ddloco.programs import Array, Body, UserActor, computation
+from ddloco.programs.user_actor import Call, Returned, compute_call
+from snapshot import freeze, thaw
+from transport import (
+    BULK,
+    Free,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Send,
+    TimerFired,
+)
+
+PEER = "anna.1"
+
+
+class Note(Body, frozen=True):
+    """Something to say."""
+
+
+@computation
+def double(array, *, by=2):
+    """Twice, or more."""
+    return array * by, by
+
+
+class Keeper(UserActor):
+    """Keeps what it is told to keep, and remembers what it was told."""
+
+    def __init__(self):
+        self.told = []
+        self.kept = {}
+
+    def begin(self):
+        self.told.append("begin")
+        self.listen(what="notes")
+
+    def joined(self, peer):
+        self.told.append(("joined", peer))
+
+    def lost(self, peer, reason):
+        self.told.append(("lost", peer))
+
+    def received(self, peer, message):
+        self.kept.clear()
+
+    def received_array(self, peer, message, array):
+        self.kept.setdefault("deep", []).append((array,))
+        self.call(double, array, then=self.doubled, by=3)
+
+    def doubled(self, array, by):
+        self.told.append(by)
+        self.send("anna", Note(), array)
+
+    def timer(self, name):
+        self.told.append(name)
+
+
+@pytest.fixture
+def begun():
+    """A keeper that has begun, and has a peer."""
+    keeper = Keeper()
+    said = [keeper.handle(0.0, Begun("keeper.1")), keeper.handle(1.0, PeerJoined(PEER, PEER))]
+    return keeper, said
+
+
+def arrived(number, handle=""):
+    """A message of the peer's."""
+    return MessageArrived(PEER, BULK, PEER, 1, number, {PEER: number + 1}, Note(), b"", handle)
+
+
+def kinds(effects):
+    """The names of effects, with the handles that they have."""
+    return [(type(each).__name__, getattr(each, "handle", "")) for each in effects]
+
+
+def test_methods_are_told_by_names(begun):
+    """Peers are called as actors, whatever incarnation it is, and whoever dialled."""
+    keeper, (first, _) = begun
+    assert [Listen({"what": "notes"})] == first
+    keeper.handle(2.0, PeerJoined("anna.2", "anna.2"))
+    keeper.handle(3.0, PeerLost(PEER, "a newer one is there"))
+    assert ["anna"] == keeper.peers
+    keeper.handle(4.0, PeerLost("anna.2", "gone"))
+    keeper.handle(5.0, TimerFired("tea"))
+    joined = ("joined", "anna")
+    assert ["begin", joined, joined, ("lost", "anna"), "tea"] == keeper.told
+    assert ("keeper", [], 5.0) == (keeper.name, keeper.peers, keeper.at)
+
+
+def test_an_array_lives_while_something_refers_to_it(begun):
+    """It is kept when an attribute, or a call, refers to it, and dropped when none does."""
+    keeper, _ = begun
+    came = keeper.handle(2.0, arrived(0, "in/3"))
+    assert [("Keep", "call/1"), ("Keep", "in/3"), ("Call", "")] == kinds(came)
+    done = keeper.handle(3.0, Returned(1, value=3))
+    assert [("Send", ""), ("Drop", "call/1")] == kinds(done)
+    assert [("Drop", "in/3")] == kinds(keeper.handle(4.0, arrived(1)))
+    assert [] == keeper.handle(5.0, arrived(2))
+
+
+def test_what_a_call_reads_stays_until_it_is_done(begun):
+    """Also when nothing else refers to it any more."""
+    keeper, _ = begun
+    keeper.handle(2.0, arrived(0, "in/3"))
+    assert [] == keeper.handle(3.0, arrived(1))
+    assert {("Drop", "in/3"), ("Drop", "call/1")} < set(
+        kinds(keeper.handle(4.0, Returned(1, value=3)))
+    )
+
+
+def test_arrays_are_counted_by_the_actor():
+    """Behind the door every array that came is freed once, and not before its time."""
+    actor = Actor("keeper.1", Keeper())
+    actor.handle(0.0, Begun("keeper.1"))
+    actor.machine._routes["anna"] = PEER
+    keeper = actor.machine
+    actor.handles.hold("in/9")
+    for effect in keeper.handle(1.0, arrived(0, "in/9")):
+        actor._do(1.0, effect, [])
+    assert [] == actor.handles.release("in/9")
+    effects = []
+    for event in (arrived(1), Returned(1, value=3)):
+        for effect in keeper.handle(2.0, event):
+            actor._do(2.0, effect, effects)
+    assert {"in/9", "call/1"} == {each.handle for each in effects if isinstance(each, Free)}
+
+
+def test_a_state_is_read_back_as_it_was(begun):
+    """Snapshots hold such an actor, with its calls under way."""
+    keeper, _ = begun
+    keeper.handle(2.0, arrived(0, "in/3"))
+    packages = ("ddloco", "tests")
+    again = thaw(freeze(keeper, packages), packages)
+    assert kinds(again.handle(3.0, Returned(1, value=3))) == kinds(
+        keeper.handle(3.0, Returned(1, value=3))
+    )
+    assert again.told == keeper.told
+
+
+def test_a_call_computes():
+    """Lone arrays are numpy arrays, several are a dict; plain data comes back beside."""
+    name = f"{double.__module__}.{double.__qualname__}"
+    call = Call(4, ("a",), ("b",), name, {"by": 3})
+    assert isinstance(call, Calculation)
+    returned, [made] = compute_call(call, [{"array": np.arange(3)}])
+    assert (4, 3, [0, 3, 6]) == (returned.work, returned.value, made["array"].tolist())
+
+
+def test_what_is_not_marked_is_not_called(begun):
+    """One line says how to mark it."""
+    keeper, _ = begun
+    keeper._asked = []
+    with pytest.raises(ValueError, match=r"kinds is no computation; mark it with @computation"):
+        keeper.call(kinds, then=keeper.doubled)
+
+
+def test_failures_and_stops_end_it(begun):
+    """Unless it is overridden what to do."""
+    keeper, _ = begun
+    keeper.handle(2.0, arrived(0, "in/3"))
+    *_, failed = [
+        each
+        for each in keeper.handle(3.0, WorkFailed(1, "task", "no luck"))
+        if isinstance(each, Finish)
+    ]
+    assert Finish("failed", "no luck") == failed
+    assert [Finish("stopped", "enough")] == keeper.handle(4.0, StopRequested("enough"))
+
+
+def test_nothing_is_said_to_nobody(begun):
+    """A message to an actor that is not linked is dropped."""
+    keeper, _ = begun
+    keeper._asked = []
+    keeper.send("bert", Note(), Array("x"))
+    keeper.log("seen", what=1)
+    assert [Observe("seen", {"what": 1})] == keeper._asked
+    assert not any(isinstance(each, Send) for each in keeper._asked)
