@@ -21,7 +21,11 @@ from typing import Any, cast
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
+"""Of a state's bytes. A class that is moved or renamed changes them, since they name it."""
+
+READERS = {1: "0.1"}
+"""Which version of ddloco reads the states of an older format."""
 
 DEPTH_MAX = 100
 """How far things may stand in each other. Machines need a tenth of it, and Python's own limit

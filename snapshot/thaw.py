@@ -9,6 +9,7 @@ import msgspec
 
 from snapshot.freeze import (
     FORMAT,
+    READERS,
     STRANGE,
     FreezeError,
     bare,
@@ -52,7 +53,8 @@ class _Reader:
         given: Mapping[type, object],
     ) -> None:
         if version != FORMAT:
-            raise FreezeError(f"a state of format {version!r}, this is {FORMAT}")
+            reader = f"; ddloco {READERS[version]} reads it" if version in READERS else ""
+            raise FreezeError(f"a state of format {version!r}, this version reads {FORMAT}{reader}")
         self._packages = packages
         self._given = given
         self._nodes = nodes

@@ -38,6 +38,11 @@ from transport import (
 LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
+ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart")
+"""Behaviours of links and clocks that every tape names. A change of behaviour that makes old tapes
+replay differently adds or renames one, so that they are refused with a line instead."""
+
+
 class Machine(Protocol):
     """A participant: everything that it decides, and nothing that it does.
 

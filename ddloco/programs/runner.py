@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from clocks import MonotonicTime, actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import ACTOR_SEMANTICS, Actor
 from ddloco.actors.effects import Finish
 from ddloco.actors.events import Begun, Restored
 from ddloco.config.run_folder import LOG_FILE
@@ -141,6 +141,7 @@ class Company:
             job=self.production.as_plain(),
             code=self.code,
             fingerprint=fingerprint(),
+            semantics=ACTOR_SEMANTICS,
             facts=facts,
             after=start.part.number if start is not None else 0,
             clock=dict(start.part.clock) if start is not None else {},

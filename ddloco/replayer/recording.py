@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clocks import actor_of
+from ddloco.actors.actor import ACTOR_SEMANTICS
 from ddloco.config.job import Job, job_from, load_job
 from ddloco.config.run_folder import TAPES
 from ddloco.config.toml import read_toml
@@ -38,7 +39,7 @@ def open_recording(path: Path) -> list[Tape]:
     program = is_production(tapes[0].header.job)
     for each in tapes:
         _check_id(each)
-        _check_semantics(each, () if program else SEMANTICS)
+        _check_semantics(each, ACTOR_SEMANTICS if program else SEMANTICS)
         _check_facts(each)
         if content_of(each.header.job) != content_of(tapes[0].header.job):
             raise _refused(each, f"its settings are not those in {tapes[0].path.name}")
@@ -71,7 +72,7 @@ def _check_id(each: Tape) -> None:
 
 
 def _check_semantics(each: Tape, ours: Sequence[str]) -> None:
-    """A tape replays with the behaviours that it names; this version has one of each."""
+    """A tape replays only with the behaviours that it names."""
     theirs = each.header.semantics
     if set(theirs) == set(ours):
         return
@@ -79,7 +80,8 @@ def _check_semantics(each: Tape, ours: Sequence[str]) -> None:
     missing = ", ".join(sorted(set(ours) - set(theirs)))
     parts = [f"with {unknown}, which this version has not" if unknown else ""]
     parts.append(f"without {missing}, which this version has" if missing else "")
-    raise _refused(each, f"semantics: recorded {' and '.join(filter(None, parts))}")
+    said = f"semantics: recorded {' and '.join(filter(None, parts))}"
+    raise _refused(each, f"{said}; replay it with {each.header.code[:80]}, which recorded it")
 
 
 def _check_facts(each: Tape) -> None:
