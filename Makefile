@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help setup demo test slow soak check fix bench simulate failures sweep build lock
+.PHONY: help setup demo test slow soak check fix bench simulate failures sweep docs pictures build lock
 
 help:  ## say what each target does
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -52,6 +52,12 @@ failures: $(STAMP)  ## train a real model along simulated failures, and compare 
 
 sweep: $(STAMP)  ## search the demo's outer learning rate and momentum again
 	$(BIN)/python examples/sweep.py
+
+docs: $(STAMP)  ## build the documentation site into site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+pictures: $(STAMP)  ## draw the documentation's pictures again, from real runs
+	$(BIN)/python docs/pictures.py
 
 build: $(STAMP)  ## build the wheel and the source archive into dist/
 	$(BIN)/python -m build --no-isolation

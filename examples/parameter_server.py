@@ -5,7 +5,7 @@
 
 Each trainer computes gradients of a linear regression at the newest parameters that it has. The
 server applies the gradients that have arrived and waits for nobody. Every so often it begins a
-snapshot of all actors. own_actors.md, beside this file, explains how actors are written.
+snapshot of all actors. The documentation explains how actors are written (docs/own-actors.md).
 """
 
 from functools import partial

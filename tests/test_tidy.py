@@ -13,8 +13,8 @@ def words(text):
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("ddloco", "transport", "clocks", "snapshot", "replay")
-FOLDERS = {*ROOMS, "tests", "examples"}
-MADE = {"runs", "dist", "build", "__pycache__"}
+FOLDERS = {*ROOMS, "tests", "examples", "docs"}
+MADE = {"runs", "dist", "build", "site", "__pycache__"}
 """Folders that git ignores: what running and building leave behind."""
 
 PURE_FOLDERS = ("ddloco/actors", "ddloco/machines", "ddloco/outer", "ddloco/protocol")
@@ -31,6 +31,7 @@ WHOLE_JOB_TESTS = {"tests/hosts", "tests/processes", "tests/simulation", "tests/
 TESTS_OF_SEVERAL = {
     "tests/bench/test_quick.py",
     "tests/test_tidy.py",
+    "tests/test_docs.py",
     "tests/test_readme.py",
     "tests/test_wheel.py",
     "tests/test_reruns.py",

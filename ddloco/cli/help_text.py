@@ -56,7 +56,7 @@ examples/chaos.toml teaches the rest."""
 PERFORM_MORE = """\
 The function returns who takes part, what they say, and what they have computed; transport,
 clocks, tapes, replay and snapshots come with it. examples/parameter_server.py is one, and
-examples/own_actors.md explains it line by line:
+the documentation (docs/own-actors.md) explains it:
 
   ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
   ddloco replay  runs/ps

@@ -82,7 +82,10 @@ class Storm(Section, frozen=True):
         for_s: mean duration of one, exponentially distributed.
         from_s: when it begins.
         until_s: when it is over; None for the end of the run.
-        factor, delay_s, mbit, direction: as in a fault.
+        factor: of "slow", how many times slower.
+        delay_s: of "delay", in seconds.
+        mbit: of "bandwidth", megabits per second.
+        direction: of link faults, which way.
     """
 
     what: Annotated[tuple[Kind, ...], Meta(min_length=1)]
@@ -98,7 +101,13 @@ class Storm(Section, frozen=True):
 
 
 class Faults(Section, frozen=True):
-    """What goes wrong in a run: single faults, and storms of them that ``seed`` draws."""
+    """``[chaos]``: faults on purpose; see the guide about them.
+
+    Attributes:
+        seed: of the storms; the same seed draws the same faults.
+        fault: single faults.
+        storm: faults at random times.
+    """
 
     seed: Whole = 0
     fault: tuple[Fault, ...] = ()

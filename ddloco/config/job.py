@@ -35,7 +35,19 @@ DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
 
 
 class JobTable(Section, frozen=True):
-    """``[job]``: what is trained, how long, by how many, with which method."""
+    """``[job]``: what is trained, for how long, by how many learners, and with which method.
+
+    Attributes:
+        task: the function that makes the task, as ``module:function``; the module is imported from
+            the current folder or from installed packages.
+        name: the job's name, part of its id.
+        seed: of the parameters, the data and the global random generators.
+        steps: global steps until the job is done.
+        learners: number of learners.
+        syncers: number of syncer shards; each owns some of the fragments.
+        method: Decoupled DiLoCo, or one of the baselines: synchronous data-parallel training,
+            the same with replicas that come and go, or one learner alone.
+    """
 
     task: str
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-][\w.-]*\Z")] = "job"
@@ -47,15 +59,26 @@ class JobTable(Section, frozen=True):
 
 
 class Sync(Section, frozen=True):
-    """``[sync]``: fragments P, interval H, overlap tau, quorum K, and the grace window.
+    """``[sync]``: how parameters are cut into fragments, and when fragments are merged.
 
-    ``grace`` is the safety factor gamma of Eq. 3; ``grace_steps_max`` bounds the window in steps.
-    ``staleness`` is how many intervals behind the newest version a contribution may have started.
-    ``band`` is how many times the usual norm, or the usual tokens of a step, a contribution is
-    believed; 0 believes everything that is finite.
-    ``pull`` says who is asked once the quorum is there: "unmerged", everybody who has trained steps
-    that are in no merge yet, or "fresh", only those who finished a step since the last launch, as
-    the paper may be read (its section 3.3).
+    Attributes:
+        fragments: the paper's P: parts into which the parameters are cut; at most ``interval``.
+        interval: the paper's H: global steps between two syncs of one fragment.
+        overlap: the paper's tau: steps that a sync may take while learners train on.
+        quorum: the paper's K: learners that must have finished a step since the last sync started
+            before the next one starts.
+        grace: the safety factor gamma of the paper's Eq. 3, for the grace window: the time that
+            the syncer waits, after the quorum, for learners that are about to finish a step.
+        grace_steps_max: longest grace window, in learner steps.
+        pull: whom the syncer asks for contributions once the quorum is there: "unmerged" asks all
+            learners with trained steps that are in no merge yet; "fresh" only those that
+            finished a step since the last sync started, as the paper may be read (section 3.3).
+        staleness: how many intervals a contribution's base version may lag behind the newest
+            version; older contributions are not merged.
+        band: a contribution whose norm or token count is more than so many times the usual is
+            rejected as an outlier; 0 accepts everything that is finite.
+        fragmentation: how tensors are assigned to fragments: by equal bytes, by tensor, or by
+            layer.
     """
 
     fragments: Positive = 24
@@ -71,11 +94,14 @@ class Sync(Section, frozen=True):
 
 
 class Elastic(Section, frozen=True):
-    """``[elastic]``: of the data-parallel methods, how long the job stands still.
+    """``[elastic]``: how long the data-parallel methods stand still when replicas come and go.
 
-    ``downscale_s`` to go on without a replica that was lost, ``upscale_s`` to take one in,
-    ``restart_s`` to go on when a job that is not elastic has all its replicas again; seconds, on
-    top of what the processes themselves need.
+    The times are in seconds and are added to what the processes themselves need.
+
+    Attributes:
+        downscale_s: to continue without a replica that was lost.
+        upscale_s: to add a replica.
+        restart_s: to continue, in a job that is not elastic, once all replicas are back.
     """
 
     downscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
@@ -84,7 +110,17 @@ class Elastic(Section, frozen=True):
 
 
 class Inner(Section, frozen=True):
-    """``[inner]``: the inner optimizer, unless the task brings its own."""
+    """``[inner]``: the learners' optimizer, unless the task brings its own optax transformation.
+
+    Attributes:
+        optimizer: which optax optimizer.
+        lr: the learning rate.
+        b1: decay of the first moment; of "sgd", the momentum.
+        b2: decay of the second moment.
+        weight_decay: of "adamw".
+        warmup: steps over which the learning rate rises linearly to ``lr``.
+        clip: largest global norm of a gradient; 0 does not clip.
+    """
 
     optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 1e-3
@@ -96,10 +132,15 @@ class Inner(Section, frozen=True):
 
 
 class Outer(Section, frozen=True):
-    """``[outer]``: Nesterov on the merged outer gradient; how contributions become one.
+    """``[outer]``: how contributions are merged, and the outer Nesterov step on the result.
 
-    Tensors whose names match a pattern of ``average`` are merged by the plain weighted average
-    also under "rda" (the paper does so for embeddings).
+    Attributes:
+        lr: the outer learning rate; examples/sweep.md shows what suits the quickstart.
+        momentum: the outer Nesterov momentum.
+        merge: "rda" merges directions and lengths separately, as the paper does; "average" is the
+            plain weighted average.
+        average: shell patterns of tensor names that are merged by the weighted average also under
+            "rda"; the paper does so for embeddings.
     """
 
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
@@ -109,10 +150,13 @@ class Outer(Section, frozen=True):
 
 
 class Transport(Section, frozen=True):
-    """``[transport]``: how actors reach each other in one ``run``, and with which keys.
+    """``[transport]``: how the actors of a ``run`` reach each other, and with which keys.
 
-    ``keys`` is a folder that ``ddloco keys`` made. Over inproc it is not looked at: nothing leaves
-    the process. ``insecure`` lets a syncer without keys listen to everybody.
+    Attributes:
+        kind: in-process queues, Unix sockets, or TCP; ``--processes`` always uses TCP.
+        keys: a folder that ``ddloco keys`` made; empty for no keys. Not used with "inproc", where
+            nothing leaves the process.
+        insecure: whether a syncer without keys may listen on other addresses than loopback.
     """
 
     kind: Literal["inproc", "ipc", "tcp"] = "inproc"
@@ -121,11 +165,17 @@ class Transport(Section, frozen=True):
 
 
 class TapeTable(Section, frozen=True):
-    """``[tape]``: what is recorded, what happens when recording fails, and where copies go.
+    """``[tape]``: what is recorded, what happens when recording fails, and what is kept.
 
-    With ``ship`` a learner's tape travels to the syncer's folder, in segments of at most
-    ``segment_bytes``, none older than ``segment_s`` seconds when it leaves. With ``keep`` what lies
-    before the oldest of so many snapshots ("2 snapshots") is dropped; where it is empty, nothing.
+    Attributes:
+        level: "events" records every event; "off" records nothing, and the run cannot be replayed.
+        on_error: when a tape cannot be written, such as on a full disk: "stop" ends the actor,
+            "drop" continues without a tape.
+        ship: whether learners' tapes are sent to the syncer's run folder while they are written.
+        segment_bytes: largest segment that is sent, in bytes.
+        segment_s: longest time that a segment waits before it is sent, in seconds.
+        keep: "2 snapshots" deletes what lies before the second newest snapshot; empty keeps
+            everything. Needs ``ship = false`` and a ``[snapshot]`` schedule.
     """
 
     level: Literal["events", "off"] = "events"
@@ -147,12 +197,17 @@ class TapeTable(Section, frozen=True):
 
 
 class SnapshotTable(Section, frozen=True):
-    """``[snapshot]``: when pictures of the whole job are taken, where they are, how many stay.
+    """``[snapshot]``: when snapshots of the whole job are taken, where they are, how many are kept.
 
-    Every ``every_s`` seconds, every ``every_steps`` global steps (0 for never), and with either of
-    them once more at a graceful end; on request always. ``place`` is a folder or an address that
-    fsspec knows; where it is empty, ``RUN/snapshots``. The newest ``keep`` stay, and of the older
-    ones every ``keep_every``-th (0 for none).
+    With ``every_s`` or ``every_steps`` one more snapshot is taken at an orderly end. A running job
+    takes one at any time on request.
+
+    Attributes:
+        every_s: seconds between two snapshots; 0 for none.
+        every_steps: global steps between two snapshots; 0 for none.
+        place: the store: a folder, or a URL that fsspec supports; empty for ``RUN/snapshots``.
+        keep: how many of the newest snapshots are kept.
+        keep_every: of the older snapshots, every so many-th is kept forever; 0 for none.
     """
 
     every_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
@@ -168,10 +223,12 @@ class SnapshotTable(Section, frozen=True):
 
 
 class Worker(Section, frozen=True):
-    """``[worker]``: the environment of the processes that run JAX.
+    """``[worker]``: the environment of the processes that run JAX; part of the tape's fingerprint.
 
-    ``threads`` is XLA's pool (NPROC); it changes the bits of weight gradients, so it is part of a
-    worker's fingerprint. ``env`` adds to the environment, for XLA_FLAGS and the like.
+    Attributes:
+        threads: XLA's threads (NPROC). Another number changes the bits of weight gradients.
+        env: more environment variables, such as XLA_FLAGS. PYTHONHASHSEED is 0 unless it is set
+            here.
     """
 
     threads: Annotated[int, Meta(ge=1, le=1024)] = 1
@@ -179,7 +236,14 @@ class Worker(Section, frozen=True):
 
 
 class LearnerTable(Section, frozen=True):
-    """``[learner.NAME]``: what is different about one learner."""
+    """``[learner.NAME]``: what is different about one learner, such as ``[learner.learner-2]``.
+
+    Attributes:
+        factor: how many times slower it is than it could be; for experiments.
+        shard: the data shard that it trains on; by default the number in its name.
+        threads: in place of ``worker.threads``.
+        env: added to ``worker.env``.
+    """
 
     factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
     shard: Whole | None = None

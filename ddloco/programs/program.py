@@ -2,7 +2,7 @@
 
 A program needs nothing else to be carried over ZeroMQ, recorded, replayed and snapshotted:
 ``ddloco perform`` runs it, and every other command takes its run folders. examples/
-parameter_server.py is one, and examples/own_actors.md explains it.
+parameter_server.py is one, and docs/own-actors.md explains it.
 """
 
 import hashlib

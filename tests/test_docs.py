@@ -1,0 +1,139 @@
+"""The documentation is true: it builds, its commands exist, and the tutorial's commands work."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddloco.cli.parser import parser
+from ddloco.config.job import Job, job_from
+from ddloco.workers.task import REQUIRED
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PICTURE_BYTES_MAX = 100_000
+
+
+def blocks(page):
+    """The code blocks of a page: language and text."""
+    return re.findall(r"^```(\w*)\n(.*?)^```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands(page):
+    """The `ddloco ...` lines of a page, in order."""
+    lines = [line for language, text in blocks(page) if not language for line in text.splitlines()]
+    return [line for line in lines if line.startswith("ddloco ")]
+
+
+COMMANDS = sorted({command for page in PAGES for command in commands(page)})
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_parse(command):
+    """Every `ddloco ...` line of README and of the documentation is a command that exists."""
+    given = parser().parse_args(shlex.split(command)[1:])
+
+    assert hasattr(given, "run")
+
+
+def test_job_files_are_valid():
+    """Every TOML block of the documentation is part of a job file, or a file of faults."""
+    for page in PAGES:
+        for language, text in blocks(page):
+            if language == "toml":
+                plain = tomllib.loads(text)
+                plain = {"chaos": plain} if "seed" in plain else plain
+                job = {"task": "module:function", **plain.pop("job", {})}
+                job_from({"job": job, **plain}, page.name)
+
+
+def test_the_task_protocol_is_whole():
+    """The task on the page about tasks has the methods that ddloco asks for."""
+    shown = next(text for language, text in blocks(DOCS / "own-tasks.md") if language == "python")
+
+    assert all(f"def {name}(" in shown for name in REQUIRED)
+
+
+def test_the_page_about_actors_shows_the_example():
+    """Each class, function and method on the page about actors is one of the example."""
+    example = (ROOT / "examples" / "parameter_server.py").read_text()
+    shown = [text for language, text in blocks(DOCS / "own-actors.md") if language == "python"]
+    names = re.findall(r"(?:class|def) (\w+)", "\n".join(shown))
+
+    assert names
+    assert [] == [name for name in names if not re.search(rf"(class|def) {name}\b", example)]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The documentation as `make docs` builds it, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("site")
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    made = subprocess.run(build, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert (0, "") == (made.returncode, made.stderr)
+    return folder
+
+
+def test_the_site_builds_strictly(site):
+    """Every page is in the site's navigation, and every link and anchor leads somewhere."""
+    pages = {path.relative_to(DOCS).with_suffix("") for path in DOCS.rglob("*.md")}
+    built = {path.parent.relative_to(site) for path in site.rglob("index.html")}
+
+    assert {page for page in pages if page.name != "index"} <= built
+
+
+def test_every_setting_and_command_is_in_the_reference(site):
+    """The pages that are made from the source name each key of a job file and each command."""
+    configuration = (site / "configuration" / "index.html").read_text()
+    told = (site / "commands" / "index.html").read_text()
+
+    tables = msgspec.to_builtins(job_from({"job": {"task": "module:function"}}, "default"))
+    tables["learner"] = {"factor": 1.0, "shard": 0}
+    assert list(tables) == list(Job.__struct_fields__)
+    for table, keys in tables.items():
+        assert f"[{table}" in configuration
+        assert [] == [key for key in keys if f"<code>{key}</code>" not in configuration]
+    named = {command.split()[1] for command in COMMANDS if not command.split()[1].startswith("-")}
+    assert len(named) > 10
+    assert [] == [name for name in named if f'id="ddloco-{name}"' not in told]
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    """No page and no picture loads a font, a script or an image from another site."""
+    text = [path.read_text() for path in (*site.rglob("*.html"), *site.rglob("*.svg"))]
+    found = {each for page in text for each in re.findall(r"(?:src=|url\()\W?(https?://\S+)", page)}
+
+    assert set() == found
+
+
+def test_pictures_are_small():
+    """Pictures load at once."""
+    sizes = {path.name: path.stat().st_size for path in (DOCS / "pictures").glob("*.svg")}
+
+    assert {"live.svg", "divergence.svg"} <= set(sizes)
+    assert all(size <= PICTURE_BYTES_MAX for size in sizes.values())
+
+
+@pytest.mark.slow
+def test_the_tutorial_works(tmp_path):
+    """The tutorial's commands, typed in order in an empty folder, all succeed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for command in commands(DOCS / "tutorial.md"):
+        ended = subprocess.run(
+            shlex.split(command),
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path, **state},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
