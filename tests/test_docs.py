@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 PICTURE_BYTES_MAX = 100_000
+SECTIONS = ["Context", "Decision", "Consequences"]
 
 
 def blocks(page):
@@ -112,6 +113,19 @@ def test_nothing_is_loaded_from_elsewhere(site):
     found = {each for page in text for each in re.findall(r"(?:src=|url\()\W?(https?://\S+)", page)}
 
     assert set() == found
+
+
+def test_decisions_have_one_form():
+    """Each record of a decision says its context, the decision and the consequences, in order, and
+    the list of decisions leads to it."""
+    listed = (DOCS / "decisions" / "index.md").read_text()
+    records = sorted((DOCS / "decisions").glob("[0-9]*.md"))
+
+    assert [int(path.name[:3]) for path in records] == [*range(1, len(records) + 1)]
+    for path in records:
+        text = path.read_text()
+        assert re.findall("^## (.*)", text, flags=re.MULTILINE) == SECTIONS, path.name
+        assert f"[{text.splitlines()[0][2:]}]({path.name})" in listed
 
 
 def test_pictures_are_small():
