@@ -1,5 +1,6 @@
 """A test of real processes runs twice when it failed; one in which a replay differed does not."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,30 +35,40 @@ RAISED = (
 )
 
 
-@pytest.mark.parametrize(
-    ("folder", "how", "counts"),
-    [
-        ("processes", LATE, "1 passed, 1 rerun"),
-        ("examples", LATE, "1 passed, 1 rerun"),
-        ("hosts", EVER, "1 failed, 1 rerun"),
-        ("clocks", LATE, "1 failed"),
-        ("processes", SAID, "1 failed"),
-        ("processes", SHOWN, "1 failed"),
-        ("processes", JSON, "1 failed"),
-        ("processes", EQUAL, "1 passed, 1 rerun"),
-        ("processes", RAISED, "1 failed"),
-    ],
+CASES = (
+    ("processes", LATE, {"rerun", "passed"}),
+    ("examples", LATE, {"rerun", "passed"}),
+    ("hosts", EVER, {"rerun", "failed"}),
+    ("clocks", LATE, {"failed"}),
+    ("processes", SAID, {"failed"}),
+    ("processes", SHOWN, {"failed"}),
+    ("processes", JSON, {"failed"}),
+    ("processes", EQUAL, {"rerun", "passed"}),
+    ("processes", RAISED, {"failed"}),
 )
-def test_what_runs_twice(tmp_path, folder, how, counts):
-    """Late once is run again and printed; a difference, however it was found, stands at once."""
-    planted = tmp_path / folder / "test_planted.py"
-    planted.parent.mkdir()
-    planted.write_text(PLANTED.format(how=how))
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    """What became of each case, all played in one run of pytest."""
+    root = tmp_path_factory.mktemp("planted")
+    (root / "pytest.ini").write_text("[pytest]\n")
+    for at, (folder, how, _) in enumerate(CASES):
+        planted = root / folder / str(at) / f"test_planted_{at}.py"
+        planted.parent.mkdir(parents=True)
+        planted.write_text(PLANTED.format(how=how))
     command = [sys.executable, "-m", "pytest", "-p", "tests.reruns", "-p", "no:cacheprovider"]
     ran = subprocess.run(
-        [*command, "--rootdir", str(tmp_path), "-rfER", str(planted)],
+        [*command, "--rootdir", str(root), "-rfpER", str(root)],
         cwd=ROOT, text=True, capture_output=True, check=False,
     )  # fmt: skip
-    assert f"= {counts} in " in ran.stdout, ran.stdout + ran.stderr
-    assert ("RERUN" in ran.stdout) == ("rerun" in counts)
+    found = re.findall(r"^(RERUN|PASSED|FAILED) .*test_planted_(\d+)\.py", ran.stdout, re.MULTILINE)
+    assert found, ran.stdout + ran.stderr
+    return [{word.lower() for word, n in found if int(n) == at} for at in range(len(CASES))]
+
+
+@pytest.mark.parametrize("at", range(len(CASES)))
+def test_what_runs_twice(outcomes, at):
+    """Late once is run again and printed; a difference, however it was found, stands at once."""
+    _, how, wanted = CASES[at]
+    assert wanted == outcomes[at], how

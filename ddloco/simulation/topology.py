@@ -139,5 +139,7 @@ class Switch:
             digest = content.digest
         # The side that dialled knows the other by the name that it dialled.
         peer = actor_of(sender) if way == "from-syncer" else sender
-        came = said.lane, sender, said.session, said.seq, said.clock, said.body, digest, handle
+        # Whoever decodes a message has a clock of its own; messages of one event may share theirs.
+        clock = dict(said.clock)
+        came = said.lane, sender, said.session, said.seq, clock, said.body, digest, handle
         self._world.admit(node, MessageArrived(peer, *came))

@@ -72,7 +72,8 @@ class Clocks(Books[World, Node]):
         self.lossless = True
         """Until something was lost; after that a clock may know less than the truth, never more."""
         self._truth: dict[str, dict[str, int]] = {}
-        self._said: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
+        self._said: dict[tuple[str, int], dict[str, int]] = {}
+        """The truth at each event with which somebody said something."""
 
     def started(self, stage: World, role: Node) -> None:
         """Whoever starts knows nothing."""
@@ -90,7 +91,7 @@ class Clocks(Books[World, Node]):
         number = truth.get(me, 0) + 1
         truth[me] = number
         if isinstance(event, MessageArrived) and self._believed(role.actor, event):
-            _, theirs = self._said[id(event.clock)]
+            theirs = self._said.get((event.sender, event.clock[event.sender]), {})
             for name, count in theirs.items():
                 if count > truth.get(name, 0):
                     truth[name] = count
@@ -105,11 +106,8 @@ class Clocks(Books[World, Node]):
             self.hold(
                 counts == truth, "clock-vs-truth", f"{me}:{number} has {counts}, truth is {truth}"
             )
-        frozen: dict[str, int] | None = None
-        for effect in effects:
-            if isinstance(effect, Transmit):
-                frozen = frozen or dict(truth)
-                self._said[id(effect.clock)] = (effect.clock, frozen)
+        if any(isinstance(effect, Transmit) for effect in effects):
+            self._said[me, number] = dict(truth)
 
     def _believed(self, actor: Actor, event: MessageArrived[Any]) -> bool:
         """Whether the clock took in a message; until something is lost all those teach that belong

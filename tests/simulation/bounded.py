@@ -41,7 +41,7 @@ from ddloco.replayer.start_point import cut_of, stranger
 from ddloco.runtime.resume import Beginning, Start
 from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
-from ddloco.simulation.requests import Asked, ask
+from ddloco.simulation.requests import Asked, ask, not_too_narrow
 from ddloco.simulation.snapshot_checks import seen
 from ddloco.simulation.tapes import header_of
 from ddloco.simulation.world import World
@@ -109,6 +109,7 @@ def draw(seed: int) -> fuzz.Hostile:
         # A replay does not know what was wrong with a chip.
         poisoned=(),
         wrong=(),
+        faults=tuple(not_too_narrow(drawn.faults)),
         asked=_asked(rng, job, factor, drawn.heal_at),
         end_at=drawn.end_at + 4 * factor * job.job.steps,
     )
