@@ -1,9 +1,9 @@
 """The command line: what people type, and the exit codes that they get.
 
-0 it held; 1 it ran and found a difference, a gap or a failed check; 2 the input was bad, and one
-line says which file, field or byte and what would be right; 75 it left in good order and wants to
-be started again. Heavy modules are imported inside the
-commands, so that ``--help`` answers at once.
+0 success; 1 the command ran and found a difference, a gap or a failed check; 2 the input was bad,
+and one line names the file, field or byte and what would be right; 75 the process left in good
+order and should be started again. Heavy modules are imported inside the commands, so that
+``--help`` answers at once.
 """
 
 import argparse
@@ -43,8 +43,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 LEARNER_PATIENCE_S = 600.0
-"""A syncer that is placed on another host is back within minutes; one that is not costs the learner
-its host until then."""
+"""A syncer that moves to another host is back within minutes; while it is away the learner occupies
+its host."""
 
 SYNCER_PATIENCE_S = 3600.0
 """Learners may have to queue for their hosts, and a syncer costs little."""
@@ -86,7 +86,7 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         dest="snapshot",
         metavar="SNAPSHOT",
         default="",
-        help="go on from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
+        help="continue from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
     )
 
 
@@ -94,8 +94,8 @@ def _add_init(orders: Orders) -> None:
     command = _command(
         orders,
         "init",
-        "put the examples into a folder: a task, and job files that run",
-        "They go to DIR/examples. Files that are there already are left as they are.",
+        "copy the examples into a folder: tasks, and job files",
+        "They go to DIR/examples. Existing files are not changed.",
     )
     command.add_argument(
         "folder",
@@ -140,7 +140,9 @@ def _add_syncer(orders: Orders) -> None:
         "--bind", metavar="ADDRESS", required=True, help="where to listen: tcp://127.0.0.1:5555"
     )
     command.add_argument(
-        "--name", default="", help="which shard this is, with job.syncers: syncer-1 (default: lead)"
+        "--name",
+        default="",
+        help="the shard's name, with job.syncers: syncer-1 (default: the lead)",
     )
     command.add_argument("--connect", metavar="ADDRESS", help="syncer-0, for the other shards")
     command.add_argument(
@@ -163,13 +165,13 @@ def _add_learner(orders: Orders) -> None:
         nargs="+",
         required=True,
         help="the syncer, tcp://host:5555, or file:PATH, a file with its address, which is read "
-        "again and again; with shards all of them, syncer-0 first",
+        "whenever it changes; with shards all of them, syncer-0 first",
     )
-    command.add_argument("--name", required=True, help="which learner this is: learner-3")
+    command.add_argument("--name", required=True, help="the learner's name: learner-3")
     command.add_argument(
         "--alone",
         action="store_true",
-        help="with --from, in a job that went on: take this learner's state from the snapshot",
+        help="with --from, in a job that went on without it: take its own state from the snapshot",
     )
     _add_actor(command, LEARNER_PATIENCE_S, "no syncer")
     command.set_defaults(run="learner")
@@ -181,7 +183,7 @@ def _add_actor(command: argparse.ArgumentParser, patience_s: float, alone: str) 
         metavar="SECONDS",
         type=float,
         default=patience_s,
-        help=f"leave with exit code 75 when {alone} was there for so long; 0 to wait for ever "
+        help=f"leave with exit code 75 after so many seconds with {alone}; 0 waits forever "
         f"(default: {patience_s:g})",
     )
     command.add_argument(
@@ -226,9 +228,9 @@ def _add_keys(orders: Orders) -> None:
     command = _command(
         orders,
         "keys",
-        "make the keys with which a job's actors know each other",
-        "Copy public.toml to every host, and each NAME.key to the host of that actor alone, where\n"
-        "nobody else may read it (chmod 600). Given again, it adds what is missing.",
+        "make the keys of a job's actors, for encryption and authentication",
+        "Copy public.toml to every host, and each NAME.key only to the host of that actor,\n"
+        "readable by its owner only (chmod 600). Run again, the command adds missing keys.",
     )
     add = command.add_argument
     add("folder", metavar="DIR", type=Path, help="where to; a new folder, or one made by keys")
@@ -243,12 +245,12 @@ def _add_status(orders: Orders) -> None:
     command = _command(
         orders,
         "status",
-        "ask running syncers how they are, and who waits for whom",
-        "Exit code 0: all have answered. 1: somebody did not, and is named.",
+        "show the state of running syncers, and who waits for whom",
+        "Exit code 0: all have answered. 1: one did not, and is named.",
     )
     add = command.add_argument
     add("addresses", metavar="ADDRESS", nargs="+", help="a syncer: tcp://127.0.0.1:5555")
-    add("--watch", action="store_true", help="again every second until Ctrl-C")
+    add("--watch", action="store_true", help="repeat every second until Ctrl-C")
     _add_asking(command)
     command.set_defaults(run="status")
 
@@ -257,9 +259,9 @@ def _add_observe(orders: Orders) -> None:
     command = _command(
         orders,
         "observe",
-        "follow a running job until it ends, without being part of it",
+        "follow a running job until it ends, without taking part in it",
         "Without --prometheus and --tensorboard all news are printed, one a line.\n"
-        "An observer that is slow misses news; it never holds anything up.",
+        "An observer that is slow misses news; it never delays the job.",
     )
     add = command.add_argument
     add("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
@@ -279,10 +281,10 @@ def _add_stop(orders: Orders) -> None:
     command = _command(
         orders,
         "stop",
-        "end a running job for everybody, in good order",
+        "end a running job for all actors, in good order",
         "The model is scored and saved, and every actor ends with exit code 0. A signal to one\n"
         "process does not end the job: that process leaves (code 75) and may be started again.\n\n"
-        "Exit code 0: the job has ended. 1: it failed, or nobody answers.",
+        "Exit code 0: the job has ended. 1: it failed, or no syncer answers.",
     )
     command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
     _add_asking(command)
@@ -300,7 +302,7 @@ def _add_replay(orders: Orders) -> None:
     command = _command(
         orders,
         "replay",
-        "execute a run's tapes again and compare every event",
+        "execute a run again from its tapes, and compare every event",
         "Exit code 0: everything was identical. 1: the first difference is named, with its event,\n"
         "or a tape is missing and the gap is named. 2: a tape cannot be read.",
     )
@@ -310,25 +312,25 @@ def _add_replay(orders: Orders) -> None:
         dest="snapshot",
         metavar="ID",
         default="",
-        help="begin with this snapshot of the run, or with the 'latest', and play what follows",
+        help="begin with this snapshot of the run, or with 'latest'",
     )
     command.add_argument(
         "--task",
         metavar="MODULE:FUNCTION",
         default="",
-        help="call this in place of the task that the tapes name; its source may differ",
+        help="call this task instead of the one that the tapes name; its source may differ",
     )
     command.add_argument(
         "--trust",
         action="store_true",
-        help="call the task that the tapes name, though somebody else recorded them",
+        help="call the task that the tapes name, although another user recorded them",
     )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
 
 
 def _add_tape(orders: Orders) -> None:
-    tape = _command(orders, "tape", "look at tapes and check them")
+    tape = _command(orders, "tape", "show tapes and check them")
     actions = tape.add_subparsers(dest="action", metavar="ACTION", required=True)
     for name, what, run in (
         ("show", "print one line per event, in causal order", "tape_show"),
@@ -341,7 +343,7 @@ def _add_tape(orders: Orders) -> None:
 
 
 def _add_snapshot(orders: Orders) -> None:
-    what = "take snapshots of a job, look at them, check them, export a model"
+    what = "take snapshots of a job, list and verify them, export a model"
     snapshot = _command(orders, "snapshot", what, SNAPSHOTS)
     actions = snapshot.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_take(actions)
@@ -371,10 +373,10 @@ def _add_take(actions: Orders) -> None:
     command = _command(
         actions,
         "take",
-        "have a running job take a snapshot, and print its id",
-        "Whoever is not in it is named, with the reason. The job trains on meanwhile.\n\n"
-        "Exit code 0: it is there. 1: it was discarded, and why; or nobody answers, or the job\n"
-        "ended before.",
+        "take a snapshot of a running job, and print its id",
+        "Each actor that is not in it is named, with the reason. The job continues meanwhile.\n\n"
+        "Exit code 0: it is complete. 1: it was discarded, with the reason; or no syncer answers,\n"
+        "or the job ended before.",
     )
     command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
     _add_asking(command)
@@ -382,7 +384,7 @@ def _add_take(actions: Orders) -> None:
 
 
 def _add_simulate(orders: Orders) -> None:
-    what = "let the same machines run in virtual time, with faults"
+    what = "run the same machines in virtual time, with faults"
     command = _command(orders, "simulate", what, SIMULATIONS)
     add = command.add_argument
     add(
@@ -402,7 +404,7 @@ def _add_simulate(orders: Orders) -> None:
         default=[],
         help="override a key of the scenario, such as chips.total=300000; may be given again",
     )
-    add("--dir", dest="folder", metavar="RUN", type=Path, help="leave tapes and a log there")
+    add("--dir", dest="folder", metavar="RUN", type=Path, help="write tapes and a log there")
     add("--json", action="store_true", help="print JSON")
     add_bandwidth(command)
     command.set_defaults(run="simulate")
@@ -436,7 +438,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         code = getattr(commands, given.run)(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read our output has enough of it; nothing is wrong.
+        # The reader of our output has closed the pipe; that is no error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:

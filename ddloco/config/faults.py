@@ -52,12 +52,12 @@ class Fault(Section, frozen=True):
     """``[[fault]]``: one fault.
 
     Attributes:
-        what: its kind.
+        what: its kind; the guide about faults explains each.
         who: the actor, ``learner-1`` or ``syncer``; for a link, whose link to the syncer.
-        at_s: seconds after the start.
-        for_s: how long; None for ever (a crashed actor does not return).
+        at_s: when it begins, in seconds after all learners are ready.
+        for_s: how long, in seconds; without it forever, so a crashed actor does not return.
         factor: of "slow", how many times slower.
-        delay_s: of "delay".
+        delay_s: of "delay", in seconds.
         mbit: of "bandwidth", megabits per second.
         direction: of link faults, which way.
     """
@@ -81,7 +81,7 @@ class Storm(Section, frozen=True):
         every_s: mean time between two faults of this storm.
         for_s: mean duration of one, exponentially distributed.
         from_s: when it begins.
-        until_s: when it is over; None for the end of the run.
+        until_s: when it is over; without it, at the end of the run.
         factor: of "slow", how many times slower.
         delay_s: of "delay", in seconds.
         mbit: of "bandwidth", megabits per second.
