@@ -164,7 +164,11 @@ def test_a_place_that_cannot_be_read_costs_room_only(tmp_path, monkeypatch):
     stand.take(3, ME, OTHER)
     away = True
 
+    looks = 0
+
     def snapshots(self):
+        nonlocal looks
+        looks += 1
         if away:
             raise OSError(5, "it is away")
         return listed(self)
@@ -176,11 +180,13 @@ def test_a_place_that_cannot_be_read_costs_room_only(tmp_path, monkeypatch):
         nonlocal away
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stand.dropper.run)
-            await trio.sleep(0.1)
+            with trio.fail_after(60):
+                while looks < 3 or not stand.notes:  # noqa: ASYNC110, it is looked in a thread
+                    await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         assert [0, 3] == stand.begins()
         away = False
-        await stand.dropper.finish(1.0)
+        await stand.dropper.finish(60.0)
 
     monkeypatch.setattr(retention, "LOOK_S", 0.01)
     trio.run(main)
