@@ -28,6 +28,7 @@ from ddloco.actors.events import (
 from ddloco.actors.timers import Timers
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.connection_guard import Doorkeeper
+from ddloco.runtime.door import Door
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.observer_protocol import OBSERVER, Request
 from ddloco.runtime.observer_server import Window
@@ -140,6 +141,7 @@ class Driver:
         self._worker = worker
         self._arrays = arrays
         self._recorder = recorder
+        self._door = Door(actor, recorder)
         self._time = time
         self._log = log
         self._codec: Codec[Any] = Codec(said, job_id)
@@ -292,20 +294,11 @@ class Driver:
         self._admit(event, payload)
 
     def _admit(self, event: Event, payload: Payload | None) -> None:
-        """Stamp, tape, handle, tape, perform: in this order, always."""
-        actor, at = self.actor, self._time.now()
-        learned = actor.witness(event)
-        number = actor.number
-        self._recorder.event(number, at, learned, event)
+        """Let an event in, and perform what the actor asks for."""
         if payload is not None and isinstance(event, MessageArrived):
             self._arrays.put(event.handle, payload)
-        try:
-            effects = actor.handle(at, event)
-        except Exception as error:
-            self._recorder.raised(number, error)
-            raise
-        self._recorder.effects(number, effects)
-        for effect in effects:
+        at = self._time.now()
+        for effect in self._door.admit(at, event):
             self._perform(at, effect)
 
     # Effects.

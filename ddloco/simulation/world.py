@@ -280,16 +280,10 @@ class World:
             self.now = until_s
 
     def admit(self, node: Node, event: Event) -> None:
-        """Stamp, tape, handle, tape, perform: as the driver does."""
-        actor, recorder = node.actor, node.recorder
+        """Let an event in, show it to the checks, and perform what the actor asks for."""
         # Never backwards: a difference of two times rounds now one way, now the other.
         at = node.at = max(self.now - node.zero, node.at)
-        if recorder is not None:
-            learned = actor.witness(event)
-            recorder.event(actor.number, at, learned, event)
-        effects = actor.handle(at, event)
-        if recorder is not None:
-            recorder.effects(actor.number, effects)
+        effects = node.door.admit(at, event)
         self.events += 1
         for check in self.checks:
             check.see(self, node, event, effects)

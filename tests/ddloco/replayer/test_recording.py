@@ -5,6 +5,7 @@ import shutil
 import msgspec
 import pytest
 
+from ddloco.actors.actor import ACTOR_SEMANTICS
 from ddloco.cli.parser import main
 from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder
@@ -271,7 +272,7 @@ def test_a_foreign_program_is_not_called(tmp_path, said):
     """Programs of ``perform`` are user code as well."""
     ran = tmp_path / "ran"
     plain = {"program": "subprocess:getoutput", "options": {"cmd": f"touch {ran}"}}
-    header = Header("a.1", f"getoutput-{digest_of(plain)}", plain, "?", {})
+    header = Header("a.1", f"getoutput-{digest_of(plain)}", plain, "?", {}, ACTOR_SEMANTICS)
     writer = TapeWriter(tmp_path / "run" / "tapes" / "a.1.tape", header)
     writer.append(Event(1, 0.0, msgspec.Raw(b"\x81\xa4type\xa1x")))
     writer.close()
