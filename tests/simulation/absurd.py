@@ -313,7 +313,7 @@ class Stage(World):
     def _again(self, puppet: Puppet) -> None:
         """The target starts again: where it was told to stop, and now and then."""
         finish = self.nodes[puppet.target].finish
-        assert finish is None or finish.status in ("done", "stopped", "bad-input"), finish
+        assert finish is None or finish.status in ("done", "stopped", "left", "bad-input"), finish
         if finish is None:
             self.kill(puppet.target)
         puppet.counts["began again"] += 1
