@@ -76,7 +76,8 @@ class Launches(Books[Stage, Role]):
         """Per learner and fragment the newest base that it contributed from."""
         self._versions: Counter[int] = Counter()
         self._unheard: set[str] = set()
-        """Who was pulled and has said nothing since."""
+        """Who was pulled and has neither answered nor reported since; parts of snapshots, which the
+        syncer's machine does not hear, are no sign."""
 
     def started(self, stage: Stage, role: Role) -> None:
         """Whatever was under way died with the syncer before this one."""
@@ -128,7 +129,8 @@ class Launches(Books[Stage, Role]):
 
     def _said(self, at: float, event: MessageArrived[Any]) -> None:
         peer, said = event.peer, event.body
-        self._unheard.discard(peer)
+        if isinstance(said, Contribution | Progress):
+            self._unheard.discard(peer)
         if isinstance(said, Contribution):
             before = self._bases.get((peer, said.fragment), -1)
             self._bases[peer, said.fragment] = max(before, said.base)
@@ -213,7 +215,7 @@ class Launches(Books[Stage, Role]):
 
     def _unmerged(self, fragment: int, oldest: int) -> set[str]:
         """Who has, by its last report, trained steps of ``fragment`` that it never contributed; but
-        for those that said nothing since they were pulled."""
+        for those that have not reported since they were pulled."""
         return {
             name
             for name, report in self._reports.items()
