@@ -54,7 +54,7 @@ sweep: $(STAMP)  ## search the demo's outer learning rate and momentum again
 	$(BIN)/python examples/sweep.py
 
 docs: $(STAMP)  ## build the documentation site into site/
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 pictures: $(STAMP)  ## draw the documentation's pictures again, from real runs
 	$(BIN)/python docs/pictures.py

@@ -76,10 +76,10 @@ def test_the_page_about_actors_shows_the_example():
 def site(tmp_path_factory):
     """The documentation as `make docs` builds it, in a folder of its own."""
     folder = tmp_path_factory.mktemp("site")
-    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     made = subprocess.run(build, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-    assert (0, "") == (made.returncode, made.stderr)
+    assert made.returncode == 0, made.stderr  # With --quiet no warning would count.
     return folder
 
 
