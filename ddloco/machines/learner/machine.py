@@ -1,9 +1,9 @@
 """The learner machine (paper: Algorithm 1).
 
-It trains, says how far it is after every step, answers pulls from the host copy of its last
-finished step, and overwrites fragments with newer global versions between steps. It waits once,
-for the first parameters, be they the syncer's or a peer's whole state, and then for nobody: every
-``RunStep`` is asked for while handling the learner's own start or finished step.
+A learner trains, reports its progress after every step, answers pulls from the host copy of its
+last finished step, and overwrites fragments with newer global versions between steps. It waits
+only once, for its first parameters, which come from the syncer or from a peer as a whole state.
+After that it never waits: it requests the next ``RunStep`` while handling its own ``StepFinished``.
 """
 
 import math
@@ -58,23 +58,23 @@ from transport import (
 )
 
 ANSWERS_MAX = 64
-"""Pulls being answered at once; a syncer has at most ``overlap`` under way, so this is abuse."""
+"""Pulls answered at once. A syncer has at most ``overlap`` under way; more than this is abuse."""
 
 WAITING = "waiting"
 WAITING_S = 5.0
-"""A learner that waits for its first parameters has nothing else to say, and would not learn that
-the syncer has given up the link; so it repeats its progress this often."""
+"""Seconds between progress messages while a learner waits for its first parameters. It sends
+nothing else then, so without them it would not notice that the syncer has closed the link."""
 
 
 LEAVING = "leaving"
 LEAVE_S_MAX = 1.5
-"""A learner whose process is to go waits so long for its step: five seconds later at the latest it
-is gone, which is less than any engine waits before it kills."""
+"""Seconds that a learner waits for the running step when its process must exit. The process exits
+at most five seconds later, which is before any container engine kills it."""
 
 
 @dataclass(slots=True)
 class Answer:
-    """A pull that is being answered: the counters that belong to the host copy encoded."""
+    """A pull that is being answered, with the counters of the host copy that is encoded."""
 
     peer: str
     body: Contribution
@@ -84,7 +84,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Incoming:
-    """A global fragment that waits for the next step boundary."""
+    """A global fragment that will be installed at the next step boundary."""
 
     version: int
     handle: str
@@ -92,7 +92,7 @@ class Incoming:
 
 @dataclass(slots=True)
 class Running:
-    """The step under way."""
+    """The step that is running: its work number, its start in seconds, and its overwrites."""
 
     work: int
     since: float
@@ -100,7 +100,7 @@ class Running:
 
 
 class Learner:
-    """One learner's decisions.
+    """The state machine of one learner.
 
     Args:
         job: the resolved job.
@@ -110,11 +110,11 @@ class Learner:
         self._job = job
         self._plan: FragmentPlan | None = None
         self._versions: list[int] = []
-        """Per fragment the version that is held, -1 for none."""
+        """For each fragment, the installed version; -1 before the first."""
         self._step_at: list[int] = []
         self._tokens_at: list[int] = []
-        """Per fragment the step and the tokens at which that version went in: what was trained
-        since is a difference, so that a step costs nothing per fragment."""
+        """For each fragment, the step and the token count at which that version was installed.
+        Progress since then is a difference, so a step updates no counter per fragment."""
         self._tokens = 0
         self._incoming: dict[int, Incoming] = {}
         self._answers: dict[int, Answer] = {}
@@ -129,15 +129,23 @@ class Learner:
         self._linked: dict[str, bool] = dict.fromkeys(self._syncers, False)
         self._stopping: str | None = None
         self._leaving = False
-        """Whether it stops only to be started again."""
+        """Whether this learner stops because its process must exit, and will be started again."""
         self._first = True
-        """Whether this is the actor's first incarnation, whose data nobody has used up."""
+        """Whether this is the actor's first incarnation, so that no batch of its shard is used."""
         self._recovery = Recovery(self._lead)
         self._installing = 0
         self._lending = Lending(self._lead, self._next_work)
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event; see the module for what a learner does."""
+        """Handle one event.
+
+        Args:
+            at: the time of the event, in seconds.
+            event: the event; types that a learner does not know are ignored.
+
+        Returns:
+            The effects for the driver to perform, in order.
+        """
         match event:
             case Started():
                 return self._started(event)
@@ -179,7 +187,7 @@ class Learner:
             case TimerFired(timer) if timer == LEAVING and self._leaving:
                 return self._leave()
             case Restored():
-                self._stopping, self._leaving = None, False  # That was said in another run.
+                self._stopping, self._leaving = None, False  # The stop belonged to an earlier run.
                 return []
             case _:
                 return []
@@ -215,7 +223,7 @@ class Learner:
             case _:
                 return []
 
-    # Global fragments: the newest waits for the next step boundary.
+    # Global fragments: the newest version is kept until the next step boundary.
 
     def _receive(self, at: float, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
         fragment, version = said.fragment, said.version
@@ -235,24 +243,24 @@ class Learner:
 
     @property
     def _begun(self) -> bool:
-        """Whether the first step has; until then this learner waits for something to begin with."""
+        """Whether the first step, or the installation of a peer's state, has been started."""
         return self._step > 0 or self._running is not None or self._installing > 0
 
     def _begin(self, at: float) -> list[Effect]:
-        """The first step, once there are all parameters and it is known where the data goes on."""
+        """Start the first step once all parameters and the position in the data are known."""
         known = self._first or self._recovery.batches is not None
         if self._begun or not known or len(self._incoming) < len(self._versions):
             return []
         return [*self._recovery.drop(), *self._run(at)]
 
-    # A peer's state, for a learner that has come back.
+    # Recovery of a restarted learner from the state of a donor.
 
     def _recover(self, at: float, said: Resume | StatePiece, handle: str) -> list[Effect]:
         recovery = self._recovery
         if isinstance(said, Resume):
             effects = recovery.resume(said)
             if not said.donor and not recovery.own:
-                # The globals are sent as soon as the syncer hears what is lacking.
+                # The syncer sends the global fragments that this report shows to be missing.
                 return [*effects, *self._report(), *self._begin(at)]
         elif len(said.versions) != len(self._versions) or not all(v >= 0 for v in said.versions):
             return [Observe("refused", {"what": f"state of {said.who}, versions {said.versions}"})]
@@ -264,7 +272,7 @@ class Learner:
         return effects
 
     def _installed(self, at: float, *, sound: bool) -> list[Effect]:
-        """Begin with the peer's state; newer globals that have come meanwhile go in at once."""
+        """Start training from the donor's state, with the newer global fragments received since."""
         recovery, self._installing = self._recovery, 0
         if not sound:
             refused = recovery.refused("it holds NaN or Inf")
@@ -279,7 +287,7 @@ class Learner:
         return effects + self._report()
 
     def _newest(self, fragment: int) -> int:
-        """The newest version that is held, waits, or goes in with the step under way."""
+        """The newest version that is installed, pending, or installed by the running step."""
         waiting = self._incoming.get(fragment)
         known = [self._versions[fragment], waiting.version if waiting else -1]
         if self._running is not None:
@@ -287,13 +295,13 @@ class Learner:
         return max(known)
 
     def _ask_again(self, at: float) -> list[Effect]:
-        """Until the first step begins, a timer to repeat what this learner lacks."""
+        """Set the timer that repeats the progress report, unless the first step has started."""
         return [] if self._begun else [SetTimer(WAITING, at + WAITING_S)]
 
     # Steps.
 
     def _run(self, at: float) -> list[Effect]:
-        """The next step, with every newer fragment that has come by now."""
+        """Start the next step with every newer fragment received so far, or stop if asked to."""
         if self._stopping is not None:
             return self._leave()
         overwrites = tuple(
@@ -322,7 +330,7 @@ class Learner:
         effects: list[Effect] = []
         previous, self._host = self._host, f"host/{event.step}"
         self._step, self._cursor = event.step, event.cursor
-        if event.step > 1:  # The first step compiles; its duration says nothing.
+        if event.step > 1:  # The first step includes compilation.
             self._step_s.add(at - running.since)
         for overwrite in running.overwrites:
             p = overwrite.fragment
@@ -335,7 +343,7 @@ class Learner:
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
             return [*effects, *self._finish("bad-input", reason)]
-        # The worker gets its next step before anything is said about the last one.
+        # The worker gets its next step before the last one is reported, so that it never idles.
         effects += self._run(at)
         if self._stopping is None:
             effects += self._report()
@@ -344,7 +352,7 @@ class Learner:
         return [*effects, Observe("step", {**observed, "step_s": step_s})]
 
     def _report(self) -> list[Effect]:
-        """Say to every syncer that is there how far this learner is."""
+        """Send this learner's progress to every connected syncer."""
         said = self._state()
         linked = (syncer for syncer, there in self._linked.items() if there)
         return [Send(syncer, CONTROL, said, key="progress") for syncer in linked]
@@ -360,7 +368,7 @@ class Learner:
             cursor=self._cursor,
         )
 
-    # Pulls: answered from the host copy of the last finished step, also while the next one runs.
+    # Pulls are answered from the host copy of the last finished step while the next step runs.
 
     def _answer(self, peer: str, pull: Pull) -> list[Effect]:
         p = pull.fragment
@@ -368,7 +376,7 @@ class Learner:
             return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
         steps = self._step - self._step_at[p]
         if not self._host or steps == 0:
-            return []  # Nothing trained yet: the syncer's deadline goes on without this learner.
+            return []  # Nothing trained yet; the syncer's deadline passes without this learner.
         work = self._next_work()
         out = f"out/{work}"
         body = Contribution(
@@ -391,20 +399,22 @@ class Learner:
 
     @property
     def drawn(self) -> int:
-        """Batches that its worker has drawn when the step that runs is done; those of its former
-        selves are left out with the first one."""
+        """Number of batches that the worker will have drawn once the running step is done.
+
+        The first step skips the batches of earlier incarnations, so they count from then on.
+        """
         steps, _ = self.stands
         return (self._recovery.batches or 0) + steps if steps else 0
 
     @property
     def stands(self) -> tuple[int, tuple[int, ...]]:
-        """Its step, and the versions that it holds, when the step that runs is done."""
+        """The step count, and the version of each fragment, once the running step is done."""
         running = self._running
         new = {each.fragment: each.version for each in running.overwrites} if running else {}
         held = (new.get(fragment, version) for fragment, version in enumerate(self._versions))
         return self._step + (running is not None), tuple(held)
 
-    # The end.
+    # Stopping.
 
     def _stop(self, reason: str) -> list[Effect]:
         self._stopping = self._stopping or reason

@@ -1,7 +1,7 @@
-"""How a learner gives its state to another that comes back, without waiting for anybody.
+"""The donor side of state recovery: a learner sends its state to a restarted peer (paper 6.1).
 
-A machine inside the learner's. The copy is made between two steps, one memory copy of parameters
-and optimizer state; it is cut and digested beside the steps that follow (paper 6.1).
+This machine is part of the learner machine. The parameters and the optimizer state are copied in
+memory between two steps; the copy is split into pieces and digested while later steps run.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,15 @@ from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetT
 
 LENDING = "lending"
 LENDING_S = 60.0
-"""A copy that nobody has asked anything of for this long is let go."""
+"""Seconds without a request after which the copy is released."""
 
 ASKED_MAX = 64
-"""Requests that wait for a copy, or are being answered: a syncer names a donor to few at a time."""
+"""Requests that wait for a copy or are being answered. A syncer assigns few peers to a donor."""
 
 
 @dataclass(slots=True)
 class Copy:
-    """A copy of this learner's state, after its step ``step``; no pieces while it is made."""
+    """A copy of this learner's state after step ``step``; ``pieces`` is 0 until it is made."""
 
     step: int
     versions: tuple[int, ...]
@@ -32,11 +32,11 @@ class Copy:
 
 
 class Lending:
-    """What a learner lends.
+    """The copy of this learner's state and the requests for its pieces.
 
     Args:
-        lead: the peer that passes pieces on.
-        next_work: numbers for work.
+        lead: the syncer that relays the pieces to the restarted learner.
+        next_work: returns the next unused work number.
     """
 
     def __init__(self, lead: str, next_work: Callable[[], int]) -> None:
@@ -47,33 +47,38 @@ class Lending:
         self._cutting: dict[int, tuple[StatePiece, str, str]] = {}
 
     def held(self) -> int:
-        """How many holders of arrays there are."""
+        """Return the number of references to arrays that this machine holds."""
         return (self._copy is not None) + 2 * len(self._cutting)
 
     def wanted(self, at: float, said: StateWanted) -> list[Effect]:
-        """Somebody asks for a piece; the first one makes a copy, at the next step boundary."""
+        """Handle a request for a piece; the first one causes a copy at the next step boundary."""
         if len(self._asked) + len(self._cutting) >= ASKED_MAX:
             return []
         self._asked.append(said)
         return self._answer(at)
 
     def between_steps(self, step: int, versions: tuple[int, ...]) -> list[Effect]:
-        """No step is running: copy now, if a copy is asked for and there is none."""
+        """Copy the state if a copy is wanted and none exists; called while no step is running.
+
+        Args:
+            step: the last finished step.
+            versions: the installed version of each fragment.
+        """
         if not self._asked or self._copy is not None or step == 0:
-            return []  # Before the first step there is nothing of one's own to lend.
+            return []  # Before the first step this learner has no state to give.
         work = self._next_work()
         self._copy = Copy(step, versions, f"state/{step}")
         copy = CopyState(work, self._copy.handle)
         return [Keep(copy.out), copy]
 
     def copied(self, at: float, event: StateCopied) -> list[Effect]:
-        """The copy stands; whoever has asked is answered."""
+        """Handle the finished copy: answer the pending requests."""
         copy = self._copy
         assert copy is not None, "a copy was asked for"
         copy.pieces, copy.made = event.pieces, True
         if event.pieces:
             return self._answer(at)
-        # This task's optimizer state cannot be copied: say so, or they would wait.
+        # This task's optimizer state cannot be copied. Without a refusal the peers would wait.
         refusals: list[Effect] = [
             Send(self._lead, CONTROL, StatePiece(each.who, copy.step, 0, 0, copy.versions))
             for each in self._asked
@@ -87,7 +92,7 @@ class Lending:
             return []
         effects: list[Effect] = [SetTimer(LENDING, at + LENDING_S)]
         for said in self._asked:
-            # Of a copy that is gone nothing can be had: what there is begins anew at the other end.
+            # A request may refer to an older copy; the new one is then sent from its first piece.
             piece = said.piece if said.piece < copy.pieces else 0
             work = self._next_work()
             out = f"piece/{work}"
@@ -98,13 +103,13 @@ class Lending:
         return effects
 
     def encoded(self, event: PieceEncoded) -> list[Effect]:
-        """A piece stands ready to be sent."""
+        """Send a piece that has been encoded."""
         body, source, out = self._cutting.pop(event.work)
         key = f"state/{body.who}/{body.piece}"
         return [Send(self._lead, BULK, body, out, key), Drop(source), Drop(out)]
 
     def expire(self) -> list[Effect]:
-        """Let go of the copy: its time is over. One that is still being made is not there yet."""
+        """Release the copy; does nothing without a copy or while it is still being made."""
         copy = self._copy
         if copy is None or not copy.made:
             return []

@@ -1,8 +1,9 @@
-"""How a learner that comes back gets a peer's state: piece by piece, from whoever has it.
+"""Recovery of a restarted learner: it fetches a donor's state piece by piece (paper 6.1).
 
-A machine inside the learner's. The syncer says where its data goes on and names a donor; the pieces
-of the donor's copy are asked for a few at a time, so that they never fill a lane, and those that
-have come are not asked for again after a broken link (paper 6.1). Nobody waits for it but itself.
+This machine is part of the learner machine. The syncer sends the position in the data and names a
+donor. The pieces of the donor's copy are requested a few at a time, so that they never fill a
+lane; pieces received before a broken link are not requested again. No other actor waits for the
+recovery.
 """
 
 from typing import Any
@@ -12,25 +13,25 @@ from ddloco.protocol.messages import Resume, StatePiece, StateRefused, StateWant
 from transport import CONTROL, Drop, Effect, Keep, Send
 
 WINDOW_PIECES = 2
-"""Pieces asked for and not there yet: one travels while the next is cut."""
+"""Pieces requested and not yet received: one is in flight while the next is encoded."""
 
 PIECES_MAX = 65_536
-"""Pieces of one copy: a terabyte; more is abuse."""
+"""Pieces of one copy, enough for a terabyte; more is abuse."""
 
 
 class Recovery:
-    """What a learner has of a donor's state.
+    """The state that a restarted learner has received so far.
 
     Args:
-        lead: the peer that names donors and passes pieces on.
+        lead: the syncer that names donors and relays pieces.
 
     Attributes:
-        batches: batches of its shard that earlier incarnations have used up; None while unknown.
-        cursor: where stream and schedules stood after them; empty where that is not known.
-        donor: whose state it is; empty for nobody's.
-        own: the snapshot that it is one's own of, where it is.
-        copy: the donor's step at which it was copied, 0 before the first piece.
-        versions: per fragment the version that the donor held then.
+        batches: batches of the shard that earlier incarnations consumed; None while unknown.
+        cursor: the position of the data stream and the schedules after them; empty if unknown.
+        donor: the learner that the state comes from; empty without a donor.
+        own: the snapshot that this learner's own state was loaded from; empty without one.
+        copy: the donor's step at which the state was copied; 0 before the first piece.
+        versions: for each fragment, the version that was installed at the donor at that step.
     """
 
     def __init__(self, lead: str) -> None:
@@ -47,35 +48,35 @@ class Recovery:
 
     @property
     def complete(self) -> bool:
-        """Whether every piece is there."""
+        """Whether every piece has been received."""
         return 0 < self._count == len(self._pieces)
 
     @property
     def seen(self) -> dict[str, Any]:
-        """What people see of a state that was taken over."""
+        """The fields that the log shows for an installed state."""
         return {"from": self.own or self.donor, "copy": self.copy, "batches": self.batches}
 
     def refused(self, reason: str) -> list[Effect]:
-        """Tell that the donor's state cannot be trained from; of one's own nobody needs to know."""
+        """Report to the syncer that the donor's state is unusable; empty for the own snapshot."""
         said = StateRefused(self.donor, reason)
         return [Send(self._lead, CONTROL, said)] if self.donor else []
 
     def held(self) -> int:
-        """How many arrays are held."""
+        """Return the number of references to arrays that this machine holds."""
         return len(self._pieces)
 
     def handles(self) -> tuple[str, ...]:
-        """The pieces, in order."""
+        """Return the handles of the pieces, in the order of the pieces."""
         return tuple(handle for _, handle in sorted(self._pieces.items()))
 
     def bring(self, state: OwnState) -> list[Effect]:
-        """One's own state is there already, from a snapshot: nobody is asked for one."""
+        """Take this learner's own state from a snapshot; no donor is asked."""
         self.own, self.copy, self.versions = state.snapshot, state.copy, state.versions
         self._count, self._pieces = 1, {0: state.handle}
         return [Keep(state.handle)]
 
     def resume(self, said: Resume) -> list[Effect]:
-        """The syncer's word on where to go on, and with whose state."""
+        """Take the position in the data and the donor that the syncer names; request pieces."""
         self.batches, self.cursor = said.batches, said.cursor
         if self.own:
             return []
@@ -83,16 +84,19 @@ class Recovery:
         if said.donor != self.donor:
             effects += self.drop()
             self.donor = said.donor
-        self._asked.clear()  # Whatever was asked for over a lost link may be lost with it.
+        self._asked.clear()  # Requests on a lost link may be lost with it.
         return effects + self._ask()
 
     def take(self, said: StatePiece, handle: str) -> list[Effect]:
-        """A piece has come; the next one is asked for."""
+        """Keep a received piece and request the next one.
+
+        Pieces of another donor, without an array, or of more than ``PIECES_MAX`` are ignored.
+        """
         if said.who != self.donor or not handle or said.pieces > PIECES_MAX:
             return []
         effects: list[Effect] = []
         if (said.copy, said.pieces) != (self.copy, self._count):
-            effects += self.drop()  # Pieces of two copies make no state.
+            effects += self.drop()  # Pieces of two copies cannot be combined.
             self.copy, self._count, self.versions = said.copy, said.pieces, said.versions
         self._asked.discard(said.piece)
         if said.piece not in self._pieces and said.piece < self._count:
@@ -101,7 +105,7 @@ class Recovery:
         return effects + self._ask()
 
     def drop(self) -> list[Effect]:
-        """Let go of every piece: they are installed, or of no use."""
+        """Release every piece, because they are installed or unusable."""
         effects: list[Effect] = [Drop(handle) for handle in self.handles()]
         self._pieces.clear()
         self._asked.clear()
@@ -109,12 +113,12 @@ class Recovery:
         return effects
 
     def give_up(self) -> list[Effect]:
-        """What has come is of no use; nothing more is taken of this donor."""
+        """Release every piece as unusable and take no more from this donor."""
         self.donor = self.own = ""
         return self.drop()
 
     def _ask(self) -> list[Effect]:
-        """Ask for the first pieces that are missing; of a copy that is unknown, for the first."""
+        """Request the first missing pieces; before the copy is known, its first piece."""
         if not self.donor:
             return []
         effects: list[Effect] = []
