@@ -124,7 +124,6 @@ class Trainer(UserActor):
         self.differentiate()
 
     def received(self, peer: str, message: Done) -> None:
-        self.hang_up("server")
         self.finish(f"{self.step} gradients in {self.at:.1f} s")
 
     def differentiate(self) -> None:

@@ -223,7 +223,9 @@ class UserActor:
             self._asked.append(Hangup(self._routes.pop(peer), reason))
 
     def finish(self, reason: str, status: Status = "done") -> None:
-        """This actor is done; nothing happens to it any more."""
+        """This actor is done: it says goodbye to its peers, and nothing happens to it any more."""
+        for peer in self.peers:
+            self.hang_up(peer, reason)
         self._asked.append(Finish(status, reason))
 
     @property

@@ -12,6 +12,7 @@ from snapshot import freeze, thaw
 from transport import (
     BULK,
     Free,
+    Hangup,
     Listen,
     MessageArrived,
     PeerJoined,
@@ -175,6 +176,14 @@ def test_failures_and_stops_end_it(begun):
     ]
     assert Finish("failed", "no luck") == failed
     assert [Finish("stopped", "enough")] == keeper.handle(4.0, StopRequested("enough"))
+
+
+def test_who_finishes_says_goodbye(begun):
+    """So that the others hear of it at once, and do not wait."""
+    keeper, _ = begun
+    stopped = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
+    assert stopped == keeper.handle(2.0, StopRequested("enough"))
+    assert [] == keeper.peers
 
 
 def test_nothing_is_said_to_nobody(begun):
