@@ -1,1 +1,1 @@
-"""What decides: every choice of a learner, a syncer or a baseline, as pure state machines."""
+"""The decisions of learners, syncers and baselines, as pure state machines."""

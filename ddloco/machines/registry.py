@@ -1,4 +1,4 @@
-"""Which machine is behind an actor's name, live as in a replay."""
+"""The machine that each actor runs, in a live job and in a replay."""
 
 from clocks import actor_of
 from ddloco.actors.actor import Machine
@@ -10,7 +10,12 @@ from ddloco.machines.syncer.machine import Syncer
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:
-    """The machine behind an actor's name, live as in a replay."""
+    """Create the machine that the actor of ``incarnation`` runs.
+
+    Args:
+        job: the resolved job.
+        incarnation: the actor's name with its incarnation number.
+    """
     syncs = actor_of(incarnation) in job.syncer_names()
     if job.job.method in DATA_PARALLEL:
         return Averager(job) if syncs else Replica(job)

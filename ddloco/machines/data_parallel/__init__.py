@@ -1,1 +1,1 @@
-"""Synchronous data-parallel training, the baseline that learners are compared with."""
+"""Synchronous data-parallel training, the baseline for comparison with DiLoCo."""

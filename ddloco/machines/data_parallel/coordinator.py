@@ -1,14 +1,15 @@
-"""The averager machine: synchronous data-parallel training, the baseline that learners are held to.
+"""The averager machine: synchronous data-parallel training, the baseline for comparison.
 
-It owns parameters and optimizer. For every step it sends the parameters to its replicas, waits for
-the gradient of each of them, averages, updates, and goes on. What that costs is the point:
+It owns the parameters and the optimizer. For every step it sends the parameters to its replicas,
+waits for the gradient of every replica, averages the gradients and updates the parameters. The
+baseline measures what losing a replica costs:
 
-* a job that is not elastic stops whenever a replica is lost, until every one is back;
-* an elastic one stops to go on without it (``downscale_s``), and again to take it back in
-  (``upscale_s``).
+* a job that is not elastic stops until every replica is back;
+* an elastic job pauses to continue without the replica (``downscale_s``), and pauses again to
+  take it back (``upscale_s``).
 
-``[elastic]`` says how long the program of such a job would need for that; the time that processes
-themselves need to start comes on top.
+The ``[elastic]`` table holds the seconds that a real elastic job would need for these pauses. The
+time that processes need to start is added to them.
 """
 
 from dataclasses import dataclass
@@ -44,20 +45,20 @@ from transport import (
 RECONFIGURE = "reconfigure"
 PROBE = "probe"
 PROBE_S = 2.0
-"""How often an averager makes sure that those whom it waits for are there: dead ones are found in
-that time, which is short beside what going on without one costs."""
+"""Seconds between messages to the replicas that the averager waits for. A dead replica is detected
+in about that time, which is short compared with the pause that its loss causes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gradient:
-    """One replica's gradient of the step under way."""
+    """One replica's gradient of the current step."""
 
     said: Contribution
     handle: str
 
 
 class Averager:
-    """One data-parallel job's decisions.
+    """The state machine that coordinates one data-parallel job.
 
     Args:
         job: the resolved job.
@@ -70,10 +71,10 @@ class Averager:
         self._membership = Membership(1)
         self._version = 0
         self._group: dict[str, bool] = {}
-        """Replicas of the step under way, each with whether it was sent the parameters."""
+        """Replicas of the current step, each with whether it was sent the parameters."""
         self._parts: dict[str, Gradient] = {}
         self._standing = True
-        """Whether no step is under way: before the first, and while replicas are missing."""
+        """Whether no step is running: before the first, and while replicas are missing."""
         self._pause_until: float | None = None
         self._averaging = 0
         self._work = 0
@@ -81,7 +82,7 @@ class Averager:
         self._stopping: str | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event; see the module for what an averager does."""
+        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         effects = self._take(at, event)
         if self._farewell is not None:
             return effects + self._farewell.leave(len(self._membership.members))
@@ -124,13 +125,13 @@ class Averager:
             case WorkFailed():
                 return self._failed(event)
             case StopRequested(reason) | LeaveRequested(reason):
-                # Nothing is kept of such a job before its end, so nobody could go on with it.
+                # Such a job saves nothing before its end, so a restart could not continue it.
                 self._stopping = self._stopping or reason
                 return []
             case _:
                 return []
 
-    # Replicas come and go.
+    # Replicas that join and leave.
 
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
         member, effects = self._membership.join(at, peer, incarnation)
@@ -138,7 +139,7 @@ class Averager:
             return effects
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
-        # One that comes back was gone, whether that was noticed or not.
+        # A replica that rejoins was lost before, even if its loss was never detected.
         for former in [each for each in self._group if each not in self._membership.members]:
             effects += self._without(at, former)
         fields = {"learner": incarnation, "epoch": self._membership.epoch}
@@ -154,16 +155,16 @@ class Averager:
         return [*effects, *self._without(at, peer)]
 
     def _without(self, at: float, peer: str) -> list[Effect]:
-        """Go on without a replica, or stop because of it."""
+        """Continue without a lost replica if the job is elastic; otherwise stop stepping."""
         if self._group.pop(peer, None) is None:
             return []
         if not self._elastic or not self._group:
-            self._standing = True  # The gradients of the others stay good.
+            self._standing = True  # The gradients of the others stay valid.
             return []
         return self._pause(at, self._job.elastic.downscale_s, f"{peer} was lost")
 
     def _probe(self, at: float) -> list[Effect]:
-        """Say something to whoever is waited for: a link shows only then that nobody is there."""
+        """Send a message to every awaited replica; only a send detects that a peer is dead."""
         roster = Roster(self._membership.epoch, {})
         missing = [peer for peer in self._group if peer not in self._parts]
         sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
@@ -179,7 +180,7 @@ class Averager:
     # Steps.
 
     def _advance(self, at: float) -> list[Effect]:
-        """Begin, or average, or wait for somebody."""
+        """Start a step, average the gradients, or keep waiting for replicas."""
         if self._averaging or self._pause_until is not None:
             return []
         if self._stopping is not None:
@@ -192,7 +193,7 @@ class Averager:
         return [*effects, *self._average()]
 
     def _begin(self, at: float) -> list[Effect]:
-        """Take everybody in who is there, if they suffice."""
+        """Start a step with all connected replicas, if there are enough of them."""
         members = list(self._membership.members)
         everybody = len(members) == self._job.job.learners
         if not members or not (everybody or (self._elastic and self._version > 0)):
@@ -257,7 +258,8 @@ class Averager:
         if not event.accepted:
             return [*effects, Drop(f"theta/0/{new}"), Drop(f"wire/0/{new}")]
         self._version = new
-        # Whoever has joined meanwhile is taken in now; a job that is not elastic had no room.
+        # Replicas that joined during the step take part from now on. A job that is not elastic
+        # starts a step only with all replicas, so none can join during it.
         self._standing = self._elastic and any(
             peer not in self._group for peer in self._membership.members
         )
@@ -279,7 +281,7 @@ class Averager:
         }
         return Observe("merge", fields)
 
-    # The end.
+    # Shutdown.
 
     def _wind_up(self, at: float, status: Any, reason: str) -> list[Effect]:
         if not reason:

@@ -1,7 +1,7 @@
-"""The replica machine: one part of a data-parallel job.
+"""The replica machine: one worker of a data-parallel job.
 
-It is sent the parameters, computes the gradient of its next batch, sends it, and waits: that it
-waits, at every step, for the slowest of all is what learners do not.
+A replica receives the parameters, computes the gradient of its next batch, sends it, and waits for
+the next parameters. At every step it therefore waits for the slowest replica; a learner does not.
 """
 
 import math
@@ -33,7 +33,13 @@ from transport import (
 
 @dataclass(slots=True)
 class Computing:
-    """The gradient under way, or the parameters for the next one."""
+    """A gradient that is being computed, or the parameters for the next one.
+
+    Attributes:
+        version: the version of the parameters.
+        handle: the array that holds them.
+        since: seconds; when the computation started.
+    """
 
     version: int
     handle: str
@@ -41,7 +47,7 @@ class Computing:
 
 
 class Replica:
-    """One replica's decisions.
+    """The state machine of one replica.
 
     Args:
         job: the resolved job.
@@ -56,7 +62,7 @@ class Replica:
         self._stopping: str | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event; see the module for what a replica does."""
+        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         match event:
             case Started():
                 agreement = self._job.agreement(self._job.plan(event.leaves))
@@ -91,7 +97,7 @@ class Replica:
                 return []
 
     def _receive(self, at: float, version: int, handle: str) -> list[Effect]:
-        """New parameters; the same ones again are asked for when a gradient was lost."""
+        """Take new parameters; the averager resends a version whose gradient was lost."""
         computing = self._computing
         if computing is not None and computing.version == version:
             return []

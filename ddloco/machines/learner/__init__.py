@@ -1,1 +1,1 @@
-"""The learner's decisions (paper: Algorithm 1)."""
+"""The state machine of a learner (paper: Algorithm 1)."""

@@ -1,1 +1,1 @@
-"""The syncer's decisions (paper: Algorithm 2)."""
+"""The state machine of a syncer (paper: Algorithm 2)."""

@@ -1,25 +1,25 @@
-"""Running estimates of durations, as the grace window and the time-outs need them."""
+"""Running estimates of durations, used by the grace window and the timeouts."""
 
 from dataclasses import dataclass
 
 SMOOTHING = 0.1
-"""Weight of the newest sample: about the last twenty count."""
+"""Weight of the newest sample; about the last twenty samples have an effect."""
 
 OUTLIER_TIMES = 16.0
 OUTLIER_S_MIN = 10.0
-"""A sample counts as at most so many times what is usual, and where that is little, as ten seconds.
-Whoever measures across an hour in which its machine was suspended has measured no step; what has
-really become slower is known after two samples or three."""
+"""A sample is clipped to this many times the estimate, or to ten seconds if that is more. A step
+time measured across an hour of suspension is not a step time; a real slowdown still shows after
+two or three samples."""
 
 
 @dataclass(slots=True)
 class Smoothed:
-    """An exponential moving average; the first sample initialises it. Seconds."""
+    """An exponential moving average in seconds; the first sample initialises it."""
 
     value: float | None = None
 
     def add(self, sample: float) -> None:
-        """Take one more sample."""
+        """Add one sample, in seconds."""
         if self.value is None:
             self.value = sample
         else:
@@ -36,11 +36,11 @@ def grace_window(
     safety: float,
     steps_max: float,
 ) -> float:
-    """Seconds to wait for more learners once the quorum is there (paper: Eq. 3).
+    """Return the seconds to wait for more learners once the quorum is reached (paper: Eq. 3).
 
-    ``slack = overlap * step_s - (quorum_s + sync_s)`` is what the overlap hides anyway; the window
-    is ``safety`` (gamma) of it, never negative, never more than ``steps_max`` steps, and zero while
-    an estimate is missing.
+    ``slack = overlap * step_s - (quorum_s + sync_s)`` is the waiting time that the overlap hides.
+    The window is ``safety`` (gamma) times the slack, at least zero, at most ``steps_max`` steps,
+    and zero while an estimate is missing.
     """
     if step_s is None or quorum_s is None or sync_s is None:
         return 0.0

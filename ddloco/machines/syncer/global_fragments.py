@@ -1,4 +1,4 @@
-"""What the syncer holds of each fragment, and of each synchronisation under way."""
+"""The global fragments that a syncer owns, and its syncs in flight."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ LATE = "it came after its sync was closed"
 
 @dataclass(slots=True)
 class Global:
-    """A fragment as the syncer owns it: version, and handles of its arrays."""
+    """The newest version of a global fragment, with the handles of its arrays."""
 
     version: int
     theta: str
@@ -26,13 +26,13 @@ class Global:
     wire: str
 
     def handles(self) -> list[str]:
-        """All of them; before the first merge there is no momentum."""
+        """Return the handles of all its arrays; before the first merge there is no momentum."""
         return [each for each in (self.theta, self.momentum, self.wire) if each]
 
 
 @dataclass(slots=True)
 class Part:
-    """A contribution that arrived; ``merged`` is its learner's, as ``Member`` has it."""
+    """A received contribution; ``merged`` is the list of the same name of its ``Member``."""
 
     said: Contribution
     handle: str
@@ -41,7 +41,7 @@ class Part:
 
 @dataclass(slots=True)
 class Sync:
-    """A sync under way: launched, then merging once ``work`` is set."""
+    """A sync in flight: it collects contributions until ``work`` is set, and then merges."""
 
     t: int
     fragment: int
@@ -50,30 +50,37 @@ class Sync:
     launched_at: float
     deadline: float
     awaited: dict[str, None]
-    """Who was pulled and has not answered."""
+    """Learners that were pulled and have not answered."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     work: int = 0
     adopts: bool = False
-    """Whether it goes on from what learners hold, since this syncer has lost what it had merged."""
+    """Whether the merge starts from the learners' version, because this syncer has lost its own."""
 
     def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
-        """Why a contribution of ``peer`` is no answer that is still waited for."""
-        if self.work or not (peer in self.awaited or peer in self.parts):  # Never pulled, then.
+        """Return why a contribution of ``peer`` does not answer this sync, or None if it does."""
+        if self.work or not (peer in self.awaited or peer in self.parts):  # Or it was not pulled.
             return LATE
         if said.fragment != self.fragment or peer in self.parts or not handle:
             return "it does not answer the pull"
         return None
 
     def behind(self, version: int) -> list[str]:
-        """Contributions that a merge from the newest version that learners hold leaves out, because
-        they started from an older one; nobody where the syncer's own ``version`` is the newest."""
+        """Return the learners whose contributions are too old when the syncer has lost merges.
+
+        If a learner holds a newer version than the syncer's own ``version``, the merge starts from
+        that one, and contributions that started from an older version are left out. The list is
+        empty if the syncer's own version is the newest.
+        """
         newest = max((part.said.base for part in self.parts.values()), default=version)
         self.adopts = newest > version
         old = (peer for peer, part in self.parts.items() if part.said.base < newest)
         return list(old) if self.adopts else []
 
     def merge(self, theirs: Global, membership: Membership, bands: Bands) -> MergeFragment:
-        """The work of merging what has arrived, in order of names as bytes, whoever came first."""
+        """Return the work that merges the received contributions.
+
+        They are sorted by name, as bytes, so that the order of arrival has no effect.
+        """
         p, out = self.fragment, names(self.fragment, self.t)
         shares = tuple(
             Share(
@@ -103,13 +110,19 @@ class Sync:
         )
 
     def learned(self, merged: FragmentMerged, version: int, bands: Bands) -> None:
-        """Its merge into ``version`` is done: what was accepted is what is usual."""
+        """Update the outlier history from the finished merge into ``version``."""
         if self.adopts:
             return
         bands.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
-        """What people see of its merge: learners live, taking part, averaged, and the rest."""
+        """Return the fields of the log event of the finished merge.
+
+        Args:
+            merged: the result of the merge.
+            live: the number of connected learners.
+            sync_s: the smoothed duration of a sync, in seconds.
+        """
         return {
             "t": self.t,
             "fragment": self.fragment,
@@ -124,15 +137,15 @@ class Sync:
 
 
 class Globals:
-    """The global fragments, as the syncer owns them.
+    """The global fragments of one syncer.
 
     Args:
-        count: how many there are.
-        owned: those that are this syncer's.
-        lag: global steps that a contribution may have started behind the newest version.
+        count: the number of fragments of the model.
+        owned: the fragments that this syncer owns.
+        lag: the most global steps that a contribution's base version may be behind the newest.
 
     Attributes:
-        versions: per fragment the newest version, -1 for one that another syncer owns.
+        versions: for each fragment, the newest version; -1 if another syncer owns the fragment.
     """
 
     def __init__(self, count: int, owned: Sequence[int], lag: int) -> None:
@@ -149,7 +162,7 @@ class Globals:
 
     @property
     def merged(self) -> bool:
-        """Whether every fragment of one's own has been merged at least once."""
+        """Whether every fragment of this syncer has been merged at least once."""
         return all(each.version > 0 for each in self._all.values())
 
     def __getitem__(self, fragment: int) -> Global:
@@ -159,21 +172,20 @@ class Globals:
         return self._count
 
     def recover(self, fragment: int, version: int) -> None:
-        """A version that an earlier incarnation kept."""
+        """Take over a version that an earlier incarnation saved."""
         self.replace(fragment, Global(version, *names(fragment, version)))
 
     def newest(self, fragment: int, held: int) -> int:
-        """The newest version of ``fragment`` that is believed to exist, where a learner says that
-        it holds ``held``.
+        """Return the newest version of ``fragment`` that may exist if a learner reports ``held``.
 
-        Until this incarnation has merged the fragment itself, what learners hold counts as much as
-        what was kept: that may be lost, or older than they are.
+        Until this incarnation has merged the fragment, a learner's report counts as much as the
+        saved version, which may be missing or older.
         """
         mine = self._all[fragment].version
         return mine if fragment in self._merged_here else max(mine, held)
 
     def ahead(self, versions: Sequence[int]) -> int:
-        """The newest version that a learner may hold and this syncer does not; 0 for none."""
+        """Return the newest of ``versions`` that this syncer may have lost; 0 if there is none."""
         newer = (
             versions[p]
             for p, mine in self._all.items()
@@ -182,19 +194,19 @@ class Globals:
         return max(newer, default=0)
 
     def merge(self, fragment: int, newer: Global) -> list[Effect]:
-        """A fragment was merged here, so nobody else can hold anything newer."""
+        """Install a version merged by this incarnation; no learner can hold a newer one."""
         self._merged_here.add(fragment)
         return self.replace(fragment, newer)
 
     def replace(self, fragment: int, newer: Global) -> list[Effect]:
-        """A newer version takes the place of an older one, whose arrays nobody needs any more."""
+        """Replace the version of a fragment and release the arrays of the older one."""
         older, self._all[fragment] = self._all[fragment], newer
         assert newer.version > older.version, "versions only grow"
         self.versions = self._versions()
         return [Drop(handle) for handle in older.handles()]
 
     def keep(self) -> list[Effect]:
-        """One holder for everything."""
+        """Take one reference to every array."""
         return [Keep(handle) for each in self._all.values() for handle in each.handles()]
 
     def tell(
@@ -207,13 +219,19 @@ class Globals:
         return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
 
     def heal(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:
-        """What it trained would be refused for ever: it takes the global fragment instead, or, to
-        start over, all of them."""
+        """Replace a learner's fragment, which would be refused again, by the global fragment.
+
+        Args:
+            at: the current time, in seconds.
+            member: the learner.
+            p: the fragment.
+            whole: whether to replace every fragment, so that the learner starts over.
+        """
         parts = self.owned if whole else (p,)
         return [self.tell(at, member, each, instead=True) for each in parts]
 
     def tell_newer(self, at: float, member: Member, progress: Progress) -> list[Effect]:
-        """Send a learner whatever is newer than what it reports, unless it is on its way."""
+        """Send a learner every fragment newer than it reports, unless that is in flight."""
         if progress.versions == self.versions:
             return []
         behind = enumerate(zip(progress.versions, self.versions, strict=True))
@@ -224,16 +242,16 @@ class Globals:
         ]
 
     def oldest(self, fragment: int) -> int:
-        """The oldest version from which a contribution to ``fragment`` is still taken."""
+        """Return the oldest base version of a contribution to ``fragment`` that is accepted."""
         return self._all[fragment].version - self._lag
 
     def thetas(self) -> tuple[str, ...]:
-        """The parameters, fragment by fragment; empty for what another syncer owns."""
+        """Return the handle of each fragment's parameters; empty if another syncer owns it."""
         mine = self._all
         return tuple(mine[p].theta if p in mine else "" for p in range(self._count))
 
     def finals(self, peer: str) -> list[Effect]:
-        """Send somebody all of one's own as they are."""
+        """Send a peer every fragment of this syncer, at its last version."""
         return [
             Send(peer, BULK, GlobalFragment(p, each.version), each.wire, key=f"final/{p}")
             for p, each in self._all.items()
@@ -244,5 +262,5 @@ WIRE = "wire/"
 
 
 def names(fragment: int, t: int) -> tuple[str, str, str]:
-    """Handles of what the merge of global step ``t`` makes: parameters, momentum, payload."""
+    """Return the handles of the results of a merge: parameters, momentum, payload."""
     return f"theta/{fragment}/{t}", f"momentum/{fragment}/{t}", f"wire/{fragment}/{t}"

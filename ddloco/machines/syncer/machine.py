@@ -1,12 +1,12 @@
 """The syncer machine (paper: Algorithm 2).
 
-It owns the global fragments. For every global step at which a fragment is due it waits for a quorum
-and a grace window, pulls the fragment from those who have something new, merges what arrives before
-the deadline, and tells everybody the result. Several syncs are under way at once, each of another
-fragment. Whoever is slow or dead is simply not among them.
+A syncer owns global fragments. For every global step at which a fragment is due, it waits for a
+quorum and a grace window, pulls the fragment from the learners that have trained since, merges the
+contributions that arrive before the deadline, and sends the result to every learner. Several syncs
+are in flight at once, each of a different fragment. A sync does not wait for slow or dead learners.
 
-A job may have several, *shards*, each with fragments of its own; the first one leads: it ends the
-job, scores the model and keeps it. See ``shards``.
+A job may have several syncers, called *shards*; each owns some of the fragments. The first one
+leads: it ends the job, and evaluates and saves the model. See ``shards``.
 """
 
 from typing import Any
@@ -71,15 +71,15 @@ from transport import (
 )
 
 LATE_INTERVALS = 16
-"""A part of the model that was not merged for half of the job, and for so many intervals, was left
-out. Fewer pass while a shard's process starts again."""
+"""A fragment that was not merged for half of the job, and for this many intervals, fails the job.
+Fewer intervals pass while the process of a shard restarts."""
 
 FRAGMENTS_NAMED_MAX = 8
-"""In a line for people."""
+"""Fragments that are named in one line of text."""
 
 
 class Syncer:
-    """One syncer's decisions.
+    """The state machine of one syncer.
 
     Args:
         job: the resolved job.
@@ -92,7 +92,7 @@ class Syncer:
         self._name = self._lead = job.syncer_names()[0]
         self._shards = Shards()
         self._handed_over = False
-        """Whether the lead has been sent what this shard owns, at the end."""
+        """Whether this shard has sent its final fragments to the lead."""
         self._membership = Membership(0)
         self.rounds: Rounds | None = None
         self._work = 0
@@ -103,20 +103,20 @@ class Syncer:
         self._standstill = Standstill()
         self._ready = False
         self._late = False
-        """Whether the job was through when this incarnation began."""
+        """Whether the job's last global step was already merged when this incarnation started."""
         self._run = ""
         self._settled = False
-        """Whether something was merged in this run, so that members of others come too late."""
+        """Whether a merge was done in this run, so that learners of other runs are refused."""
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event; see the module for what a syncer does."""
+        """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         if isinstance(event, LeaveRequested):
             return self._leave(event.reason)
         effects = self._take(at, event)
         return effects + self._advance(at)
 
     def status(self, at: float) -> dict[str, Any]:
-        """How things stand at ``at``, as plain data for people; see ``standing``."""
+        """Return the status at ``at`` seconds as plain data; see the ``status`` module."""
         told = standing.tell(at, self._membership, self._globals, self.rounds)
         rounds, ready = self.rounds, self._ready and self._farewell is None
         still = ""
@@ -183,7 +183,7 @@ class Syncer:
         return effects
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
-        """Launch nothing more, and end when nothing is under way."""
+        """Launch no more syncs; the job ends when none is in flight."""
         if self._farewell is None:
             if self._stopping is None or status == "stopped":
                 self._stopping = status, reason
@@ -192,7 +192,7 @@ class Syncer:
         return []
 
     def _stop_asked(self, at: float, reason: str) -> list[Effect]:
-        """Somebody wants the job to end; where nothing was merged for too long, it has failed."""
+        """Handle a request to stop; a job that has not merged for too long ends as failed."""
         rounds = self.rounds
         standing = rounds is not None and self._ready and self._farewell is None
         still = self._standstill.words(at, rounds, self._membership) if standing and rounds else ""
@@ -201,15 +201,18 @@ class Syncer:
         return self._stop("stopped", reason)
 
     def _leave(self, reason: str) -> list[Effect]:
-        """Go, to be started again: what was merged is kept, and the others dial until then."""
+        """Exit to be restarted: merged fragments are saved, and the peers redial until then."""
         others = (*self._job.syncer_names(), *self._members)
         goodbyes = (Hangup(peer, reason) for peer in others if peer != self._name)
         return [*goodbyes, Finish("left", reason)]
 
-    # Beginning.
+    # Start and resume.
 
     def _go_on(self, at: float, run: str) -> list[Effect]:
-        """In a run of its own; what was ending the other one is over, but for its farewell."""
+        """Continue from a snapshot as run ``run``; a shutdown of the earlier run is cancelled.
+
+        A farewell that had begun is continued.
+        """
         self._run, self._settled = run, max(self._globals.versions) > 0
         if self._farewell is None:
             self._stopping, self._handed_over = None, False
@@ -227,9 +230,10 @@ class Syncer:
         return [Recover(self._next_work())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
-        """Go on from what an earlier incarnation kept; the rest is made anew, as it was at first.
+        """Restore the fragments that an earlier incarnation saved, and initialize the others.
 
-        What it launched and did not merge is lost; those fragments are due an interval later.
+        Syncs that it had launched and not merged are lost; those fragments are due again one
+        interval later.
         """
         assert self._plan is not None
         sync, names = self._job.sync, self._job.syncer_names()
@@ -271,7 +275,7 @@ class Syncer:
         assert self._plan is not None
         return Listen(self._job.agreement(self._plan), self._run, self._settled)
 
-    # What learners say.
+    # Messages from learners and shards.
 
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
         if peer == self._lead:
@@ -304,7 +308,7 @@ class Syncer:
                 return self._relay.hear(at, member, event.body, event.handle)
 
     def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
-        """What another shard says: the lead that it is over, or another to the lead how it ends."""
+        """Handle a message of another shard: from the lead to end, or to the lead how it ended."""
         match event.body:
             case GlobalFragment() if self._farewell is None:
                 final = self._shards.final(event.peer, event.body, event.handle)
@@ -329,7 +333,7 @@ class Syncer:
         actor = actor_of(member.incarnation)
         self._membership.note_batches(actor, progress.batches, progress.cursor)
         pacing = self._under_way.pacing
-        # Otherwise once a launch; the first window needs it now.
+        # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.step_s is None and progress.step_s:
             pacing.observe_steps(self._membership.step_times())
         if self._farewell is not None:
@@ -356,13 +360,13 @@ class Syncer:
         return [seen, *relayed, *self._under_way.close_settled()]
 
     def _advance(self, at: float) -> list[Effect]:
-        """Whatever happened: go on with what may go on now."""
+        """Start whatever the event has made possible: a sync, the shutdown, or the exit."""
         if self._farewell is not None:
-            # Only when the model is kept may the others go: until then they have parts of it.
+            # The shards hold parts of the model, so they may exit only when it is saved.
             over = self._farewell.kept
             released = self._shards.release(self._farewell.t, self._farewell.reason) if over else []
             if released:
-                self._farewell.patient = True  # They have their goodbyes to say.
+                self._farewell.patient = True  # Wait again, for the shards to hang up.
                 released += self._farewell.follow(at, self._under_way.pacing.step_s)
             return [*released, *self._farewell.leave(len(self._members) + self._shards.away())]
         if not self._ready:
@@ -397,10 +401,10 @@ class Syncer:
         assert self.rounds is not None, "whoever is heard was listened to, after the start"
         return self.rounds
 
-    # The end.
+    # Shutdown.
 
     def _wind_up(self, at: float) -> list[Effect]:
-        """Nothing is under way any more, and nothing will be."""
+        """Begin the shutdown: no sync is in flight and none will be launched."""
         if self._name != self._lead:
             return self._hand_over(at)
         if not self._occasions.over:
@@ -428,9 +432,10 @@ class Syncer:
         return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
 
     def _left_out(self) -> str:
-        """Which fragments were due and are as they were initialized, or were not merged for
-        half of the job; empty where there are none. A shard that stood still for so long makes no
-        success, whatever the others merged."""
+        """Return which fragments were never merged, or not for half of the job; empty if none.
+
+        A job with such a fragment has failed, however many merges the other shards have done.
+        """
         assert self._plan is not None
         steps = self._job.job.steps
         due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
@@ -447,15 +452,15 @@ class Syncer:
         return f"not merged after global step {newest} of {steps}: {self._named(early)}"
 
     def _named(self, fragments: list[int]) -> str:
-        """Some fragments, and of how many there are."""
+        """Return the first of some fragments, and the number of all, as text."""
         which = ", ".join(map(str, fragments[:FRAGMENTS_NAMED_MAX]))
         more = ", ..." if len(fragments) > FRAGMENTS_NAMED_MAX else ""
         return f"fragments {which}{more} of {len(self._globals.versions)}"
 
     def _hand_over(self, at: float) -> list[Effect]:
-        """A shard that is through: the lead gets what it owns, and says when all is over.
+        """Send this shard's final fragments to the lead, which then ends the job.
 
-        One that was asked to stop by itself does not wait for that.
+        A shard that was itself asked to stop does not wait for the lead.
         """
         effects: list[Effect] = []
         if not self._handed_over:
@@ -468,7 +473,7 @@ class Syncer:
         return [*effects, *self._farewell.follow(at, rounds.pacing.step_s, self._lead)]
 
     def _closed(self) -> list[Effect]:
-        """What the lead must know of a shard that is through."""
+        """Return the final fragments and the report of this shard, for the lead."""
         return [*self._globals.finals(self._lead), self._report()]
 
     def _report(self) -> Effect:
@@ -477,7 +482,7 @@ class Syncer:
         return Send(self._lead, CONTROL, said, key="report")
 
     def _patience(self, at: float) -> list[Effect]:
-        """Shards are being waited for, and one of them speaks."""
+        """Restart the wait for the shards, because one of them has sent something."""
         waits = self._shards.closing is not None and self._farewell is None
         return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
 

@@ -1,4 +1,4 @@
-"""What the syncer knows of one learner: what it holds, what it lacks, what may be merged of it."""
+"""What a syncer knows of one learner: the versions it holds and what it may contribute."""
 
 import math
 
@@ -7,44 +7,45 @@ from ddloco.protocol.messages import Contribution, Progress
 
 RESEND_S_MIN = 30.0
 RESEND_STEPS = 10
-"""A version that was sent and that a learner still does not show after ten of its steps, at least
-half a minute, while it takes in nothing more of what is sent to it, has been lost with nothing
-after it that would leave a gap: it is sent again."""
+"""A version is sent again if the learner still does not report it after ten of its steps, at least
+half a minute, and has acknowledged nothing in that time. The message was then lost without a later
+one that would reveal the gap."""
 
 
 STEP_S_MAX = 1e7
-"""Seconds of one step that are believed: four months. Deadlines are made of it."""
+"""The longest accepted step time in seconds, about four months; deadlines are computed from it."""
 
 HASTE = 1000.0
 HASTE_STEPS = 32
-"""How many times faster than its own fastest word, after so many steps, a learner may have been.
-Its word is a smoothed step time, and the first one may have held a stall of hours: after 32 steps
-a thirtieth of that is left in it, after 60 a six-hundredth. Nothing honest ever comes near."""
+"""How many times faster than its fastest reported step time a learner may have been, from the
+32nd step on. The report is a smoothed step time, and the first one may include a stall of hours: a
+thirtieth of the stall is left in it after 32 steps, a six-hundredth after 60. No honest learner
+comes near this limit."""
 
 
 class Member:
-    """One linked learner.
+    """One connected learner.
 
     Args:
-        peer: its link.
-        incarnation: its name with number.
-        fragments: how many there are.
-        merged: per fragment the base version of its last merged contribution, -1 for none; the
-            membership's own list, which outlives this link.
-        at: seconds; when it joined.
+        peer: the name of its link.
+        incarnation: its name with its incarnation number.
+        fragments: the number of fragments of the model.
+        merged: for each fragment, the base version of its last merged contribution; -1 for none.
+            The membership owns this list, which outlives the link.
+        at: the time at which it joined, in seconds.
 
     Attributes:
         progress: its newest report, None before the first.
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
-        unanswered: it left a pull unanswered until the deadline, and has said nothing since.
-        sent: per fragment the newest version sent in this session, -1 for none.
-        heard_at: seconds; when its last report came.
-        spoke_at: seconds; when its last report or contribution came.
-        moved_at: seconds; when it was last known to take in more of what is sent to it.
-        answer_s: seconds from a pull to the arrival of its answer, smoothed.
-        joined_at: seconds; when this link came up.
-        stepped: steps that it has reported since then.
-        strikes: contributions refused in a row by those who merge.
+        unanswered: it left a pull unanswered until the deadline and has sent nothing since.
+        sent: for each fragment, the newest version sent over this link; -1 for none.
+        heard_at: the time of its last report, in seconds.
+        spoke_at: the time of its last report or contribution, in seconds.
+        moved_at: the time at which it last acknowledged more of what was sent to it, in seconds.
+        answer_s: smoothed seconds from a pull to the arrival of its answer.
+        joined_at: the time at which this link was established, in seconds.
+        stepped: the number of steps reported over this link.
+        strikes: the number of consecutive contributions that the merge has rejected.
     """
 
     __slots__ = (
@@ -72,26 +73,25 @@ class Member:
 
     @property
     def step_s(self) -> float:
-        """Seconds that one of its steps takes; 0 while that is unknown."""
+        """Its reported step time in seconds; 0 while that is unknown."""
         return self.progress.step_s if self.progress is not None else 0.0
 
     @property
     def due_at(self) -> float:
-        """Seconds; when its next report of a step is to be expected, at once where its pace is
-        unknown."""
+        """The expected time of its next report, in seconds; its last one if its pace is unknown."""
         return self.heard_at + self.step_s
 
     @property
     def stepped(self) -> int:
-        """Steps reported over this link, but for those of the first report."""
+        """Steps reported over this link since the first report."""
         return self.progress.step - self._first_step if self.progress is not None else 0
 
     def speak(self, at: float) -> None:
-        """It has said something, so it may be pulled again."""
+        """Note that it has sent a report or a contribution, so that it may be pulled again."""
         self.spoke_at, self.unanswered = at, False
 
     def report(self, at: float, progress: Progress) -> str | None:
-        """Take a report; returns what is wrong with one that cannot be true."""
+        """Take a report; returns the problem if the report is invalid, else None."""
         fragments = len(self.sent)
         if not len(progress.versions) == len(progress.steps) == len(progress.tokens) == fragments:
             lengths = sorted({len(progress.versions), len(progress.steps), len(progress.tokens)})
@@ -112,7 +112,7 @@ class Member:
         return None
 
     def lacks(self, at: float, fragment: int, version: int) -> bool:
-        """Whether the newest ``version`` is neither held nor, by all appearances, on its way."""
+        """Whether the newest ``version`` is neither installed at the learner nor in flight."""
         held = self.progress.versions[fragment] if self.progress is not None else -1
         if held >= version:
             return False
@@ -121,7 +121,7 @@ class Member:
         return self.sent[fragment] < version or at - since > patience
 
     def tell(self, at: float, fragment: int, version: int) -> None:
-        """Note that ``version`` is on its way, and when and after which step it was first so."""
+        """Note that ``version`` is sent, with the time and the learner's step at its first send."""
         progress = self.progress
         held, step = (progress.versions[fragment], progress.step) if progress else (-1, 0)
         if held < version != self._told[fragment][0]:
@@ -130,12 +130,12 @@ class Member:
         self.sent_at[fragment] = at
 
     def may_contribute(self, fragment: int, oldest: int) -> bool:
-        """Whether a pull would bring something new: trained, not stale, not merged already.
+        """Whether a pull would return new training that is neither stale nor already merged.
 
-        A learner that contributed a fragment and still shows the version it started from would
-        have the same tokens merged twice; it needs the newest version, not another pull. So does
-        one whose version is older than ``oldest``: its difference to the newest would be mostly
-        what the others have learned since, taken back.
+        A learner that contributed a fragment and still reports the same base version would have
+        the same tokens merged twice; it needs the newest version, not another pull. So does a
+        learner whose version is older than ``oldest``: its difference to the newest version would
+        mostly undo what the others have learned since.
         """
         progress = self.progress
         if progress is None or not progress.steps[fragment]:
@@ -145,7 +145,13 @@ class Member:
         )
 
     def objection(self, said: Contribution, version: int, oldest: int) -> str | None:
-        """Why a contribution cannot be merged into a fragment whose newest is ``version``."""
+        """Return why a contribution cannot be merged, or None if it can.
+
+        Args:
+            said: the contribution.
+            version: the newest version of its fragment.
+            oldest: the oldest accepted base version.
+        """
         if said.base <= self.merged[said.fragment]:
             return f"tokens since version {said.base} are merged already"
         if said.base > version:
@@ -157,16 +163,17 @@ class Member:
         return None
 
     def doubt(self, at: float, said: Contribution) -> str | None:
-        """Why it cannot have taken the steps that it says: time, and its own count of steps.
+        """Return why the number of steps of a contribution is impossible, or None.
 
-        Whatever it does with a version happens after it was told of it, however slow, stopped or
-        cut off anybody was in between.
+        The steps are compared with the elapsed time and with the learner's own step count. Both
+        limits hold however slow, suspended or partitioned the learner was, because it can train
+        from a version only after that was sent to it.
         """
         version, told_at, told_step = self._told[said.fragment]
         if said.steps > said.step:
             return f"more steps than it has taken: {said.steps} of {said.step}"
         if said.base != version:
-            return None  # It may have had that one from an earlier link.
+            return None  # It may have received that version over an earlier link.
         since = f"since it was told of version {version}"
         if said.steps > said.step - told_step:
             return f"more steps than it has taken: {said.steps} of {said.step - told_step} {since}"

@@ -1,10 +1,10 @@
-"""Membership: who takes part, as the syncer sees it. A machine inside the syncer's.
+"""Membership: the learners that take part in a job. Part of the syncer machine.
 
-Nobody is ever expelled for being silent: a learner that is stopped, cut off or slow simply is not
-waited for, and is heard again when it speaks. What ends a membership is a link that is lost, or a
-newer incarnation of the same learner; the older one is then refused for good, whatever it still
-says. Every change has a number, the *epoch*; whoever has gone for good loses its entries in
-everybody's clock, so that clocks do not grow with restarts.
+No learner is removed for being silent: a learner that is suspended, partitioned or slow is not
+waited for, and takes part again when it sends something. A membership ends when the link is lost,
+or when a newer incarnation of the same learner joins; the older one is then refused permanently.
+Every change increments the *epoch*. The entries of replaced incarnations are removed from the
+vector clocks of all actors, so that clocks do not grow with restarts.
 """
 
 from bisect import bisect
@@ -21,25 +21,28 @@ from transport import CONTROL, Effect, Hangup, Retire, Send
 SILENCE_STEPS = 10
 SILENCE_S_MIN = 5.0
 SILENCE_S_UNKNOWN = 120.0
-"""A learner is silent after ten of its own steps without a word, at least five seconds; before its
-first step, which compiles, after two minutes. A silent one is not waited for in a grace window."""
+"""A learner is silent after ten of its own steps without a report, at least five seconds; before
+its first step, which includes compilation, after two minutes. A grace window does not wait for
+silent learners."""
 
 
 @dataclass(slots=True)
 class Membership:
-    """Members by peer, and what must be remembered of them.
+    """The connected learners, and the records that outlive their links.
 
     Attributes:
-        fragments: how many a member may contribute to.
-        members: whoever is linked, by peer, in order of names as bytes.
-        epoch: how many times the set of members has changed.
-        merged: per incarnation and fragment the base version of its last merged contribution, -1
-            for none; it outlives a link and a syncer, since the tokens behind it are spent.
-        newest: the highest incarnation number that was heard of each actor.
-        refused: how many contributions of each incarnation were refused.
-        batches: how many batches of its shard each actor has drawn, as far as it was heard.
-        cursors: where its stream and schedules stood after how many of them; see ``Progress``.
-        reasons: why the last of them was.
+        fragments: the number of fragments of the model.
+        members: the connected learners by peer, sorted by name as bytes.
+        epoch: the number of changes to the set of members.
+        merged: for each incarnation and fragment, the base version of its last merged
+            contribution; -1 for none. It outlives links and syncer restarts, because those tokens
+            must not be merged again.
+        newest: for each actor, the highest known incarnation number.
+        refused: for each incarnation, the number of rejected contributions.
+        batches: for each actor, the reported number of batches drawn from its shard.
+        cursors: for each actor, a number of batches and the position of its data stream and
+            schedules after them; see ``Progress``.
+        reasons: for each incarnation, why its last rejected contribution was rejected.
     """
 
     fragments: int
@@ -54,12 +57,12 @@ class Membership:
     stale: dict[str, Member] = field(default_factory=dict[str, Member])
     """Members that have not finished a step since the last launch."""
     reported: dict[str, Member] = field(default_factory=dict[str, Member])
-    """Members that have reported since somebody looked."""
+    """Members that have reported since this was last read; see ``Rounds``."""
     found: str = ""
-    """Who was worth waiting for when that was last asked."""
+    """The member that ``missing`` last found worth waiting for."""
 
     def report(self, at: float, member: Member, progress: Progress) -> str | None:
-        """Take a member's report; returns what is wrong with one that cannot be true."""
+        """Take a member's report; returns the problem if the report is invalid, else None."""
         problem = member.report(at, progress)
         if problem is None:
             self.reported[member.peer] = member
@@ -68,13 +71,17 @@ class Membership:
         return problem
 
     def launched(self) -> None:
-        """A sync was launched: everybody has yet to finish a step after that."""
+        """Note the launch of a sync: no member has finished a step since then."""
         for member in self.members.values():
             member.fresh = False
         self.stale = dict(self.members)
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
-        """A link to ``peer`` is up: its member, or None where a newer incarnation has its place."""
+        """Add a member for a new link.
+
+        Returns:
+            The member, or None if a newer incarnation of the same actor is known; and the effects.
+        """
         actor, number = actor_of(incarnation), number_of(incarnation)
         newest = self.newest.get(actor, 0)
         if number < newest:
@@ -89,7 +96,7 @@ class Membership:
             effects += [Retire({actor: number})] if number > 1 else []
         member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
         self.stale[peer] = member
-        # Always in order of names as bytes, so that nobody sorts on the way.
+        # The members stay sorted by name as bytes, so that no caller has to sort them.
         self.members.pop(peer, None)
         entries = list(self.members.items())
         entries.insert(bisect(list(self.members), peer.encode(), key=str.encode), (peer, member))
@@ -103,7 +110,7 @@ class Membership:
         return member, effects
 
     def _forget_former(self, actor: str, number: int, effects: list[Effect]) -> None:
-        """Let go of the older incarnations of an actor that has come back."""
+        """Remove the older incarnations of a restarted actor."""
         for member in list(self.members.values()):
             if actor_of(member.incarnation) == actor:
                 reason = f"a newer incarnation, {actor}.{number}, has joined"
@@ -117,14 +124,17 @@ class Membership:
             self.reasons.pop(incarnation, None)
 
     def _floors(self) -> dict[str, int]:
-        """Only who has ever come back has incarnations to forget. In the order of the decoded."""
+        """Return the newest incarnation number of every restarted actor, sorted by name.
+
+        The order is that of the decoded message, so that both sides see the same one.
+        """
         return {name: number for name, number in sorted(self.newest.items()) if number > 1}
 
     def _merged(self, incarnation: str) -> list[int]:
         return self.merged.setdefault(incarnation, [-1] * self.fragments)
 
     def recover(self, fragment: int, merged: dict[str, int], batches: dict[str, int]) -> None:
-        """What a merge of ``fragment`` had used up before this syncer started."""
+        """Restore the records of the last merge of ``fragment`` before this syncer started."""
         for actor, count in batches.items():
             self.note_batches(actor, count)
         for incarnation, base in merged.items():
@@ -133,21 +143,26 @@ class Membership:
             self._merged(incarnation)[fragment] = base
 
     def note_batches(self, actor: str, count: int, cursor: bytes = b"") -> None:
-        """An actor has drawn ``count`` batches of its shard, whichever of its selves it was; after
-        them it stood at ``cursor``, where that is known."""
+        """Note the batches that an actor's incarnations have drawn from its shard so far.
+
+        Args:
+            actor: the actor's name, without an incarnation number.
+            count: the number of batches; a smaller one than known is ignored.
+            cursor: the position of its data stream after them; empty if unknown.
+        """
         if count >= self.batches.get(actor, 0):
             self.batches[actor] = count
             if cursor:
                 self.cursors[actor] = count, cursor
 
     def place_of(self, actor: str) -> tuple[int, bytes]:
-        """How many batches an actor has drawn, and where it stood after them, if that is known."""
+        """Return the batches that an actor has drawn and its cursor, empty if that is unknown."""
         batches = self.batches.get(actor, 0)
         count, cursor = self.cursors.get(actor, (0, b""))
         return batches, cursor if count == batches else b""
 
     def recovered(self) -> list[Effect]:
-        """All is recovered: incarnations that a newer one has replaced are forgotten here, too."""
+        """Finish the recovery: remove the incarnations that a newer one has replaced."""
         for incarnation in list(self.merged):
             if number_of(incarnation) < self.newest[actor_of(incarnation)]:
                 del self.merged[incarnation]
@@ -155,22 +170,25 @@ class Membership:
         return [Retire(floors)] if floors else []
 
     def lose(self, peer: str) -> Member | None:
-        """The link to ``peer`` is gone."""
+        """Remove the member of a lost link; returns it, or None if there was none."""
         member = self.members.pop(peer, None)
         self.stale.pop(peer, None)
         self.epoch += member is not None
         return member
 
     def refuse(self, incarnation: str, t: int, fragment: int, reason: str) -> list[Effect]:
-        """A contribution is refused whole: attributed, counted, told."""
+        """Reject a contribution: count it, remember the reason, and log it."""
         self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
         self.reasons[incarnation] = reason
         fields = {"learner": incarnation, "t": t, "fragment": fragment, "reason": reason}
         return [Observe("refused", fields)]
 
     def strike(self, member: Member) -> list[Effect]:
-        """One more of a member's contributions in a row was not believed by those who merge; says
-        so when it is to start over."""
+        """Count a contribution that the merge has rejected.
+
+        Returns:
+            A log event if the member must start over, which resets its count; else nothing.
+        """
         member.strikes += 1
         if member.strikes < STRIKES:
             return []
@@ -179,28 +197,31 @@ class Membership:
         return [Observe("starts over", {"learner": member.incarnation, "reason": reason})]
 
     def absolve(self, peers: Sequence[str]) -> None:
-        """Contributions of these were merged: what comes next is counted anew."""
+        """Reset the rejection count of members whose contributions were merged."""
         for member in (self.members[peer] for peer in peers if peer in self.members):
             member.strikes = 0
 
     def spent(self, fragment: int) -> dict[str, int]:
-        """Per incarnation the base whose tokens a merge of ``fragment`` has used up."""
+        """Return, by incarnation, the base version of the last contribution to ``fragment``."""
         return {
             name: bases[fragment] for name, bases in self.merged.items() if bases[fragment] >= 0
         }
 
     def able(self, fragment: int, oldest: int) -> list[Member]:
-        """Who counts for the quorum of ``fragment``: whoever has finished a step since the last
-        launch and may contribute from version ``oldest`` on; in order of names as bytes."""
+        """Return the members that count for the quorum of ``fragment``, sorted by name as bytes.
+
+        They have finished a step since the last launch and may contribute from version ``oldest``
+        or a newer one.
+        """
         members = self.members.values()
         return [each for each in members if each.fresh and each.may_contribute(fragment, oldest)]
 
     def unmerged(self, fragment: int, oldest: int) -> list[Member]:
-        """Who has trained steps of ``fragment`` that are in no merge yet, in order of names.
+        """Return the members with unmerged training of ``fragment``, sorted by name as bytes.
 
-        A slow learner answers from its last finished step at once, so nobody waits for it. One that
-        did not answer the last pull and has been silent since is left out: it is stopped or cut
-        off, and every merge would wait for it until the deadline.
+        A slow learner answers a pull from its last finished step at once, so it delays no merge. A
+        learner that left the last pull unanswered and has sent nothing since is left out: it is
+        suspended or partitioned, and every merge would wait for it until the deadline.
         """
         return [
             each
@@ -211,20 +232,29 @@ class Membership:
     def note_unanswered(
         self, pulled: Sequence[str], answered: Container[str], launched_at: float
     ) -> None:
-        """A sync is closed: who was ``pulled`` at ``launched_at`` (seconds), did not answer and has
-        said nothing since is not pulled again until it is heard."""
+        """Note which members left the pull of a closed sync unanswered.
+
+        Such a member is not pulled again until it sends something.
+
+        Args:
+            pulled: the peers that were pulled.
+            answered: the peers that answered.
+            launched_at: the time of the launch, in seconds.
+        """
         for peer in pulled:
             member = self.members.get(peer)
             if member is not None and peer not in answered and member.spoke_at <= launched_at:
                 member.unanswered = True
 
     def missing(self, at: float, until: float) -> bool:
-        """Whether anybody is worth waiting for until then: linked, heard of lately, not fresh, and
-        by its own pace to finish a step by ``until`` (seconds). A slow one is not waited for in
-        vain; what it has trained so far is pulled all the same.
+        """Whether a member is worth waiting for until the time ``until``, in seconds.
 
-        Asked with every event: who was found last is looked at first, and the others only when it
-        is not worth waiting for any more."""
+        Such a member is connected, not silent, not fresh, and at its own pace finishes a step by
+        ``until``. A slower member is not waited for; its training so far is still pulled.
+
+        This runs at every event, so the member found last is checked first, and the others only
+        if that one is no longer worth waiting for.
+        """
         last = self.stale.get(self.found)
         if last is not None and self._worth(last, at, until):
             return True
@@ -237,11 +267,11 @@ class Membership:
         return member.due_at <= until and not self.silent(at, member)
 
     def silent(self, at: float, member: Member) -> bool:
-        """Whether a member has said nothing for longer than its own pace explains."""
+        """Whether a member has sent no report for longer than its own pace explains."""
         step_s = member.step_s
         patience = max(SILENCE_STEPS * step_s, SILENCE_S_MIN) if step_s else SILENCE_S_UNKNOWN
         return at - member.heard_at > patience
 
     def step_times(self) -> list[float]:
-        """The members' smoothed step times; 0 for one that has not said any."""
+        """Return the members' smoothed step times in seconds; 0 where it is still unknown."""
         return [each.step_s for each in self.members.values() if each.progress is not None]
