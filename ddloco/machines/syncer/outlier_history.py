@@ -1,9 +1,11 @@
-"""What is usual in contributions, so that finite ones that are wrong are noticed. A machine inside
-the syncer's: it remembers, the worker that merges measures and decides (see ``measure``).
+"""The history of accepted contributions, from which outliers with finite values are detected.
 
-Only what was accepted is remembered, so a wrong one moves no band; before there is anything to
-remember, contributions are accepted, and learned from. All of it is one-sided: too short a change
-or too few tokens harm nobody, and learning rates decay.
+This machine is part of the syncer machine. It keeps the history; the worker that merges measures
+contributions and rejects outliers.
+
+Only accepted contributions enter the history, so a rejected one has no effect on the limits. While
+the history is short, every contribution is accepted and added. The limits are upper limits only:
+too small a change or too few tokens do no harm, and learning rates decay.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,27 +20,33 @@ from ddloco.protocol.messages import Contribution
 T = TypeVar("T")
 
 WINDOW = 32
-"""Accepted contributions that say what is usual: with eight learners the last four merges. A change
-of habits, as when learning rates decay, is followed within half of it."""
+"""Accepted contributions in the history: with eight learners, the last four merges. The median
+follows a lasting change, such as a learning rate decay, within half of the window."""
 
 FEW = 3
-"""Fewer than so many say nothing yet: their median could be a wrong one."""
+"""Contributions needed for a limit; the median of fewer could itself be an outlier."""
 
 STRIKES = 3
-"""A learner with so many contributions refused in a row is told to start over from the globals.
-One may be a stray bit on the way, two may have been under way together; what comes from its
-parameters comes again with every one."""
+"""Consecutive rejected contributions after which a learner must start over from the global
+fragments. One may be a transmission error, and two may have been in flight together; wrong
+parameters cause a rejection every time."""
 
 PATIENCE = 32
-"""After so many refusals in a row with nothing accepted what was usual is forgotten: everybody has
-started over several times, so it is not they who are wrong but the memory, as after a jump of the
-learning rate. Without this a job of one learner would stand still for ever."""
+"""Consecutive rejections without an accepted contribution after which the history is cleared. The
+learners have started over several times by then, so the history is wrong, for example after a jump
+of the learning rate. Without this limit a job of one learner would never merge again."""
 
 
 @dataclass(slots=True)
 class Usual:
-    """Of one fragment: (norm, steps) and cosines of the last accepted contributions, per version
-    the one before and how far the outer step went, and merges of which nothing was believed."""
+    """The history of one fragment.
+
+    Attributes:
+        norms: (norm, steps) of the last accepted contributions.
+        cosines: cosines of the last accepted contributions.
+        moves: for each version, the version before it and the norm of the outer step between.
+        vain: consecutive merges of which every contribution was rejected.
+    """
 
     norms: list[tuple[float, int]] = field(default_factory=list[tuple[float, int]])
     cosines: list[float] = field(default_factory=list[float])
@@ -47,11 +55,11 @@ class Usual:
 
 
 class Bands:
-    """What is usual, fragment by fragment.
+    """The histories of all fragments.
 
     Args:
-        band: how many times the usual is still believed; 0 for everything.
-        fragments: how many there are.
+        band: the limit as a multiple of the median; 0 accepts everything.
+        fragments: the number of fragments of the model.
     """
 
     def __init__(self, band: float, fragments: int) -> None:
@@ -61,18 +69,21 @@ class Bands:
         self._vain = 0
 
     def norm(self, fragment: int, steps: int) -> float:
-        """The usual norm of a contribution of so many steps; 0 while that is unknown."""
+        """Return the usual norm of a contribution of ``steps`` steps; 0 while that is unknown."""
         known = self._fragments[fragment].norms
         return usual_norm(known, steps) if len(known) >= FEW else 0.0
 
     def cosine(self, fragment: int) -> float | None:
-        """The usual cosine of a contribution and the others; None while that is unknown."""
+        """Return the usual cosine between a contribution and the others; None while unknown."""
         known = self._fragments[fragment].cosines
         return lower_median(known) if len(known) >= FEW else None
 
     def moved(self, fragment: int, base: int, version: int) -> float:
-        """How far outer steps have gone from ``base`` to ``version``, at most; infinity where they
-        were taken by an earlier incarnation of this syncer."""
+        """Return an upper bound of the distance between the versions ``base`` and ``version``.
+
+        It is the sum of the norms of the outer steps; infinity if an earlier incarnation of this
+        syncer took some of them.
+        """
         moves, total = self._fragments[fragment].moves, 0.0
         while version > base:
             version, far = moves.get(version, (base, inf))
@@ -80,7 +91,7 @@ class Bands:
         return total
 
     def objection(self, said: Contribution) -> str | None:
-        """Why a contribution's count of tokens is not believed."""
+        """Return why a contribution's token count is too high, or None if it is not."""
         if not self.band or len(self._tokens) < FEW:
             return None
         usual = lower_median(self._tokens)
@@ -95,15 +106,20 @@ class Bands:
         )
 
     def learn(self, merged: FragmentMerged, said: Mapping[str, Contribution], before: int) -> None:
-        """A merge into version ``before`` is done, of what these learners had said.
+        """Add the accepted contributions of a finished merge to the history.
 
-        Differences of contributions from older versions hold what others did: nothing is learned
-        from those.
+        Contributions from versions older than ``before`` do not add norms or cosines, because
+        their differences include the changes that others made.
+
+        Args:
+            merged: the result of the merge.
+            said: the merged contributions by learner.
+            before: the version that they were merged into.
         """
         fragment, t = next((each.fragment, each.t) for each in said.values())
         usual = self._fragments[fragment]
         if not merged.accepted:
-            # What is no number at all was not measured, and is no matter of what is usual.
+            # Contributions with NaN or Inf were not measured; clearing the history would not help.
             usual.vain += len(merged.measured) == len(said)
             if usual.vain >= PATIENCE:
                 self._fragments[fragment] = Usual(moves=usual.moves)

@@ -2,15 +2,15 @@
 
 A sync of global step t may be launched when three things hold:
 
-* floor: the steps since the last launch have had their time, ``(t - t_last) * step_s``. Without it
-  a quorum of one would launch at every learner's every report, and the interval between two syncs
-  of a fragment would shrink by the number of learners;
+* floor: ``(t - t_last) * step_s`` seconds have passed since the last launch. Without the floor, a
+  quorum of one would launch a sync at every report of every learner, and the interval between two
+  syncs of a fragment would be divided by the number of learners;
 * quorum: K learners may contribute;
-* grace: after that, a window for the others, which the overlap hides; cut short when nobody is
-  missing any more.
+* grace: after the quorum, a window for the other learners, which the overlap hides; it ends early
+  when no learner is missing.
 
-``step_s`` is the median of the live learners' smoothed step times (the lower one of two): one
-learner that is ten times slower neither slows the schedule nor stretches the window.
+``step_s`` is the lower median of the live learners' smoothed step times, so that one learner that
+is ten times slower neither slows the schedule nor extends the window.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +22,26 @@ from ddloco.machines.syncer.estimates import Smoothed, grace_window
 PULL_S_MIN = 0.25
 PULL_S_UNKNOWN = 10.0
 PULL_S_MAX = 3600.0
-"""Deadline of a pull: four times what an answer of those pulled usually takes (their lower median)
-plus a step, and ten seconds while no answer was ever seen (a first transfer connects). It doubles
-for each sync in a row that ended without any answer. An hour moves 2 GB over 5 Mbit/s."""
+"""Deadline of a pull: four times the lower median of the pulled learners' answer times, plus a
+step; ten seconds before the first answer. It doubles for each consecutive sync that ended without
+an answer. In an hour, 2 GB arrive over 5 Mbit/s."""
 
 VAIN_DOUBLINGS_MAX = 12
-"""More than lead from the first deadline to the longest."""
+"""The most doublings of a deadline; nine lead from ``PULL_S_UNKNOWN`` to ``PULL_S_MAX``."""
 
 
 @dataclass(slots=True)
 class Waiting:
-    """The sync that is to be launched next."""
+    """The sync that will be launched next.
+
+    Attributes:
+        t: its global step.
+        fragment: its fragment.
+        floor_at: the earliest time of its launch, in seconds.
+        since: the time since which it has been waiting, in seconds.
+        quorum_at: the time at which the quorum was reached, in seconds; None before that.
+        grace_s: the grace window, in seconds.
+    """
 
     t: int
     fragment: int
@@ -44,7 +53,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Pacing:
-    """The schedule's running estimates and its next launch. Seconds."""
+    """The estimates, in seconds, from which launch times and deadlines are computed."""
 
     sync: Sync
     step_s: float | None = None
@@ -56,12 +65,12 @@ class Pacing:
     """Syncs in a row that ended without any answer."""
 
     def observe_steps(self, step_times: Sequence[float]) -> None:
-        """Take the live learners' step times; those of none (0) do not count."""
+        """Take the live learners' step times in seconds; 0 means unknown and is left out."""
         known = sorted(seconds for seconds in step_times if seconds > 0)
         self.step_s = known[(len(known) - 1) // 2] if known else None
 
     def await_sync(self, at: float, t: int, fragment: int) -> Waiting:
-        """Begin to wait for sync ``t``; a repeated one has no floor of its own."""
+        """Start to wait for the sync of ``t``; a repeated sync gets no new floor."""
         steps = max(t - self.launched_t, 0)
         floor = self.launched_at + steps * (self.step_s or 0.0) if self.launched_t else at
         return Waiting(t, fragment, max(floor, at), since=at)
@@ -69,11 +78,11 @@ class Pacing:
     def wait_until(
         self, at: float, waiting: Waiting, *, able: int, missing: Callable[[float], bool]
     ) -> float | None:
-        """When to look again: now or earlier means launch, None means that the quorum must come.
+        """Return when to check again; launch if that is not after ``at``, None without a quorum.
 
         Args:
             at: now.
-            waiting: the sync; its quorum and grace are noted on it.
+            waiting: the sync; ``quorum_at`` and ``grace_s`` are updated.
             able: learners that may contribute now.
             missing: whether a learner that has not reported yet is worth waiting for until a
                 given time, in seconds.
@@ -97,7 +106,7 @@ class Pacing:
         return max(waiting.floor_at, graced if missing(graced) else waiting.quorum_at)
 
     def launch(self, at: float, waiting: Waiting, answers_s: Sequence[float]) -> float:
-        """Note the launch; returns the deadline of its pulls.
+        """Note the launch; returns the deadline of its pulls, in seconds.
 
         Args:
             at: now.
@@ -110,7 +119,7 @@ class Pacing:
         return at + self.deadline_s(answers_s)
 
     def deadline_s(self, answers_s: Sequence[float]) -> float:
-        """How long learners have to answer a pull; see ``PULL_S_MAX``."""
+        """Return the seconds that learners have to answer a pull; see ``PULL_S_MAX``."""
         known = sorted(answers_s)
         usual_s = PULL_S_UNKNOWN
         if known and self.step_s is not None:

@@ -1,7 +1,8 @@
-"""Rounds: when a fragment is synchronised, with whom, and what becomes of it (paper: Algorithm 2).
+"""The rounds of a syncer: each one synchronises one fragment (paper: Algorithm 2).
 
-A machine inside the syncer's. A sync waits for a quorum and a grace window, is launched, closed
-when all have answered or its deadline has passed, merged, and told to everybody.
+This machine is part of the syncer machine. A sync waits for a quorum and a grace window, is
+launched, is closed when all learners have answered or its deadline has passed, and is merged; the
+result is sent to all learners.
 """
 
 import math
@@ -25,31 +26,31 @@ LAUNCH = "launch"
 PULL = "pull/"
 
 LAUNCHES_MAX = 256
-"""Launches that are remembered: a late answer to an older one teaches nothing new."""
+"""Launches whose time is kept, to measure answer times; answers to older ones are not measured."""
 
 FRUITLESS_MAX = 512
-"""Syncs in a row of which nothing was believed, not even after everybody had started over from the
-globals: a model that has come to where every step makes NaN does not come back, and a job that only
-repeats would never end. With a step a second that is some ten minutes."""
+"""Consecutive syncs without an accepted contribution after which the job fails. All learners have
+started over from the global fragments by then. A model for which every step yields NaN does not
+recover, and the job would never end. At one step per second this takes about ten minutes."""
 
 
 class Rounds:
-    """The syncs of one syncer: the next one, and those under way.
+    """The next sync of one syncer, and its syncs in flight.
 
     Args:
         job: the resolved job.
-        schedule: what is due next.
-        membership: who is there.
+        schedule: the order of the syncs.
+        membership: the connected learners.
         parts: the global fragments.
-        next_work: numbers for work.
+        next_work: returns the next unused work number.
 
     Attributes:
-        waiting: the sync that is to be launched next, None while there are enough.
-        syncs: those under way, by global step.
-        merges: how many were merged.
-        merged_at: seconds; when the newest of them was.
-        seen: what people saw of the last one.
-        fruitless: how many in a row were refused whole.
+        waiting: the sync that will be launched next; None while enough are in flight.
+        syncs: the syncs in flight, by global step.
+        merges: the number of merges done.
+        merged_at: the time of the newest merge, in seconds.
+        seen: the fields of the log event of the newest merge.
+        fruitless: the number of consecutive syncs without an accepted contribution.
     """
 
     def __init__(
@@ -77,45 +78,50 @@ class Rounds:
         self._look_at: float | None = None
         self._looked: tuple[object, ...] = ()
         self._able: dict[str, None] = {}
-        """Who counts for the quorum of the sync that waits; see ``_count_able``."""
+        """Learners that count for the quorum of the waiting sync; see ``_count_able``."""
         self._launches: dict[int, float] = {}
-        """When the newest syncs were launched, by global step."""
+        """Launch times of the newest syncs in seconds, by global step."""
 
     @property
     def quorum(self) -> int:
-        """How many learners a sync waits for."""
+        """The number of learners that a sync waits for."""
         return self._sync.quorum
 
     def oldest(self, fragment: int) -> int:
-        """The oldest version from which a contribution to ``fragment`` is still taken."""
+        """Return the oldest base version of a contribution to ``fragment`` that is accepted."""
         return self._globals.oldest(fragment)
 
     @property
     def over(self) -> bool:
-        """Whether nothing is under way and nothing will be."""
+        """Whether no sync is in flight and none will be launched."""
         return not self.syncs and (self._stopping or self.schedule.next() is None)
 
     def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
-        """Of every fragment that was merged: version, whose tokens are spent, batches drawn."""
+        """Return the records of every merged fragment.
+
+        Returns:
+            For each: the fragment, its version, the base version of the last merged contribution
+            by incarnation, and the batches drawn by actor.
+        """
         merged = ((p, self._globals[p].version) for p in self._globals.owned)
         batches = dict(self._membership.batches)
         return [(p, v, self._membership.spent(p), batches) for p, v in merged if v]
 
     def stop(self) -> None:
-        """Launch nothing more; the quorum of what waits may never come."""
+        """Launch no more syncs, and drop the waiting one, whose quorum may never be reached."""
         self._stopping, self.waiting = True, None
 
     def go_on(self) -> None:
-        """In another run, which nobody has stopped."""
+        """Continue in a new run: a request to stop the earlier run no longer counts."""
         self._stopping, self.fruitless = False, 0
 
     def end(self) -> list[Effect]:
-        """Wait for nothing any more."""
+        """Drop the waiting sync and its timer."""
         self.waiting = None
         return self._look_again(None)
 
     def advance(self, at: float) -> list[Effect]:
-        """Launch whatever may be launched: the one place that decides what comes next."""
+        """Launch every sync that may be launched now. No other method launches syncs."""
         effects: list[Effect] = []
         while self.waiting is not None or self._choose(at):
             waiting = self.waiting
@@ -132,8 +138,11 @@ class Rounds:
         return effects
 
     def _count_able(self, waiting: Waiting, oldest: int) -> int:
-        """How many count for the quorum: all are looked at once for each sync and each change of
-        members, then only those that report, since this is asked with every event."""
+        """Return how many learners count for the quorum.
+
+        This runs at every event, so all members are checked once for each sync and each epoch, and
+        otherwise only those that have reported since.
+        """
         membership = self._membership
         looked = (waiting.t, waiting.fragment, oldest, waiting.since, membership.epoch)
         if looked != self._looked:
@@ -152,7 +161,7 @@ class Rounds:
         return self._membership.missing(at, until if self._sync.pull == "unmerged" else math.inf)
 
     def _choose(self, at: float) -> bool:
-        """Begin to wait for the next sync, unless enough are under way."""
+        """Start to wait for the next sync, unless enough are in flight."""
         if self._stopping or len(self.syncs) >= self._sync.overlap:
             return False
         t = self.schedule.next()
@@ -186,18 +195,20 @@ class Rounds:
         return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
 
     def _note_launch(self, t: int, at: float) -> None:
-        """Remember when it was first: an answer that comes late says how long answers take, and may
-        be the one to a pull that was repeated since."""
+        """Note the time of the first launch of ``t``.
+
+        A late answer still shows how long answers take, also after the pull was repeated.
+        """
         self._launches.setdefault(t, at)
         while len(self._launches) > LAUNCHES_MAX:
             del self._launches[next(iter(self._launches))]
 
-    # Closing, merging, telling.
+    # Closing and merging.
 
     def contribution(
         self, at: float, member: Member, said: Contribution, handle: str
     ) -> list[Effect]:
-        """A learner answers a pull; what is in time and true becomes part of the merge."""
+        """Handle an answer to a pull: add it to its sync, or reject it."""
         who = (member.incarnation, said.t, said.fragment)
         member.speak(at)
         if said.t in self._launches:
@@ -218,19 +229,19 @@ class Rounds:
         return [Keep(handle), *self._close_if_settled(sync)]
 
     def close_settled(self) -> list[Effect]:
-        """Somebody is gone: a sync may have waited for nobody else."""
+        """Close the syncs that waited only for members that are no longer connected."""
         return [
             effect for sync in list(self.syncs.values()) for effect in self._close_if_settled(sync)
         ]
 
     def _close_if_settled(self, sync: Sync) -> list[Effect]:
-        """Merge at once when nobody who was pulled can still answer."""
+        """Close the sync if no pulled learner can still answer."""
         members = self._membership.members
         settled = not any(peer in members for peer in sync.awaited)
         return self._close(sync) if settled and not sync.work else []
 
     def timer(self, timer: str) -> list[Effect]:
-        """A sync's deadline has passed, or it is time to look again whether to launch."""
+        """Handle a timer: the deadline of a sync, or the next check whether to launch."""
         if timer == LAUNCH:
             self._look_at = None
             return []
@@ -238,7 +249,7 @@ class Rounds:
         return self._close(sync) if sync is not None and not sync.work else []
 
     def _close(self, sync: Sync) -> list[Effect]:
-        """Merge what is there; with nothing there, this global step waits for a quorum again."""
+        """Merge the received contributions; without any, the sync is repeated."""
         effects: list[Effect] = [CancelTimer(f"{PULL}{sync.t}")]
         self._membership.note_unanswered(sync.pulled, sync.parts, sync.launched_at)
         self.pacing.vain = 0 if sync.parts else self.pacing.vain + 1
@@ -250,7 +261,10 @@ class Rounds:
         return [*effects, *(Keep(handle) for handle in merge.out), merge]
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
-        """Where learners hold a newer version than this syncer, the merge goes on from theirs."""
+        """Reject outdated contributions if learners hold a newer version than this syncer.
+
+        The merge then starts from the version of the learners.
+        """
         p, mine = sync.fragment, self._globals[sync.fragment].version
         effects: list[Effect] = []
         for peer in sync.behind(mine):
@@ -265,7 +279,7 @@ class Rounds:
         return effects
 
     def catch_up(self, t: int) -> None:
-        """Learners hold merges up to global step ``t``, which this syncer has lost."""
+        """Continue after global step ``t``: learners hold merges up to it that this syncer lost."""
         if t > self.schedule.t:
             self.schedule.recover(t)
             self.waiting = None
@@ -277,7 +291,7 @@ class Rounds:
         return [Observe("sync repeated", fields)]
 
     def merged(self, at: float, event: FragmentMerged) -> list[Effect]:
-        """A merge is done: what was accepted is the newest version, and everybody is told."""
+        """Handle a finished merge: install the new version and send it to every learner."""
         sync = next(each for each in self.syncs.values() if each.work == event.work)
         p = sync.fragment
         out = names(p, sync.t)

@@ -1,4 +1,4 @@
-"""Which global step is synchronised next: the order of a syncer's work, apart from its pace."""
+"""The order in which a syncer synchronises global steps; ``pacing`` decides when."""
 
 from collections.abc import Sequence
 
@@ -6,11 +6,11 @@ from ddloco.protocol.fragment_plan import FragmentPlan
 
 
 class Schedule:
-    """The global steps at which a fragment is due, and those that must be tried again.
+    """The global steps at which a fragment is due, and those that must be repeated.
 
     Args:
-        plan: which fragment is due when.
-        owned: the fragments that are one's own.
+        plan: the plan that says which fragment is due at which global step.
+        owned: the fragments that this syncer owns.
         steps: the job's last global step.
 
     Attributes:
@@ -25,15 +25,15 @@ class Schedule:
         self.t = 0
 
     def recover(self, t: int) -> None:
-        """Go on behind ``t``: what lay before it and was not merged is due an interval later."""
+        """Continue after ``t``; fragments not merged before it are due again an interval later."""
         self.t = t
 
     def extend(self, steps: int) -> None:
-        """The job has another last global step than it had."""
+        """Change the job's last global step to ``steps``."""
         self._steps = steps
 
     def next(self) -> int | None:
-        """The global step of the next sync, None when the schedule is through."""
+        """Return the global step of the next sync; None when all syncs are launched."""
         if self._again:
             return self._again[0]
         t = self._plan.next_due(self.t, self._steps)
@@ -42,16 +42,16 @@ class Schedule:
         return t
 
     def fragment(self, t: int) -> int:
-        """The fragment that is synchronised at a global step that ``next`` has named."""
+        """Return the fragment that is due at ``t``, a global step that ``next`` returned."""
         fragment = self._plan.fragment_due(t)
         assert fragment is not None, "the schedule names steps at which one is due"
         return fragment
 
     def launched(self, t: int) -> None:
-        """The sync of ``t`` is under way."""
+        """Note that the sync of ``t`` was launched."""
         self._again = [each for each in self._again if each != t]
         self.t = max(self.t, t)
 
     def repeat(self, t: int) -> None:
-        """The sync of ``t`` came to nothing; it comes before whatever is later."""
+        """Repeat the sync of ``t``, which failed, before any later one."""
         self._again = sorted([*self._again, t])

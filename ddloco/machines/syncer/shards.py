@@ -1,8 +1,8 @@
-"""The shards of a syncer, as they see each other: the lead collects what the others own.
+"""The shards of a job with several syncers; the lead collects their fragments (paper 3.1).
 
-Each shard is a syncer of its own fragments, with its own quorum, pace and members, and needs no
-other. They meet at the end only: when the lead is through it asks them to end, each sends its
-fragments' last versions, and the lead scores and keeps the whole model (paper 3.1, sharded syncer).
+Each shard is a syncer of some of the fragments, with its own quorum, pace and members, and works
+independently of the others until the end. When the lead has finished, it asks the other shards to
+end; each sends the last versions of its fragments, and the lead evaluates and saves the model.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,13 +15,13 @@ from transport import CONTROL, Drop, Effect, Hangup, Keep, Retire, Send
 
 SHARDS = "shards"
 SHARDS_S = 60.0
-"""How long the lead waits at the end, with nothing coming, for shards that have not sent all that
-they own: a process that starts again needs some of it."""
+"""Seconds without a message for which the lead waits at the end for a shard's final fragments. A
+process that restarts needs part of that time."""
 
 REPORT = "report"
 REPORT_S = 5.0
-"""A shard says so often how it stands: it would not learn otherwise that the lead has started
-again, since nobody tells a dialling side."""
+"""Seconds between the reports of a shard. Without them it would not notice that the lead has
+restarted, because the side that dials detects a lost peer only when it sends."""
 
 
 @dataclass(slots=True)
@@ -31,12 +31,13 @@ class Shards:
     Attributes:
         names: the other shards, as actors.
         foreign: the fragments that they own.
-        linked: per linked shard its peer.
-        finals: per fragment its last version and the handle of its payload.
-        reports: what each has said that is through.
-        closing: why the lead waits for them, None before it does.
-        patient: whether it waits still.
-        released: peers that were told that all is over.
+        linked: for each connected shard, its peer.
+        finals: for each fragment, its last version and the handle of its payload.
+        newest: for each shard, the highest known incarnation number.
+        reports: the last report of each shard that has finished.
+        closing: why the lead has asked the shards to end; None before that.
+        patient: whether the lead still waits for them.
+        released: peers that were told that the job has ended.
     """
 
     names: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class Shards:
 
     @property
     def complete(self) -> bool:
-        """Whether every fragment's last version is there."""
+        """Whether the last version of every fragment has been received."""
         if len(self.reports) < len(self.names) or len(self.finals) < len(self.foreign):
             return False
         told = [each.versions for each in self.reports.values()]
@@ -59,30 +60,30 @@ class Shards:
 
     @property
     def merges(self) -> int:
-        """How many merges the others have done."""
+        """The number of merges that the other shards have done."""
         return sum(each.merges for each in self.reports.values())
 
     def missing(self) -> list[str]:
-        """The shards that have not said how they end."""
+        """Return the shards that have not sent a final report."""
         return [name for name in self.names if name not in self.reports]
 
     def away(self) -> int:
-        """Shards that are not through with their goodbye: linked still, or never told to go."""
+        """Return the number of shards that are still connected or were never told to exit."""
         gone = {actor_of(peer) for peer in self.released} - {*self.linked}
         return len([name for name in self.names if name not in gone])
 
     def knows(self, peer: str) -> bool:
-        """Whether a peer is a shard, and no learner."""
+        """Whether a peer is a shard, as opposed to a learner."""
         return actor_of(peer) in self.names
 
     def join(self, peer: str) -> list[Effect]:
-        """A shard is there, for the first time or again."""
+        """Handle a new link to a shard."""
         actor, number = actor_of(peer), number_of(peer)
         if number < self.newest.get(actor, 0):
             reason = f"a newer incarnation, {actor}.{self.newest[actor]}, has the place of {peer}"
             return [Hangup(peer, reason, final=True)]
         effects: list[Effect] = []
-        self.reports.pop(actor, None)  # It may do more.
+        self.reports.pop(actor, None)  # It may merge more.
         if number > self.newest.get(actor, 1):
             effects.append(Retire({actor: number}))
         self.newest[actor] = max(number, self.newest.get(actor, 0))
@@ -96,19 +97,19 @@ class Shards:
         return [Observe("shard joined", {"shard": peer}), *effects]
 
     def lose(self, peer: str, reason: str) -> list[Effect]:
-        """A shard's link is gone; it goes on with what it owns, or comes back."""
+        """Handle the loss of a link to a shard, which may keep working or be restarted."""
         if self.linked.get(actor_of(peer)) != peer:
             return []
         del self.linked[actor_of(peer)]
         return [Observe("shard lost", {"shard": peer, "reason": reason})]
 
     def close(self, reason: str) -> list[Effect]:
-        """The lead is through: whoever owns the rest is to end, and to say how it stands."""
+        """Ask the other shards to end and to send their final fragments."""
         self.closing = reason
         return [Send(peer, CONTROL, Close(reason), key="close") for peer in self.linked.values()]
 
     def final(self, peer: str, said: GlobalFragment, handle: str) -> list[Effect]:
-        """A shard sends a fragment as it stands at its end."""
+        """Keep a final fragment of a shard, if it is newer than the one already received."""
         if said.fragment not in self.foreign or not handle:
             return []
         if self.linked.get(actor_of(peer)) != peer:
@@ -120,33 +121,33 @@ class Shards:
         return [Keep(handle), *([Drop(before[1])] if before is not None else [])]
 
     def report(self, peer: str, said: ShardReport) -> None:
-        """A shard says how it stands; what counts is that it is through."""
+        """Keep the report of a shard that has finished; drop it if the shard merges again."""
         actor = actor_of(peer)
         if self.linked.get(actor) != peer:
             return
         if not said.over:
-            self.reports.pop(actor, None)  # It went on from a snapshot in which it was.
+            self.reports.pop(actor, None)  # It resumed from an earlier snapshot.
         elif len(said.versions) > max(self.foreign):
             self.reports[actor] = said
 
     def go_on(self) -> None:
-        """In another run, of which nobody has said that it is through."""
+        """Continue in a new run, in which no shard has finished yet."""
         self.reports.clear()
         self.closing, self.patient, self.released = None, True, []
 
     def release(self, t: int, reason: str) -> list[Effect]:
-        """It is over, for the shards, too: each is told once over each link."""
+        """Tell the shards that the job has ended, once over each link."""
         told = [peer for peer in self.linked.values() if peer not in self.released]
         self.released += told
         return [Send(peer, CONTROL, Stop(t, reason), key="stop") for peer in told]
 
     def whole(self, thetas: Sequence[str]) -> tuple[str, ...]:
-        """The model, fragment by fragment: one's own parameters, and what the others sent."""
+        """Return the handles of all fragments: the lead's own and those that the shards sent."""
         final = {p: handle for p, (_, handle) in self.finals.items()}
         return tuple(final.get(p, theta) for p, theta in enumerate(thetas))
 
 
 def owned_by(name: str, names: Sequence[str], fragments: Iterable[int]) -> tuple[int, ...]:
-    """The fragments of a shard: every S-th, so that their turns alternate."""
+    """Return the fragments of shard ``name``: every S-th of them, so that the shards alternate."""
     index, count = names.index(name), len(names)
     return tuple(p for p in fragments if p % count == index)

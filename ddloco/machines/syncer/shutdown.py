@@ -1,5 +1,5 @@
-"""The end of a job, as the syncer goes through it: tell everybody, score the model, keep it, wait
-for the learners' goodbyes, leave. A machine inside the syncer's."""
+"""The shutdown of a job: stop the learners, evaluate and save the model, wait for the learners to
+hang up, exit. Part of the syncer machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 FAREWELL_STEPS = 10
 FAREWELL_S_MIN = 3.0
 FAREWELL_S_MAX = 60.0
-"""How long the syncer waits at the end for learners to finish their step and say goodbye: ten
-steps of the median learner, within these bounds; whoever is later is left behind."""
+"""How long the syncer waits at the end for learners to finish their step and hang up: ten steps of
+the median learner, within these bounds in seconds. It does not wait for slower learners."""
 
 LATE_S = 30.0
-"""A syncer whose job was through when it started stays so long for those who never heard: they dial
-every eight seconds at most, or are being started."""
+"""Seconds that a syncer stays if its job had already ended when it started, to tell the learners
+that have not been told. They dial at least every eight seconds, or are being started."""
 
 FAREWELL = "farewell"
 
 
 @dataclass(slots=True)
 class Farewell:
-    """A job that ends at global step ``t`` for a reason, and how far its end has got."""
+    """The shutdown of a job at global step ``t``, and its progress."""
 
     status: Status
     reason: str
@@ -36,7 +36,7 @@ class Farewell:
     saved: bool = False
     lead: str = ""
     lingers: bool = False
-    """Whether somebody may yet come who has not heard that it is over."""
+    """Whether learners may still connect that were not told that the job has ended."""
 
     def begin(
         self,
@@ -46,7 +46,7 @@ class Farewell:
         saving: int,
         step_s: float | None,
     ) -> list[Effect]:
-        """Nothing is under way any more: tell everybody, score the model, keep it."""
+        """Begin the shutdown once no sync is in flight: stop the learners, evaluate, save."""
         return [
             *(self.stop(peer) for peer in peers),
             Evaluate(self.evaluating, fragments),
@@ -59,7 +59,7 @@ class Farewell:
         return max(patience, LATE_S if self.lingers else FAREWELL_S_MIN)
 
     def follow(self, at: float, step_s: float | None, lead: str = "") -> list[Effect]:
-        """``lead`` scores and keeps the model; only the goodbyes are waited for."""
+        """Wait for the peers to hang up; ``lead``, another shard, evaluates and saves the model."""
         self.lead = lead
         self.evaluated = self.saved = True
         return [SetTimer(FAREWELL, at + self._patience(step_s))]
@@ -67,28 +67,28 @@ class Farewell:
     def without(
         self, at: float, peers: Sequence[str], reason: str, step_s: float | None
     ) -> list[Effect]:
-        """There is no whole model to score or keep."""
+        """Begin the shutdown as failed, because the model is incomplete: do not save it."""
         self.status, self.reason = "failed", reason
         stops = [self.stop(peer) for peer in peers]
         return [Observe("not saved", {"reason": reason}), *stops, *self.follow(at, step_s)]
 
     def stop(self, peer: str) -> Send[Stop]:
-        """Tell a learner that it is over."""
+        """Tell a learner that the job has ended."""
         return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
 
     def result(self, loss: float | None) -> list[Effect]:
-        """The model is scored, or cannot be."""
+        """Log the result with the held-out loss, None if the model could not be evaluated."""
         self.evaluated = True
         fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": self.status}
         return [Observe("result", fields)]
 
     @property
     def kept(self) -> bool:
-        """Whether the model is scored and kept, as far as it can be."""
+        """Whether evaluating and saving the model have ended, with or without success."""
         return self.saved and self.evaluated
 
     def leave(self, members: int) -> list[Effect]:
-        """Leave if all is done and nobody is left to wait for."""
+        """Exit if the model is saved and no member is left to wait for."""
         if not self.kept or ((members or self.lingers) and self.patient):
             return []
         goodbye = [Hangup(self.lead, self.reason)] if self.lead else []

@@ -1,4 +1,4 @@
-"""When the syncer that leads takes snapshots: every so often, and once more at the end."""
+"""When the lead syncer takes snapshots: periodically, and once more at the end."""
 
 from ddloco.actors.effects import TakeSnapshot
 from ddloco.actors.events import SnapshotRequested, SnapshotSettled
@@ -9,41 +9,40 @@ SNAPSHOT = "snapshot"
 LAST = "snapshot/last"
 
 LAST_S = 30.0
-"""At the end nobody waits longer than this for the last snapshot. It is under way by then, and may
-still be written."""
+"""Seconds that the shutdown waits for the last snapshot, which may still be completed later."""
 
 
 class Occasions:
-    """When snapshots are due.
+    """The times at which snapshots are due.
 
     Args:
-        table: what the job file says.
+        table: the ``[snapshot]`` table of the job file.
     """
 
     def __init__(self, table: SnapshotTable) -> None:
         self._table = table
         self._step = 0
-        """The global step of the last one that was taken for its step."""
+        """The global step at which the last snapshot by ``every_steps`` was due."""
         self._last: bool | None = None
-        """Whether the last one is over; None before it was asked for."""
+        """Whether the last snapshot has ended; None before it was requested."""
         self._under_way = 0
         self._owed = False
-        """Whether the last one waits for another to be over."""
+        """Whether the last snapshot waits for an earlier one to end."""
 
     def begin(self, at: float) -> list[Effect]:
-        """The job begins."""
+        """Set the timer of the periodic snapshots."""
         every_s = self._table.every_s
         return [SetTimer(SNAPSHOT, at + every_s)] if every_s else []
 
     def timer(self, at: float, timer: str) -> list[Effect]:
-        """A timer of one's own has come due."""
+        """Handle a timer of this machine."""
         if timer == LAST:
             self._last = True
             return []
         return [*self._due(), *self.begin(at)]
 
     def merged(self, t: int) -> list[Effect]:
-        """The merge of a global step is done."""
+        """Take a snapshot if one is due after the merge of global step ``t``."""
         every = self._table.every_steps
         if not every or t < self._step + every:
             return []
@@ -51,7 +50,7 @@ class Occasions:
         return self._due()
 
     def _due(self) -> list[Effect]:
-        """One at a time: a slow disk would otherwise have more and more to write."""
+        """Take a snapshot unless one is in progress; a slow disk would otherwise fall behind."""
         return self._take() if not self._under_way and self._last is None else []
 
     def _take(self) -> list[Effect]:
@@ -59,13 +58,13 @@ class Occasions:
         return [TakeSnapshot()]
 
     def go_on(self, at: float, t: int) -> list[Effect]:
-        """The job goes on from a snapshot, behind ``t``, also from one of its former end."""
-        self._last, self._owed = None, False  # Those under way are settled one by one.
+        """Continue after ``t`` from a snapshot, which may be the last one of an ended run."""
+        self._last, self._owed = None, False  # Those in progress settle one by one.
         self._step = t
         return [CancelTimer(LAST), *self.begin(at)]
 
     def heard(self, event: SnapshotRequested | SnapshotSettled) -> list[Effect]:
-        """Somebody asked for one, which is begun without us; or one is there, or will not be."""
+        """Count a snapshot that was requested from outside, or one that has ended."""
         self._under_way += 1 if isinstance(event, SnapshotRequested) else -1
         if self._last is not False or self._under_way:
             return []
@@ -77,12 +76,11 @@ class Occasions:
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits for a snapshot any more."""
+        """Whether the shutdown need not wait for a snapshot."""
         return self._last is True or not self._table.wanted
 
     def end(self, at: float) -> list[Effect]:
-        """The job is about to end: one more while everybody is there. One that is under way does
-        not hold the end: it comes first."""
+        """Take the last snapshot, after one in progress, while all actors are connected."""
         if self._last is not None or self.over:
             return []
         self._last, self._owed = False, self._under_way > 0

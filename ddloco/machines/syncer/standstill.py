@@ -1,7 +1,8 @@
-"""A job that merges nothing says so: how long already, and what it waits for.
+"""Warnings of a job that merges nothing: for how long, and what it waits for.
 
-A machine inside the syncer's. It decides nothing; it speaks at warning level after a minute without
-a merge (twenty steps, or four deadlines of a pull, where these are longer), then ever less often.
+This machine is part of the syncer machine and makes no decisions. It logs a warning after a minute
+without a merge (twenty steps or four pull deadlines if one of these is longer), then at growing
+intervals.
 """
 
 from ddloco.actors.effects import Observe
@@ -14,18 +15,18 @@ STANDSTILL = "standstill"
 STANDSTILL_S = 60.0
 STANDSTILL_STEPS = 20
 STANDSTILL_PULLS = 4
-"""After so long without a merge it is said; whichever is the longest. A first step may compile for
-minutes, but then people want to read what they wait for."""
+"""Time without a merge until the first warning: the longest of these seconds, steps and pull
+deadlines. A first step may compile for minutes; the warning then says what the job waits for."""
 
 REPEAT_S_MAX = 600.0
-"""It is said again after twice as long, at least every ten minutes."""
+"""The longest time between two warnings in seconds; the time doubles until then."""
 
 NAMES_MAX = 8
 """Learners that are named in one line."""
 
 
 class Standstill:
-    """Looks whether anything is merged."""
+    """Checks whether merges are done, and warns otherwise."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -33,12 +34,12 @@ class Standstill:
         self._said = 0
 
     def begin(self, at: float) -> list[Effect]:
-        """From now on there should be merges."""
+        """Start to expect merges."""
         self._since = at
         return [SetTimer(STANDSTILL, at + STANDSTILL_S)]
 
     def look(self, at: float, rounds: Rounds, membership: Membership) -> list[Effect]:
-        """The timer has come: say what is waited for, if nothing was merged for too long."""
+        """Handle the timer: warn if nothing was merged for too long."""
         if rounds.over:
             return []
         if rounds.merges != self._merges:
@@ -57,7 +58,7 @@ class Standstill:
         return [Observe("no merge", fields), SetTimer(STANDSTILL, again)]
 
     def words(self, at: float, rounds: Rounds, membership: Membership) -> str:
-        """What people who ask are told while nothing is merged for too long, else nothing."""
+        """Return a description if nothing was merged for too long, else an empty string."""
         merged_at = max(self._since, rounds.merged_at)
         if rounds.over or at - merged_at < self._patience_s(rounds):
             return ""
@@ -71,7 +72,7 @@ class Standstill:
 
 
 def waits_for(rounds: Rounds, membership: Membership) -> str:
-    """What a syncer waits for, in words."""
+    """Return a description of what a syncer waits for."""
     linked = len(membership.members)
     if rounds.syncs:
         t, sync = min(rounds.syncs.items())
@@ -94,7 +95,7 @@ def waits_for(rounds: Rounds, membership: Membership) -> str:
 
 
 def names(incarnations: list[str]) -> str:
-    """Some names, and how many there are besides."""
+    """Return the first names, and the number of the others, as text."""
     more = len(incarnations) - NAMES_MAX
     shown = ", ".join(incarnations[:NAMES_MAX])
     return f"{shown} and {more} more" if more > 0 else shown

@@ -1,8 +1,9 @@
-"""Who gives state to whom: the syncer's part in a learner's return. A machine inside the syncer's.
+"""The syncer's side of state recovery: it names donors and relays their state to learners.
 
-It names a donor, passes requests and pieces on, and names another when a donor dies or is silent;
-with nobody to ask, the learner begins from the globals. State goes through the syncer because
-learners dial out and listen to nobody: there is one open address in a job, and one list of keys.
+This machine is part of the syncer machine. It names a donor for a restarted learner, relays
+requests and pieces, and names another donor if one is lost or silent. Without a donor, the learner
+starts from the global fragments. State passes through the syncer because learners accept no
+connections: a job has one open address and one list of keys.
 """
 
 from collections.abc import Callable
@@ -21,17 +22,26 @@ from transport import BULK, CONTROL, Body, CancelTimer, Drop, Effect, Keep, Send
 RELAY = "state/"
 PATIENCE_S_MIN = 10.0
 PATIENCE_STEPS = 3.0
-"""A donor from which no piece has come for ten seconds, or for three of its steps, since it copies
-between two of them, is given up for another."""
+"""A donor is replaced if no piece of its state arrives for ten seconds or three of its steps,
+whichever is longer. Steps count because a donor copies its state between two steps."""
 
 PASSING_MAX = 64
-"""Pieces that are copied on at once; a learner asks for two at a time."""
+"""Pieces that are relayed at once; a learner requests two at a time."""
 
 
 @dataclass(slots=True)
 class Handover:
-    """One learner that waits for state; ``donor`` is a peer, ``tried`` whoever was one before, and
-    ``until`` is when it is another's turn, unless a piece comes."""
+    """A learner that waits for state.
+
+    Attributes:
+        peer: the learner.
+        batches: the batches of its shard that its earlier incarnations have drawn.
+        cursor: the position of its data stream after them.
+        donor: the peer that gives the state.
+        since: the time at which the recovery began, in seconds.
+        until: the time at which the donor is replaced unless a piece arrives, in seconds.
+        tried: this donor and those before it.
+    """
 
     peer: str
     batches: int
@@ -43,12 +53,12 @@ class Handover:
 
 
 class Relay:
-    """Handovers under way.
+    """The recoveries in progress.
 
     Args:
-        membership: who is there.
+        membership: the connected learners.
         parts: the global fragments.
-        next_work: numbers for work.
+        next_work: returns the next unused work number.
     """
 
     def __init__(
@@ -62,15 +72,15 @@ class Relay:
         self._passing: dict[int, tuple[str, StatePiece, str, str]] = {}
 
     def held(self) -> int:
-        """How many holders of arrays there are."""
+        """Return the number of references to arrays that this machine holds."""
         return 2 * len(self._passing)
 
     def waits(self, peer: str) -> bool:
-        """Whether a learner is being given state, so that it needs no globals yet."""
+        """Whether a learner is receiving state, so that it needs no global fragments yet."""
         return peer in self._handovers
 
     def waiting(self, at: float) -> list[dict[str, object]]:
-        """Who waits for whose state, for people."""
+        """Return the recoveries in progress as plain data, for the status."""
         return [
             {
                 "learner": each.peer,
@@ -82,10 +92,10 @@ class Relay:
         ]
 
     def heard(self, at: float, member: Member, versions: tuple[int, ...]) -> list[Effect]:
-        """A learner reports what it holds: one that has nothing is told where its data goes on, and
-        whose state it may take.
+        """Handle a learner's report: name a donor if the learner has no state.
 
-        Until every fragment has been merged once, a peer has little that the globals lack.
+        Until every fragment has been merged once, no donor is named, because a donor's state is
+        then hardly better than the global fragments.
         """
         peer, incarnation = member.peer, member.incarnation
         if min(versions) >= 0:
@@ -95,7 +105,7 @@ class Relay:
             return []
         batches, cursor = self._membership.place_of(actor_of(incarnation))
         handover = Handover(peer, batches, cursor, "", at)
-        if peer in self._greeted:  # It was told to begin alone, and that may have been lost.
+        if peer in self._greeted:  # The message to begin alone may have been lost.
             return [self._begin_alone(handover)]
         self._greeted.add(peer)
         return self._name_donor(at, handover) if merged else [self._begin_alone(handover)]
@@ -104,7 +114,10 @@ class Relay:
         return Send(handover.peer, CONTROL, Resume(handover.batches, "", handover.cursor))
 
     def _name_donor(self, at: float, handover: Handover) -> list[Effect]:
-        """The donor with the fewest to serve, then the first by name; without any, the globals."""
+        """Name the donor that serves the fewest learners, the first by name among equals.
+
+        Without a donor, the learner starts from the global fragments.
+        """
         peer = handover.peer
         busy = [each.donor for each in self._handovers.values()]
         members = self._membership.members.values()
@@ -122,7 +135,7 @@ class Relay:
         ]
 
     def _suits(self, at: float, handover: Handover, member: Member) -> bool:
-        """Whether a member's state is worth having: it trains, is heard, is not far behind."""
+        """Whether a member can be a donor: it trains, is not silent, and is not far behind."""
         progress, peer = member.progress, member.peer
         if peer == handover.peer or peer in handover.tried or peer in self._handovers:
             return False
@@ -138,13 +151,13 @@ class Relay:
         return SetTimer(RELAY + handover.peer, handover.until)
 
     def moving(self, at: float, peer: str) -> list[Effect]:
-        """Bytes of a donor are arriving: its piece may lie behind something large."""
+        """Extend the wait for a donor whose bytes arrive; its piece may follow a large message."""
         donor = self._membership.members.get(peer)
         waiting = [each for each in self._handovers.values() if each.donor == peer]
         return [self._patience(at, each, donor) for each in waiting] if donor is not None else []
 
     def hear(self, at: float, member: Member, body: Body, handle: str) -> list[Effect]:
-        """What a learner says about state."""
+        """Handle a learner's message about state recovery."""
         match body:
             case StateWanted():
                 return self.wanted(member.peer, body)
@@ -156,18 +169,18 @@ class Relay:
                 return []
 
     def wanted(self, peer: str, said: StateWanted) -> list[Effect]:
-        """A learner asks its donor for a piece."""
+        """Relay a learner's request for a piece to its donor."""
         handover = self._handovers.get(peer)
         if handover is None or handover.donor != said.who:
             return []
         return [Send(said.who, CONTROL, StateWanted(peer, said.copy, said.piece))]
 
     def piece(self, at: float, donor: Member, said: StatePiece, handle: str) -> list[Effect]:
-        """A donor sends a piece: a copy of it goes on, since the arrival's memory is used again."""
+        """Relay a donor's piece as a copy, because the memory of received messages is reused."""
         handover = self._handovers.get(said.who)
         if handover is None or handover.donor != donor.peer or len(self._passing) >= PASSING_MAX:
             return []
-        if not said.pieces:  # It cannot; nor can the others, who train the same task.
+        if not said.pieces:  # Its task cannot copy state, at any donor.
             return [*self._done(said.who), self._begin_alone(handover)]
         if not handle:
             return []
@@ -182,7 +195,7 @@ class Relay:
         return [Keep(handle), Keep(out), encode, self._patience(at, handover, donor)]
 
     def refused(self, at: float, peer: str, said: StateRefused) -> list[Effect]:
-        """A learner has no use for its donor's state; another's, then."""
+        """Name another donor, because the learner cannot use the state of this one."""
         handover = self._handovers.get(peer)
         if handover is None or handover.donor != said.who:
             return []
@@ -190,18 +203,18 @@ class Relay:
         return [Observe("refused", seen), *self._name_donor(at, handover)]
 
     def encoded(self, event: PieceEncoded) -> list[Effect]:
-        """A piece is copied: on with it."""
+        """Send a copied piece to its learner."""
         peer, body, handle, out = self._passing.pop(event.work)
         key = f"state/{body.piece}"
         passed = [Send(peer, BULK, body, out, key)] if peer in self._handovers else []
         return [*passed, Drop(handle), Drop(out)]
 
     def _done(self, peer: str) -> list[Effect]:
-        """A learner begins, with whatever came first."""
+        """End a learner's recovery, because it has state or starts without."""
         return [CancelTimer(RELAY + peer)] if self._handovers.pop(peer, None) else []
 
     def lost(self, at: float, peer: str) -> list[Effect]:
-        """A link is gone: its handover with it; whoever took state from there takes another's."""
+        """Handle a lost link: end that learner's recovery, and replace it as a donor."""
         self._greeted.discard(peer)
         effects = self._done(peer)
         for handover in [each for each in self._handovers.values() if each.donor == peer]:
@@ -209,12 +222,12 @@ class Relay:
         return effects
 
     def forget_the_gone(self, at: float) -> list[Effect]:
-        """Whose place a newer incarnation has taken is not lost, but gone."""
+        """Handle incarnations that a newer one has replaced like lost links."""
         known = sorted(self._greeted | self._handovers.keys())
         gone = [peer for peer in known if peer not in self._membership.members]
         return [effect for peer in gone for effect in self.lost(at, peer)]
 
     def late(self, at: float, timer: str) -> list[Effect]:
-        """Nothing has come from a donor for too long."""
+        """Replace a donor whose time has run out."""
         handover = self._handovers.get(timer.removeprefix(RELAY))
         return [] if handover is None else self._name_donor(at, handover)

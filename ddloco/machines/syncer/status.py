@@ -1,7 +1,6 @@
-"""How a syncer stands: what it tells people who ask, as plain data. Reads, decides nothing.
+"""The status of a syncer as plain data. This module reads the machine and changes nothing.
 
-Machines know no wall clock, so every time is an age (``_s`` ago) or a wait (``_s`` from now), in
-seconds.
+Machines have no wall clock, so every time is an age or a remaining wait, in seconds (``_s``).
 """
 
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ def tell(
     parts: Globals,
     rounds: Rounds | None,
 ) -> dict[str, Any]:
-    """Everything that a syncer knows of its members and of what is under way."""
+    """Return the status of a syncer: its members, and its waiting and in-flight syncs."""
     waiting = rounds.waiting if rounds is not None else None
     syncs = rounds.syncs if rounds is not None else {}
     last = rounds.seen if rounds is not None else {}
@@ -39,13 +38,13 @@ def tell(
 
 
 def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) -> dict[str, Any]:
-    """Whom the next sync waits for, since when, until when; None where nobody can say."""
+    """What the next sync waits for, since when and until when; None if the end is unknown."""
     able = membership.able(waiting.fragment, parts.oldest(waiting.fragment))
     missing = [each for each in membership.members.values() if each not in able]
     if waiting.quorum_at is None:
         reason, until = f"a quorum: {len(able)} there", None
     else:
-        # Whichever lasts longer is what it waits for.
+        # The sync waits for the longer of the two.
         until = waiting.quorum_at + waiting.grace_s
         late = [m for m in missing if m.due_at <= until and not membership.silent(at, m)]
         graced = until if late else waiting.quorum_at
@@ -63,7 +62,7 @@ def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) 
 
 
 def _under_way(at: float, sync: Sync) -> dict[str, Any]:
-    """A sync in flight: who was pulled, who has answered, until when answers are taken."""
+    """A sync in flight: the learners pulled and answered, and the seconds until its deadline."""
     return {
         "t": sync.t,
         "fragment": sync.fragment,
@@ -76,7 +75,7 @@ def _under_way(at: float, sync: Sync) -> dict[str, Any]:
 
 
 def _members(at: float, membership: Membership, versions: Sequence[int]) -> list[dict[str, Any]]:
-    """Whoever is linked, in order of names as bytes."""
+    """The connected learners, sorted by name as bytes."""
     told: list[dict[str, Any]] = []
     for each in membership.members.values():
         held = each.progress.versions if each.progress is not None else (-1,) * len(versions)
@@ -97,10 +96,10 @@ def _members(at: float, membership: Membership, versions: Sequence[int]) -> list
 
 
 def _goodput(at: float, membership: Membership, rounds: Rounds | None) -> float | None:
-    """The share of time since they joined that the members' finished steps took, None before any.
+    """The share of the members' connected time spent in finished steps; None before any.
 
-    A step's time is the learner's own smoothed one. Steps are good when they are merged: before the
-    first merge nobody knows, and with fewer learners than the quorum none are.
+    A step counts with the learner's smoothed step time. Only merged steps are useful: before the
+    first merge the share is unknown (None), and with fewer learners than the quorum it is 0.
     """
     if rounds is None or not rounds.merges:
         return None
