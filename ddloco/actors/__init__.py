@@ -1,1 +1,1 @@
-"""What any actor is: a machine, its events, its effects, and its part in snapshots. Pure."""
+"""Actors without I/O: a machine with its links, events, effects and part in snapshots."""

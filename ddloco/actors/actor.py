@@ -1,8 +1,8 @@
-"""An actor: one machine, its links, its clock. What is taped, simulated and replayed.
+"""An actor: one machine, its links and its clock; the unit of recording, simulation and replay.
 
-Every event that comes through the door is one tick of the actor's clock, so an event's number is
-the actor's own entry, and every message sent while handling it carries that clock. The links hear
-an event first; what they pass on reaches the machine; what the machine says goes back through them.
+Every event that the door admits is one tick of the actor's clock, so the number of an event is the
+actor's own entry, and every message sent while handling it carries that clock. The links handle an
+event first and pass facts on to the machine; the messages that the machine sends go through them.
 """
 
 from typing import Any, Protocol
@@ -39,27 +39,28 @@ LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
 ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart")
-"""Behaviours of links and clocks that every tape names. A change of behaviour that makes old tapes
-replay differently adds or renames one, so that they are refused with a line instead."""
+"""Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
+differently adds or renames one, so that old tapes are refused with an error message."""
 
 
 class Machine(Protocol):
-    """A participant: everything that it decides, and nothing that it does.
+    """The decisions of one actor, as a pure state machine.
 
-    No await, clock, randomness, thread, file, socket or log call inside; fixed order of iteration.
+    A machine uses no await, clock, randomness, thread, file, socket or log call, and iterates in a
+    fixed order.
     """
 
     def handle(self, at: float, event: Event) -> list[Any]:
-        """Take one event, at ``at`` seconds since the actor's start; what it asks for, in order."""
+        """Handle one event, ``at`` seconds after the actor's start; returns effects in order."""
         ...
 
 
 class Actor:
-    """A machine at its door.
+    """A machine with its links, clock, array handles, timers and part in snapshots.
 
     Args:
-        incarnation: its name and number, ``learner-3.2``.
-        machine: what decides.
+        incarnation: the actor's name with its incarnation number, as in ``learner-3.2``.
+        machine: the machine that handles the events.
     """
 
     def __init__(self, incarnation: str, machine: Machine) -> None:
@@ -70,16 +71,16 @@ class Actor:
         self.links = Links(self.clock, self.handles)
         self.snapshots = Cutting(incarnation, self.links, packages_of(machine))
         self.at = 0.0
-        """When the newest event was handled."""
+        """The time of the newest event, in seconds since the actor's start."""
         self.timers: dict[str, float] = {}
-        """What was set and has not fired: part of the state, though only the world looks at it."""
+        """Timers that are set, by name, with their due time; part of the state in a snapshot."""
         self.under_way: dict[int, Work] = {}
-        """Work that was asked for and has not ended."""
+        """Work that was requested and has not finished, by number."""
         self.learned: dict[str, int] = {}
-        """What the newest event added to the clock, the actor's own count left out."""
+        """The entries of other actors that the newest event changed in the clock."""
         self._witnessed: Event | None = None
         self.floors: dict[str, int] = {}
-        """Below these numbers no incarnation of an actor will be heard of again."""
+        """For each actor, the lowest incarnation number that may still occur."""
 
     @property
     def number(self) -> int:
@@ -87,10 +88,13 @@ class Actor:
         return self.clock.number
 
     def witness(self, event: Event) -> dict[str, int]:
-        """Let the clock take in ``event``, which is to be handled next; what it learned.
+        """Advance the clock by ``event``, which must be handled next.
 
-        The door asks before the event is handled, so that the tape can say it. Of messages only
-        those teach anything that the links will take as part of an open session.
+        The door calls this before the event is handled, so that the tape can record the result.
+        Only messages that the links will accept as part of an open session add entries.
+
+        Returns:
+            The entries of other actors that changed.
         """
         if isinstance(event, MessageArrived) and self.links.teaches(event):
             heard = event.clock
@@ -103,9 +107,9 @@ class Actor:
         return self.learned
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event; the effects that are for the world to do, in order.
+        """Handle one event; returns the effects for the driver to perform, in order.
 
-        An array that came with a message is freed at the end unless somebody holds it by then.
+        An array that came with a message is released at the end unless it was kept meanwhile.
         """
         if self._witnessed is not event:
             self.witness(event)
@@ -137,7 +141,7 @@ class Actor:
         return effects
 
     def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
-        """Let snapshots and machine hear a fact, links what they say, and both the links' news."""
+        """Pass a fact to the snapshot adapter and the machine, and perform what they request."""
         snapshots = self.snapshots
         if snapshots.concerns(fact):
             asked = snapshots.take_part(at, fact, self._moment)
@@ -157,8 +161,8 @@ class Actor:
                 self._do(at, effect, effects)
 
     def _do(self, at: float, effect: Any, effects: list[Effect]) -> None:
-        """One effect, in its turn: what is the actor's own is done now, the rest is the world's."""
-        # By exact type: this is where an actor's time goes.
+        """Perform an effect on the actor's own state; append any other to ``effects``."""
+        # The exact type is compared because this is the most frequent call of an actor.
         kind = type(effect)
         if kind in LINK_EFFECTS:
             if kind is Hangup:
@@ -186,7 +190,7 @@ class Actor:
         return Moment(self.clock.number, self.clock.wire(), self.snapshots.peers())
 
     def _remember(self, event: Event, effects: list[Any]) -> None:
-        """Timers and work under way, as the world will know them after this event."""
+        """Update the timers and the unfinished work to their state after this event."""
         if isinstance(event, TimerFired):
             self.timers.pop(event.timer, None)
         elif isinstance(event, WorkResult):
@@ -201,8 +205,11 @@ class Actor:
                 self.under_way[effect.work] = effect
 
     def _renew(self, effects: list[Effect]) -> list[str]:
-        """Go on in another run: what was being written of snapshots is that run's affair; those
-        that this actor had begun there."""
+        """Continue in another run, without the unfinished snapshots of the earlier one.
+
+        Returns:
+            The unfinished snapshots that this actor had begun.
+        """
         former, links = self.snapshots, self.links
         self.snapshots = Cutting(self.incarnation, links, packages_of(self.machine))
         self.snapshots.inherit(former)
@@ -217,8 +224,14 @@ class Actor:
     def _part_with(
         self, at: float, begun: list[str], missing: tuple[str, ...], effects: list[Effect]
     ) -> None:
-        """The machine has heard that it goes on; now that those snapshots come to nothing, and that
-        whoever has not come along is lost."""
+        """Report to the machine, after ``Restored``, what the new run does not continue.
+
+        Args:
+            at: the current time, in seconds.
+            begun: snapshots that this actor had begun and that are discarded.
+            missing: peers that do not continue from the snapshot; their links are lost.
+            effects: the list that effects are appended to.
+        """
         for snapshot in begun:
             settled = SnapshotSettled(snapshot, "the job went on from a snapshot")
             for effect in self.machine.handle(at, settled):
@@ -231,11 +244,12 @@ class Actor:
                 self._tell(at, fact, effects)
 
     def _capture(self, at: float, effects: list[Effect]) -> None:
-        """The state as it is now, for each cut that this event brought; what is still being made is
-        made again by whoever goes on from here. Captures are not: a worker's state of then is
-        gone, so they are no part of what is under way.
+        """Capture the actor's state for each cut that this event belongs to.
 
-        A machine whose state is no plain data takes no part, and says so.
+        Arrays that unfinished work is still computing are left out; an actor that resumes from the
+        snapshot starts that work again. The captures themselves are not part of the unfinished
+        work, because they could not be repeated: the worker's state has changed by then. If the
+        machine's state is not plain data, the actor's part of the snapshot fails with the reason.
         """
         coming = {handle for work in self.under_way.values() for handle in work.makes}
         there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
@@ -253,7 +267,7 @@ class Actor:
         effects += [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
 
     def _retire(self, floors: dict[str, int]) -> None:
-        """Forget incarnations that will not be heard of again, also when old messages name them."""
+        """Remove retired incarnations from the clock; later messages that name them add nothing."""
         for actor, floor in floors.items():
             self.floors[actor] = max(self.floors.get(actor, 0), floor)
         self.clock.forget(name for name in self.clock.others() if self._retired(name))

@@ -1,6 +1,7 @@
-"""What any actor may ask of the world, beyond what transport offers; its own work it adds itself.
+"""The effects that every actor may request besides those of ``transport``.
 
-Work effects carry a number, ``work``, that their result event repeats. Arrays are named by handles.
+An actor defines further work effects of its own. Work effects carry a number, ``work``, which
+their result event repeats. Arrays are named by handles.
 """
 
 from typing import Any, Literal
@@ -12,24 +13,23 @@ Status = Literal["done", "stopped", "left", "bad-input", "failed"]
 
 
 class Work(Effect, frozen=True):
-    """Base of what workers do; its result event repeats the number."""
+    """Base of the effects that a worker performs; the result event repeats ``work``."""
 
     work: int
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Handles of the arrays that it needs."""
+        """The handles of the arrays that the work reads."""
         return ()
 
     @property
     def makes(self) -> tuple[str, ...]:
-        """Handles of the arrays that are there when it is done."""
+        """The handles of the arrays that exist once the work is done."""
         return ()
 
 
 class Calculation(Work, frozen=True):
-    """Base of the work of a user's program: arrays of the handles ``source`` go in, arrays that get
-    the handles ``out`` come out."""
+    """Base of the work of a user's program: it reads the arrays ``source`` and makes ``out``."""
 
     source: tuple[str, ...]
     out: tuple[str, ...]
@@ -46,8 +46,11 @@ class Calculation(Work, frozen=True):
 
 
 class CaptureState(Work, frozen=True):
-    """Write one's own part of ``snapshot``: the actor as it stood at the cut, frozen, the arrays
-    that it held, and its worker's state, as it is when the step that then ran is done."""
+    """Write the actor's part of ``snapshot``.
+
+    The part holds the actor's frozen state at the cut, the arrays that it held, and the worker's
+    state after the step that was running at the cut.
+    """
 
     snapshot: str
     state: bytes
@@ -60,7 +63,7 @@ class CaptureState(Work, frozen=True):
 
 
 class CaptureFlight(Work, frozen=True):
-    """Write what was in flight: messages, frozen, and the arrays that they brought."""
+    """Write the channel state: the in-flight messages, frozen, and their arrays."""
 
     snapshot: str
     messages: bytes
@@ -73,7 +76,7 @@ class CaptureFlight(Work, frozen=True):
 
 
 class CommitSnapshot(Work, frozen=True):
-    """Write the manifest: from now on the snapshot is there."""
+    """Write the manifest, which completes the snapshot."""
 
     snapshot: str
     parts: tuple[Part, ...]
@@ -81,19 +84,22 @@ class CommitSnapshot(Work, frozen=True):
 
 
 class TakeSnapshot(Effect, frozen=True):
-    """Begin a snapshot with this event; performed by the actor, never reaches the world. Its end
-    is told with ``SnapshotSettled``."""
+    """Begin a snapshot whose cut is this event.
+
+    The actor performs this effect itself; the driver never sees it. ``SnapshotSettled`` reports
+    the end of the snapshot.
+    """
 
 
 class Observe(Effect, frozen=True):
-    """Something that people should see; ``fields`` are plain data."""
+    """Log an event; ``fields`` are plain data."""
 
     event: str
     fields: dict[str, Any]
 
 
 class Finish(Effect, frozen=True):
-    """The actor is done; nothing is handled after this."""
+    """End the actor; it handles no event after this."""
 
     status: Status
     reason: str

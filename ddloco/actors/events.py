@@ -1,4 +1,4 @@
-"""What can happen to any actor, beyond what transport tells; its own work adds how that ends."""
+"""The events of every actor besides those of ``transport``; actors add results of their work."""
 
 from typing import Literal
 
@@ -12,47 +12,53 @@ class Begun(Event, frozen=True):
 
 
 class WorkResult(Event, frozen=True):
-    """Base of how work ends; the number is that of the effect that asked for it."""
+    """Base of the results of work; ``work`` is the number of the effect that requested it."""
 
     work: int
 
 
 class Computed(WorkResult, frozen=True):
-    """Base of how the work of a user's program ends; ``made`` are the digests of the arrays that
-    the effect named, filled in by the stage."""
+    """Base of the results of a user program's work.
+
+    ``made`` holds the digests of the arrays that the effect named; the runtime fills it in.
+    """
 
     made: tuple[bytes, ...] = ()
 
 
 class WorkFailed(WorkResult, frozen=True):
-    """Work could not be done. ``kind`` says whose fault it is: the task's, or the worker died."""
+    """Work failed. ``kind`` tells whether the task failed or the worker died."""
 
     kind: Literal["task", "worker"]
     reason: str
 
 
 class Captured(WorkResult, frozen=True):
-    """A piece of one's part of a snapshot is written; ``content`` is its digest, in hex. Where it
-    could not be, ``failed`` says why."""
+    """A blob of the actor's part of a snapshot was written, or ``failed`` says why not.
+
+    ``content`` is its digest in hex.
+    """
 
     content: str = ""
     failed: str = ""
 
 
 class Committed(WorkResult, frozen=True):
-    """The snapshot is there; where it is not, ``failed`` says why."""
+    """The snapshot is complete, or ``failed`` says why not."""
 
     failed: str = ""
 
 
 class SnapshotRequested(Event, frozen=True):
-    """Somebody outside wants a snapshot."""
+    """A user or an observer requests a snapshot."""
 
 
 class Restored(Event, frozen=True):
-    """The actor's first event behind a cut, in another run than the one whose snapshot it is.
-    ``missing`` are links whose other ends do not go on from it, ``run`` is the other run where runs
-    of a job are told apart."""
+    """The actor's first event after a cut, in a new run that resumes from the snapshot.
+
+    ``missing`` names the links whose peers do not resume from it. ``run`` identifies the new run;
+    it is empty if the runs of a job are not distinguished.
+    """
 
     snapshot: str
     missing: tuple[str, ...] = ()
@@ -60,22 +66,26 @@ class Restored(Event, frozen=True):
 
 
 class SnapshotSettled(Event, frozen=True):
-    """What became of a snapshot that this actor began: it is there, or ``failed`` says why not.
-    Said by the actor to its machine; on no tape."""
+    """A snapshot that this actor began is complete, or ``failed`` says why not.
+
+    The actor passes this event to its machine; it is not recorded on the tape.
+    """
 
     snapshot: str
     failed: str = ""
 
 
 class StopRequested(Event, frozen=True):
-    """Somebody outside wants the actor to end in good order, and with it all that it leads."""
+    """A user requests an orderly end of the actor, and of the job if the actor leads it."""
 
     reason: str
 
 
 class LeaveRequested(Event, frozen=True):
-    """This process is to go, and will be started again, here or elsewhere: the actor leaves in good
-    order and soon, and whatever it takes part in goes on."""
+    """The process must exit soon and will be restarted, on this host or another.
+
+    The actor leaves in an orderly way, and the job continues.
+    """
 
     reason: str
 
@@ -92,4 +102,4 @@ HappensToAll = (
     | StopRequested
     | LeaveRequested
 )
-"""What every tape may hold, besides messages and an actor's own events."""
+"""The events that every tape may hold, besides messages and the actor's own events."""

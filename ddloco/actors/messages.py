@@ -1,4 +1,4 @@
-"""What any actors say to each other, beyond the link's own words; the rest they add themselves."""
+"""The messages between all kinds of actors besides those of links; actors add their own."""
 
 from typing import Annotated
 
@@ -9,11 +9,11 @@ from transport import Body, LinkBody
 
 
 class SnapshotPart(Body, frozen=True):
-    """A participant's part of a snapshot, on its way to whoever began it."""
+    """A participant's part of a snapshot, sent to the actor that began the snapshot."""
 
     snapshot: Annotated[str, Meta(min_length=3, max_length=160)]
     part: Part
 
 
 SaidByAll = LinkBody | SnapshotPart
-"""What every codec must know."""
+"""The message bodies that every codec must know."""

@@ -1,10 +1,10 @@
 """An actor's part in snapshots, between its links and its machine.
 
-Markers come out of the links, what was in flight is what the links let through, and the state is
-the whole actor: machine, links, clock, handles, timers, work under way. All of that is plain data,
-so a cut costs its encoding; arrays are held, not copied, until they are written.
+The links deliver the markers, and the in-flight messages are those that the links accept. The
+state is the whole actor: machine, links, clock, handles, timers and unfinished work. All of that is
+plain data, so a cut costs one encoding; arrays are referenced, not copied, until they are written.
 
-The cut is at the end of an event: markers leave behind everything that was said while handling it.
+The cut is at the end of an event: markers are sent after every message of that event.
 """
 
 from collections.abc import Callable
@@ -49,32 +49,32 @@ from transport import (
 from transport import Mark as MarkLanes
 
 BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
-"""What people see of one."""
+"""Log events of a snapshot."""
 
 FAILED = "snapshot part failed"
-"""What they see of a participant that could not write its own part."""
+"""Log event of a participant that could not write its own part."""
 
 CUT = "cut/"
 GATHER = "gather/"
 PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
-"""Whose classes a state may consist of, beside those of the machine's own package."""
+"""Packages whose classes a state may contain, besides the machine's own package."""
 
 BEGUN_AT_ONCE, BEGUN_PER_S = 16.0, 2.0
-"""Snapshots of one other actor that this one takes part in: each captures a whole state, and who
-holds a key could begin one with each message."""
+"""Limits, as a burst and a rate per second, on the snapshots of one other actor. Each one captures
+the whole state, and any peer with a key could begin one with every message."""
 
 OWN = frozenset({Captured, Committed, SnapshotRequested})
 OWN_BODIES = frozenset({Marker, SnapshotPart})
 
 
 def packages_of(machine: object) -> tuple[str, ...]:
-    """Whose classes the state of an actor with this machine may consist of."""
+    """Return the packages whose classes the state of an actor with this machine may contain."""
     own = type(machine).__module__.partition(".")[0]
     return PACKAGES if own in PACKAGES else (*PACKAGES, own)
 
 
 def _refused(message: MessageArrived[Any], reason: str) -> Effect:
-    """What a peer said of snapshots is not believed."""
+    """Log that a peer's message about a snapshot was refused."""
     return Observe("refused", {"peer": message.sender, "reason": reason})
 
 
@@ -84,7 +84,7 @@ class Cutting:
     Args:
         me: the actor's incarnation.
         links: its links.
-        packages: whose classes its state may consist of.
+        packages: the packages whose classes its state may contain.
     """
 
     def __init__(self, me: str, links: Links, packages: tuple[str, ...] = PACKAGES) -> None:
@@ -93,27 +93,28 @@ class Cutting:
         self._packages = packages
         self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
         self._peers: dict[str, str] = {}
-        """Who is at the other end of each link, by the link's name."""
+        """The incarnation at the other end of each link, by the link's name."""
         self._incarnations: dict[str, list[str]] = {}
-        """The links to each of them."""
+        """The links to each incarnation."""
         self._cuts: list[Capture] = []
-        """Cuts that this event brings."""
+        """Cuts at the end of the current event."""
         self._held: dict[int, tuple[str, tuple[str, ...]]] = {}
-        """Handles held for what is being written, with the snapshot, by number of work."""
+        """Snapshot and handles that are being written, by work number."""
         self._flight: dict[str, int] = {}
-        """How often handles are held for messages in flight to cuts that are not complete."""
+        """References to each handle for in-flight messages of incomplete cuts."""
         self._commits: dict[int, Commit] = {}
         self._allowances: dict[str, Allowance] = {}
-        """By actor that begins snapshots."""
+        """The remaining allowance of each actor that begins snapshots."""
         self._work = 0
         self._news: list[SnapshotSettled] = []
 
-    # What happens.
+    # Events.
 
     def hears(self, event: MessageArrived[Any]) -> list[Effect]:
-        """Before the links hear it: a message that was in flight to a cut is kept for it.
+        """Record a message that is in flight at a cut, before the links handle it.
 
-        A marker that ends what is in flight was in flight itself: it has a number in its lane.
+        The marker that ends the recording of a lane is itself recorded, because it has a sequence
+        number in that lane.
         """
         if not self._participant.recording or not self._links.carries(event):
             return []
@@ -125,7 +126,7 @@ class Cutting:
         return [Keep(event.handle)] * times
 
     def concerns(self, fact: Any) -> bool:
-        """Whether a fact is for snapshots alone, and not for the machine."""
+        """Whether a fact concerns only snapshots and is not passed to the machine."""
         kind = type(fact)
         if kind is MessageArrived:
             return type(fact.body) in OWN_BODIES
@@ -136,8 +137,13 @@ class Cutting:
         return kind in OWN
 
     def take_part(self, at: float, fact: Any, moment: Callable[[], Moment]) -> list[Effect]:
-        """Whatever concerns snapshots; what is asked for, as a machine would. ``moment`` tells
-        where the actor stands, for a cut that begins here."""
+        """Handle a fact that concerns snapshots; returns effects, as a machine does.
+
+        Args:
+            at: the current time, in seconds.
+            fact: the fact.
+            moment: returns the actor's event number, clock and peers, for a cut at this event.
+        """
         participant = self._participant
         match fact:
             case MessageArrived(body=Marker(snapshot)):
@@ -169,9 +175,10 @@ class Cutting:
                 return []
 
     def _marker_problem(self, at: float, snapshot: str) -> str | None:
-        """Why a marker is of no snapshot that anybody has begun, or of too many, if so.
+        """Return why a marker is refused, or None.
 
-        Whoever has heard of a snapshot has heard of the event that began it.
+        A marker is refused if its snapshot cannot exist or if its actor begins too many. A peer
+        that knows a snapshot also has the event that began it in its clock.
         """
         try:
             initiator, number = split(snapshot)
@@ -188,13 +195,16 @@ class Cutting:
         return None
 
     def _allowed(self, at: float, initiator: str) -> bool:
-        """Whether an actor may begin another snapshot already; each that is asked for counts."""
+        """Whether an actor may begin another snapshot now; refused attempts count as well."""
         full = Allowance(BEGUN_AT_ONCE, BEGUN_PER_S, BEGUN_AT_ONCE, at)
         return self._allowances.setdefault(initiator, full).take(at)
 
     def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:
-        """Why a part is none, if so. Whoever is linked here sends its own to a snapshot that was
-        begun here; others' parts come through those whom they are linked with."""
+        """Return why a part of a snapshot is refused, or None.
+
+        A connected actor must send its own part of a snapshot that was begun here; the parts of
+        other actors arrive through the actors that they are connected to.
+        """
         problem = problem_of(part)
         if problem is not None:
             return f"$.body.{problem}"
@@ -213,19 +223,19 @@ class Cutting:
         return [*(Observe(BEGUN, {"snapshot": each.snapshot}) for each in self._cuts), *asked]
 
     def joined(self, fact: PeerJoined) -> list[Effect]:
-        """A link is up."""
+        """Handle a new link."""
         self._unplug(fact.peer)
         self._peers[fact.peer] = fact.incarnation
         self._incarnations.setdefault(fact.incarnation, []).append(fact.peer)
         return self._do(self._participant.joined(fact.incarnation))
 
     def lost(self, peer: str, reason: str) -> list[Effect]:
-        """A link is no more."""
+        """Handle the loss of a link."""
         gone = self._unplug(peer)
         return self._do(self._participant.gone(gone, reason)) if gone is not None else []
 
     def _unplug(self, peer: str) -> str | None:
-        """There is no link under that name; who was at its other end."""
+        """Remove a link; returns the incarnation at its other end, None if there was no link."""
         gone = self._peers.pop(peer, None)
         if gone is not None:
             routes = self._incarnations[gone]
@@ -235,33 +245,33 @@ class Cutting:
         return gone
 
     def holding(self) -> list[str]:
-        """Every handle that is held, as often as it is."""
+        """Return the referenced handles, each as often as it is referenced."""
         flight = (handle for handle, times in self._flight.items() for _ in range(times))
         return [*flight, *(each for _, handles in self._held.values() for each in handles)]
 
     def began(self) -> list[str]:
-        """Snapshots that this actor began, and that are neither there nor given up."""
+        """Return the snapshots that this actor began and that are not yet settled."""
         committing = [each.snapshot for each in self._commits.values()]
         return [*self._participant.began(), *committing]
 
     def inherit(self, former: "Cutting") -> None:
-        """Know all the snapshots that one's former self knew, and nothing else of it."""
+        """Take over the set of known snapshots from before a restore, and nothing else."""
         self._participant.inherit(former._participant)
 
     def wrote(self, work: Work) -> bool:
-        """Whether a piece of work is about snapshots."""
+        """Whether a work effect belongs to a snapshot."""
         return isinstance(work, CaptureState | CaptureFlight | CommitSnapshot)
 
     def timed(self, timer: str) -> bool:
-        """Whether a timer is about snapshots."""
+        """Whether a timer belongs to a snapshot."""
         return timer.startswith((CUT, GATHER))
 
     def peers(self) -> tuple[str, ...]:
-        """Who is there, by incarnation."""
+        """Return the incarnations of the connected peers, sorted by name as bytes."""
         return tuple(sorted(self._peers.values(), key=str.encode))
 
     def news(self) -> list[SnapshotSettled]:
-        """What the machine should hear."""
+        """Return and clear the events that the machine must handle."""
         news, self._news = self._news, []
         return news
 
@@ -273,7 +283,7 @@ class Cutting:
         return bool(self._cuts)
 
     def mark(self) -> list[Effect]:
-        """Markers to everybody, behind all that was said with this event."""
+        """Send markers to all peers, after every message of this event."""
         effects: list[Effect] = []
         for cut in self._cuts:
             effects += [mark for peer in cut.peers for mark in self._mark(peer, cut.snapshot)]
@@ -284,9 +294,12 @@ class Cutting:
         return effects
 
     def hold(self, handles: tuple[str, ...]) -> list[tuple[int, str]]:
-        """The arrays that there are stay until they are written; work and snapshot, for each cut.
+        """Note that ``handles`` are needed until they are written, once for each cut.
 
-        The caller counts them, once for each cut.
+        The caller adds the references to the handles, one for each cut.
+
+        Returns:
+            The work number and the snapshot of each cut.
         """
         begun: list[tuple[int, str]] = []
         for cut in self._cuts:
@@ -302,7 +315,7 @@ class Cutting:
         if not failed:
             return effects + self._do(self._participant.captured(snapshot, content))
         asked = self._do(self._participant.failed(snapshot, failed))
-        if asked:  # Otherwise the other piece had failed already, and was told of.
+        if asked:  # Otherwise the failure of another blob was logged already.
             effects.append(Observe(FAILED, {"snapshot": snapshot, "reason": failed}))
         return effects + asked
 
@@ -310,7 +323,7 @@ class Cutting:
         commit = self._commits.pop(work)
         return self._settle(commit.snapshot, failed, commit)
 
-    # What the participant asks for.
+    # Requests of the participant.
 
     def _do(self, asks: list[Ask[MessageArrived[Any]]]) -> list[Effect]:
         return [effect for ask in asks for effect in self._ask(ask)]
@@ -327,7 +340,7 @@ class Cutting:
             case Forget(messages):
                 return self._forget([event.handle for event in messages if event.handle])
             case Tell(peer, snapshot, part):
-                # With nobody to tell, whoever began it waits, and then does without.
+                # Without a route, the actor that began the snapshot waits until its deadline.
                 said = SnapshotPart(snapshot, part)
                 routes = self._routes(split(snapshot)[0]) or self._routes(peer)
                 return [Send(route, CONTROL, said) for route in routes]
@@ -339,18 +352,18 @@ class Cutting:
                 return self._settle(snapshot, reason, None)
 
     def _mark(self, peer: str, snapshot: str) -> list[Effect]:
-        """Markers to one peer; to nobody, where it was lost with this very event."""
+        """Send markers to one peer, unless its link was lost during this event."""
         return [MarkLanes(route, snapshot) for route in self._routes(peer)]
 
     def _routes(self, incarnation: str) -> list[str]:
-        """The link to somebody, if there is one."""
+        """Return the links to an incarnation."""
         return self._incarnations.get(incarnation, [])
 
     def _record_flight(self, ask: RecordFlight[MessageArrived[Any]]) -> Effect:
         messages = [event for _, events in ask.in_flight for event in events]
         handles = tuple(event.handle for event in messages if event.handle)
         for handle in handles:
-            self._land(handle)  # It is held for what is written, from now on.
+            self._land(handle)  # The reference now belongs to the work that writes it.
         work = self._next_work()
         self._held[work] = ask.snapshot, handles
         return CaptureFlight(work, ask.snapshot, freeze(messages, self._packages), handles)
@@ -361,7 +374,7 @@ class Cutting:
         return [Drop(handle) for handle in handles]
 
     def _land(self, handle: str) -> None:
-        """Held once less for what is in flight."""
+        """Remove one reference of an in-flight message."""
         left = self._flight[handle] - 1
         if left:
             self._flight[handle] = left
@@ -377,6 +390,6 @@ class Cutting:
         return [Observe(TAKEN, {"snapshot": snapshot, "parts": parts, **absent})]
 
     def _next_work(self) -> int:
-        """Numbers of one's own, below those of any machine."""
+        """Return the next work number; they are negative, unlike those of machines."""
         self._work -= 1
         return self._work
