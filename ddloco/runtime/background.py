@@ -1,4 +1,4 @@
-"""Work that may wait: in a thread to which the system gives what others leave over."""
+"""Work of low priority, in a thread that uses otherwise idle CPU time."""
 
 import os
 import sys
@@ -10,14 +10,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 NICE = 5
-"""A quarter of the time where all cores are wanted, all of it where one is free. No less than that:
-such a thread holds Python's lock now and then, and a snapshot must be there within minutes."""
+"""Added to the thread's nice value: it gets about a quarter of a busy core, or all of a free one.
+The priority is not lower, because the thread sometimes holds the GIL, and a snapshot must complete
+within minutes."""
 
 NICE_MAX = 19
 
 
 def in_background(work: Callable[[], T]) -> T:
-    """Do it in a thread of low priority, and wait for that; to be called in a thread."""
+    """Run ``work`` in a thread of low priority and return its result; blocks the calling thread."""
     with ThreadPoolExecutor(1, "background", _step_back) as pool:
         return pool.submit(work).result()
 

@@ -1,7 +1,7 @@
-"""The door of an actor: the one place where an event becomes history.
+"""The door of an actor: every event is recorded and handled here.
 
-A live run, a simulated one and a real one that follows a schedule differ in where events come from
-and in how effects are performed. What lies between is here, once.
+Live runs, simulations and scheduled runs differ in the source of events and in how effects are
+performed; they share this door.
 """
 
 from ddloco.actors.actor import Actor
@@ -13,7 +13,7 @@ class Door:
     """Stamp, tape, handle, tape: in this order, always.
 
     Args:
-        actor: whose door it is.
+        actor: the actor that handles the events.
         recorder: writes the actor's tape; None to record nothing.
     """
 
@@ -22,18 +22,18 @@ class Door:
         self._recorder = recorder
 
     def admit(self, at: float, event: Event) -> list[Effect]:
-        """Let the actor handle its next event; the effects that are to be performed, in order.
+        """Let the actor handle its next event; returns the effects to perform, in order.
 
         The event is on the tape before it is handled, and the digest of the effects before any of
         them is performed.
 
         Args:
             at: seconds since the actor's start.
-            event: what happens; an array that it names is there already.
+            event: the event; an array that it names is already in the array table.
 
         Raises:
-            TapeError: the tape cannot be written, and the recorder is to stop then.
-            Exception: whatever the machine raises; the tape says that it did.
+            TapeError: the tape cannot be written, and the recorder is configured to raise then.
+            Exception: any exception of the machine, after it was recorded on the tape.
         """
         actor, recorder = self.actor, self._recorder
         if recorder is None:

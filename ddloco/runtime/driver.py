@@ -64,31 +64,32 @@ from transport import (
 )
 
 INBOX_MAX = 1024
-"""Events that may wait at the door; beyond that arrivals stay in the sockets' queues."""
+"""The most events in the inbox; beyond that, arrivals stay in the queues of the sockets."""
 
 CONNECT_S = 20.0
-"""How long whoever goes on from a snapshot waits for the others, who begin at other times."""
+"""Seconds that a resumed actor waits for its peers, which resume at other times."""
 
 REFUSALS_LOGGED_MAX = 20
-"""A rude peer fills no disk: after these, refusals of one peer are only counted."""
+"""Refusals of one peer that are logged; later ones are only counted, to bound the log."""
 
 REFUSED_NAMES_MAX = 1024
-"""Peers whose refusals are counted apart: names cost nothing, and a status tells all of them."""
+"""Peers whose refusals are counted separately. A sender can invent names, and the status lists
+all of them."""
 
 LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
 
 
 class Worker(Protocol):
-    """Who does the work that effects ask for."""
+    """Performs the work effects of an actor."""
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work, which may begin before this returns; a failure is a result."""
+        """Perform one work effect, possibly starting at once; a failure is a result as well."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A whole message at the door, before it becomes an event."""
+    """A complete message in the inbox, before it becomes an event."""
 
     peer: str
     lane: Lane
@@ -99,20 +100,20 @@ class Driver:
     """Runs one actor until it is finished.
 
     Args:
-        actor: what decides.
-        said: the union of bodies that may travel.
-        job_id: stamped on every message; messages of another job are refused.
-        company: the actors of the job, by name; nobody else speaks, or is spoken of.
-        endpoint: carries messages; its addresses are dialled and listened on by the caller.
-        worker: does the work.
-        arrays: what handles point to.
-        recorder: the pen at the door.
+        actor: the actor to run.
+        said: the union of the message bodies that the codec accepts.
+        job_id: sent with every message; messages of another job are refused.
+        company: the names of the job's actors; messages that name others are refused.
+        endpoint: carries messages; the caller dials and listens on its addresses.
+        worker: performs work effects.
+        arrays: the arrays by handle.
+        recorder: writes the tape.
         time: the actor's time.
-        log: where observations go.
-        admits: raises RemoteProtocolError where a message's tensors are not what its body must
-            carry; a door of its own, since machines see digests only.
-        allocate: buffers for arriving payloads.
-        facts: what observers are told beside what actor and machine say of themselves.
+        log: receives observations.
+        admits: raises RemoteProtocolError if a message's tensors do not fit its body. Machines
+            cannot check this, because they see only digests.
+        allocate: allocates buffers for arriving payloads.
+        facts: returns further fields of the status for observers.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class Driver:
     ) -> None:
         self.actor = actor
         self.refused: dict[str, int] = {}
-        """Messages refused at the door, by peer."""
+        """The number of refused messages, by peer."""
         self._job_id = job_id
         self._doorkeeper = Doorkeeper(actor.incarnation, company, admits)
         self._endpoint = endpoint
@@ -158,10 +159,17 @@ class Driver:
         self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
 
     async def run(self, first: Event, behind: Sequence[Arrived | Event] = ()) -> Finish:
-        """Handle ``first``, then whatever comes, until the actor finishes; how it finished.
+        """Handle ``first`` and all later events until the actor finishes.
 
-        Where ``first`` says that the actor goes on from a snapshot, its timers are set and its work
-        is begun again, but for that whose results are ``behind``, with what had been in flight.
+        If ``first`` is ``Restored``, the timers of the snapshot are set and its unfinished work is
+        started again, except for work whose result is in ``behind``.
+
+        Args:
+            first: the first event.
+            behind: events to handle next: in-flight messages and work results of the snapshot.
+
+        Returns:
+            The effect with which the actor finished.
 
         Raises:
             TapeError: the tape cannot be written, and the job says that this ends the actor.
@@ -169,7 +177,7 @@ class Driver:
         try:
             return await self._run(first, behind)
         finally:
-            self._recorder.close(self.actor.number, None)  # Cancelled or failed: it just ends.
+            self._recorder.close(self.actor.number, None)  # Cancelled or failed: no reason.
 
     async def _run(self, first: Event, behind: Sequence[Arrived | Event]) -> Finish:
         unwritten: TapeError | None = None
@@ -186,7 +194,7 @@ class Driver:
                 while self._finish is None:
                     await self._next()
             except TapeError as error:
-                unwritten = error  # Raised below, out of the nursery: as itself, in no group.
+                unwritten = error  # Raised below: the nursery would wrap it in a group.
             nursery.cancel_scope.cancel()
         if unwritten is not None:
             raise unwritten
@@ -195,10 +203,10 @@ class Driver:
         return self._finish
 
     async def _connected(self, missing: Sequence[str]) -> None:
-        """Wait until all links that are up as one goes on have somebody at their other ends.
+        """Wait until the peers of all restored links are connected, at most ``CONNECT_S`` seconds.
 
-        What is said to somebody who is only about to connect would break a link that nobody shakes
-        hands on any more.
+        A message to a peer that is not yet connected would break the link, and a restored link has
+        no handshake that could establish it again.
         """
         peers = [peer for peer in self.actor.links.peers() if peer not in missing]
         routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
@@ -207,7 +215,13 @@ class Driver:
                 await trio.sleep(CONNECT_S / 1000)
 
     def _go_on(self, before: Sequence[int], behind: Sequence[Arrived | Event]) -> None:
-        """Work of ``before`` the first event is begun again; what that one asked for has begun."""
+        """Set the timers and start the unfinished work of a snapshot.
+
+        Args:
+            before: the numbers of the work that was unfinished before the first event; work that
+                the first event itself requested has been started already.
+            behind: events to handle next.
+        """
         self._urgent.extend(behind)
         done = {each.work for each in behind if isinstance(each, WorkResult)}
         for timer, due in self.actor.timers.items():
@@ -218,11 +232,11 @@ class Driver:
                 self._nursery.start_soon(self._work, self._worker.do(work))
 
     def request_stop(self, reason: str) -> None:
-        """Ask the actor, from outside, to end in good order."""
+        """Request an orderly end of the actor; ``reason`` is logged."""
         self._request(StopRequested(reason))
 
     def request_leave(self, reason: str) -> None:
-        """Ask the actor, from outside, to leave: its process is started again."""
+        """Request that the actor leaves, because its process exits and will be restarted."""
         self._request(LeaveRequested(reason))
 
     def _request(self, event: Event) -> None:
@@ -232,23 +246,23 @@ class Driver:
             self._urgent.append(event)
 
     def _requested(self, what: Request) -> None:
-        """An observer wants something that is the actor's to do."""
+        """Pass an observer's request to the actor."""
         if what == "stop":
             self.request_stop("asked to stop by an observer")
             return
         try:
             self._inbox.send_nowait(SnapshotRequested())
         except trio.WouldBlock:
-            return  # The door is busy; whoever asked asks again.
+            return  # The inbox is full; the observer repeats its request.
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Log what happened outside the tape: nothing of it reaches the actor."""
+        """Log an event that is not on the tape and does not reach the actor."""
         self._log.observe(event, self._time.now(), self.actor.number, fields)
 
     # The door.
 
     async def _next(self) -> None:
-        """Let the next event in: our own troubles, then due timers, then whoever came first."""
+        """Admit the next event: urgent ones first, then due timers, then the inbox in order."""
         if self._urgent:
             self._take(self._urgent.popleft())
             return
@@ -294,7 +308,7 @@ class Driver:
         self._admit(event, payload)
 
     def _admit(self, event: Event, payload: Payload | None) -> None:
-        """Let an event in, and perform what the actor asks for."""
+        """Admit an event through the door and perform its effects."""
         if payload is not None and isinstance(event, MessageArrived):
             self._arrays.put(event.handle, payload)
         at = self._time.now()
@@ -328,7 +342,10 @@ class Driver:
         return f"{self.actor.incarnation}:{self.actor.number}"
 
     def _status(self) -> dict[str, Any]:
-        """What an observer is told, which never reaches the tape; a machine may have nothing."""
+        """Return the status for observers, which is not recorded on the tape.
+
+        A machine without a ``status`` method adds nothing.
+        """
         at, actor = self._time.now(), self.actor
         of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
         own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
@@ -367,7 +384,7 @@ class Driver:
     # Arrivals.
 
     async def _deliver(self, arrival: Arrival) -> None:
-        """Put an arrival together; a whole message waits at the door, a broken one is refused."""
+        """Reassemble an arrival; a complete message enters the inbox, an invalid one is refused."""
         if arrival.route.startswith(OBSERVER):
             self._window.take(arrival)
             return
@@ -390,7 +407,7 @@ class Driver:
             await self._inbox.send(Arrived(peer, lane, message))
         nbytes = self._arrivals.progress(self._time.now(), peer, lane)
         if nbytes is not None and self.actor.links.knows(peer):
-            with contextlib.suppress(trio.WouldBlock):  # The door is busy; there is more to come.
+            with contextlib.suppress(trio.WouldBlock):  # The inbox is full; more bytes follow.
                 self._inbox.send_nowait(BytesArrived(peer, lane, nbytes))
 
     def _may_greet(self, sender: str) -> bool:
@@ -403,7 +420,7 @@ class Driver:
         return Assembler(self._codec, check, self._allocate, self._arrays.discard)
 
     def _count_refusal(self, peer: str, reason: str) -> None:
-        """Counted and logged outside the tape: nothing of it reaches the actor."""
+        """Count and log a refused message, which is not on the tape and not seen by the actor."""
         if peer not in self.refused and len(self.refused) >= REFUSED_NAMES_MAX:
             peer = "others"
         count = self.refused[peer] = self.refused.get(peer, 0) + 1

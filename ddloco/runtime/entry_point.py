@@ -1,11 +1,11 @@
-"""What people name as ``module:function``: imported, called with options, told apart by source.
+"""Entry points: functions that users name as ``module:function``.
 
-It is looked for in the folder in which the command was given, as Python does for a script, and then
-where installed packages are. That folder may hold a module with the name of one of our packages.
-Only the worker process puts the folder first on its path; it then takes its own packages of such
-names out of the table of modules, so that user code imports the user's, and our code, which has
-imported all that it needs, keeps its own. A process of actors imports no task at all: it looks for
-the task's source file, and runs nothing of it.
+The module is searched in the working directory of the command, as Python does for a script, and
+then among the installed packages. The working directory may hold a module with the name of one of
+ddloco's packages. Only the worker process puts it first on the import path. It then removes its own
+packages of such names from ``sys.modules``, so that user code imports the user's modules; ddloco's
+code has imported all that it needs before. A process of actors does not import tasks: it only reads
+the source file of the task.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from typing import Any
 from clocks import read_regular
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
-"""The packages of this distribution: names that are common enough for a user's own module."""
+"""The packages of this distribution; users may have modules with the same names."""
 
 
 class NamedError(ValueError):
-    """It cannot be used; the message is one line for the person who named it."""
+    """An entry point cannot be used; the message is one line for the user."""
 
 
 def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
     """Import ``module:function`` and call it.
 
     Args:
-        kind: what it makes, for messages.
-        spec: where it is.
-        options: what it is called with.
+        kind: the kind of object that it makes, for error messages.
+        spec: the entry point, as ``module:function``.
+        options: the keyword arguments of the call.
 
     Raises:
         NamedError: with one line that names the module, the function or the option.
@@ -61,9 +61,9 @@ def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
 
 
 def source_digest(kind: str, spec: str) -> str:
-    """The SHA-256 in hex of the source file of the module.
+    """Return the SHA-256, in hex, of the source file of an entry point's module.
 
-    Only that one file is covered: what it imports, and the data it reads, are not.
+    The digest covers only that file, not the modules that it imports or the data that it reads.
 
     Raises:
         NamedError: there is no such module, or it has no source file.
@@ -82,7 +82,7 @@ def source_digest(kind: str, spec: str) -> str:
 
 
 def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
-    """Where a module would be imported from if ``folder`` came first; nothing is imported."""
+    """Find a module as if ``folder`` were first on the import path, without importing it."""
     top, *rest = module_name.split(".")
     found = PathFinder.find_spec(top, [str(folder)])
     if found is None or not found.has_location:  # A plain folder gives way to a package.

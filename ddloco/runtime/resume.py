@@ -1,4 +1,4 @@
-"""Where actors go on from: a snapshot read back, everybody as they were at the cut."""
+"""Reads snapshots from which actors resume in their state at the cut."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,28 +23,28 @@ from transport import (
 )
 
 RESTORED, RESTORED_PLACE = "snapshot", "place of the snapshot"
-"""Facts in the header of a tape that goes on from one."""
+"""Facts in the header of a tape that starts from a snapshot."""
 
 Passed = tuple[str, str, int, int]
 """A message in a lane: sender, lane, session, number."""
 
 
 def passed(event: MessageArrived[Any]) -> Passed:
-    """What names a message at its receiver."""
+    """Return the key that identifies a message at its receiver."""
     return (event.sender, event.lane, event.session, event.seq)
 
 
 @dataclass
 class Start:
-    """Where one actor goes on from.
+    """The state from which one actor resumes.
 
     Attributes:
-        part: what the manifest says of it.
-        actor: as it was after its last event before the cut.
-        arrays: what it held, by handle.
-        flight: messages that were in flight to it, in the order in which they came.
-        brought: the arrays of those.
-        blobs: what else was written of it, by kind and name.
+        part: the actor's entry in the manifest.
+        actor: the actor after its last event before the cut.
+        arrays: the tensors that it held, by handle.
+        flight: the in-flight messages to it, in order of arrival.
+        brought: the tensors of the in-flight messages, by handle.
+        blobs: the digests of its other blobs, by kind and name.
     """
 
     part: Part
@@ -55,16 +55,16 @@ class Start:
     blobs: dict[tuple[str, str], str]
 
     def lay_out(self, arrays: Arrays) -> None:
-        """Put everything where the actor's work looks for it."""
+        """Put the actor's arrays into the array table."""
         for handle, tensors in self.arrays.items():
             arrays.put(handle, payload_from(tensors))
 
     def results(self) -> Sequence[WorkResult]:
-        """What work had brought that ran at the cut, where the snapshot has it."""
+        """Return the results, if saved, of the work that was running at the cut."""
         return []
 
     def arrivals(self, job_id: str) -> list[Arrived]:
-        """What was in flight, as it comes in once more."""
+        """Return the in-flight messages as arrivals for the driver."""
         arrived: list[Arrived] = []
         for event in self.flight:
             header = Header(
@@ -76,7 +76,7 @@ class Start:
         return arrived
 
     def payload(self, event: MessageArrived[Any]) -> Payload | None:
-        """What a message in flight had brought."""
+        """Return the payload of an in-flight message; None if it had none."""
         return payload_from(self.brought[event.handle]) if event.handle else None
 
 
@@ -86,17 +86,17 @@ def load_start(
     packages: Collection[str],
     given: Mapping[type, object] | None = None,
 ) -> Start:
-    """Read all that one participant needs.
+    """Read the state of one participant.
 
     Args:
-        store: where it is.
-        part: what the manifest says of it.
-        packages: whose classes its state may consist of.
-        given: structs that take the place of those in the state; see ``snapshot.thaw``.
+        store: the store that holds the snapshot.
+        part: the participant's entry in the manifest.
+        packages: the packages whose classes the state may contain.
+        given: structs that replace those in the state; see ``snapshot.thaw``.
 
     Raises:
-        SnapshotError: something is missing, damaged, or of another version of this program.
-        StorageError: the place cannot be read.
+        SnapshotError: a blob is missing, damaged, or of another version of this program.
+        StorageError: the store cannot be read.
     """
     blobs: dict[tuple[str, str], str] = {}
     arrays: dict[str, dict[str, Tensors]] = {"state": {}, "flight": {}}
@@ -121,7 +121,7 @@ def load_start(
 
 
 def payload_from(tensors: Tensors) -> Payload:
-    """A payload from its tensors, whose names begin with their places."""
+    """Build a payload from tensors whose names begin with their index; see ``payload_tensors``."""
     return payload_of({name.partition("/")[2]: array for name, array in sorted(tensors.items())})
 
 
@@ -130,13 +130,13 @@ S = TypeVar("S", bound=Start)
 
 @dataclass(frozen=True)
 class Beginning(Generic[S]):
-    """A snapshot that a run or a replay begins with: where everybody stood. It is used up by that.
+    """A snapshot that a run or a replay starts from; it can be used only once.
 
     Attributes:
-        snapshot: its id.
-        place: where it is.
-        parts: of all participants.
-        starts: of those that go on here.
+        snapshot: the id of the snapshot.
+        place: the folder or URL of the store.
+        parts: the manifest entries of all participants.
+        starts: the states of the participants that resume here, by incarnation.
     """
 
     snapshot: str
@@ -145,42 +145,47 @@ class Beginning(Generic[S]):
     starts: Mapping[str, S]
 
     def before(self, sender: str, number: int) -> bool:
-        """Whether an event came before the cut."""
+        """Whether event ``number`` of ``sender`` happened before the cut."""
         start = self.starts.get(sender)
         return start is not None and number <= start.part.number
 
     def after(self, incarnation: str) -> int:
-        """The last event of an incarnation that is not played; 0 for one that began later."""
+        """Return the number of an incarnation's last event before the cut; 0 if it began later."""
         start = self.starts.get(incarnation)
         return start.part.number if start is not None else 0
 
     def is_past(self, incarnation: str) -> bool:
-        """Whether an incarnation that is not in the snapshot had begun before it."""
+        """Whether an incarnation that is not in the snapshot had started before it."""
         if incarnation in self.starts:
             return False
         return self.is_former(incarnation) or self.heard(incarnation) > 0
 
     def is_former(self, incarnation: str) -> bool:
-        """Whether anybody in the snapshot had heard of a later incarnation of the same actor, be it
-        in the snapshot or absent from it; of a former one clocks say nothing any more."""
+        """Whether a participant knew a newer incarnation of the same actor.
+
+        The newer incarnation need not be in the snapshot. Clocks have no entries for older ones.
+        """
         return number_of(incarnation) < self.known(actor_of(incarnation))
 
     def heard(self, incarnation: str) -> int:
-        """Of an incarnation's events the newest that anybody in the snapshot had heard of."""
+        """Return the number of an incarnation's newest event in any participant's clock."""
         return max(part.clock.get(incarnation, 0) for part in self.parts)
 
     def incarnation(self, name: str) -> str:
-        """Under which number an actor goes on, or begins: above all that anybody has heard of."""
+        """Return the incarnation under which an actor resumes.
+
+        An actor that is not in the snapshot starts as a number above all known ones.
+        """
         present = [who for who in self.starts if actor_of(who) == name]
         return present[0] if present else f"{name}.{self.known(name) + 1}"
 
     def known(self, name: str) -> int:
-        """The highest number of an actor's incarnations that anybody has heard of."""
+        """Return the highest known incarnation number of an actor; 0 if there is none."""
         known = (who for part in self.parts for who in part.clock if actor_of(who) == name)
         return max(map(number_of, known), default=0)
 
     def missing(self, start: Start, names: Collection[str]) -> tuple[str, ...]:
-        """Links of an actor whose other ends do not come along, into a run with these actors."""
+        """Return the links whose peers do not resume in a run with the actors ``names``."""
         links = start.actor.links
         come = {part.who for part in self.parts if actor_of(part.who) in names}
         return tuple(peer for peer in links.peers() if links.incarnation(peer) not in come)
@@ -189,17 +194,17 @@ class Beginning(Generic[S]):
 def begin_with(
     place: str | Path, snapshot: str, load: Callable[[Store, Part], S], only: str | None = None
 ) -> Beginning[S]:
-    """Where everybody stood in a snapshot, every byte of which is as it was written.
+    """Read a snapshot and verify the digests of its blobs.
 
     Args:
-        place: where it is.
-        snapshot: its id, or ``latest``.
-        load: reads what one participant needs.
-        only: an actor, where the others go on elsewhere.
+        place: the folder or URL of the store.
+        snapshot: the id of the snapshot, or ``latest``.
+        load: reads the state of one participant.
+        only: the one actor to read, if the others resume elsewhere.
 
     Raises:
-        SnapshotError: it is not there, not intact, or of another version of this program.
-        StorageError: the place cannot be read.
+        SnapshotError: the snapshot is missing, damaged, or of another version of this program.
+        StorageError: the store cannot be read.
     """
     store = Store(place)
     manifest = store.load(snapshot)
@@ -209,8 +214,11 @@ def begin_with(
 
 
 def place_and_id(said: str) -> tuple[str, str]:
-    """What people say of a snapshot: ``PLACE/ID``, ``PLACE/latest``; the place alone or a run
-    folder for the newest one there."""
+    """Split a user's name of a snapshot into store and id.
+
+    The name is ``PLACE/ID`` or ``PLACE/latest``, or the store or a run folder alone, which means
+    its newest snapshot.
+    """
     for place in (Path(said), Path(said) / SNAPSHOTS):
         if (place / BLOBS).is_dir():
             return str(place.absolute()), NEWEST
@@ -221,10 +229,10 @@ def place_and_id(said: str) -> tuple[str, str]:
 def place_outside(
     said: str, folder: Path, find: Callable[[str], tuple[str, str]] = place_and_id
 ) -> tuple[str, str]:
-    """As ``find`` says, for a run that will write to ``folder``.
+    """Split a user's name of a snapshot with ``find``, for a run that will write to ``folder``.
 
     Raises:
-        SnapshotError: the place lies in that folder.
+        SnapshotError: the store lies in that folder.
     """
     place, snapshot = find(said)
     if "://" not in place and Path(place).is_relative_to(folder.absolute()):

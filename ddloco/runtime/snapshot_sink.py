@@ -1,4 +1,4 @@
-"""Where an actor's part of a snapshot goes: to a store; in a replay, through the digests only."""
+"""Snapshot sinks: a live run writes snapshots to a store, a replay only computes the digests."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from snapshot import (
 
 
 class Album(Protocol):
-    """Where snapshots are written. All of it blocks, and raises what a store does."""
+    """The target of snapshots. Every method blocks, and raises the errors of ``snapshot.Store``."""
 
     def write_bytes(self, data: bytes) -> Blob:
         """Write a blob."""
@@ -30,24 +30,24 @@ class Album(Protocol):
         ...
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Write what lists them; its digest."""
+        """Write the list of the blobs; returns its digest in hex."""
         ...
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
-        """Let a snapshot stand."""
+        """Write the manifest, which completes the snapshot."""
         ...
 
 
 class Stored:
-    """Snapshots of a run, in a store.
+    """Writes the snapshots of a run to a store.
 
     Args:
-        store: where.
-        facts: what a manifest tells of the run, such as its job; and which run it is, in a place
-            that several share.
-        keep: how many stay.
-        keep_every: every so many stay for ever, 0 for none.
-        warn: told, in a thread, of what is wrong with older ones, once.
+        store: the store.
+        facts: facts about the run for the manifest, such as its job, and the run's name in a store
+            that several runs share.
+        keep: the number of snapshots that are retained.
+        keep_every: every such number of snapshots, one is retained forever; 0 for none.
+        warn: called in a thread, once for each problem with an older snapshot.
     """
 
     def __init__(
@@ -75,15 +75,15 @@ class Stored:
         return self._store.write_tensors(arrays)
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """Write what lists them; its digest."""
+        """Write the list of the blobs; returns its digest in hex."""
         return self._store.write_piece(entries)
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
-        """Let a snapshot stand, after all that stand already; then let the oldest go."""
+        """Write the manifest as the newest one; then remove the oldest snapshots."""
         there = (each.manifest for each in self._store.snapshots())
         newest = max((manifest.order for manifest in there if manifest is not None), default=0)
         self._store.commit(Manifest(snapshot, newest + 1, self._facts, tuple(parts), absent))
-        # It stands, whatever becomes of older ones.
+        # The snapshot is complete; a failure to remove older ones only causes a warning.
         try:
             wrong = self._store.retain(self._keep, self._keep_every).aside
             wrong = tuple(f"{each}; it was set aside" for each in wrong)
@@ -96,22 +96,22 @@ class Stored:
 
 
 class Digested:
-    """Takes the same digests, and keeps nothing."""
+    """Computes the digests that ``Stored`` would return, and writes nothing."""
 
     def write_bytes(self, data: bytes) -> Blob:
-        """The blob that it would be."""
+        """Return the blob that would be written."""
         return _blob([memoryview(data)])
 
     def write_tensors(self, arrays: Mapping[str, NDArray[Any]]) -> Blob:
-        """The blob that they would be."""
+        """Return the blob that would be written."""
         return _blob(pack(arrays))
 
     def write_piece(self, entries: Sequence[Entry]) -> str:
-        """The digest that it would have."""
+        """Return the digest that the list would have."""
         return self.write_bytes(encode_piece(entries)).digest
 
     def commit(self, snapshot: str, parts: Sequence[Part], absent: Mapping[str, str]) -> None:
-        """It stood."""
+        """Do nothing."""
 
 
 def _blob(views: Sequence[memoryview]) -> Blob:

@@ -1,6 +1,6 @@
-"""The work of writing one's own part of a snapshot, in the background.
+"""Writes an actor's part of a snapshot, in a background thread.
 
-Arrays are held by handles and never change, so nothing is copied.
+Arrays are referenced by handles and never change, so nothing is copied.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -20,23 +20,23 @@ from snapshot import Entry, Kind, SnapshotError
 from transport import Payload, tensors_of
 
 FROZEN = "frozen"
-"""The name of what ``freeze`` wrote."""
+"""The name of the blob that ``freeze`` wrote."""
 
 AT_ONCE = 2
-"""Arrays that one actor writes at a time: one is hashed while the other becomes durable."""
+"""Arrays that one actor writes at a time: one is hashed while the other is synced to disk."""
 
 Tensors = Mapping[str, NDArray[Any]]
 
 Held = list[tuple[Kind, str, Tensors]]
-"""Arrays that are written, and as what."""
+"""The kind, name and tensors of the arrays to write."""
 
 
 class Capture:
-    """Does it for one actor whose work has no state of its own.
+    """Performs the snapshot work of an actor whose worker has no state.
 
     Args:
-        arrays: its arrays.
-        album: where to write.
+        arrays: the actor's arrays.
+        album: the sink to write to.
     """
 
     def __init__(self, arrays: Arrays, album: Album) -> None:
@@ -44,15 +44,15 @@ class Capture:
         self._album = album
 
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
-        """The actor as it stood at the cut, and the arrays that it held."""
+        """Write the actor's state at the cut and the arrays that it held."""
         return self._caught(work.work, partial(self._write_state, work, self._held(work.handles)))
 
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
-        """What was in flight."""
+        """Write the in-flight messages and their arrays."""
         return self._caught(work.work, partial(self._write_flight, work, self._held(work.handles)))
 
     async def commit(self, work: CommitSnapshot) -> Committed | WorkFailed:
-        """The manifest."""
+        """Write the manifest; an error of the store is a ``WorkFailed``."""
         try:
             commit = partial(self._album.commit, work.snapshot, work.parts, work.absent)
             await trio.to_thread.run_sync(in_background, commit)
@@ -67,8 +67,10 @@ class Capture:
             return _failed(work, error)
 
     def _held(self, handles: Sequence[str]) -> Held:
-        """What to write, looked up now: in the replay of a failed write nobody waits for this, and
-        the handles may be gone by then."""
+        """Look up the arrays to write, before the write is awaited.
+
+        The replay of a failed write does not await it, and the handles may be released by then.
+        """
         return [("array", name, self._tensors(name)) for name in dict.fromkeys(handles)]
 
     def _tensors(self, handle: str) -> Tensors:
@@ -98,11 +100,11 @@ class Capture:
 
 
 def _failed(work: int, error: Exception) -> WorkFailed:
-    """The place's doing: in a replay, where nothing is written, a fact like the time."""
+    """A failure of the store; a replay writes nothing and takes it from the tape."""
     return WorkFailed(work, "worker", str(error))
 
 
 def payload_tensors(payload: Payload) -> dict[str, NDArray[Any]]:
-    """The tensors of a payload, by name; their order is in the names."""
+    """Return the tensors of a payload by name; each name begins with the tensor's index."""
     named = enumerate(tensors_of(payload).items())
     return {f"{index:04d}/{name}": tensor for index, (name, tensor) in named}
