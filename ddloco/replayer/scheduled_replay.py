@@ -24,7 +24,7 @@ from ddloco.protocol.events import Recovered, Started
 from ddloco.protocol.tape_facts import STATE_PIECES, TENSORS, is_simulated
 from ddloco.replayer.job_part import JobPart
 from ddloco.replayer.job_replay import JobRerun
-from ddloco.runtime.door import Door
+from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
@@ -120,7 +120,6 @@ class DrivenPart(JobPart):
         self._recorder = recorder_for(
             self._drive.job, self._name, self._drive.folder, self._prepared, facts
         )
-        self._door = Door(self._actor, self._recorder)
         with closing(ActorLog(self._drive.folder / LOG_FILE, self._name)) as self._log:
             await super().play()
         self._recorder.close(self._actor.number, self._tape.closed)
@@ -128,7 +127,7 @@ class DrivenPart(JobPart):
     def _handle(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        effects = self._door.admit(record.at, event)
+        effects = admit(self._actor, self._recorder, record.at, event)
         if isinstance(outcome, tape.Effects) and outcome.count != len(effects):
             said = f"event {record.n} asks for {len(effects)} things, in the schedule it was "
             raise TapeError(self._tape.path, 0, f"{said}{outcome.count}: they have parted")

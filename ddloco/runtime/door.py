@@ -9,41 +9,30 @@ from replay import Recorder
 from transport import Effect, Event
 
 
-class Door:
-    """Stamp, tape, handle, tape: in this order, always.
+def admit(actor: Actor, recorder: Recorder | None, at: float, event: Event) -> list[Effect]:
+    """Stamp, tape, handle, tape: in this order, always. Returns the effects to perform, in order.
+
+    The event is on the tape before it is handled, and the digest of the effects before any of them
+    is performed.
 
     Args:
-        actor: the actor that handles the events.
+        actor: the actor that handles the event.
         recorder: writes the actor's tape; None to record nothing.
+        at: seconds since the actor's start.
+        event: the event; an array that it names is already in the array table.
+
+    Raises:
+        TapeError: the tape cannot be written, and the recorder is configured to raise then.
+        Exception: any exception of the machine, after it was recorded on the tape.
     """
-
-    def __init__(self, actor: Actor, recorder: Recorder | None) -> None:
-        self.actor = actor
-        self._recorder = recorder
-
-    def admit(self, at: float, event: Event) -> list[Effect]:
-        """Let the actor handle its next event; returns the effects to perform, in order.
-
-        The event is on the tape before it is handled, and the digest of the effects before any of
-        them is performed.
-
-        Args:
-            at: seconds since the actor's start.
-            event: the event; an array that it names is already in the array table.
-
-        Raises:
-            TapeError: the tape cannot be written, and the recorder is configured to raise then.
-            Exception: any exception of the machine, after it was recorded on the tape.
-        """
-        actor, recorder = self.actor, self._recorder
-        if recorder is None:
-            return actor.handle(at, event)
-        learned = actor.witness(event)
-        recorder.event(actor.number, at, learned, event)
-        try:
-            effects = actor.handle(at, event)
-        except Exception as error:
-            recorder.raised(actor.number, error)
-            raise
-        recorder.effects(actor.number, effects)
-        return effects
+    if recorder is None:
+        return actor.handle(at, event)
+    learned = actor.witness(event)
+    recorder.event(actor.number, at, learned, event)
+    try:
+        effects = actor.handle(at, event)
+    except Exception as error:
+        recorder.raised(actor.number, error)
+        raise
+    recorder.effects(actor.number, effects)
+    return effects

@@ -28,7 +28,7 @@ from ddloco.actors.events import (
 from ddloco.actors.timers import Timers
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.connection_guard import Doorkeeper
-from ddloco.runtime.door import Door
+from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.observer_protocol import OBSERVER, Request
 from ddloco.runtime.observer_server import Window
@@ -142,7 +142,6 @@ class Driver:
         self._worker = worker
         self._arrays = arrays
         self._recorder = recorder
-        self._door = Door(actor, recorder)
         self._time = time
         self._log = log
         self._codec: Codec[Any] = Codec(said, job_id)
@@ -312,7 +311,7 @@ class Driver:
         if payload is not None and isinstance(event, MessageArrived):
             self._arrays.put(event.handle, payload)
         at = self._time.now()
-        for effect in self._door.admit(at, event):
+        for effect in admit(self.actor, self._recorder, at, event):
             self._perform(at, effect)
 
     # Effects.

@@ -10,7 +10,6 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish, Work
 from ddloco.config.faults import Fault
 from ddloco.protocol.effects import AverageGradients, EncodeFragment, MakeParameters, MergeFragment
-from ddloco.runtime.door import Door
 from ddloco.runtime.log import ActorLog
 from ddloco.workers.simulated.work import Content, Labour
 from replay import Recorder
@@ -105,15 +104,11 @@ class Node:
     step_until: float = 0.0
     """When the step that runs will be done, as far as anybody knows."""
     timers: dict[str, float] = field(default_factory=dict[str, float])
-    door: Door = field(init=False)
 
     @property
     def number(self) -> int:
         """2 for ``learner-3.2``."""
         return number_of(self.incarnation)
-
-    def __post_init__(self) -> None:
-        self.door = Door(self.actor, self.recorder)
 
     def close(self) -> None:
         """Nothing more is written of it: its tape and its log are whole up to here."""

@@ -21,6 +21,7 @@ from ddloco.machines.registry import machine_for
 from ddloco.protocol.effects import Differentiate, RunStep
 from ddloco.protocol.events import Started, StepFinished
 from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.runtime.door import admit
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
@@ -283,7 +284,7 @@ class World:
         """Let an event in, show it to the checks, and perform what the actor asks for."""
         # Never backwards: a difference of two times rounds now one way, now the other.
         at = node.at = max(self.now - node.zero, node.at)
-        effects = node.door.admit(at, event)
+        effects = admit(node.actor, node.recorder, at, event)
         self.events += 1
         for check in self.checks:
             check.see(self, node, event, effects)

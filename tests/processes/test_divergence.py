@@ -4,7 +4,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import ddloco.workers.executor.executor
 import msgspec
 import pytest
 import trio
@@ -13,6 +12,7 @@ from ddloco.config.run_folder import open_folder
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.job_replay import JobRerun
 from ddloco.simulation import fuzz
+from ddloco.workers import executor
 from replay import Tape, TapeWriter, tape
 from transport import Effect
 
@@ -101,14 +101,14 @@ def test_a_changed_message_is_named(recorded, tools):
 
 def test_a_changed_merge_is_named(copied, monkeypatch):
     """Merging by another rule than the recorded one: named at the first merge it changes."""
-    merge = ddloco.workers.executor.merge_fragment
+    merge = executor.merge_fragment
 
     def biased(theta, momentum, contributions, segments, **rates):
         result = merge(theta, momentum, contributions, segments, **rates)
         result.theta[0] += 1e-6
         return result
 
-    monkeypatch.setattr(ddloco.workers, "merge_fragment", biased)
+    monkeypatch.setattr(executor, "merge_fragment", biased)
     report = trio.run(JobRerun(copied).run)
 
     assert report.divergence is not None

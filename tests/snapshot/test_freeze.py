@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from snapshot import FreezeError, freeze, thaw
-from snapshot.freeze import DEPTH_MAX
+from snapshot.freeze import DEPTH_MAX, FORMAT
 from tests.snapshot import plain
 from tests.snapshot.plain import (
     Base,
@@ -265,7 +265,7 @@ def test_the_depth_is_limited_by_name():
         freeze([deep], TRUSTED)
 
 
-def garbage(root, *nodes, version=1):
+def garbage(root, *nodes, version=FORMAT):
     """Bytes that freeze did not write."""
     return msgspec.msgpack.encode([version, list(nodes), root])
 
@@ -279,7 +279,7 @@ HERE = "tests.snapshot.plain:"
         b"",
         b"\xc1",
         b"\x93",
-        garbage(None, version=2),
+        garbage(None, version=FORMAT + 1),
         garbage(["r", 7]),
         garbage(["x"]),
         garbage(["x"], ["x"]),
@@ -299,7 +299,7 @@ HERE = "tests.snapshot.plain:"
         garbage(["e", HERE + "Open", "a"]),
         garbage(["m", ["r", 0], "trap"], ["o", HERE + "Loud", {}]),
         garbage(["m", ["r", 0], "__class__"], ["o", HERE + "Loud", {}]),
-        b"\x93\x01\x91" + b"\x91" * 5000,
+        b"\x93\x02\x91" + b"\x91" * 5000,
     ],
 )
 def test_garbage_is_refused(data):
@@ -379,3 +379,9 @@ def test_planted_bugs_of_containers_are_noticed(monkeypatch):
     deques_have_no_end(monkeypatch)
     with pytest.raises(AssertionError):
         again(deque([1], 2))
+
+
+def test_an_older_state_names_the_version_that_reads_it():
+    """One line says what to go on with."""
+    with pytest.raises(FreezeError, match=r"format 1, this version reads 2; ddloco 0\.1 reads it"):
+        thaw(garbage(None, version=1), TRUSTED)
