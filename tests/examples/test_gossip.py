@@ -2,15 +2,16 @@
 
 import json
 import re
-from functools import partial
 
 import pytest
 
-from ddloco.actors.actor import Actor
+from ddloco.actors.events import Begun
 from ddloco.cli import run as commands
 from ddloco.cli.parser import parser
-from ddloco.programs import Role
+from ddloco.programs import Array
+from ddloco.programs.user_actor import Returned
 from examples import gossip
+from snapshot import freeze, thaw
 from tests.reruns import look_at
 
 
@@ -60,9 +61,12 @@ def test_it_replays(played, capsys):
     assert re.match(r"identical: \d{3,} events", look_at(capsys.readouterr().out))
 
 
-def test_an_actor_of_it_can_be_frozen():
-    """Nothing in a peer stands in the way of snapshots."""
-    role = gossip.program(peers=2).cast["peer-1"]
-    assert isinstance(role, Role)
-    assert isinstance(role.machine, partial)
-    assert Actor("peer-1.1", role.machine()).machine.number == 1
+def test_a_peer_can_be_part_of_a_snapshot():
+    """Its state is plain data: it is written and read back, and asks for the same again."""
+    packages = ("ddloco", "transport", "examples")
+    peer = gossip.program(peers=2).cast["peer-1"].machine()
+    peer.handle(0.0, Begun("peer-1.1"))
+    again = thaw(freeze(peer, packages), packages)
+    done = Returned(1)
+    assert again.handle(1.0, done) == peer.handle(1.0, done)
+    assert again.theta == peer.theta == Array("call/1")

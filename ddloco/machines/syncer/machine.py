@@ -22,7 +22,6 @@ from ddloco.actors.events import (
     WorkFailed,
 )
 from ddloco.config.job import Job
-from ddloco.machines.syncer import status as standing
 from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -33,6 +32,7 @@ from ddloco.machines.syncer.shutdown import FAREWELL, Farewell
 from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, Occasions
 from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
+from ddloco.machines.syncer.status import tell
 from ddloco.protocol.effects import MakeParameters, Recover
 from ddloco.protocol.events import (
     Evaluated,
@@ -117,12 +117,9 @@ class Syncer:
 
     def status(self, at: float) -> dict[str, Any]:
         """Return the status at ``at`` seconds as plain data; see the ``status`` module."""
-        told = standing.tell(at, self._membership, self._globals, self.rounds)
-        rounds, ready = self.rounds, self._ready and self._farewell is None
-        still = ""
-        if rounds is not None and ready:
-            still = self._standstill.words(at, rounds, self._membership)
-        return {**told, "recovering": self._relay.waiting(at), "standstill": still}
+        told = tell(at, self._membership, self._globals, self.rounds)
+        relayed = self._relay.waiting(at)
+        return {**told, "recovering": relayed, "standstill": self._no_merge(at)}
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -193,12 +190,16 @@ class Syncer:
 
     def _stop_asked(self, at: float, reason: str) -> list[Effect]:
         """Handle a request to stop; a job that has not merged for too long ends as failed."""
-        rounds = self.rounds
-        standing = rounds is not None and self._ready and self._farewell is None
-        still = self._standstill.words(at, rounds, self._membership) if standing and rounds else ""
+        still = self._no_merge(at)
         if still:
             return self._stop("failed", f"{reason}; {still}")
         return self._stop("stopped", reason)
+
+    def _no_merge(self, at: float) -> str:
+        """What the job waits for if it has merged nothing for too long, otherwise empty."""
+        if self.rounds is None or not self._ready or self._farewell is not None:
+            return ""
+        return self._standstill.words(at, self.rounds, self._membership)
 
     def _leave(self, reason: str) -> list[Effect]:
         """Exit to be restarted: merged fragments are saved, and the peers redial until then."""
