@@ -1,6 +1,6 @@
-"""What happened before what: vector clocks, causal order, consistent cuts, lane sequence, time.
+"""Vector clocks, causal order, consistent cuts, sequence checks, and sources of time.
 
-Standard library only; every other room imports this one.
+Uses only the standard library; every other package imports this one.
 """
 
 from clocks.actor_clock import INCARNATIONS_MAX as INCARNATIONS_MAX

@@ -1,8 +1,8 @@
-"""An actor's own clock while it runs: it grows in place, and knows what is new since when.
+"""An actor's own vector clock during a run, updated in place.
 
-The same clock as ``VectorClock``, kept so that an event costs only what it changes: entries stand
-side by side in the order of their names, each with the number of the event that changed it last, so
-that what is new for a reader is picked out without a step of Python for each entry.
+It has the same value as a ``VectorClock``, but handling an event costs only as much as the event
+changes. Entries are parallel lists sorted by name; each entry stores the number of the event that
+last changed it, so that a delta is selected without Python code per entry.
 """
 
 from bisect import bisect_left
@@ -13,16 +13,16 @@ from typing import Any
 from clocks.vector_clock import VectorClock, actor_of, number_of
 
 INCARNATIONS_MAX = 2
-"""Entries of one actor: the incarnation that is there and the one before it, whose last words may
-still be on their way. Of older ones nothing is needed: their numbers are never used again. So a
-clock is bounded by the actors of a job, and fits a header, however often they come back and
-whatever their peers make up."""
+"""Entries per actor: its current incarnation and the one before, whose last messages may still be
+in flight. Older ones are not needed, since incarnation numbers are never reused. So the size of a
+clock is bounded by the number of actors, and fits a header, however often actors restart and
+whatever names their peers invent."""
 
 ALWAYS = 2**63
-"""One's own entry is in every delta: it changes with each event."""
+"""An actor's own entry is in every delta, because it changes with each event."""
 
 _UNTAUGHT = "\0"
-"""The source of an entry that nobody has taught yet."""
+"""The source of an entry before its first update."""
 
 _NOTHING: dict[str, int] = {}
 _NOBODY: dict[str, None] = {}
@@ -49,13 +49,13 @@ class RunningClock:
         self._source: list[str] = [""]
         self._index: dict[str, int] = {me: 0}
         self._newest = 0
-        """The newest event that changed any entry but one's own."""
+        """The newest event that changed any entry other than the actor's own."""
         self._taught: dict[str, dict[str, None]] = {}
-        """By source, the entries that it taught last."""
+        """By source, the entries that it was the last to raise."""
         self._said: dict[int, dict[str, int]] = {}
-        """What was new since an event, as it was said while the newest event was handled."""
+        """Deltas by starting event, cached while the newest event is handled."""
         self._incarnations: dict[str, list[str]] = {}
-        """By actor its incarnations that have entries."""
+        """By actor, its incarnations that have entries."""
 
     def __getitem__(self, name: str) -> int:
         at = self._index.get(name)
@@ -65,11 +65,11 @@ class RunningClock:
         return len(self._names) - (self.number == 0)
 
     def tick(self, heard: Mapping[str, int] = _NOTHING, source: str = "") -> dict[str, int]:
-        """One more event, which hears of ``heard`` from ``source``; the entries that it raises,
-        one's own apart.
+        """Count one more event and merge ``heard`` from ``source``; returns the entries it raised,
+        without the actor's own.
 
-        Of its own events an actor hears nothing new: a message that says otherwise is false, and
-        its links refuse it.
+        ``heard`` cannot raise the actor's own entry: links refuse a message that claims to know
+        events of this actor that have not happened.
         """
         self.number = number = self.number + 1
         if self._said:
@@ -99,8 +99,7 @@ class RunningClock:
         return learned
 
     def _has_room(self, name: str) -> bool:
-        """Whether an incarnation may have an entry: the newest of its actor do, and an older one
-        makes room."""
+        """Make room for an incarnation's entry; False if it is older than all that are kept."""
         kept = self._incarnations.setdefault(actor_of(name), [])
         if len(kept) >= INCARNATIONS_MAX:
             oldest = min(kept, key=number_of)
@@ -118,7 +117,7 @@ class RunningClock:
         return at
 
     def _columns(self, name: str) -> list[tuple[list[Any], Any]]:
-        """The lists that run side by side, and what a new entry has in each."""
+        """The parallel lists, and the value of a new entry in each."""
         return [
             (self._names, name), (self._counts, 0), (self._changed, 0), (self._source, _UNTAUGHT),
         ]  # fmt: skip
@@ -127,12 +126,12 @@ class RunningClock:
         self._index.update((self._names[i], i) for i in range(at, len(self._names)))
 
     def since(self, number: int, reader: str | None = None) -> dict[str, int]:
-        """The entries that events after ``number`` changed, and always one's own: a delta.
+        """The entries changed by events after ``number``, and always the actor's own: a delta.
 
-        What ``reader`` itself was the source of it knows; in a star that is nearly everything that
-        a learner could tell its syncer. A reader that taught nothing but its own entry is told that
-        one, too: so whoever speaks to many with one event tells them all the same, which is looked
-        for once. Nobody may change what is returned.
+        Entries that ``reader`` itself supplied are left out; in a star topology these are nearly
+        all that a learner could send to its syncer. The exception is a reader that supplied only
+        its own entry: it gets that one too, so that an actor that sends to many peers in one event
+        sends all of them the same delta, computed once. The caller must not change the result.
         """
         if self._newest <= number:
             return {self.me: self.number}
@@ -146,18 +145,19 @@ class RunningClock:
     def _since(self, number: int) -> dict[str, int]:
         delta = self._said.get(number)
         if delta is None:
-            # In the order in which whoever decodes it finds it: clocks remember in which order they
-            # were told, and what was told within this process must leave the same clock behind.
+            # In name order, the order in which a decoder finds it: the order of insertion matters
+            # for clocks, so a message within this process must have the same effect as a decoded
+            # one.
             entries = zip(self._names, self._counts, strict=True)
             delta = self._said[number] = dict(compress(entries, map(number.__lt__, self._changed)))
         return delta
 
     def rest(self) -> None:
-        """Nothing more is said with this event: what was said is kept no longer."""
+        """Clear the cache of deltas: no more messages are sent with this event."""
         self._said = {}
 
     def forget(self, names: Iterable[str]) -> None:
-        """Let go of entries whose incarnations will never be heard of again."""
+        """Remove the entries of incarnations that will never be heard from again."""
         self._said = {}
         for name in names:
             at = self._index.get(name)
@@ -171,7 +171,7 @@ class RunningClock:
             self._incarnations[actor_of(name)].remove(name)
 
     def others(self) -> list[str]:
-        """Whoever has an entry, apart from oneself."""
+        """The names of all entries except the actor's own."""
         return [name for name in self._names if name != self.me]
 
     def wire(self) -> dict[str, int]:
@@ -179,5 +179,5 @@ class RunningClock:
         return self.frozen().wire()
 
     def frozen(self) -> VectorClock:
-        """The clock as a value."""
+        """The clock as an immutable value."""
         return VectorClock(dict(zip(self._names, self._counts, strict=True)))

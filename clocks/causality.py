@@ -1,4 +1,4 @@
-"""Happened-before over vector clocks: order, causal sort, consistent cuts."""
+"""The happened-before relation of vector clocks: comparison, causal sort, consistent cuts."""
 
 import heapq
 from collections.abc import Collection, Mapping, Sequence
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Order(Enum):
-    """How one event stands to another."""
+    """The causal relation of one event to another."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -23,21 +23,21 @@ class CausalityError(ValueError):
 
 
 class Clocked(Protocol):
-    """An event as sorting needs it: whose it is, its number there, and its clock."""
+    """What sorting needs of an event: its actor, its number, and its clock."""
 
     @property
     def actor(self) -> str:
-        """Whose event it is."""
+        """The actor that handled the event."""
         ...
 
     @property
     def number(self) -> int:
-        """Its number there, from 1 and without holes."""
+        """The event's number in that actor's sequence, from 1 without gaps."""
         ...
 
     @property
     def clock(self) -> "VectorClock":
-        """Its clock, its own number included."""
+        """The event's clock, including its own number."""
         ...
 
 
@@ -51,14 +51,14 @@ def causal_sort(
 ) -> list[C]:
     """Merge the actors' event sequences into one order in which every cause precedes its effect.
 
-    The result is a linear extension of happened-before and depends on nothing but its input: among
-    events that may come next, the one with the smaller number goes first, then the smaller name.
-    Causes in actors that are not given are taken as having happened; so are those after the last
-    event of the actors named in ``cut_short``, and those up to ``after[actor]``, which the
-    sequences begin behind.
+    The result is a linear extension of happened-before and depends only on the input: among events
+    that may come next, the one with the smaller number goes first, then the smaller name. Some
+    causes are assumed to have happened: those in actors that are not given, those after the last
+    event of the actors in ``cut_short``, and those up to ``after[actor]``, where the sequence of
+    that actor begins.
 
     Raises:
-        CausalityError: no such order exists; names an event and the cause that it lacks.
+        CausalityError: no such order exists; names an event and its missing cause.
     """
     done = {name: (after or {}).get(name, 0) for name in sequences}
     lasts = {name: done[name] + len(sequences[name]) for name in cut_short if name in sequences}
@@ -99,7 +99,7 @@ def causal_sort(
 
 
 def inconsistencies(cut: Mapping[str, "VectorClock"]) -> list[tuple[str, str]]:
-    """Pairs (i, j) for which i, as recorded, had heard more of j than j, as recorded, had done."""
+    """Pairs (i, j) where i's recorded clock knows of more events of j than j had recorded."""
     return [
         (i, j)
         for i in sorted(cut, key=str.encode)

@@ -1,8 +1,8 @@
-"""Opening files that others named: only regular ones, and never with a wait.
+"""Safe opening of files named by others: only regular files, and never blocking.
 
-It has nothing to do with clocks; it is here because every room may import this one, and all of them
-read files. Opening a FIFO for reading waits until somebody writes to it, and reading a device may
-never end, so whoever can put a file into a folder could hold a command for ever.
+This has nothing to do with clocks; it is here because every package reads files and may import this
+one. Opening a FIFO for reading blocks until somebody writes to it, and reading a device may never
+end, so a process that can create files in a folder could block a command for ever.
 """
 
 import errno
@@ -28,7 +28,7 @@ def open_regular(path: str | Path) -> FileIO:
     """
     if "\0" in str(path):
         raise OSError(errno.EINVAL, "a path has no NUL byte", str(path).replace("\0", "\\0"))
-    # Without waiting: of a FIFO the other end may never come.
+    # O_NONBLOCK, because opening a FIFO would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
@@ -39,7 +39,7 @@ def open_regular(path: str | Path) -> FileIO:
 
 
 def read_regular(path: str | Path, most: int = -1) -> bytes:
-    """The bytes of a regular file, all of them or the first so many.
+    """The bytes of a regular file: all of them, or the first ``most`` if that is not negative.
 
     Raises:
         OSError: as for ``open_regular``.

@@ -1,7 +1,7 @@
-"""The sequence check of one lane: messages are numbered, and a hole is noticed.
+"""The sequence check of one lane, which detects missing messages by their numbers.
 
-ZeroMQ loses messages silently, in order and with gaps, at a reconnect or a full queue. A gap is
-never papered over: the link is given up and both sides shake hands again.
+ZeroMQ can lose messages silently when it reconnects or a queue is full. After a gap the link is
+given up and both sides shake hands again; there is no attempt to repair it.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What a sequence number says about a lane."""
+    """The result of checking a sequence number."""
 
     NEXT = "next"
     DUPLICATE = "duplicate"
@@ -18,18 +18,18 @@ class Verdict(Enum):
 
 @dataclass(slots=True)
 class LaneSequence:
-    """Counts one lane, in one direction, since its handshake. ``expected`` is the next number."""
+    """Counts one direction of one lane since its handshake. ``expected`` is the next number."""
 
     expected: int = 0
 
     def check(self, seq: int) -> Verdict:
-        """Judge an arrival; only the next one advances the count."""
+        """Check an arrival's number; only the expected number advances the count."""
         if seq == self.expected:
             self.expected += 1
             return Verdict.NEXT
         return Verdict.DUPLICATE if seq < self.expected else Verdict.GAP
 
     def take(self) -> int:
-        """The number of the next message to be sent."""
+        """The number for the next message to be sent."""
         self.expected += 1
         return self.expected - 1

@@ -1,7 +1,7 @@
-"""The one definition of time: seconds since an actor's start, from a source handed to its door.
+"""Time, defined once: seconds since an actor's start, from the source given to its driver.
 
-Nobody else reads a clock. Machines are told the time of each event; a simulation or a replay
-hands the door another source.
+Nothing else reads a clock. Machines receive the time with each event; a simulation or a replay
+supplies another source.
 """
 
 import time
@@ -9,26 +9,26 @@ from typing import Protocol
 
 
 class TimeSource(Protocol):
-    """Seconds, never running backwards."""
+    """A source of seconds that never runs backwards."""
 
     def now(self) -> float:
-        """Seconds since this source was made."""
+        """Seconds since this source was created."""
         ...
 
 
 class MonotonicTime:
-    """The machine's monotonic clock; wall-clock jumps do not touch it."""
+    """The host's monotonic clock; changes of the wall clock do not affect it."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._start = time.monotonic() - start
 
     def now(self) -> float:
-        """Seconds since this source was made, and ``start`` before that."""
+        """Seconds since this source was created, plus ``start``."""
         return time.monotonic() - self._start
 
 
 class ManualTime:
-    """Time that moves only when told to: for simulation, replay and tests."""
+    """Time that is set explicitly, for simulation, replay and tests."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -38,7 +38,7 @@ class ManualTime:
         return self._now
 
     def advance_to(self, seconds: float) -> None:
-        """Move to ``seconds``; time never runs backwards."""
+        """Set the time to ``seconds``; raises ValueError if that is in the past."""
         if seconds < self._now:
             raise ValueError(f"time cannot go back from {self._now} to {seconds}")
         self._now = seconds

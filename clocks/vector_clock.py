@@ -3,11 +3,11 @@
 An entry counts the events of one *incarnation* (``learner-3.2``): the entry of an actor in its
 own clock is the number of its newest event, so a clock also names events (``learner-3.2:1042``).
 
-On the wire and on tape a clock travels as the entries that changed since the last message of the
-same lane (Singhal and Kshemkalyani), which needs lanes without loss or reordering; the link layer
-gives that, and sends the whole clock after every handshake. Because entries are absolute counts
-that only grow, merging a delta into a clock that already saw the lane's earlier messages equals
-merging the sender's whole clock: a receiver keeps no clock per lane.
+On the wire and on tape a clock is a delta: the entries that changed since the last message on the
+same lane (Singhal and Kshemkalyani). This needs lanes without loss or reordering, which the link
+layer provides; it sends the whole clock after every handshake. Entries are absolute counts that
+only grow. So a receiver that has merged the earlier messages of a lane can merge a delta as if it
+were the sender's whole clock, and keeps no clock per lane.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping
 from clocks.causality import Order
 
 COUNT_MAX = 2**63 - 1
-"""Largest count of an entry: what a signed 64-bit integer holds, in every language's msgpack."""
+"""Largest count of an entry: what a signed 64-bit integer holds, in msgpack for any language."""
 
 NAME_BYTES_MAX = 128
-"""Longest name of an incarnation; names travel in headers, which are bounded."""
+"""Longest name of an incarnation; names are part of headers, whose size is limited."""
 
 CHARACTER_BYTES_MAX = 4
 """Of UTF-8."""
 
 NUMBER_DIGITS_MAX = 9
-"""Digits of an incarnation's number: a restart a second for thirty years."""
+"""Digits of an incarnation's number: one restart per second for thirty years."""
 
 
 class ClockError(ValueError):
@@ -32,7 +32,7 @@ class ClockError(ValueError):
 
 
 class VectorClock:
-    """An immutable vector clock: counts of events by incarnation; what is absent counts zero.
+    """An immutable vector clock: counts of events by incarnation; a missing entry is zero.
 
     Iteration and the wire form are in the order of the names as UTF-8 bytes, so that equal clocks
     have equal bytes.
@@ -75,7 +75,7 @@ class VectorClock:
         return VectorClock._trusted({**self._counts, name: self._counts.get(name, 0) + 1})
 
     def merge(self, other: "VectorClock | Mapping[str, int]") -> "VectorClock":
-        """The entry-wise maximum: what is known after hearing of ``other`` (a clock or a delta)."""
+        """The entry-wise maximum with ``other``, a clock or a delta."""
         entries = other._counts if isinstance(other, VectorClock) else other
         mine = self._counts
         news = {name: count for name, count in entries.items() if count > mine.get(name, 0)}
@@ -92,7 +92,7 @@ class VectorClock:
         return {name: self._counts[name] for name in _ordered(self._counts)}
 
     def compare(self, other: "VectorClock") -> Order:
-        """How the event of this clock stands to the event of ``other``."""
+        """The causal relation of this clock's event to the event of ``other``."""
         behind = any(count > other[name] for name, count in self._counts.items())
         ahead = any(count > self[name] for name, count in other._counts.items())
         if behind and ahead:
@@ -109,7 +109,7 @@ class VectorClock:
 
 
 def actor_of(incarnation: str) -> str:
-    """``learner-3`` for ``learner-3.2``; a name without an incarnation is returned as it is."""
+    """``learner-3`` for ``learner-3.2``; a name without an incarnation is returned unchanged."""
     actor, dot, number = incarnation.rpartition(".")
     return actor if dot and number.isdecimal() else incarnation
 
@@ -121,18 +121,18 @@ def number_of(incarnation: str) -> int:
 
 
 def is_incarnation(name: str) -> bool:
-    """Whether a name is an actor's with a number from 1 on, written in the one way there is:
-    ``learner-3.2``, and not ``learner-3``, ``learner-3.02`` or a number in other digits."""
+    """Whether a name is an actor's name with a number from 1 on in its only valid spelling:
+    ``learner-3.2``, but not ``learner-3``, ``learner-3.02`` or a number in other digits."""
     actor, _, number = name.rpartition(".")
     digits = number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX
     return bool(actor) and digits and number[0] != "0"
 
 
 def check_entries(entries: Mapping[str, int]) -> None:
-    """Refuse entries that cannot be a clock's.
+    """Check that entries are valid for a clock.
 
     Raises:
-        ClockError: a name that is empty or too long, a count that is negative or too large.
+        ClockError: a name is empty or too long, or a count is negative or too large.
     """
     if entries and _plain(entries):
         return
@@ -144,8 +144,8 @@ def check_entries(entries: Mapping[str, int]) -> None:
 
 
 def _plain(entries: Mapping[str, int]) -> bool:
-    """Whether nothing can be wrong with any entry, without a step of Python for each: clocks of a
-    thousand entries come with the parts of snapshots."""
+    """Whether all entries are certainly valid, checked without Python code per entry, because the
+    parts of snapshots have clocks of a thousand entries."""
     counts = entries.values()
     if min(counts) < 0 or max(counts) > COUNT_MAX or "" in entries:
         return False

@@ -1,7 +1,8 @@
-"""Bytes and neighbours: messages, framing, links and the endpoints that carry them.
+"""Messages between actors: framing, links with credit, and the endpoints that carry them.
 
-``message`` says what travels, ``codec`` turns it into frames and back, ``link`` is the machine of
-handshake, order and credit, ``endpoint`` the interface that ``zeromq`` and ``memory`` fulfil.
+``message`` defines what is sent, ``codec`` converts it to frames and back, ``link`` is the state
+machine for handshakes, sequence numbers and credit, and ``endpoint`` is the interface that
+``zeromq`` and ``memory`` implement.
 """
 
 from transport.allowance import Allowance as Allowance

@@ -1,17 +1,17 @@
-"""How often something may be done: so many times at once, and then so many a second."""
+"""A rate limit: a token bucket with a burst size and a refill rate."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Allowance:
-    """What is left of it; grows with time.
+    """A token bucket.
 
     Args:
-        at_once: the most that can be left.
-        per_s: by how much that grows in a second.
-        left: what is left at the beginning.
-        at: when that is.
+        at_once: capacity of the bucket, the largest burst.
+        per_s: tokens added per second.
+        left: tokens in the bucket at time ``at``.
+        at: time of the last update, in seconds.
     """
 
     at_once: float
@@ -20,8 +20,8 @@ class Allowance:
     at: float
 
     def take(self, now: float, amount: float = 1.0) -> bool:
-        """Whether so much may be taken now; then less is left."""
-        passed_s = max(now - self.at, 0.0)  # A run that goes on from a snapshot counts from 0.
+        """Take ``amount`` tokens if the bucket holds that many; returns whether it did."""
+        passed_s = max(now - self.at, 0.0)  # A resumed run restarts its clock, so now may be less.
         self.left = min(self.left + passed_s * self.per_s, self.at_once)
         self.at = now
         if amount > self.left:

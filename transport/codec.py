@@ -1,4 +1,4 @@
-"""Messages to frames and back, with a limit on everything.
+"""Conversion of messages to frames and back, with a limit on every size and count.
 
 On the wire a message is one or more ZeroMQ messages of at most two frames each:
 
@@ -6,13 +6,13 @@ On the wire a message is one or more ZeroMQ messages of at most two frames each:
     [header, bytes 0 .. 1 MiB)        the first piece of a payload
     [chunk header, next 1 MiB) ...    the rest, ``index`` 1, 2, ...
 
-The header names every tensor, so the receiver knows the payload's length before it allocates, and
-what a chunk must contain before it copies. Tensor bytes are sent from where they lie; on arrival
-they are copied once, into one buffer that ``allocate`` provides.
+The header lists every tensor, so the receiver knows the payload's length before it allocates
+memory, and the length of each chunk before it copies. Tensor bytes are sent without copying. On
+arrival they are copied once, into a single buffer from ``allocate``.
 
-Whatever breaks a limit or a type raises ``RemoteProtocolError`` with the field's path; our own
-mistakes raise ``LocalProtocolError``. Nothing else is ever raised by decoding, and a refused
-message changes no state but that of its lane, which is given up.
+Decoding raises ``RemoteProtocolError``, with the path of the field, for any input that breaks a
+limit or a type, and raises nothing else. Encoding raises ``LocalProtocolError`` for mistakes of
+this side. A rejected message changes no state except that its lane is given up.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,43 +45,43 @@ from transport.payload import (
 )
 
 HEADER_BYTES_MAX = 256 * 1024
-"""A header of ``TENSORS_MAX`` tensors with names of ordinary length, and room."""
+"""Room for ``TENSORS_MAX`` tensors with names of ordinary length, and a margin."""
 
 CHUNK_BYTES = 1024 * 1024
-"""Large enough for zero-copy to pay, small enough to stay in a cache while it is copied."""
+"""Large enough for zero-copy to pay off, small enough to stay in a CPU cache while copied."""
 
 TENSORS_HEADER_BYTES_MAX = HEADER_BYTES_MAX // 2
-"""What the tensors of a message may take of its header; the rest is for its clock and its body."""
+"""The share of the header for tensor descriptions; the rest is for the clock and the body."""
 
 TENSOR_NAME_CHARS_MAX = 512
 DIMENSIONS_MAX = 16
-"""As `TensorMeta` has them."""
+"""The same limits as the fields of `TensorMeta`."""
 
 B = TypeVar("B", bound=Body)
 
 
 class LocalProtocolError(ValueError):
-    """We tried to say something that the protocol does not allow."""
+    """This side tried to send a message that the protocol does not allow."""
 
 
 class RemoteProtocolError(ValueError):
-    """They said something that the protocol does not allow; the text names the field."""
+    """The peer sent a message that the protocol does not allow; the text names the field."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message(Generic[B]):
-    """A whole message: its header, and its payload where it has tensors."""
+    """A complete message: its header, and its payload if it has tensors."""
 
     header: Header[B]
     payload: Payload | None
 
 
 class Codec(Generic[B]):
-    """Turns the messages of one job into frames and back.
+    """Encodes and decodes the messages of one job.
 
     Args:
-        body_type: the union of all bodies that may be said.
-        job: the id of the job; messages of another are refused.
+        body_type: the union of all message bodies of the job.
+        job: the id of the job; messages of other jobs are rejected.
     """
 
     def __init__(self, body_type: Any, job: str) -> None:
@@ -92,10 +92,10 @@ class Codec(Generic[B]):
         )
 
     def encode(self, header: Header[B], payload: Payload | None) -> list[list[Buffer]]:
-        """The ZeroMQ messages of one message, each a list of frames.
+        """Encode one message as a list of ZeroMQ messages, each a list of frames.
 
         Raises:
-            LocalProtocolError: the header is too long.
+            LocalProtocolError: the header is longer than ``HEADER_BYTES_MAX``.
         """
         head = self._encode(header)
         if len(head) > HEADER_BYTES_MAX:
@@ -113,10 +113,10 @@ class Codec(Generic[B]):
         return frames
 
     def decode_head(self, frame: Buffer) -> Header[B] | Chunk:
-        """Read the first frame of a ZeroMQ message.
+        """Decode the first frame of a ZeroMQ message.
 
         Raises:
-            RemoteProtocolError: it is no header that this job could contain.
+            RemoteProtocolError: the frame is not a valid header or chunk header of this job.
         """
         if len(frame) > HEADER_BYTES_MAX:
             raise RemoteProtocolError(f"header: {len(frame)} bytes, at most {HEADER_BYTES_MAX}")
@@ -130,7 +130,7 @@ class Codec(Generic[B]):
 
     def _check(self, header: Header[B]) -> None:
         if not isinstance(header.body, Hello | Refused):
-            # Those two are how sides of different jobs or versions tell each other so.
+            # These two tell the peer that its job or its protocol version differs.
             if header.version != PROTOCOL_VERSION:
                 raise RemoteProtocolError(
                     f"$.version: protocol {header.version}, this side speaks {PROTOCOL_VERSION}"
@@ -161,8 +161,10 @@ class Codec(Generic[B]):
 
 
 def layout_problem(layout: Sequence[tuple[str, tuple[int, ...], str]]) -> str | None:
-    """Why tensors (name, shape, dtype) cannot travel in one message, if so: what would break a
-    link over and over is told before there is one."""
+    """Why tensors (name, shape, dtype) cannot be sent in one message; None if they can.
+
+    Checked before training starts, because otherwise every attempt to send would break the link.
+    """
     if len(layout) > TENSORS_MAX:
         return f"{len(layout)} tensors, a message has at most {TENSORS_MAX}"
     for name, shape, _ in layout:
@@ -190,14 +192,14 @@ def _plain_buffer(nbytes: int) -> Bytes:
 
 
 class Assembler(Generic[B]):
-    """Puts the messages of one lane together; a chunk is no event, a whole message is.
+    """Reassembles the messages of one lane from chunks; only complete messages become events.
 
     Args:
-        codec: of the job.
-        check: raises ``RemoteProtocolError`` for a header that this lane must not carry; asked
-            before anything is allocated for its payload.
-        allocate: gives the buffer, uint8 of the length asked for, that a payload is copied into.
-        release: takes back the buffer of a message that was refused.
+        codec: the codec of the job.
+        check: raises ``RemoteProtocolError`` for a header that is not allowed on this lane; called
+            before memory for the payload is allocated.
+        allocate: returns a uint8 buffer of the requested length for a payload.
+        release: takes back the buffer of a rejected message.
     """
 
     def __init__(
@@ -217,11 +219,11 @@ class Assembler(Generic[B]):
         self._chunks = 0
 
     def feed(self, frames: Sequence[Buffer]) -> Message[B] | None:
-        """Take one ZeroMQ message; returns the message that it completes, if it does.
+        """Process one ZeroMQ message; returns the message that it completes, or None.
 
         Raises:
             RemoteProtocolError: it breaks a limit, a type or the order of chunks, or a tensor's
-                bytes do not match its digest. The lane's unfinished message is forgotten.
+                bytes do not match its digest. The lane's incomplete message is discarded.
         """
         try:
             return self._feed(frames)
@@ -231,16 +233,16 @@ class Assembler(Generic[B]):
 
     @property
     def unfinished(self) -> bool:
-        """Whether a message has begun and is not whole; without one there is nothing to keep."""
+        """Whether a message has begun and is not complete; otherwise there is no state to keep."""
         return self._header is not None
 
     @property
     def arrived(self) -> int:
-        """Bytes of the unfinished message's payload that have come."""
+        """Bytes received so far of the incomplete message's payload."""
         return self._filled if self._header is not None else 0
 
     def give_up(self) -> None:
-        """Forget the unfinished message, if there is one."""
+        """Discard the incomplete message, if there is one."""
         if self._data is not None:
             self._release(self._data)
         self._header = self._data = None

@@ -1,14 +1,14 @@
-"""One suite that every endpoint must pass, yours included.
+"""The conformance suite that every endpoint must pass, including your own.
 
     await check_endpoint(make)
 
-`make` returns an async context manager giving a fresh `Bench`: two endpoints and an address one
-can listen on and the other dial. Each check is a plain async function whose docstring is the
-promise it checks; run them one by one (`for check in CHECKS`) to see which one breaks.
+`make` returns an async context manager that yields a fresh `Bench`: two endpoints, and an address
+that one can listen on and the other dial. Each check is a plain async function whose docstring
+states the promise that it checks; run them one by one (`for check in CHECKS`) to see which fails.
 
-A fake is only worth what it shares with the real thing, so the fabric of the simulator and the
-sockets of a cluster are held to the same list. Faults, and peers that break the protocol below
-this interface, are the business of each endpoint's own tests.
+The simulator's in-memory fabric and the ZeroMQ sockets pass the same suite, so that results from
+simulation hold for real runs. Faults, and peers that break the protocol below this interface, are
+covered by the tests of each endpoint.
 """
 
 import random
@@ -32,21 +32,21 @@ from transport.endpoint import (
 )
 
 CHECK_S_MAX = 30.0
-"""One check may take this long; each needs well under a second, so a timeout is a stall."""
+"""Time limit of one check; each needs well under a second, so a timeout means a stall."""
 
 RETRY_S = 0.001
-"""Wait before sending again to a full lane, where a link would have waited for credit."""
+"""Wait before sending again on a full lane; a link would wait for credit instead."""
 
 CONTROL, BULK = "syncer/control", "syncer/bulk"
 """The routes that the dialler uses."""
 
 LANES = {CONTROL: "learner-1.1/control", BULK: "learner-1.1/bulk"}
-"""For each route of the dialler, the identity it dials with: the route over there."""
+"""The identity that the dialler uses for each route: the name of the route at the listener."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """Two fresh endpoints, and an address on which `listener` can be dialled by `dialler`."""
+    """Two fresh endpoints, and the address that `listener` binds and `dialler` dials."""
 
     listener: Endpoint
     dialler: Endpoint
@@ -58,7 +58,7 @@ Check: TypeAlias = Callable[[Make], Awaitable[None]]
 
 
 async def check_endpoint(make: Make) -> None:
-    """Run every check; raises what the first broken promise raises, `AssertionError` mostly."""
+    """Run every check in order; raises the error of the first failure, mostly `AssertionError`."""
     for check in CHECKS:
         with trio.fail_after(CHECK_S_MAX):
             await check(make)
@@ -66,21 +66,21 @@ async def check_endpoint(make: Make) -> None:
 
 @dataclass(slots=True)
 class Inbox:
-    """Collects what an endpoint delivers, by route, and lets one wait for it."""
+    """Collects the delivered messages by route, and can wait for a number of them."""
 
     messages: dict[str, list[tuple[bytes, ...]]] = field(default_factory=dict)
     count: int = 0
     changed: trio.Event = field(default_factory=trio.Event)
 
     async def deliver(self, arrival: Arrival) -> None:
-        """Keep a copy of what arrived."""
+        """Store a copy of the arrival."""
         frames = tuple(bytes(frame) for frame in arrival.frames)
         self.messages.setdefault(arrival.route, []).append(frames)
         self.count += 1
         self.changed.set()
 
     async def wait_count(self, count: int) -> None:
-        """Wait until `count` messages have arrived in all."""
+        """Wait until `count` messages have arrived in total."""
         while self.count < count:
             self.changed = trio.Event()
             await self.changed.wait()
@@ -97,7 +97,7 @@ def expected(error: type[Exception]) -> Iterator[None]:
 
 
 async def send_patiently(endpoint: Endpoint, route: str, frames: Sequence[Buffer]) -> None:
-    """Send, trying again while the lane is full or the peer not yet there."""
+    """Send, and retry while the lane is full or the peer is not connected."""
     while True:
         try:
             endpoint.send_nowait(route, frames)
@@ -116,7 +116,7 @@ async def connect(bench: Bench) -> None:
 
 @asynccontextmanager
 async def _meeting(make: Make) -> AsyncIterator[tuple[Bench, Inbox, Inbox]]:
-    """Give a connected bench, both sides running, and the inboxes of listener and dialler."""
+    """Yield a connected bench with both sides running, and the inboxes of listener and dialler."""
     async with make() as bench, trio.open_nursery() as nursery:
         at_listener, at_dialler = Inbox(), Inbox()
         await connect(bench)
@@ -127,7 +127,7 @@ async def _meeting(make: Make) -> AsyncIterator[tuple[Bench, Inbox, Inbox]]:
 
 
 async def check_round_trip(make: Make) -> None:
-    """A message comes out whole, under the right route, both ways on each of two lanes."""
+    """A message arrives complete and under the right route, in both directions on both lanes."""
     async with _meeting(make) as (bench, at_listener, at_dialler):
         for route, identity in LANES.items():
             await send_patiently(bench.dialler, route, [b"to " + identity.encode(), b""])
@@ -140,7 +140,7 @@ async def check_round_trip(make: Make) -> None:
 
 
 async def check_order(make: Make) -> None:
-    """Each route is FIFO and lossless over thousands of messages, all directions at once."""
+    """Each route is FIFO and lossless over thousands of messages, in all directions at once."""
     count = 1_500
     sent = [(n.to_bytes(4, "big"),) for n in range(count)]
 
@@ -174,7 +174,7 @@ async def check_big_frames(make: Make) -> None:
 
 
 async def check_unknown_route(make: Make) -> None:
-    """A route that nobody is behind is not reached, before and after others have connected."""
+    """Sending to a route without a peer raises PeerGone, before and after others connect."""
     async with make() as bench:
         for endpoint in (bench.listener, bench.dialler):
             with expected(PeerGone):
@@ -191,16 +191,17 @@ async def check_unknown_route(make: Make) -> None:
 
 
 async def wait_until_reached(endpoint: Endpoint, route: str) -> None:
-    """Return when somebody is there; with keys handshakes are answered while `run` runs."""
+    """Return when the route has a peer; with keys, handshakes are answered only while `run`
+    runs."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.run, Inbox().deliver)
-        while not endpoint.reaches(route):  # noqa: ASYNC110, nobody tells
+        while not endpoint.reaches(route):  # noqa: ASYNC110, there is no event to wait for
             await trio.sleep(0.005)
         nursery.cancel_scope.cancel()
 
 
 async def check_dial_first(make: Make) -> None:
-    """A dial before anybody listens succeeds, and what is sent meanwhile arrives in order."""
+    """A dial succeeds before the listener exists, and messages sent meanwhile arrive in order."""
     async with make() as bench, trio.open_nursery() as nursery:
         inbox = Inbox()
         await bench.dialler.dial(bench.address, route=BULK, identity=LANES[BULK])
@@ -215,7 +216,7 @@ async def check_dial_first(make: Make) -> None:
 
 
 async def check_bad_parts(make: Make) -> None:
-    """A message beyond the limits or not made of buffers raises, and the next one is intact."""
+    """An invalid message raises, and the next valid message arrives intact."""
     scattered = memoryview(bytes(200_000))[::2]
     too_large = bytes(FRAME_BYTES_MAX + 1)
     async with _meeting(make) as (bench, at_listener, _):
@@ -237,7 +238,7 @@ async def check_bad_parts(make: Make) -> None:
 
 
 async def check_bad_names(make: Make) -> None:
-    """A name that cannot be a route is refused at the dial, and so is a route dialled already."""
+    """A dial with an invalid name, or with a route already in use, raises ValueError."""
     async with make() as bench:
         dial = bench.dialler.dial
         await dial(bench.address, route=BULK, identity=LANES[BULK])
@@ -251,13 +252,13 @@ async def check_bad_names(make: Make) -> None:
 
 
 async def check_cancelled_receiving(make: Make) -> None:
-    """A receiver cancelled again and again, mid-delivery too, loses, doubles, reorders nothing."""
+    """Cancelling `run` repeatedly, even during delivery, never loses, repeats or reorders."""
     count = 1_000
     source = random.Random(2)
     inbox = Inbox()
 
     async def deliver(arrival: Arrival) -> None:
-        await trio.sleep(source.choice((0, 0, 0, 0.0005)))  # a full inbox that may be cancelled
+        await trio.sleep(source.choice((0, 0, 0, 0.0005)))  # a full inbox; may be cancelled here
         await inbox.deliver(arrival)
 
     async def send_all() -> None:
@@ -274,16 +275,16 @@ async def check_cancelled_receiving(make: Make) -> None:
 
 
 async def check_back_pressure(make: Make) -> None:
-    """A receiver that does not run makes LaneFull in the end, on that lane only.
+    """A receiver that does not run eventually causes LaneFull, on that lane only.
 
-    What was accepted before arrives once it runs: in order, none missing.
+    All messages accepted before arrive in order once it runs.
     """
-    frame = bytes(COPY_BYTES_MAX)  # large, so that the system's buffers fill as well
+    frame = bytes(COPY_BYTES_MAX)  # large, so that the kernel's buffers fill as well
     inbox = Inbox()
     async with make() as bench, trio.open_nursery() as nursery:
         await connect(bench)
         accepted = refused = 0
-        while refused < 20:  # full for a while, not just until the next flush
+        while refused < 20:  # full for a while, not only until the next flush
             try:
                 bench.dialler.send_nowait(BULK, [accepted.to_bytes(4, "big"), frame])
                 accepted, refused = accepted + 1, 0
@@ -300,7 +301,7 @@ async def check_back_pressure(make: Make) -> None:
 
 
 async def check_closing(make: Make) -> None:
-    """What was sent before a close arrives; closing again is fine; a closed endpoint says so."""
+    """Messages sent before a close arrive; closing twice is allowed; later calls raise."""
     ended = trio.Event()
 
     async def run_until_closed() -> None:
@@ -329,7 +330,7 @@ async def check_closing(make: Make) -> None:
 
 
 async def check_one_run(make: Make) -> None:
-    """A second `run` at the same time is refused, and the first goes on."""
+    """A second concurrent `run` raises BusyResourceError, and the first goes on."""
     async with _meeting(make) as (bench, at_listener, _):
         await send_patiently(bench.dialler, BULK, [b"x"])
         await at_listener.wait_count(1)
@@ -340,7 +341,7 @@ async def check_one_run(make: Make) -> None:
 
 
 async def check_statistics(make: Make) -> None:
-    """What one side counts as sent the other counts as received, in messages and in bytes."""
+    """One side's sent counters equal the other side's received counters, messages and bytes."""
     async with _meeting(make) as (bench, at_listener, at_dialler):
         for size in range(100):
             await send_patiently(bench.dialler, CONTROL, [b"header", bytes(size)])
@@ -369,4 +370,4 @@ CHECKS: tuple[Check, ...] = (
     check_one_run,
     check_statistics,
 )
-"""Every promise, in the order in which to read them."""
+"""All checks, in reading order."""

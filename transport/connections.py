@@ -1,13 +1,14 @@
-"""The connections of a socket that listens: how many there may be, and what each may make us hold.
+"""Limits on the connections of a listening socket: their number, and unread bytes per connection.
 
-libzmq bounds the bytes of a part (``ZMQ_MAXMSGSIZE``) and how many whole messages it takes in
-(``ZMQ_RCVHWM``), but neither the parts of a message nor the connections. Of a message that never
-ends it keeps every part, 3.1 GB in 25 s; and each connection takes a descriptor of the process,
-which then cannot open its own files. Nothing of that is seen through the socket. So a monitor tells
-of each connection, the kernel how many bytes it has brought (``TCP_INFO``), the endpoint whose
-message it was given (``ZMQ_SRCFD``), and who is beyond a limit is shut down from outside: libzmq
-finds the connection closed, and lets go of what it held. Connections that are not tcp are counted,
-not measured: whoever may use a socket file is of this machine, and known to it.
+libzmq limits the bytes of a part (``ZMQ_MAXMSGSIZE``) and the number of complete messages that it
+queues (``ZMQ_RCVHWM``), but neither the parts of a message nor the number of connections. It keeps
+every part of a message that never ends (3.1 GB in 25 s), and each connection uses a file descriptor
+of the process, which may then fail to open its own files. The socket's interface shows none of
+this. So this module combines three sources: a socket monitor reports each connection, the kernel
+reports how many bytes it has received (``TCP_INFO``), and the endpoint reports which connection a
+message came from (``ZMQ_SRCFD``). A connection that exceeds a limit is shut down from outside
+libzmq, which then frees what it held. Connections other than tcp are counted but not measured,
+because a peer on a Unix socket is a local process with access to the socket file.
 """
 
 import array
@@ -36,39 +37,45 @@ from transport.endpoint import (
 from transport.trio_socket import TrioSocket
 
 MESSAGE_BYTES_MAX = (PARTS_MAX + 1) * FRAME_BYTES_MAX
-"""What a connection may bring without a message of it being whole, while everything that is whole
-is taken in: the largest message, and room for what keys add to it."""
+"""Bytes that a connection may send without completing a message while we read everything that is
+complete: the largest message, and room for the overhead of encryption."""
 
 UNREAD_BYTES_MAX = (RECEIVE_QUEUE_MESSAGES_MAX + 2) * FRAME_BYTES_MAX
-"""The same while we ourselves do not read: as many messages as libzmq takes in."""
+"""The same limit while we do not read: as many messages as libzmq queues."""
 
 ALARM = 4
-"""So many times the limit is not forgiven even once."""
+"""A connection beyond this multiple of the limit is shut down at once, without a second look."""
 
 LOOK_S = 0.1
-"""How often is looked: what comes in between is beyond the limit, 80 MB on loopback."""
+"""Interval between checks; a connection can exceed its limit by what arrives in it, 80 MB on
+loopback."""
 
 CONNECTIONS_MIN = 64
 DESCRIPTORS_SHARE = 2
-"""At most every second descriptor of the process is a peer's: tapes, logs, snapshots and workers
-need theirs, and a flood must be found before the last one is taken."""
+"""Peers may use at most half of the process's file descriptors: tapes, logs, snapshots and workers
+need the others, and a flood of connections must be detected before the last one is used."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _RECEIVED = struct.Struct("=Q")
 _RECEIVED_AT = 128
-"""Where ``tcpi_bytes_received`` stands in Linux' ``struct tcp_info``; since 4.1."""
+"""Offset of ``tcpi_bytes_received`` in Linux's ``struct tcp_info``; present since Linux 4.1."""
 
 Cut = Callable[[str, str], None]
 
 
 @dataclass(slots=True)
 class Connection:
-    """One connection: ``inode`` is what its descriptor names, which may name another one later.
+    """One accepted connection.
 
-    ``base`` is what it had brought when it was last looked at with nothing unfinished to blame it
-    for, ``taken`` how many messages had been taken in of everybody by then; ``beyond`` says that
-    it was over the limit when looked at last.
+    Args:
+        inode: inode of its descriptor; the kernel may reuse the descriptor's number later.
+        heard_at: when it was accepted or last sent a message.
+        spoke: whether it has ever completed a message.
+        since_look: whether it completed a message since the last check.
+        base: bytes received when it was last checked just after a complete message.
+        taken: messages received from all connections at that time.
+        beyond: whether it exceeded the limit at the last check.
     """
 
     inode: int
@@ -85,9 +92,9 @@ class Connections:
 
     Args:
         listening: the socket, not yet bound.
-        name: of the socket; no other in its context has it.
-        cut: told why a connection was shut down, and from where it came.
-        failed: told of each handshake that failed, with libzmq's number for the reason.
+        name: a name for the monitor, unique in the socket's context.
+        cut: called with the reason and the peer's address when a connection is shut down.
+        failed: called with libzmq's error code for each failed handshake.
     """
 
     def __init__(
@@ -110,7 +117,7 @@ class Connections:
         listening.monitor(address, events)
         told: zmq.Socket[Any] = listening.context.socket(zmq.PAIR)
         told.setsockopt(zmq.LINGER, 0)
-        # Without a mark: at one, libzmq's own thread would wait for us to read.
+        # No high-water mark: with one, libzmq's I/O thread would block until we read.
         told.setsockopt(zmq.RCVHWM, 0)
         told.connect(address)
         self._told = TrioSocket(told)
@@ -119,30 +126,31 @@ class Connections:
         return len(self._there)
 
     def heard(self, descriptor: int) -> None:
-        """A message was taken in, of that connection."""
+        """Record that a message arrived over that connection."""
         self._taken += 1
         there = self._there.get(descriptor)
         if there is not None:
             there.heard_at, there.spoke, there.since_look = trio.current_time(), True, True
 
     def excess(self, descriptor: int) -> None:
-        """A message of that connection has more parts than anybody says by mistake."""
+        """Shut down a connection that sent a message with an implausible number of parts."""
         if descriptor in self._there:
             self._shut(descriptor, f"a message of more than {PARTS_FORGIVEN} parts")
 
     async def run(self, all_is_read: Callable[[], bool]) -> None:
-        """Watch, until cancelled or closed; asks whether no whole message waits to be read."""
+        """Watch until cancelled or closed; `all_is_read` says if every complete message was
+        read."""
         self._all_is_read = all_is_read
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch)
                 nursery.start_soon(self._look)
         except* trio.ClosedResourceError:
-            pass  # The endpoint says so, once for all its sockets.
+            pass  # The endpoint reports this, once for all its sockets.
 
     async def aclose(self) -> None:
-        """Stop watching; to be called before the socket is closed: `ctx.term` waits for an open
-        monitor for ever."""
+        """Stop watching. Call this before closing the socket: `ctx.term` waits for an open monitor
+        for ever."""
         if not self._listening.closed:
             self._listening.disable_monitor()
         await self._told.aclose()
@@ -165,7 +173,7 @@ class Connections:
             return
         self._there[descriptor] = Connection(inode, trio.current_time(), taken=self._taken)
         while len(self._there) > self.limit:
-            # Whoever has said nothing goes first, and of those whoever has had most time to.
+            # Shut down the one that never sent a message, or else the one silent for longest.
             oldest = min(self._there, key=lambda each: self._dispensable(self._there[each]))
             self._shut(oldest, f"more than {self.limit} connections, and this one is idle")
 
@@ -179,7 +187,7 @@ class Connections:
                 self._look_at(descriptor, self._there[descriptor])
 
     def _look_at(self, descriptor: int, there: Connection) -> None:
-        """Whether a connection has brought too much that is no whole message."""
+        """Shut a connection down if it sent too many bytes without completing a message."""
         if _inode(descriptor) != there.inode:
             del self._there[descriptor]
             return
@@ -190,7 +198,7 @@ class Connections:
             there.since_look, there.beyond = False, False
             there.base, there.taken = brought, self._taken
             return
-        # Sockets are read in turns: whoever had a whole message would have been heard by now.
+        # Sockets are read in turn, so by now a complete message of this one would have been read.
         turns = self._taken - there.taken > len(self._there)
         limit = MESSAGE_BYTES_MAX if turns or self._all_is_read() else UNREAD_BYTES_MAX
         if brought - there.base <= limit:
@@ -198,7 +206,7 @@ class Connections:
         elif there.beyond or brought - there.base > ALARM * limit:
             self._shut(descriptor, f"{brought - there.base} bytes, and no message among them")
         else:
-            there.beyond = True  # Twice in a row: we may only have been stopped for a while.
+            there.beyond = True  # Shut down at the second check: our process may have been paused.
 
     def _shut(self, descriptor: int, reason: str) -> None:
         there = self._there.pop(descriptor)
@@ -207,7 +215,7 @@ class Connections:
         peer = socket.socket(fileno=descriptor)
         name: Any = ""
         try:
-            with suppress(OSError):  # It may go by itself at any time.
+            with suppress(OSError):  # The peer may close it at any time.
                 name = peer.getpeername()
             _break(peer)
         finally:
@@ -216,16 +224,16 @@ class Connections:
 
 
 def connections_max() -> int:
-    """How many connections this process can bear."""
+    """The number of connections that this process can accept."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(descriptors // DESCRIPTORS_SHARE, CONNECTIONS_MIN)
 
 
 def _break(peer: socket.socket) -> None:
-    """Break a connection that somebody else will close.
+    """Break a connection whose descriptor libzmq will close.
 
-    `shutdown` would leave libzmq reading for as long as the peer goes on sending. Connecting to
-    nowhere resets a tcp connection at once, with all that it has brought and that was not read.
+    After `shutdown` libzmq would go on reading for as long as the peer sends. Connecting the socket
+    to `AF_UNSPEC` resets a tcp connection at once and discards its unread bytes.
     """
     nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
     if peer.family == socket.AF_UNIX or _libc.connect(peer.fileno(), nowhere, len(nowhere)):
@@ -234,7 +242,7 @@ def _break(peer: socket.socket) -> None:
 
 
 def _inode(descriptor: int) -> int | None:
-    """What a descriptor names now; None for nothing."""
+    """The inode of an open descriptor; None if it is closed."""
     try:
         return os.fstat(descriptor).st_ino
     except OSError:
@@ -242,7 +250,7 @@ def _inode(descriptor: int) -> int | None:
 
 
 def _brought(descriptor: int) -> int | None:
-    """The bytes that libzmq has taken from a connection; None where that is not known."""
+    """The bytes that libzmq has read from a connection; None if the kernel cannot tell."""
     peer = socket.socket(fileno=descriptor)
     try:
         told = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + _RECEIVED.size)

@@ -1,17 +1,16 @@
-"""CURVE: keys that say who is there, and a gate for whoever listens.
+"""CURVE: authentication by key pairs, and access control for a listening socket.
 
-A connection is made between two key pairs. The dialler knows the listener's public key before it
-dials, so nobody can stand in for the listener; the listener asks, at each handshake, whether it
-knows the dialler's. libzmq asks over ZAP, a protocol of one inproc address for each context, so
-one `_Porter` answers for every listener of a context; a *domain* tells them apart.
+Each connection is made between two key pairs. The dialler knows the listener's public key before it
+dials, so nobody can impersonate the listener; at each handshake the listener checks the dialler's
+public key. libzmq asks for that check over ZAP, a protocol with one inproc address per context, so
+one `_Porter` answers for all listening sockets of a context and tells them apart by *domain*.
 
-Two defaults of libzmq would let everybody in: without `ZAP_ENFORCE_DOMAIN` a handshake that finds
-no handler succeeds, and a name given by ZAP is compared with nothing. So the domain is enforced,
-the handler is there before anybody can connect, and `ZmqEndpoint` compares.
+Two defaults of libzmq would admit everybody: without `ZAP_ENFORCE_DOMAIN` a handshake without a ZAP
+handler succeeds, and libzmq does not compare the name that ZAP returns with anything. So the domain
+is enforced, the handler exists before anybody can connect, and `ZmqEndpoint` compares the names.
 
-The handler sees unknown keys only. Peers without CURVE, and those that dialled somebody else's
-key, fail earlier and are counted by a socket monitor (`transport.connections`), which cannot tell
-their address.
+The handler sees only unknown keys. Handshakes of peers without CURVE, or with another listener's
+key, fail earlier. A socket monitor counts those (`transport.connections`), without their addresses.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 
 KEY_CHARACTERS = 40
-"""A key is 32 bytes, written in Z85: five characters for four bytes."""
+"""A key is 32 bytes, written in Z85: five characters for every four bytes."""
 
 _REASONS = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "it uses no keys",
@@ -40,19 +39,19 @@ _REASONS = {
 
 
 def new_pair() -> tuple[str, str]:
-    """Make a key pair, public and secret, in Z85."""
+    """Make a key pair: public key, secret key, both in Z85."""
     public, secret = zmq.curve_keypair()
     return public.decode(), secret.decode()
 
 
 def public_of(secret: str) -> str:
-    """The public key that belongs to a secret one; raises `ValueError` for what is no key."""
+    """The public key of a secret key; raises `ValueError` if `secret` is not a key."""
     check_key(secret)
     return zmq.curve_public(secret.encode()).decode()
 
 
 def check_key(key: str) -> None:
-    """Raise `ValueError` unless this is a key in Z85."""
+    """Raise `ValueError` unless `key` is a key in Z85."""
     if len(key) != KEY_CHARACTERS:
         raise ValueError(f"a key has {KEY_CHARACTERS} characters, this one {len(key)}")
     if not set(key.encode()) <= set(z85.Z85CHARS):
@@ -64,10 +63,10 @@ class Curve:
     """One actor's keys, in Z85.
 
     Args:
-        secret: its own. Its public key need not be known here.
-        public: names and their public keys: whom it admits, and whom it can dial.
-        shared: names whose key several actors use: with "observer" in here the key of ``observer``
-            also speaks for ``observer-7``, unless that has a key of its own.
+        secret: its own secret key; its public key is derived from it.
+        public: public keys by name, of the peers that may connect and that can be dialled.
+        shared: names whose key several actors use: if it contains "observer", the key of
+            ``observer`` is also valid for ``observer-7``, unless that has a key of its own.
     """
 
     secret: str = field(repr=False)
@@ -75,7 +74,7 @@ class Curve:
     shared: frozenset[str] = frozenset()
 
     def owner(self, peer: str) -> str | None:
-        """Whose key speaks for a peer: ``learner-3`` for ``learner-3.2``; None for a stranger."""
+        """The name whose key a peer uses: ``learner-3`` for ``learner-3.2``; None if unknown."""
         actor = actor_of(peer)
         if actor in self.public:
             return actor
@@ -83,7 +82,8 @@ class Curve:
         return group if group in self.shared and group in self.public else None
 
     def seal(self, socket: zmq.Socket[Any], peer: str) -> None:
-        """Let a socket that will dial reach ``peer`` only; raises `ValueError` for a stranger."""
+        """Make a dialling socket accept only ``peer``; raises `ValueError` if its key is
+        unknown."""
         owner = self.owner(peer)
         if owner is None:
             raise ValueError(f"no public key is known for {peer}")
@@ -91,7 +91,7 @@ class Curve:
         socket.setsockopt(zmq.CURVE_SERVERKEY, self.public[owner].encode())
 
     def guard(self, socket: zmq.Socket[Any], domain: str) -> None:
-        """Let a socket that will listen ask ZAP, under ``domain``, for everybody."""
+        """Make a listening socket ask ZAP, under ``domain``, about every dialler."""
         self._identify(socket)
         socket.setsockopt(zmq.CURVE_SERVER, 1)
         socket.setsockopt(zmq.ZAP_DOMAIN, domain.encode())
@@ -104,20 +104,20 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Somebody turned away: why, and from which address, empty where that cannot be known."""
+    """A rejected peer: the reason, and its address, empty if unknown."""
 
     reason: str
     address: str = ""
 
 
 class Gate:
-    """Guards one listening socket while `run` runs; until then, handshakes wait.
+    """Access control for one listening socket while `run` runs; until then, handshakes wait.
 
     Args:
-        context: of the socket.
-        socket: not yet bound.
-        curve: who may connect.
-        refused: told of each handshake that failed for want of the right key.
+        context: the socket's context.
+        socket: the socket, not yet bound.
+        curve: the keys of the peers that may connect.
+        refused: called for each handshake that fails for lack of the right key.
     """
 
     def __init__(
@@ -134,54 +134,54 @@ class Gate:
         curve.guard(socket, self._domain)
 
     def name_of(self, key: str) -> str | None:
-        """Whose public key this is."""
+        """The name that this public key belongs to, if known."""
         return self._names.get(key)
 
     def failed(self, code: int) -> None:
-        """A handshake failed before anybody was asked about its key: libzmq's number says why."""
+        """Report a handshake that failed before ZAP was asked; `code` is libzmq's error code."""
         self.refused(Refusal(_REASONS.get(code, "it breaks the protocol")))
 
     async def run(self) -> None:
-        """Answer handshakes, until cancelled or closed."""
-        with suppress(trio.ClosedResourceError):  # The endpoint says so, for all its sockets.
+        """Answer handshakes until cancelled or closed."""
+        with suppress(trio.ClosedResourceError):  # The endpoint reports this for all its sockets.
             await self._porter.answer()
 
     async def aclose(self) -> None:
-        """Stop guarding; to be called before the socket is closed."""
+        """Stop guarding; call this before closing the socket."""
         await self._porter.dismiss(self._domain)
 
 
 class _Porter:
-    """Answers ZAP for every gate of a context, whichever of them runs."""
+    """Answers the ZAP requests of all gates of a context, whichever gate's `run` is active."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
         self._context = context
         self._gates: dict[str, Gate] = {}
         self._numbers = count(1)
-        # A ROUTER where the protocol's text has REP: an asker that is gone is then no error.
+        # ROUTER instead of the specified REP, so that a requester that vanished is not an error.
         self._router: zmq.Socket[Any] = context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
         self._socket = TrioSocket(self._router)
         self._socket.bind(ZAP_ADDRESS)
 
     def admit(self, gate: Gate) -> str:
-        """Answer for one more gate from now on; its domain."""
+        """Start answering for a gate; returns its domain."""
         domain = f"gate-{next(self._numbers)}"
         self._gates[domain] = gate
         return domain
 
     async def dismiss(self, domain: str) -> None:
-        """Answer for a gate no longer, and for nobody after the last; twice is fine."""
+        """Stop answering for a gate, and close after the last; repeated calls are allowed."""
         gate = self._gates.pop(domain, None)
         if gate is not None and not self._gates:
             del _porters[self._context]
             if not self._router.closed:
-                # Closing alone gives the address back some time later.
+                # After a close alone the address would stay bound for some time.
                 self._router.unbind(ZAP_ADDRESS)
             await self._socket.aclose()
 
     async def answer(self) -> None:
-        """Answer questions; several may do so at once."""
+        """Answer requests; several tasks may do so at once."""
         while True:
             asker, _, _, request, domain, address, _, mechanism, *credentials = [
                 bytes(part) for part in await self._socket.recv_multipart()
@@ -195,7 +195,7 @@ class _Porter:
     def _judge(
         self, domain: str, address: str, mechanism: bytes, credentials: list[bytes]
     ) -> str | None:
-        """The name of whoever knocks; None, and counted, if nobody knows the key."""
+        """The name that belongs to the dialler's key; None, and reported, if the key is unknown."""
         gate = self._gates.get(domain)
         if gate is None or mechanism != b"CURVE":
             return None
@@ -207,7 +207,8 @@ class _Porter:
 
 
 _porters: dict[zmq.Context[Any], _Porter] = {}
-"""The address of ZAP is one for each context, so its handler is too; gone with the last gate."""
+"""One ZAP handler per context, because each context has one ZAP address; closed with the last gate.
+"""
 
 
 def _porter_of(context: zmq.Context[Any]) -> _Porter:

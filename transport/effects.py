@@ -1,4 +1,4 @@
-"""What a machine may ask of its links and of the world: frozen commands."""
+"""Effects: commands of a machine to its links and to its driver, as frozen structs."""
 
 from typing import Generic, TypeVar
 
@@ -10,7 +10,7 @@ B = TypeVar("B", bound=Body)
 
 
 class Effect(Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of every effect of every machine; their encoding is what a tape's digest covers."""
+    """Base class of every effect of every machine; a tape's digests cover their encoding."""
 
 
 class Dial(Effect, frozen=True):
@@ -21,11 +21,11 @@ class Dial(Effect, frozen=True):
 
 
 class Listen(Effect, frozen=True):
-    """Welcome whoever says Hello with the same ``agreement``.
+    """Accept peers whose Hello has the same ``agreement``.
 
-    ``run`` tells this run from others of the same job. Who took part in another one is welcome, and
-    takes part in this one from then on; but not once this run is ``settled``: then only the members
-    of runs that joined it before are. Without a run nobody is refused for theirs.
+    ``run`` distinguishes this run from other runs of the same job. Until this run is ``settled``,
+    a member of any run is accepted, and its run counts as joined. After that, only members of this
+    run and of joined runs are accepted. If ``run`` is empty, runs are not compared.
     """
 
     agreement: dict[str, str]
@@ -34,10 +34,10 @@ class Listen(Effect, frozen=True):
 
 
 class Send(Effect, Generic[B], frozen=True):
-    """Say ``body`` to ``peer`` when credit allows.
+    """Send ``body`` to ``peer`` as soon as credit allows.
 
-    A message that still waits is replaced by a newer one with the same non-empty ``key``. The link
-    holds the ``payload`` until it has left.
+    A newer message with the same non-empty ``key`` replaces one that is still queued. The link
+    holds a reference to ``payload`` until the message has been sent.
     """
 
     peer: str
@@ -48,15 +48,15 @@ class Send(Effect, Generic[B], frozen=True):
 
 
 class Mark(Effect, frozen=True):
-    """Send a marker down both lanes to ``peer``, now: what waits for credit is part of the sender's
-    state, and so belongs behind it."""
+    """Send a marker on both lanes to ``peer`` now, ahead of messages that wait for credit: those
+    belong to the sender's recorded state, so they must arrive behind the marker."""
 
     peer: str
     snapshot: str
 
 
 class Hangup(Effect, frozen=True):
-    """Say goodbye to ``peer`` and forget it; ``final`` tells it never to dial again."""
+    """Close the link to ``peer`` and forget it; ``final`` tells the peer never to dial again."""
 
     peer: str
     reason: str
@@ -64,14 +64,14 @@ class Hangup(Effect, frozen=True):
 
 
 class Retire(Effect, frozen=True):
-    """Nobody will hear again of an actor's incarnations below ``floors[actor]``: their entries
-    leave the clock. Performed by the actor; never reaches the world."""
+    """Remove the clock entries of actors' incarnations below ``floors[actor]``; no message of them
+    can arrive any more. The actor performs this itself; the driver never sees it."""
 
     floors: dict[str, int]
 
 
 class Transmit(Effect, Generic[B], frozen=True):
-    """Put a message on the wire now; made by the link machine, performed by the driver."""
+    """Put a message on the wire now; issued by the link machine, performed by the driver."""
 
     peer: str
     lane: Lane
@@ -83,34 +83,34 @@ class Transmit(Effect, Generic[B], frozen=True):
 
 
 class SetTimer(Effect, frozen=True):
-    """Say ``TimerFired`` at ``at`` seconds; setting a timer again moves it."""
+    """Deliver ``TimerFired`` at ``at`` seconds; setting an existing timer moves it."""
 
     timer: str
     at: float
 
 
 class CancelTimer(Effect, frozen=True):
-    """Forget a timer; one that is not set is no error."""
+    """Cancel a timer; cancelling one that is not set is allowed."""
 
     timer: str
 
 
 class Keep(Effect, frozen=True):
-    """One more holder of an array: of one that a message brought, or of one just named.
+    """Add one reference to an array that a message brought or that was just created.
 
-    Counted by the actor, in order with what else is asked; never reaches the world.
+    The actor counts references, in order with its other effects; the driver never sees this.
     """
 
     handle: str
 
 
 class Drop(Effect, frozen=True):
-    """One holder of an array less; the last one frees it. Counted by the actor."""
+    """Release one reference to an array; the last release frees it. Counted by the actor."""
 
     handle: str
 
 
 class Free(Effect, frozen=True):
-    """Nobody needs this array any more."""
+    """Free an array: nothing refers to it any more."""
 
     handle: str

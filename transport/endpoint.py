@@ -1,20 +1,21 @@
-"""The one interface for everything that moves frames between actors.
+"""The interface of everything that carries frames between actors.
 
-A link machine above this file decides *what* to say; an endpoint only carries it. There are two:
-`transport.zeromq` for real sockets and `transport.memory` for virtual time, and both pass the
-same suite, `transport.conformance`, so that what is learned in simulation holds on the wire.
+The link machine above decides *what* is sent; an endpoint only carries it. There are two
+implementations, `transport.zeromq` for real sockets and `transport.memory` for virtual time. Both
+pass the same suite, `transport.conformance`, so that results from simulation hold for real runs.
 
 A *route* names one lane of one link as seen from this side. On the listening side it is the
-identity the peer dialled with (`"learner-1.1/bulk"`); on the dialling side it is the name given
-to `dial` (`"syncer/bulk"`). Each dial is a connection of its own and FIFO in each direction;
-nothing is promised across routes. Delivery is promised only while a connection lives: what is
-lost when one breaks is resent by the link above.
+identity that the peer dialled with (`"learner-1.1/bulk"`); on the dialling side it is the name
+given to `dial` (`"syncer/bulk"`). Each dial is a connection of its own, FIFO in each direction;
+there is no order across routes. Delivery is guaranteed only while a connection lives: the link
+above recovers from what is lost when one breaks.
 
-Limits are named here, each with its reason. A local breach raises `ValueError` before anything
-is queued. A remote breach is dropped and counted: a rude peer never stops an endpoint.
+All limits are named here, each with its reason. A local violation raises `ValueError` before
+anything is queued. A remote violation is dropped and counted, so that a misbehaving peer never
+stops an endpoint.
 
-Tried and rejected: a `receive()` method. A cancelled receiver must not lose the message it was
-holding, and every caller got that wrong at least once; `run(deliver)` has one place to be right.
+Tried and rejected: a `receive()` method. A cancelled receiver must not lose the message that it
+holds, and every caller got that wrong at least once; `run(deliver)` solves it in one place.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -27,50 +28,49 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Frame: TypeAlias = bytes | memoryview
 
 PARTS_MAX = 2
-"""Parts in one message: a header and its payload. libzmq bounds the size of each part and never
-their number: 2 000 parts of 900 B passed a 1 000 B limit."""
+"""Parts in one message: a header and its payload. libzmq limits the size of each part but not
+their number: 2,000 parts of 900 B passed a limit of 1,000 B."""
 
 PARTS_FORGIVEN = 4096
-"""Whoever sends a message of more parts than this loses its connection: it means harm."""
+"""A peer that sends a message of more parts than this is disconnected: that is no mistake."""
 
 FRAME_BYTES_MAX = 2 * 1024 * 1024
-"""Bytes in one part. Fragments are cut smaller than this, so that a marker or a heartbeat never
-waits long behind one and a receiver can bound what an unread queue costs."""
+"""Bytes in one part. Fragments are cut into smaller parts, so that a marker or a heartbeat never
+waits long behind one, and the memory of an unread queue is bounded."""
 
 COPY_BYTES_MAX = 65_536
-"""Up to here a part is copied when sent, above it is not: zero-copy was still slower at 70 kB."""
+"""Parts up to this size are copied when sent: zero-copy was still slower at 70 kB."""
 
 ROUTE_BYTES_MAX = 255
-"""Bytes in a route as UTF-8: what ZMTP allows a routing identity."""
+"""Bytes in a route as UTF-8: the limit of ZMTP for a routing identity."""
 
 SEND_QUEUE_MESSAGES_MAX = 256
-"""Messages that may wait on one lane (the high-water mark). The credit window of a link must stay
-under half of it: libzmq gives room back in batches of half the mark."""
+"""Messages that may be queued on one lane (the high-water mark). A link's credit window must stay
+below half of it, because libzmq frees room in batches of half the mark."""
 
 RECEIVE_QUEUE_MESSAGES_MAX = 64
-"""Messages of one connection that ZeroMQ takes in before they are read here; the rest waits where
-it came from, in the sender's own queue, which is what the mark above and credit count on. It has
-nothing to do with that mark: with 65,536 here, whoever spoke faster than it was heard had all that
-it said stored by us, 32 MiB of 12,000 small messages. Not less, since a connection of which more
-than this is unread when its peer dials again is never closed by libzmq: half a minute of reports
-must fit."""
+"""Messages per connection that ZeroMQ queues before we read them; the others stay in the sender's
+own queue, which is what the mark above and credit rely on. This limit is independent of that mark:
+with 65,536 here, we stored everything that a faster sender sent, 32 MiB for 12,000 small messages.
+It cannot be much smaller either: if a peer dials again while more messages than this are unread,
+libzmq never closes its old connection, so half a minute of reports must fit."""
 
 LINGER_S = 3.0
-"""How long a closing endpoint lets frames already sent leave: enough for a full queue on a LAN,
-and short enough that a dead peer never holds up a shutdown."""
+"""How long a closing endpoint waits for queued frames to leave: enough for a full queue on a LAN,
+and short enough that a dead peer does not delay a shutdown."""
 
 
 class PeerGone(Exception):  # noqa: N818 - named as the event it becomes
-    """Nobody is reachable under that route now."""
+    """No peer is reachable under that route now."""
 
 
 class LaneFull(Exception):  # noqa: N818 - named as the event it becomes
-    """The queue towards that peer is full; the credit window should have prevented it."""
+    """The queue to that peer is full; the credit window should have prevented this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One whole message, as it came in from `route`.
+    """One complete message, as received from `route`.
 
     Frames up to `COPY_BYTES_MAX` are bytes; larger ones are views that keep their memory alive
     and must be treated as read-only.
@@ -82,19 +82,19 @@ class Arrival:
 
 Deliver: TypeAlias = Callable[[Arrival], Awaitable[None]]
 """Takes one arrival. Under cancellation it must be all or nothing, like a trio channel's `send`:
-an arrival whose delivery was cancelled is handed out again by the next `run`."""
+an arrival whose delivery was cancelled is delivered again by the next `run`."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndpointStatistics:
-    """What an endpoint has counted since it was made."""
+    """An endpoint's counters since it was created."""
 
     messages_sent: int = 0
-    """Messages accepted by `send_nowait`; they may still be on their way."""
+    """Messages accepted by `send_nowait`; they may still be in flight."""
     bytes_sent: int = 0
     """Bytes in the parts of those messages."""
     messages_received: int = 0
-    """Messages that came in whole and within the limits."""
+    """Messages received completely and within the limits."""
     bytes_received: int = 0
     """Bytes in the parts of those messages."""
     sends_refused_full: int = 0
@@ -102,21 +102,21 @@ class EndpointStatistics:
     sends_refused_gone: int = 0
     """Sends that raised `PeerGone`."""
     arrivals_refused_parts: int = 0
-    """Arrivals dropped for having no parts or more than `PARTS_MAX`."""
+    """Arrivals dropped because they had no parts or more than `PARTS_MAX`."""
     arrivals_refused_oversize: int = 0
-    """Arrivals dropped for a part above `FRAME_BYTES_MAX`."""
+    """Arrivals dropped because a part exceeded `FRAME_BYTES_MAX`."""
     arrivals_refused_route: int = 0
-    """Arrivals dropped because their sender's identity is not a route."""
+    """Arrivals dropped because the sender's identity is not a valid route."""
     arrivals_refused_identity: int = 0
-    """Arrivals dropped because their sender's key belongs to somebody else."""
+    """Arrivals dropped because the sender's key belongs to another actor."""
     arrivals_refused_taken: int = 0
-    """Arrivals dropped because another connection that lives has their route."""
+    """Arrivals dropped because another live connection uses the route."""
     handshakes_refused: int = 0
-    """Connections refused because they came without a key, or with the wrong one."""
+    """Connections refused because they had no key or a wrong one."""
     connections_cut: int = 0
-    """Connections shut down for what they made us hold, or because there were too many."""
+    """Connections shut down because of their unread bytes, or because there were too many."""
     lines_mended: int = 0
-    """Times that a dialled line was connected anew, because it spoke and heard nothing."""
+    """Dialled connections that were reconnected because they sent and received nothing back."""
 
     @property
     def arrivals_refused(self) -> int:
@@ -131,65 +131,65 @@ class EndpointStatistics:
 
 
 class Endpoint(Protocol):
-    """Moves messages to and from peers: any number of addresses listened on, any number dialled.
+    """Carries messages to and from peers; listens on and dials any number of addresses.
 
-    Every method but `statistics` and `aclose` raises `trio.ClosedResourceError` once the endpoint
-    is closed, and a `run` in progress then ends with it.
+    Every method except `statistics` and `aclose` raises `trio.ClosedResourceError` once the
+    endpoint is closed; so does a `run` in progress.
     """
 
     async def listen(self, address: str) -> str:
-        """Accept dials on `address` and return the address actually bound.
+        """Accept dials on `address`; returns the address actually bound.
 
-        A tcp port of 0 or * comes back as the port the system chose. Raises `OSError` when the
-        address cannot be had.
+        A tcp port of 0 or * is replaced by the port that the system chose. Raises `OSError` if the
+        address cannot be bound.
         """
         ...
 
     async def dial(self, address: str, *, route: str, identity: str) -> None:
-        """Open a connection to `address`, called `route` here and `identity` over there.
+        """Open a connection to `address`, named `route` on this side and `identity` on the other.
 
-        Returns at once: nobody needs to listen there yet. Two live dials to one listener must
-        differ in identity; a second under the same one is not heard. Raises `ValueError` for a
-        name that is not a route or already dialled, `OSError` for an impossible address.
+        Returns at once, even if nobody listens there yet. Two live dials to one listener must
+        differ in identity; the listener ignores a second one under the same identity. Raises
+        `ValueError` for an invalid or already dialled name, `OSError` for an impossible address.
         """
         ...
 
     async def run(self, deliver: Deliver) -> None:
-        """Receive for ever, awaiting `deliver` for each arrival: a full inbox is back-pressure.
+        """Receive for ever, awaiting `deliver` for each arrival, which gives backpressure.
 
-        Cancel it to stop; nothing is lost by that, the next `run` goes on where this one stopped.
-        What `deliver` raises ends it, perhaps inside an exception group. Raises
-        `trio.BusyResourceError` when already running.
+        Cancel it to stop; no message is lost, and the next `run` continues. An exception from
+        `deliver` ends it, possibly inside an exception group. Raises `trio.BusyResourceError` if
+        already running.
         """
         ...
 
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
-        """Queue one message, all of it or nothing, and never block.
+        """Queue one message, completely or not at all, without blocking.
 
-        Parts above `COPY_BYTES_MAX` are not copied: the sender promises never to write to them
-        again. Raises `PeerGone` or `LaneFull`, and `ValueError` or `TypeError` for a message
-        beyond the limits or a part that is not one contiguous buffer. A dialler whose peer is
-        away queues up to the mark, so there `LaneFull` may come instead of `PeerGone`.
+        Parts above `COPY_BYTES_MAX` are not copied: the caller must never write to them again.
+        Raises `PeerGone` or `LaneFull`; `ValueError` for a message beyond the limits or a part that
+        is not contiguous; `TypeError` for a part that is not a buffer. A dialler whose peer is away
+        queues up to the mark, so it may get `LaneFull` where one would expect `PeerGone`.
         """
         ...
 
     def reaches(self, route: str) -> bool:
-        """Whether somebody is there under that route: of one's own dials always, of those who dial
-        from when they are connected. Whoever goes on with a link that he has not shaken hands on
-        must know. Raises what `send_nowait` does, `PeerGone` apart."""
+        """Whether a peer is reachable under that route: always for a route that this endpoint
+        dialled, and for other routes while their peer is connected. A link that resumes a session
+        without a handshake needs this. Raises as `send_nowait` does, except `PeerGone`."""
         ...
 
     def statistics(self) -> EndpointStatistics:
-        """Return what has been counted so far."""
+        """The counters so far."""
         ...
 
     async def aclose(self) -> None:
-        """Let frames already sent leave (up to `LINGER_S`), free everything; twice is fine."""
+        """Wait up to `LINGER_S` for queued frames to leave, then free everything; idempotent."""
         ...
 
 
 def check_route(route: str) -> bytes:
-    """Return the wire form of a route; raise `ValueError` when it cannot be one."""
+    """The wire form of a route; raises `ValueError` if it is not a valid route."""
     wire = route.encode()
     if not 0 < len(wire) <= ROUTE_BYTES_MAX:
         raise ValueError(f"a route has 1 to {ROUTE_BYTES_MAX} bytes, this one {len(wire)}")
@@ -199,12 +199,12 @@ def check_route(route: str) -> bytes:
 
 
 def check_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
-    """Return the parts as flat byte buffers, before the first one is queued.
+    """The parts as flat byte buffers, all checked before the first one is queued.
 
-    One bad part found after another was queued would glue the next message to this one, so the
-    whole message is judged first. Raises `ValueError` for a part that is not contiguous, too
-    large, or of a kind without a buffer format (send bfloat16 as `.view(uint8)`), and for too
-    few or too many parts; `TypeError` for a part that is no buffer at all.
+    If an invalid part were found after another was queued, the next message would be appended to
+    this one. Raises `ValueError` for a part that is not contiguous, too large, or of a type without
+    a buffer format (send bfloat16 as `.view(uint8)`), and for too few or too many parts;
+    `TypeError` for a part that is not a buffer.
     """
     if not 0 < len(frames) <= PARTS_MAX:
         raise ValueError(f"a message has 1 to {PARTS_MAX} parts, this one {len(frames)}")
@@ -216,7 +216,7 @@ def check_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
 
 
 def flat_frames(frames: Sequence[Buffer]) -> tuple[Frame, ...]:
-    """Return the parts as flat byte buffers; raises as `check_frames` does, limits apart."""
+    """The parts as flat byte buffers; raises as `check_frames` does, except for limits."""
     return tuple(part if type(part) is bytes else _flat(part) for part in frames)
 
 
@@ -226,5 +226,5 @@ def _flat(part: Buffer) -> Frame:
         raise ValueError("a part must be contiguous: copy it before sending")
     if view.nbytes == 0:
         return b""
-    # numpy takes every format and shape; memoryview.cast refuses some of both.
+    # numpy accepts every format and shape; memoryview.cast does not.
     return np.frombuffer(view, np.uint8).data

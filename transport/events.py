@@ -1,4 +1,4 @@
-"""What can happen at a link: facts in the past tense, as a machine is told them."""
+"""Events of a link: facts in the past tense, as a machine receives them."""
 
 from typing import Generic, TypeVar
 
@@ -10,12 +10,12 @@ B = TypeVar("B", bound=Body)
 
 
 class Event(Struct, frozen=True, tag=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Base of every event of every machine; events can be written to a tape."""
+    """Base class of every event of every machine; events can be written to a tape."""
 
 
 class MessageArrived(Event, Generic[B], frozen=True):
-    """A whole message came in. ``clock`` is the delta as sent; ``payload`` the digest of its
-    payload, empty where it has none; ``handle`` the name under which its arrays were stored."""
+    """A complete message arrived. ``clock`` is the delta as sent; ``payload`` is the digest of the
+    message's payload, empty if it has none; ``handle`` is the name that its arrays have here."""
 
     peer: str
     lane: Lane
@@ -29,8 +29,8 @@ class MessageArrived(Event, Generic[B], frozen=True):
 
 
 class BytesArrived(Event, frozen=True):
-    """A message is on its way in: ``nbytes`` of its payload have come. Told every few seconds, so
-    that a slow transfer is not taken for a dead peer."""
+    """Part of a message arrived: ``nbytes`` of its payload so far. Reported every few seconds, so
+    that a slow transfer is not mistaken for a dead peer."""
 
     peer: str
     lane: Lane
@@ -38,15 +38,15 @@ class BytesArrived(Event, frozen=True):
 
 
 class LaneAdvanced(Event, frozen=True):
-    """The peer has taken in more of what was sent in this lane; said by the link machine to the one
-    above it."""
+    """The peer has taken in more of what was sent on this lane; the link machine reports this to
+    the machine above it."""
 
     peer: str
     lane: Lane
 
 
 class LaneBroken(Event, frozen=True):
-    """A lane can no longer be trusted: a refused message, an unreachable or a full peer."""
+    """A lane is unusable: a message was rejected, or the peer is unreachable or its queue full."""
 
     peer: str
     lane: Lane
@@ -54,27 +54,27 @@ class LaneBroken(Event, frozen=True):
 
 
 class TimerFired(Event, frozen=True):
-    """A timer that was set has come due."""
+    """A timer has expired."""
 
     timer: str
 
 
 class PeerJoined(Event, frozen=True):
-    """Both lanes of a link are open; said by the link machine to the one above it."""
+    """Both lanes of a link are open; the link machine reports this to the machine above it."""
 
     peer: str
     incarnation: str
 
 
 class PeerLost(Event, frozen=True):
-    """A link that was open is open no more; nothing queued for it will be sent."""
+    """A link that was open has closed; messages queued for it will not be sent."""
 
     peer: str
     reason: str
 
 
 class PeerRefused(Event, frozen=True):
-    """The other side will not have this incarnation; where ``again``, it will have the next."""
+    """The peer rejects this incarnation; with ``again`` it will accept the actor's next one."""
 
     peer: str
     reason: str

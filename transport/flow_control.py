@@ -1,8 +1,8 @@
-"""What waits to be sent in one lane: credit, order, and the newest version of each statement.
+"""The send queue of one lane: credit, order, and replacement of outdated messages.
 
-Machine state. A send never blocks: without credit a message waits here, and where a newer one with
-the same key comes, the newer takes the older one's place. So a peer that is stopped for ever costs
-at most one message per key, and gets the newest when it comes back.
+This is machine state. Sending never blocks: without credit a message waits here, and a newer
+message with the same key replaces it. So a peer that stays stopped costs at most one message per
+key, and receives the newest ones when it returns.
 """
 
 from dataclasses import dataclass, field
@@ -10,26 +10,27 @@ from dataclasses import dataclass, field
 from transport.message import BULK, CONTROL, Body, Lane
 
 WINDOW_MESSAGES: dict[Lane, int] = {CONTROL: 256, BULK: 4}
-"""Messages that may be on their way without the receiver having taken them in: enough control
-messages for seconds of steps; bulk messages are whole fragments, and four cover two overlapping
-synchronisations in full while bounding what a frozen peer holds in queues."""
+"""Messages that may be in flight before the receiver has taken them in. The control window covers
+seconds of steps. Bulk messages are whole fragments: four cover two overlapping synchronisations and
+limit how many fragments wait in queues for a stopped peer."""
 
 OWED_SHARE, OWED_SHARE_MAX = 0.5, 0.75
-"""Of a window that was taken in: from the first on credit is owed, and leaves with whatever is said
-next; a crowd that has answered is then told all together, of the same clock. From the second on it
-leaves at once, since it may be that nothing is said; the rest of the window is on its way then."""
+"""Fractions of a window that the receiver has taken in without returning credit. From the first
+fraction on, credit is owed and is sent with the next message; so peers that have all answered
+receive their credit together, with the same clock. From the second fraction on it is sent at once,
+since there may be no next message; the rest of the window covers that delay."""
 
 WAITING_MAX = 4096
-"""Messages that may wait in one lane; beyond that the link is given up, not the memory."""
+"""Messages that may be queued on one lane; beyond that the link is given up to limit memory."""
 
 
 class OutboxFullError(Exception):
-    """More messages wait than a lane may hold."""
+    """More messages are queued than a lane may hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message before it has a sequence number and a clock."""
+    """A queued message, before it has a sequence number and a clock."""
 
     body: Body
     payload: str = ""
@@ -39,7 +40,7 @@ class Waiting:
 
 @dataclass(slots=True)
 class Outbox:
-    """One lane's queue and credit, since the last handshake."""
+    """One lane's queue and credit since the last handshake."""
 
     window: int
     sent: int = 0
@@ -47,7 +48,7 @@ class Outbox:
     waiting: list[Waiting] = field(default_factory=list[Waiting])
 
     def pass_through(self) -> bool:
-        """Whether a message may leave at once; then it is counted as sent."""
+        """Whether a message may be sent at once; if so, it is counted as sent."""
         if self.waiting or self.sent - self.taken >= self.window:
             return False
         self.sent += 1
@@ -57,7 +58,7 @@ class Outbox:
         """Queue a message; returns the older one that it replaced, if any.
 
         Raises:
-            OutboxFullError: the lane holds ``WAITING_MAX`` messages already.
+            OutboxFullError: the lane already holds ``WAITING_MAX`` messages.
         """
         if message.key:
             for index in range(len(self.waiting) - 1, -1, -1):
@@ -71,19 +72,20 @@ class Outbox:
         return None
 
     def put_first(self, message: Waiting) -> None:
-        """Queue what costs no credit before everything else.
+        """Queue a message that needs no credit before everything else.
 
-        Two sides that both wait for credit would wait for ever if word of it queued behind them.
+        If credit messages queued behind others, two sides that both wait for credit would wait for
+        ever.
         """
         assert message.free_of_charge, "whatever costs credit waits its turn"
         self.waiting.insert(0, message)
 
     def credited(self, taken: int) -> None:
-        """The receiver has taken in ``taken`` messages in all; the newest word counts."""
+        """The receiver has taken in ``taken`` messages in total; the largest report counts."""
         self.taken = max(self.taken, taken)
 
     def release(self) -> list[Waiting]:
-        """The messages that credit lets go now, in order."""
+        """Remove and return the messages that credit allows to be sent now, in order."""
         released: list[Waiting] = []
         while self.waiting and (
             self.waiting[0].free_of_charge or self.sent - self.taken < self.window

@@ -1,20 +1,20 @@
-"""The link machine: handshake, sequence, credit, and what happens when any of them breaks.
+"""The link machine: handshake, sequence numbers, credit, and recovery when any of them fails.
 
-Pure: it is told events and returns what the machine above it should hear and what the driver
-should do. One object holds all links of an actor.
+It does no input or output: it receives events, and returns events for the machine above it and
+effects for the driver. One `Links` object holds all links of an actor.
 
-A link has two lanes. The dialling side says Hello on both, the listening side answers Welcome on
-both, and the link is up; every message after that has a number in its lane. A hole in the numbers,
-a refused frame or an unreachable peer breaks the link: nothing is resent, nothing papered over.
-The dialling side shakes hands again with a higher session number; the listening side asks for that
-with Reset. What the peers say is absolute, so they then simply say the newest of it again.
+A link has two lanes. The dialling side sends Hello on both, the listening side answers with Welcome
+on both, and the link is up; every later message has a sequence number in its lane. A gap in the
+numbers, a rejected frame or an unreachable peer breaks the link; nothing is resent. The dialling
+side then shakes hands again with a higher session number; the listening side asks for that with
+Reset. Since messages state absolute values, the peers only need to send their newest values again.
 
     dialling            listening
     --------            ---------
     Hello (both)   ->
-                   <-   Welcome (both)        up
-                   <-   Refused               differs for ever
-                   <-   Reset                 dial again, a later session
+                   <-   Welcome (both)        the link is up
+                   <-   Refused               final: the agreements differ
+                   <-   Reset                 dial again with a later session
 """
 
 from typing import Any
@@ -84,15 +84,15 @@ class Links:
     """All links of one actor.
 
     Args:
-        clock: the actor's clock, which stands at the event being handled.
-        handles: the actor's counts of array holders.
+        clock: the actor's clock, already advanced to the event being handled.
+        handles: the actor's reference counts of arrays.
     """
 
     def __init__(self, clock: RunningClock, handles: Handles) -> None:
         self.me = clock.me
         self.clock = clock
         self.counters: dict[str, int] = {}
-        """What was refused or dropped, by reason."""
+        """How often something was rejected or dropped, by reason."""
         self._handles = handles
         self._sending = Sending(clock, handles)
         self._links: dict[str, Link] = {}
@@ -100,30 +100,30 @@ class Links:
         self._runs = RunsHere()
 
     def peers(self) -> list[str]:
-        """Whoever's link is up, in order of names as bytes."""
+        """The peers whose link is up, sorted by name as bytes."""
         return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
 
     def incarnation(self, peer: str) -> str:
-        """Who is at the other end of a link; empty where there is none."""
+        """The incarnation at the other end of a link; empty if there is no link."""
         link = self._links.get(peer)
         return link.incarnation if link is not None else ""
 
     def carries(self, event: MessageArrived[Any]) -> bool:
-        """Whether a message is one of an open lane's, and not of a handshake."""
+        """Whether a message belongs to an open lane and not to a handshake."""
         link = self._links.get(event.peer)
         return link is not None and link.carries(event.lane, event.session, event.body)
 
     def stands(self, event: MessageArrived[Any]) -> bool:
-        """Whether the session of a message that was handled is still the one of its link."""
+        """Whether a handled message belongs to the session that its link has now."""
         link = self._links.get(event.peer)
         return link is not None and event.session == link.session
 
     def teaches(self, event: MessageArrived[Any]) -> bool:
-        """Whether a message that is about to be handled may teach the clock: one that opens a lane
-        of an agreed session, or is the next of an open one.
+        """Whether the actor's clock may merge the clock of a message about to be handled.
 
-        Whatever else arrives is judged, answered and counted, but nobody has vouched for what its
-        clock says: it may be a stranger's, or another job's.
+        Only a message that opens a lane of an agreed session, or is the next one on an open lane,
+        qualifies. Any other message is checked, answered and counted, but its clock cannot be
+        trusted: it may come from a stranger or from another job.
         """
         link, body = self._links.get(event.peer), event.body
         if type(body) is Hello:
@@ -139,7 +139,7 @@ class Links:
         return due and lane.open and known and event.clock.get(self.me, 0) <= self.clock.number
 
     def _speaks_for_itself(self, event: MessageArrived[Any]) -> bool:
-        """Whether who dials has the name of its connection, and not one's own."""
+        """Whether the sender has the name of its connection, and is not this actor itself."""
         return event.sender == event.peer and actor_of(event.sender) != actor_of(self.me)
 
     def _opens(self, link: Link | None, event: MessageArrived[Any], hello: Hello) -> bool:
@@ -156,7 +156,7 @@ class Links:
         return event.seq == (link.lanes[event.lane].incoming.expected if known else 0)
 
     def _objection(self, hello: Hello) -> Refused | None:
-        """The answer to a Hello of somebody who cannot take part; None to who can."""
+        """The reply to a Hello from a peer that cannot take part; None for one that can."""
         difference = disagreement(self._agreement or {}, hello.agreement)
         if difference is not None:
             return Refused(difference)
@@ -164,16 +164,16 @@ class Links:
         return Refused(other_run, again=True) if other_run is not None else None
 
     def waiting(self, peer: str, lane: Lane) -> tuple[int, bool]:
-        """How many messages wait in a lane, and whether there is credit for another."""
+        """How many messages are queued on a lane, and whether there is credit for another."""
         outbox = self._links[peer].lanes[lane].outbox
         return len(outbox.waiting), outbox.sent - outbox.taken < outbox.window
 
     def knows(self, peer: str) -> bool:
-        """Whether there is any link to ``peer``, open or not."""
+        """Whether there is a link to ``peer``, open or not."""
         return peer in self._links
 
     def renew(self, agreement: dict[str, str]) -> None:
-        """From now on this must be shared: what was agreed upon before is another run's."""
+        """Require ``agreement`` from now on, and forget runs and agreements of an earlier run."""
         self._runs = RunsHere()
         if self._agreement is not None:
             self._agreement = agreement
@@ -181,10 +181,10 @@ class Links:
             if link.dialled is not None:
                 link.dialled, link.run = agreement, ""
 
-    # What the machine above asks for.
+    # Effects of the machine above.
 
     def perform(self, at: float, effect: Send[Any] | Dial | Listen | Hangup | Mark) -> Heard:
-        """Do what the machine above asks of its links."""
+        """Perform an effect of the machine above on its links."""
         match effect:
             case Send():
                 return self._send(at, effect)
@@ -250,10 +250,10 @@ class Links:
         del self._links[peer]
         return effects
 
-    # What the world tells.
+    # Events from outside.
 
     def handle(self, at: float, event: Event) -> Heard:
-        """Take one event; returns what the machine above should be told, and effects."""
+        """Handle one event; returns events for the machine above, and effects."""
         match event:
             case MessageArrived():
                 link = self._links.get(event.peer)
@@ -283,7 +283,7 @@ class Links:
                 return [event], []
 
     def _greeted(self, at: float, link: Link | None, event: MessageArrived[Any]) -> Heard:
-        """A message of the handshake, or of a session that is not the current one."""
+        """Handle a message of the handshake, or of a session that is not the current one."""
         match event.body:
             case Hello():
                 return self._hello(event, event.body)
@@ -305,7 +305,7 @@ class Links:
                 return self._lost(event)
 
     def _lost(self, event: MessageArrived[Any]) -> Heard:
-        """A message of a session that is unknown here: whoever dialled must begin anew."""
+        """Handle a message of an unknown session: the dialling side must shake hands again."""
         heard, effects = self._stale()
         link = self._links.get(event.peer)
         if link is None or link.dialled is None:
@@ -315,7 +315,7 @@ class Links:
     def _numbered(
         self, at: float, link: Link, lane: LaneState, event: MessageArrived[Any]
     ) -> Heard:
-        """A message of an open lane: only the next one counts."""
+        """Handle a message on an open lane; only the next sequence number is accepted."""
         if event.sender != link.incarnation:
             reason = f"{event.sender} speaks in the session of {link.incarnation}"
             return self._break(at, link, event, reason)
@@ -336,7 +336,7 @@ class Links:
             case Marker():
                 return [event], []
             case Bye(reason):
-                # Whoever dialled keeps trying: a syncer that failed may come back.
+                # The dialling side keeps trying, because a failed syncer may come back.
                 return self._lose(at, link, reason)
             case _:
                 lane.taken += 1
@@ -354,7 +354,7 @@ class Links:
         return heard, self._sending.pump(link, lane)
 
     def _progressed(self, event: BytesArrived) -> Heard:
-        """Tell the sender that its bytes arrive, and the machine above that the peer is at it."""
+        """Tell the sender that its bytes arrive, and the machine above that the peer is active."""
         link = self._links.get(event.peer)
         if link is None or not link.up or not link.lanes[event.lane].open:
             return [], []
@@ -375,9 +375,12 @@ class Links:
         return [*effects, SetTimer(redial_timer(link.peer), at + wait)]
 
     def _hello(self, event: MessageArrived[Any], hello: Hello) -> Heard:
-        """The listening side's part. To a session that is below the current one, or far above, it
-        says which one to go beyond: whoever has lost count, or was counted up by a stranger, is
-        heard at the next dial; what is only late is stale over there."""
+        """Handle Hello on the listening side.
+
+        A session number below the current one or far above it is answered with a Reset that names
+        the number to exceed, for a peer that lost count or whose count a stranger has raised. If
+        the Hello was merely late, its sender ignores the Reset as stale.
+        """
         link = self._links.get(event.peer)
         if self._agreement is None or (link is not None and link.dialled is not None):
             return self._stale()
@@ -422,8 +425,8 @@ class Links:
         lane.open = True
         heard: list[Event] = []
         if not link.up:
-            # One Welcome says that the other side has both lanes open. What follows it in this
-            # lane may arrive before the second Welcome, and must find a peer that has joined.
+            # One Welcome shows that the listener has both lanes open. Messages after it on this
+            # lane may arrive before the second Welcome, and need a peer that has joined.
             link.up = True
             heard.append(PeerJoined(link.peer, link.incarnation))
         if not link.whole:
@@ -431,7 +434,7 @@ class Links:
         link.attempts = 0
         return heard, [CancelTimer(redial_timer(link.peer))]
 
-    # When things break.
+    # Failures.
 
     def _break(self, at: float, link: Link, event: MessageArrived[Any], reason: str) -> Heard:
         self._count("gap or false clock")
@@ -440,19 +443,19 @@ class Links:
         return heard, effects + more
 
     def _lose(self, at: float, link: Link, reason: str) -> Heard:
-        """The link is open no more; whoever dialled tries again a little later."""
+        """Close a link; the dialling side tries again a little later."""
         heard, effects = self._down(link, reason)
         if link.dialled is None:
             del self._links[link.peer]
         else:
-            # What still arrives of the lost session is stale, its Welcome above all: our numbers
-            # start anew, and under an old session the other side would take them for duplicates.
+            # Messages of the lost session that still arrive are stale, above all its Welcome: our
+            # sequence numbers restart, and the peer would drop them as duplicates.
             link.session += 1
             effects.append(SetTimer(redial_timer(link.peer), at + REDIAL_S_MIN))
         return heard, effects
 
     def _watch(self, at: float, link: Link, lane: Lane) -> list[Effect]:
-        """A message waits: look again later whether any credit has come."""
+        """A message is queued for lack of credit: check later whether any credit arrived."""
         state = link.lanes[lane]
         if state.watched is not None:
             return []

@@ -1,4 +1,4 @@
-"""What is known of one peer: a session of a link, and the state of its two lanes."""
+"""The state of one link: its session, and the state of its two lanes."""
 
 from dataclasses import dataclass, field
 
@@ -8,35 +8,42 @@ from transport.message import GREETINGS, LANES, Body, Lane
 
 REDIAL_S_MIN = 0.5
 REDIAL_S_MAX = 8.0
-"""A dialling side repeats Hello after 0.5 s, then 1, 2, 4, and every 8 s: soon enough to follow a
-syncer that starts late, seldom enough not to matter. Half a second also keeps a broken pair of
-links from shaking hands in a tight loop."""
+"""The dialling side repeats Hello after 0.5 s, then after 1, 2, 4, and every 8 s: soon enough for a
+syncer that starts late, and rarely enough to cost nothing. The first wait also keeps a broken pair
+of links from shaking hands in a tight loop."""
 
 DOUBLINGS_MAX = 8
-"""More doublings than lead from the first wait to the longest; 2**1100 is no float any more."""
+"""More doublings than it takes from the first wait to the longest; 2**1100 overflows a float."""
 
 STALL_S = 30.0
-"""A lane whose messages wait for credit this long, while neither credit nor word of arriving bytes
-comes, may have lost all that it had on its way: nothing that follows could show the hole. The link
-is given up, which costs a handshake where the other side was merely stopped."""
+"""If messages wait for credit this long while neither credit nor a report of arriving bytes comes,
+everything in flight on the lane may be lost, with no later message to reveal the gap. The link is
+given up; if the peer was only paused, that costs a handshake."""
 
 SESSIONS_AHEAD_MAX = 2**20
-"""So far a session may be ahead of the one before, or of none: as many dials take weeks. A number
-near the largest would leave none for whoever dials next."""
+"""How far a session number may exceed the previous one (0 for a new link): that many dials take
+weeks. A number near the maximum would leave none for the next dial."""
 
 RUNS_MAX = 8
-"""Other runs whose members may take part in this one. There is one where a syncer has lost its
-folder, and another each time that it loses it again."""
+"""Other runs whose members may join this one. There is one if the syncer lost its run folder, and
+one more each time that happens again."""
 
 REASON_CHARS_MAX = 1000
-"""A peer's own words may be long; a reason that quotes them must still fit its field."""
+"""A peer's own text may be long; a reason that quotes it must still fit its field."""
 
 
 @dataclass(slots=True)
 class LaneState:
-    """One lane of one session; ``advanced`` is what the peer was last known to have taken in,
-    messages and bytes of the next one; ``watched`` is what that was when the lane was first found
-    to have no credit left, None while nobody looks."""
+    """One lane of one session.
+
+    Args:
+        advanced: the last known progress of the peer: messages taken in, and bytes of the next.
+        watched: the value of ``advanced`` when the lane ran out of credit; None if no stall timer
+            is set.
+        told: the number of this actor's event up to which the peer knows its clock.
+        taken: messages received from the peer.
+        credited: the value of ``taken`` in the last credit message.
+    """
 
     outbox: Outbox
     outgoing: LaneSequence = field(default_factory=LaneSequence)
@@ -50,43 +57,44 @@ class LaneState:
 
 
 def new_lanes() -> dict[Lane, LaneState]:
-    """Both lanes before a handshake."""
+    """Both lanes as they are before a handshake."""
     return {lane: LaneState(Outbox(WINDOW_MESSAGES[lane])) for lane in LANES}
 
 
 @dataclass(slots=True)
 class Link:
-    """What is known of one peer."""
+    """One peer: its current session and lanes; ``dialled`` is the agreement of a link dialled here,
+    None on the listening side."""
 
     peer: str
     dialled: dict[str, str] | None
     session: int = 0
     incarnation: str = ""
     run: str = ""
-    """The run in which the listening side has welcomed us."""
+    """The run that the listening side named in its Welcome."""
     up: bool = False
     owes: bool = False
-    """Whether there is credit that leaves with the next message."""
+    """Whether credit is due that will be sent with the next message."""
     attempts: int = 0
     lanes: dict[Lane, LaneState] = field(default_factory=new_lanes)
 
     @property
     def whole(self) -> bool:
-        """Whether both lanes are open for what comes in."""
+        """Whether both lanes have been opened by the peer."""
         return all(self.lanes[lane].open for lane in LANES)
 
     def carries(self, lane: Lane, session: int, body: Body) -> bool:
-        """Whether a message has a number in an open lane, and is none of a handshake."""
+        """Whether a message is numbered on an open lane, and so not part of a handshake."""
         numbered = session == self.session and type(body) not in GREETINGS
         return numbered and self.lanes[lane].open
 
     def redial_wait(self) -> float:
-        """Seconds until Hello is said again, after those that were said."""
+        """Seconds until the next Hello, given the attempts so far."""
         return min(REDIAL_S_MIN * 2 ** min(self.attempts, DOUBLINGS_MAX), REDIAL_S_MAX)
 
 
 def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
-    """The first thing that both sides must share and do not, in words."""
+    """The first entry on which two agreements differ, as text; None if they are equal."""
     for key in sorted({*ours, *theirs}):
         if ours.get(key) != theirs.get(key):
             said = f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"
@@ -96,15 +104,15 @@ def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
 
 @dataclass(slots=True)
 class RunsHere:
-    """Whose members a listening side welcomes: those of its own run, of runs that joined it, and,
-    until it is settled, of any run; see ``Listen``."""
+    """The runs whose members a listening side accepts: its own, those that joined it, and, until it
+    is settled, any other; see ``Listen``."""
 
     own: str = ""
     joined: list[str] = field(default_factory=list[str])
     settled: bool = False
 
     def objection(self, run: str) -> str | None:
-        """Why a member of ``run`` cannot take part."""
+        """Why a member of ``run`` cannot take part; None if it can."""
         if not run or not self.own or run in (self.own, *self.joined):
             return None
         if not self.settled and len(self.joined) < RUNS_MAX:
@@ -113,16 +121,16 @@ class RunsHere:
         return f"{said}; started again, it takes part in this one"
 
     def join(self, run: str) -> None:
-        """A member of ``run`` takes part from now on, and so may the others."""
+        """Accept ``run`` from now on, since a member of it has joined."""
         if run and self.own and run not in (self.own, *self.joined):
             self.joined.append(run)
 
 
 def stall_timer(peer: str, lane: Lane) -> str:
-    """Its name says which lane has waited for credit."""
+    """The name of the timer that detects a stall of this lane."""
     return f"stall/{lane}/{peer}"
 
 
 def redial_timer(peer: str) -> str:
-    """Its name says who is dialled again."""
+    """The name of the timer for the next dial of this peer."""
     return f"redial/{peer}"

@@ -1,17 +1,17 @@
-"""An endpoint without sockets, for virtual time and for faults on demand.
+"""An endpoint without sockets, for virtual time and for fault injection.
 
 `MemoryFabric` is a network in one process. Its endpoints pass the same conformance suite as
-ZeroMQ, use no threads and no background task, and read only trio's clock, so that a simulated day
-runs in seconds under `MockClock`, which must never meet a real socket. With no faults it is
-lossless and FIFO like a ZeroMQ connection.
+ZeroMQ, use no threads and no background task, and read only trio's clock. So a simulated day runs
+in seconds under `MockClock`, which must never be used with a real socket. Without faults a fabric
+is lossless and FIFO like a ZeroMQ connection.
 
-Every fault comes from one `random.Random(seed)` that the fabric owns. Each message draws the same
-count of numbers whatever the faults are, so that turning one fault on does not reshuffle the
-others. The same sends in the same order meet the same fate.
+All faults come from one `random.Random(seed)` that the fabric owns. Each message draws the same
+count of random numbers whatever the faults are, so that enabling one fault does not change the
+others. The same sends in the same order meet the same faults.
 
-Frames are handed over, not copied, above `COPY_BYTES_MAX`, as ZeroMQ's zero-copy does: the sender
-promises not to write to them again. A fabric that copied would hide a broken promise until the
-first run on real sockets.
+Frames above `COPY_BYTES_MAX` are passed on without copying, as in ZeroMQ's zero-copy: the sender
+must not write to them again. A fabric that copied them would hide violations until the first run on
+real sockets.
 """
 
 import errno
@@ -42,20 +42,20 @@ from transport.endpoint import (
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What a lane does to the messages on it. The default does nothing."""
+    """What a lane does to its messages. The default does nothing."""
 
     delay_s: tuple[float, float] = (0.0, 0.0)
-    """Least and greatest one-way delay; drawn evenly, and order is kept."""
+    """Minimum and maximum one-way delay, uniformly distributed; order is preserved."""
     loss: float = 0.0
-    """Probability that a message vanishes."""
+    """Probability that a message is lost."""
     duplication: float = 0.0
-    """Probability that a message arrives twice; the copy may come late, as a reordered one."""
+    """Probability that a message arrives twice; the copy may be late, like a reordered message."""
     reorder: float = 0.0
-    """Probability that a message is held back, so that later ones overtake it."""
+    """Probability that a message is delayed, so that later ones overtake it."""
     reorder_s: float = 0.05
-    """The longest it is held back."""
+    """The longest extra delay of a reordered message."""
     bandwidth_bytes_s: float | None = None
-    """Bytes a second that pass one by one; None is no bound."""
+    """Throughput in bytes per second, messages one after the other; None is unlimited."""
 
     def __post_init__(self) -> None:
         least, greatest = self.delay_s
@@ -72,35 +72,35 @@ NO_FAULTS = Faults()
 
 @dataclass(frozen=True, slots=True)
 class FabricStatistics:
-    """What the fabric did to messages since it was made."""
+    """What the fabric did to messages since it was created."""
 
     lost: int = 0
     """Messages dropped by `Faults.loss`."""
     duplicated: int = 0
-    """Messages that were sent on twice."""
+    """Messages that were delivered twice."""
     reordered: int = 0
-    """Messages that were held back."""
+    """Messages that were delayed out of order."""
     partitioned: int = 0
-    """Messages dropped because a partition lay in between."""
+    """Messages dropped because of a partition."""
 
 
 @dataclass(slots=True, eq=False)
 class _Lane:
-    """One direction of one dial. `route` is the name its messages arrive under."""
+    """One direction of one dial. `route` is the name that its messages arrive under."""
 
     route: str
-    names: frozenset[str]  # what either side calls this link, for per-route faults
+    names: frozenset[str]  # both sides' names of this link, for faults per route
     source: "MemoryEndpoint | None" = None
     target: "MemoryEndpoint | None" = None
     waiting: deque[tuple[Frame, ...]] = field(default_factory=deque)
-    queued: int = 0  # messages waiting, on the way or unread: what the mark bounds
-    free_at_s: float = 0.0  # when the wire has carried all earlier bytes
-    due_s: float = 0.0  # when the latest message in order arrives
+    queued: int = 0  # messages waiting, in flight or unread: limited by the high-water mark
+    free_at_s: float = 0.0  # when all earlier bytes have been transmitted
+    due_s: float = 0.0  # when the last in-order message arrives
 
 
 @dataclass(slots=True, eq=False)
 class _Dial:
-    """One dial: a lane each way, attached while somebody listens on the address."""
+    """One dial: a lane in each direction, connected while somebody listens on the address."""
 
     address: str
     there: _Lane
@@ -123,9 +123,9 @@ class _Rule:
 
 
 class MemoryFabric:
-    """A network in this process, whose faults are drawn from `seed`.
+    """A network in this process, with faults drawn from `seed`.
 
-    Endpoints have names, by which faults and partitions find them.
+    Faults and partitions refer to endpoints by name.
     """
 
     def __init__(
@@ -145,7 +145,7 @@ class MemoryFabric:
         self._counts: Counter[str] = Counter()
 
     def endpoint(self, name: str | None = None) -> "MemoryEndpoint":
-        """Make an endpoint; unnamed ones are called endpoint-1, endpoint-2, ..."""
+        """Create an endpoint; unnamed ones are called endpoint-1, endpoint-2, ..."""
         return MemoryEndpoint(self, name or f"endpoint-{next(self._numbers)}")
 
     def set_faults(
@@ -156,49 +156,49 @@ class MemoryFabric:
         target: str | None = None,
         route: str | None = None,
     ) -> None:
-        """Use `faults` for messages sent from now on, from `source` to `target` on `route`.
+        """Apply `faults` to messages sent from now on, from `source` to `target` on `route`.
 
-        None means any. A route is either side's name for it. The latest rule that fits wins.
+        None means any. A route may be given by either side's name. The latest matching rule wins.
         """
         self._rules.append(_Rule(faults, source, target, route))
 
     def partition(self, a: str, b: str, *, one_way: bool = False, hold: bool = False) -> None:
-        """Cut the endpoint named `a` off from `b`, in both directions or only from `a` to `b`.
+        """Separate the endpoint named `a` from `b`, in both directions or only from `a` to `b`.
 
-        What is sent across is dropped, or with `hold` kept until `heal`, as TCP's resending does
-        in a short outage. Messages already on their way arrive.
+        Messages across the partition are dropped, or with `hold` kept until `heal`, like TCP's
+        retransmission in a short outage. Messages already in flight arrive.
         """
         self._cuts[a, b] = hold
         if not one_way:
             self._cuts[b, a] = hold
 
     def heal(self) -> None:
-        """End every partition and send what was held on its way."""
+        """End every partition and deliver the messages that were held."""
         self._cuts.clear()
         for dial in self._dials:
             self._flush(dial.there)
             self._flush(dial.back)
 
     def statistics(self) -> FabricStatistics:
-        """Return what was done to messages so far."""
+        """The counts so far."""
         return FabricStatistics(**self._counts)
 
-    # What follows is for the endpoints of this file.
+    # The methods below are for the endpoints of this file.
 
     def listen(self, address: str, endpoint: "MemoryEndpoint") -> None:
-        """Attach the dials to `address`, those waiting and those to come."""
+        """Connect the dials to `address`, present and future ones, to `endpoint`."""
         if address in self._listeners:
             raise OSError(errno.EADDRINUSE, f"cannot listen on {address}: in use")
         self._listeners[address] = endpoint
         self._attach()
 
     def dial(self, dial: _Dial) -> None:
-        """Add a dial, attached at once if somebody listens."""
+        """Add a dial, connected at once if somebody listens."""
         self._dials.append(dial)
         self._attach()
 
     def remove(self, endpoint: "MemoryEndpoint") -> None:
-        """Detach a closed endpoint: its dials end, those to it wait for the next listener."""
+        """Detach a closed endpoint: its dials end, dials to it wait for the next listener."""
         self._listeners = {a: e for a, e in self._listeners.items() if e is not endpoint}
         for dial in self._dials:
             if dial.there.target is endpoint:
@@ -209,7 +209,7 @@ class MemoryFabric:
         self._attach()
 
     def send(self, lane: _Lane, frames: tuple[Frame, ...]) -> None:
-        """Put a message on a lane."""
+        """Send a message on a lane."""
         lane.queued += 1
         lane.waiting.append(frames)
         self._flush(lane)
@@ -262,7 +262,7 @@ class MemoryFabric:
 
 
 class MemoryEndpoint:
-    """`Endpoint` on a `MemoryFabric`; see there for what differs from sockets."""
+    """`Endpoint` on a `MemoryFabric`; see the module's docstring for differences from sockets."""
 
     def __init__(self, fabric: MemoryFabric, name: str) -> None:
         self.name = name
@@ -283,7 +283,7 @@ class MemoryEndpoint:
         return address
 
     async def dial(self, address: str, *, route: str, identity: str) -> None:
-        """Open a lane each way; see `Endpoint.dial`."""
+        """Open a lane in each direction; see `Endpoint.dial`."""
         await trio.lowlevel.checkpoint()
         self._check_open()
         check_route(route)
@@ -296,7 +296,7 @@ class MemoryEndpoint:
         self._fabric.dial(_Dial(address, there, back))
 
     async def run(self, deliver: Deliver) -> None:
-        """Sleep until the next arrival is due or a new one comes; see `Endpoint.run`."""
+        """Sleep until the next arrival is due or a new one is scheduled; see `Endpoint.run`."""
         await trio.lowlevel.checkpoint()
         self._check_open()
         if self._running:
@@ -310,14 +310,14 @@ class MemoryEndpoint:
                 if self._held is None:
                     await self._wait_expected()
                 else:
-                    # Held until delivered: a cancelled delivery is handed out by the next run.
+                    # Kept until delivered: the next run delivers it again after a cancellation.
                     await deliver(self._held)
                     self._held = None
         finally:
             self._running = False
 
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
-        """Put one message on the lane called `route`; see `Endpoint.send_nowait`."""
+        """Send one message on the lane called `route`; see `Endpoint.send_nowait`."""
         self._check_open()
         flat = check_frames(frames)
         lane = self._lanes.get(route)
@@ -337,11 +337,11 @@ class MemoryEndpoint:
         return route in self._lanes
 
     def statistics(self) -> EndpointStatistics:
-        """Return what has been counted so far."""
+        """The counters so far."""
         return EndpointStatistics(**self._counts)
 
     async def aclose(self) -> None:
-        """Leave the fabric. What was sent still arrives; what was unread here is lost."""
+        """Leave the fabric. Messages already sent still arrive; unread arrivals are lost."""
         if not self._closed:
             self._closed = True
             self._woken.set()
@@ -352,20 +352,20 @@ class MemoryEndpoint:
             self._lanes.clear()
         await trio.lowlevel.cancel_shielded_checkpoint()
 
-    # What follows is for the fabric.
+    # The methods below are for the fabric.
 
     def accept(self, identity: str, back: _Lane) -> bool:
-        """Take on a dialler, unless another one has that identity."""
+        """Accept a dialler, unless another one has that identity."""
         return self._lanes.setdefault(identity, back) is back
 
     def forget(self, identity: str) -> None:
-        """Let go of a dialler that has closed."""
+        """Forget a dialler that has closed."""
         del self._lanes[identity]
 
     def expect(
         self, due_s: float, lane: _Lane, frames: tuple[Frame, ...], *, queued: int = 1
     ) -> None:
-        """Let a message arrive at `due_s` on trio's clock; a copy counts 0 towards the mark."""
+        """Schedule an arrival at `due_s` on trio's clock; a duplicate counts 0 towards the mark."""
         heapq.heappush(self._expected, (due_s, next(self._numbers), lane, queued, frames))
         self._woken.set()
 

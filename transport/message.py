@@ -1,8 +1,8 @@
-"""What travels: the header of every message, the chunk of a long one, the bodies of the link.
+"""The wire types: the header of every message, the chunk header, and the bodies of the link.
 
 A message is one msgpack header and at most one *payload*, the bytes of its named tensors. The body
-is a tagged union; the link's own bodies stand here, an application adds its own by subclassing
-``Body`` and naming the union to the codec. Field names and tags are the wire format.
+is a tagged union. The link's own bodies are defined here; an application subclasses ``Body`` for
+its own and passes their union to the codec. Field names and tags are the wire format.
 """
 
 from typing import Annotated, Generic, Literal, TypeVar
@@ -25,11 +25,11 @@ Run = Annotated[str, Meta(max_length=64)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
 TENSORS_MAX = 1024
-"""Tensors of one message: a fragment with more would need a header beyond its limit."""
+"""Tensors in one message; a fragment with more would need a header beyond its limit."""
 
 
 class TensorMeta(Struct, frozen=True, forbid_unknown_fields=True):
-    """One tensor of a payload. ``bits`` is the width of an element on the wire, ``digest`` the
+    """One tensor of a payload. ``bits`` is the width of an element on the wire; ``digest`` is the
     xxh3-128 of the tensor's bytes as sent."""
 
     name: Annotated[str, Meta(min_length=1, max_length=512)]
@@ -40,42 +40,42 @@ class TensorMeta(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Body(Struct, frozen=True, tag=True, forbid_unknown_fields=True):
-    """Base of everything that can be said; the class name is the tag on the wire."""
+    """Base class of all message bodies; the class name is the tag on the wire."""
 
 
 class Hello(Body, frozen=True):
-    """The dialling side opens one lane of a session. ``agreement`` names what both must share;
-    ``run`` is the run in which the listening side last welcomed it, empty for none."""
+    """The dialling side opens one lane of a session. Both sides must have the same ``agreement``;
+    ``run`` is the run named in the listening side's last Welcome, empty if there was none."""
 
     agreement: dict[str, str]
     run: Run = ""
 
 
 class Welcome(Body, frozen=True):
-    """The listening side has seen Hello on both lanes, and agrees. ``run`` is its run."""
+    """The listening side received Hello on both lanes and agrees. ``run`` is its run."""
 
     run: Run = ""
 
 
 class Refused(Body, frozen=True):
-    """The listening side does not agree, and says what differs. Final for this incarnation; where
-    ``again``, the actor's next incarnation is welcome."""
+    """The listening side does not agree, and says what differs. Final for this incarnation; with
+    ``again``, the actor's next incarnation will be accepted."""
 
     reason: Reason
     again: bool = False
 
 
 class Reset(Body, frozen=True):
-    """A session is unknown or broken; the dialling side shakes hands again, with the session after
-    ``beyond`` where that is said."""
+    """A session is unknown or broken: the dialling side must shake hands again, with a session
+    above ``beyond`` if that is given."""
 
     reason: Reason
     beyond: Count | None = None
 
 
 class Credit(Body, frozen=True):
-    """How many messages of ``lane`` the sender of this has taken in, in all, this session, and how
-    many bytes have come of the one after these."""
+    """How many messages of ``lane`` the sender of this has taken in during this session, and how
+    many bytes of the next one have arrived."""
 
     lane: Lane
     taken: Count
@@ -83,20 +83,20 @@ class Credit(Body, frozen=True):
 
 
 class Bye(Body, frozen=True):
-    """The sender leaves for good."""
+    """The sender closes the link for good."""
 
     reason: Reason
 
 
 class Marker(Body, frozen=True):
-    """What the sender said in this lane before this belongs before the cut ``snapshot``, what it
-    says after it behind the cut (Chandy and Lamport). It needs no credit."""
+    """Messages before it on this lane belong before the cut ``snapshot``, messages after it behind
+    the cut (Chandy and Lamport). It needs no credit."""
 
     snapshot: Annotated[str, Meta(min_length=3, max_length=160)]
 
 
 GREETINGS = frozenset({Hello, Welcome, Reset, Refused})
-"""Bodies of the handshake, which stand outside the numbers of a session."""
+"""Bodies of the handshake, which have no sequence number in an open session."""
 
 LinkBody = Hello | Welcome | Refused | Reset | Credit | Bye | Marker
 
@@ -105,7 +105,7 @@ B = TypeVar("B", bound=Body)
 
 class Header(Struct, Generic[B], frozen=True, tag="message", forbid_unknown_fields=True):
     """The first frame of every message. ``clock`` holds the entries that changed since the last
-    message of this lane, all of them at ``seq`` 0; the sender's own entry is always there."""
+    message on this lane, and all entries at ``seq`` 0; it always has the sender's own entry."""
 
     version: int
     job: Name
@@ -118,7 +118,7 @@ class Header(Struct, Generic[B], frozen=True, tag="message", forbid_unknown_fiel
 
 
 class Chunk(Struct, frozen=True, tag="chunk", forbid_unknown_fields=True):
-    """The header of a later piece of a long payload; ``index`` counts from 1."""
+    """The header of a later chunk of a long payload; ``index`` counts from 1."""
 
     session: Count
     seq: Count
@@ -126,5 +126,5 @@ class Chunk(Struct, frozen=True, tag="chunk", forbid_unknown_fields=True):
 
 
 def encoder() -> msgspec.msgpack.Encoder:
-    """The one way in which anything that is hashed or sent becomes bytes."""
+    """The one encoder for everything that is hashed or sent, so that its bytes are unique."""
     return msgspec.msgpack.Encoder(order="deterministic")

@@ -1,8 +1,8 @@
-"""Payloads: named tensors as one run of bytes that nobody changes any more.
+"""Payloads: named tensors in one contiguous, immutable byte buffer.
 
-Tensors stand one after the other, each start a multiple of ``ALIGNMENT`` bytes, in memory and on
-the wire alike, so that a payload is sent, received and merged without being taken apart. Digests
-are xxh3-128 (32 GB/s; blake2b made a round three times slower).
+Each tensor starts at a multiple of ``ALIGNMENT`` bytes, in memory and on the wire alike, so that a
+payload is sent, received and merged without being taken apart. Digests are xxh3-128 (32 GB/s; with
+blake2b a round took three times as long).
 """
 
 import math
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from transport.message import TENSORS_MAX, TensorMeta
 
 ALIGNMENT = 64
-"""Bytes: a cache line, and what vector loads of every current CPU like."""
+"""Bytes: a cache line, which also suits the vector loads of current CPUs."""
 
 PAYLOAD_BYTES_MAX = 8 * 2**30
-"""A single fragment of more than 8 GiB wants more fragments."""
+"""Use more fragments if a single one would exceed 8 GiB."""
 
 Bytes = NDArray[np.uint8]
 
@@ -31,37 +31,37 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""What a parameter may be: an allow-list, never a pickle."""
+"""The allowed types of parameters: a fixed list, never a pickle."""
 
 SENDABLE = {**DTYPES, "uint8": np.dtype(np.uint8)}
-"""What may be a tensor on the wire; ``uint8`` are bytes that those at both ends understand."""
+"""The types of tensors on the wire; ``uint8`` is for bytes whose meaning both ends know."""
 
 
 def aligned(nbytes: int) -> int:
-    """``nbytes`` rounded up to the alignment."""
+    """``nbytes`` rounded up to a multiple of ``ALIGNMENT``."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def tensor_bytes(meta: TensorMeta) -> int:
-    """The bytes of a tensor as sent, from its shape and width."""
+    """The bytes of a tensor as sent, from its shape and element width."""
     return -(-math.prod(meta.shape) * meta.bits // 8)
 
 
 def payload_bytes(tensors: Iterable[TensorMeta]) -> int:
-    """The bytes of a whole payload, its padding included."""
+    """The bytes of a whole payload, including padding."""
     return sum(aligned(tensor_bytes(meta)) for meta in tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Tensors and their bytes; ``data`` is uint8 of ``payload_bytes(tensors)``."""
+    """Tensors and their bytes; ``data`` is uint8 of length ``payload_bytes(tensors)``."""
 
     tensors: tuple[TensorMeta, ...]
     data: Bytes
 
     @property
     def digest(self) -> bytes:
-        """One digest for all of it: names, shapes, types and every tensor's own digest."""
+        """One digest over the names, shapes, types and digests of all tensors."""
         whole = xxhash.xxh3_128()
         for meta in self.tensors:
             whole.update(f"{meta.name}|{meta.shape}|{meta.dtype}|{meta.bits}|".encode())
@@ -70,10 +70,10 @@ class Payload:
 
 
 def payload_of(tensors: Mapping[str, NDArray[Any]]) -> Payload:
-    """A payload of named arrays, in their order; they are copied.
+    """A payload with copies of named arrays, in their order.
 
     Raises:
-        ValueError: more tensors than a message has, or one of a dtype that is not sent.
+        ValueError: too many tensors for a message, or a dtype that is not in ``SENDABLE``.
     """
     if len(tensors) > TENSORS_MAX:
         raise ValueError(f"{len(tensors)} tensors; a message has at most {TENSORS_MAX}")
@@ -90,7 +90,7 @@ def payload_of(tensors: Mapping[str, NDArray[Any]]) -> Payload:
 
 
 def tensors_of(payload: Payload) -> dict[str, NDArray[Any]]:
-    """The tensors of a payload, by name, as views that cannot be written to."""
+    """The tensors of a payload by name, as read-only views."""
     tensors: dict[str, NDArray[Any]] = {}
     at = 0
     for meta in payload.tensors:
@@ -105,7 +105,7 @@ def tensors_of(payload: Payload) -> dict[str, NDArray[Any]]:
 def describe(
     data: Bytes, tensors: Sequence[tuple[str, tuple[int, ...], str]]
 ) -> tuple[TensorMeta, ...]:
-    """Measure the tensors (name, shape, dtype) that stand in ``data``; digests are computed."""
+    """Describe the tensors (name, shape, dtype) stored in ``data``, and compute their digests."""
     metas: list[TensorMeta] = []
     start = 0
     for name, shape, dtype in tensors:
@@ -118,7 +118,7 @@ def describe(
 
 
 def broken_tensor(payload: Payload) -> str | None:
-    """The name of the first tensor whose bytes do not match its digest, if any."""
+    """The name of the first tensor whose bytes do not match its digest; None if all match."""
     start = 0
     for meta in payload.tensors:
         size = tensor_bytes(meta)

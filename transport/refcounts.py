@@ -1,26 +1,26 @@
-"""Who still needs an array: counts of holders, kept by machines as plain data.
+"""Reference counts of arrays, kept by machines as plain data.
 
-Arrays pass through machines as opaque names, *handles*; what a handle points to is never changed.
-The machine that names an array holds it; a message that waits in an outbox holds it too. When the
-last holder lets go the array is freed, in the same event, live as in every replay.
+Arrays pass through machines as opaque names, *handles*; an array is never changed. The machine that
+names an array holds a reference, and so does a message in an outbox. The last release frees the
+array within the same event, in a live run and in every replay alike.
 """
 
 from transport.effects import Free
 
 
 class Handles:
-    """Counts of holders by handle."""
+    """Reference counts by handle."""
 
     def __init__(self) -> None:
         self._holders: dict[str, int] = {}
 
     def hold(self, handle: str) -> str:
-        """One more holder; returns the handle."""
+        """Add a reference; returns the handle."""
         self._holders[handle] = self._holders.get(handle, 0) + 1
         return handle
 
     def release(self, handle: str) -> list[Free]:
-        """One holder less; the effect that frees the array if that was the last one."""
+        """Drop a reference; returns the effect that frees the array if it was the last one."""
         left = self._holders[handle] - 1
         if left:
             self._holders[handle] = left
@@ -29,11 +29,11 @@ class Handles:
         return [Free(handle)]
 
     def names(self) -> set[str]:
-        """Every handle that somebody holds."""
+        """All handles that are referenced."""
         return set(self._holders)
 
     def held(self) -> dict[str, int]:
-        """How many hold each handle."""
+        """The count of each handle."""
         return dict(self._holders)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Messages as they really leave: with a number, a clock, and credit."""
+"""Sending on a link: sequence numbers, clocks, and credit, assigned when a message leaves."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ from transport.refcounts import Handles
 
 
 class Sending:
-    """What an actor's links send.
+    """The sending side of an actor's links.
 
     Args:
-        clock: the actor's clock, which stands at the event being handled.
-        handles: the actor's counts of array holders.
+        clock: the actor's clock, already advanced to the event being handled.
+        handles: the actor's reference counts of arrays.
     """
 
     def __init__(self, clock: RunningClock, handles: Handles) -> None:
@@ -24,7 +24,7 @@ class Sending:
         self._handles = handles
 
     def pump(self, link: Link, lane: Lane) -> list[Effect]:
-        """Send what credit lets go; what a message held is released once it has left."""
+        """Send what credit allows, and release the payloads of the messages sent."""
         state = link.lanes[lane]
         if not state.outbox.waiting:
             return []
@@ -36,7 +36,7 @@ class Sending:
         return effects
 
     def give_credit(self, link: Link, lane: Lane, arrived: int = 0) -> list[Effect]:
-        """Say how much of a lane has been taken in, and how many bytes of the next message."""
+        """Report how many messages of a lane were taken in, and the bytes of the next one."""
         state = link.lanes[lane]
         state.credited = state.taken
         credit = Waiting(Credit(lane, state.taken, arrived), free_of_charge=True)
@@ -44,7 +44,7 @@ class Sending:
         return self.pump(link, CONTROL)
 
     def settle(self, link: Link) -> list[Effect]:
-        """Give the credit that has waited for something to be said."""
+        """Send the credit that was waiting for the next message."""
         link.owes = False
         effects: list[Effect] = []
         for lane, state in link.lanes.items():
@@ -55,14 +55,14 @@ class Sending:
     def number(
         self, link: Link, lane: Lane, state: LaneState, body: Body, payload: str = ""
     ) -> Transmit[Any]:
-        """Sequence number and clock are stamped here, when a message really leaves."""
-        # Before anything was told in a lane, everything is: this may be another incarnation.
+        """Assign the sequence number and the clock, at the time when a message really leaves."""
+        # The first message of a lane carries the whole clock: the peer may be a new incarnation.
         delta = self._clock.since(state.told, link.incarnation if state.told else "")
         state.told = self._clock.number
         seq = state.outgoing.take()
         return Transmit(link.peer, lane, link.session, seq, delta, body, payload)
 
     def out_of_band(self, event: MessageArrived[Any], body: Body) -> list[Effect]:
-        """An answer outside any sequence, to a session that is not (or no longer) ours."""
+        """Reply outside any sequence to a message whose session is not current here."""
         clock = self._clock.wire()
         return [Transmit(event.peer, CONTROL, event.session, 0, clock, body)]

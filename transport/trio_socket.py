@@ -1,9 +1,9 @@
 """ZeroMQ sockets under trio.
 
 Why it is hard. A libzmq socket offers one file descriptor that is *edge* triggered: it turns
-readable when the socket should be asked (`EVENTS`) what it can do, and any libzmq call may eat
+readable when the socket should be asked (`EVENTS`) what it can do, and any libzmq call may consume
 that edge, a failed receive included. trio lets one task wait on a descriptor. So a reader and a
-writer must share one waiter, and whoever touches the socket must tell the others what it learned.
+writer must share one waiter, and a task that uses the socket must tell the others what it learned.
 
 `TrioSocket` does it with a leader and followers and no background task. A task that finds
 nothing to do parks; one of the parked, the leader, waits on the descriptor. After *every* libzmq
@@ -25,11 +25,11 @@ import zmq
 from transport.endpoint import COPY_BYTES_MAX, PARTS_FORGIVEN, Buffer, Frame, flat_frames
 
 RETRY_S_MIN, RETRY_S_MAX = 0.0005, 0.02
-"""Waits of a blocking ROUTER send to a full peer: `EVENTS` cannot say which peer has room, and
-believing it would spin the whole loop. Short enough to be unseen, long enough to be free."""
+"""Waits of a blocking ROUTER send to a full peer: `EVENTS` does not say which peer has room, and
+relying on it would busy-loop. Short enough to go unnoticed, long enough to cost nothing."""
 
 DROPPED_AT_ONCE = 256
-"""Parts too many that are dropped before others have their turn: a third of a millisecond."""
+"""Excess parts dropped before other tasks get a turn: a third of a millisecond of work."""
 
 _Result = TypeVar("_Result")
 _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
@@ -38,10 +38,10 @@ _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
 class TrioSocket:
     """A ZeroMQ socket for trio: any number of tasks may send and receive; cancelling loses nothing.
 
-    Sending takes parts as `send_nowait` of an endpoint does, less its limits. On a `signed` socket
-    each message received is led by one more part: the name that ZAP gave to its sender's key, empty
-    for a sender without one. ``excess`` is told over which connection a message of far too many
-    parts came.
+    Sending accepts the same parts as an endpoint's `send_nowait`, without its limits. On a `signed`
+    socket each received message starts with one extra part: the name that ZAP gave to its sender's
+    key, empty if it has none. ``excess`` is called with the connection's descriptor when a message
+    has more than `PARTS_FORGIVEN` excess parts.
     """
 
     def __init__(
@@ -61,23 +61,24 @@ class TrioSocket:
         self._dropping = False
         self._dropped = 0
         self.source = -1
-        """The descriptor of the connection that the last message came over; -1 for none."""
+        """The descriptor of the last message's connection; -1 if it came from this process."""
 
     def bind(self, address: str) -> str:
-        """Listen on `address` and return it as bound; port 0 and * are any free port."""
+        """Listen on `address`; returns it as bound. Port 0 and * mean any free port."""
         if address.startswith("tcp://") and address.endswith(":0"):
             address = address[:-1] + "*"
         try:
             self._socket.bind(address)
         finally:
-            self._learn()  # binding eats the edge like any other call
+            self._learn()  # binding consumes the edge, like any other call
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def reconnect(self, address: str, to: str | None = None) -> None:
-        """Give up the connection to `address`, with what waits to leave through it, and dial again,
-        or dial `to` instead; an empty `address` is none.
+        """Close the connection to `address` and discard its queue, then dial it again, or dial `to`
+        instead. An empty `address` means that there is no connection to close.
 
-        Without linger: what the old connection still said would reach the peer beside the new one.
+        Linger is off meanwhile: otherwise queued messages of the old connection would reach the
+        peer mixed with those of the new one.
         """
         if self._socket.closed:
             raise trio.ClosedResourceError("this socket was closed")
@@ -89,18 +90,18 @@ class TrioSocket:
             self._socket.connect(address if to is None else to)
         finally:
             self._socket.setsockopt(zmq.LINGER, linger)
-            self._learn()  # these calls eat the edge like any other
+            self._learn()  # these calls consume the edge, like any other
 
     async def recv_multipart(self, parts_max: int = sys.maxsize) -> list[Frame]:
         """Wait for one message; parts after the first `parts_max` + 1 are dropped."""
         return await self._wait_done(_IN, partial(self._receive, parts_max))
 
     def recv_multipart_nowait(self, parts_max: int = sys.maxsize) -> list[Frame]:
-        """Take one message that is here already, or raise `trio.WouldBlock`."""
+        """Receive a message that has already arrived, or raise `trio.WouldBlock`."""
         return self._try(partial(self._receive, parts_max))
 
     async def send_multipart(self, parts: Sequence[Buffer]) -> None:
-        """Queue one message, waiting for room."""
+        """Queue one message, waiting for room if necessary."""
         await self._wait_done(_OUT, partial(self._send, flat_frames(parts)))
 
     def send_multipart_nowait(self, parts: Sequence[Buffer]) -> None:
@@ -108,17 +109,17 @@ class TrioSocket:
         self._try(partial(self._send, flat_frames(parts)))
 
     def linger(self, seconds: float) -> None:
-        """Queued frames have so long to leave, once this is closed."""
+        """Set how long queued frames may take to leave after a close."""
         if not self._socket.closed:
             self._socket.setsockopt(zmq.LINGER, int(seconds * 1000))
             self._learn()
 
     def readable(self) -> bool:
-        """Whether something is here to be received; whoever waits for it is told as well."""
+        """Whether a message can be received; also wakes a task that waits for one."""
         return bool(self._learn() & _IN)
 
     async def aclose(self) -> None:
-        """Close; waiting tasks get `trio.ClosedResourceError`. Queued frames linger."""
+        """Close; waiting tasks raise `trio.ClosedResourceError`. Queued frames linger."""
         if not self._socket.closed:
             trio.lowlevel.notify_closing(self._fd)
             self._socket.close()
@@ -135,13 +136,13 @@ class TrioSocket:
             except trio.WouldBlock:
                 if not self._learn() & want:
                     await self._wait_woken(want)
-                elif want == _IN:  # it came in since we asked
+                elif want == _IN:  # it became readable in the meantime
                     await trio.lowlevel.checkpoint()
-                else:  # there is room, but not for this peer of a ROUTER
+                else:  # the socket has room, but not for this peer of a ROUTER
                     await trio.sleep(retry_s)
                     retry_s = min(2 * retry_s, RETRY_S_MAX)
             else:
-                # What was taken off the socket must reach the caller, cancelled or not.
+                # A message taken off the socket must reach the caller, cancelled or not.
                 await trio.lowlevel.cancel_shielded_checkpoint()
                 return result
 
@@ -156,7 +157,7 @@ class TrioSocket:
             self._learn()
 
     def _learn(self) -> int:
-        """Read EVENTS, as after every libzmq call, and wake whoever it concerns."""
+        """Read EVENTS, as is required after every libzmq call, and wake the tasks concerned."""
         if self._socket.closed:
             return 0
         events = int(self._socket.getsockopt(zmq.EVENTS))
@@ -164,7 +165,7 @@ class TrioSocket:
             if lot and events & want:
                 lot.unpark()
         if self._leader is None:
-            # Whoever wakes tries again, and failing that becomes the leader.
+            # The task that wakes tries again, and becomes the leader if it has to wait.
             for lot in filter(None, self._parked.values()):
                 lot.unpark()
                 break
@@ -197,11 +198,11 @@ class TrioSocket:
                     parts.append(_signature(frame))
             more = frame.more
             parts.append(frame.bytes if len(frame) <= COPY_BYTES_MAX else frame.buffer)
-        self._dropping = more  # The rest of it before the next one.
+        self._dropping = more  # The remaining parts are dropped before the next message.
         return parts
 
     def _drop(self) -> None:
-        """Let go of what is left of a message of too many parts, a few at a time."""
+        """Drop the remaining parts of a message with too many, a limited number at a time."""
         for _ in range(DROPPED_AT_ONCE):
             self._socket.recv(zmq.NOBLOCK)
             self._dropped += 1
@@ -222,7 +223,7 @@ class TrioSocket:
                 if number == 1:
                     raise
                 # The connection died between two parts. libzmq rolls the message back and
-                # swallows its remaining parts, but only if we hand them over.
+                # discards its remaining parts, but only if we pass them on.
                 refused = error
         if refused is not None:
             raise refused
@@ -232,7 +233,7 @@ def _source(frame: zmq.Frame) -> int:
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
-        return -1  # It came from this process.
+        return -1  # The message came from this process.
 
 
 def _signature(frame: zmq.Frame) -> bytes:

@@ -1,10 +1,9 @@
-"""ZeroMQ as an endpoint: one ROUTER that listens, one DEALER for each dial.
+"""The ZeroMQ endpoint: one ROUTER for listening, and one DEALER for each dial.
 
-How a socket waits under trio is `transport.sockets`' business, keys are `transport.curve`'s.
+`transport.trio_socket` makes the sockets work under trio, `transport.curve_auth` handles keys.
 
 Tried and rejected: ZMTP heartbeats and socket monitors as signs of life (heartbeats turned a 4 s
-stall that lost nothing into 112 lost messages). Liveness is judged by the link above, from what
-arrives.
+stall that lost nothing into 112 lost messages). The link above judges liveness by what arrives.
 """
 
 import errno
@@ -42,64 +41,66 @@ from transport.endpoint import (
 from transport.trio_socket import TrioSocket
 
 PART_BYTES_DISCONNECT = 2 * FRAME_BYTES_MAX
-"""A part above this is not even read: libzmq closes the connection. Between `FRAME_BYTES_MAX` and
-here a peer is merely wrong, and is counted; libzmq cannot tell us about the ones it closes."""
+"""Above this libzmq closes the connection without reading the part or telling us. A peer that sends
+parts between `FRAME_BYTES_MAX` and this limit stays connected; the parts are dropped and counted.
+"""
 
 RECONNECT_S = 0.1
-"""First wait before dialling again; a restarted syncer is found within this."""
+"""First wait before dialling again; a restarted syncer is found within this time."""
 
 RECONNECT_S_MAX = 2.0
-"""Longest wait: a cluster of learners must not hammer a syncer that is away."""
+"""Longest wait, so that many learners do not overload a syncer that is away."""
 
 DEAF_S = 30.0
-"""A dialled line that has said something and heard nothing for half of this is asked for a sign of
-life, and after all of it connected anew: as long as a link waits for credit before it gives up."""
+"""After half this time without any reply, a dialled line that has sent something sends a probe;
+after the whole time it is reconnected. A link waits as long for credit before it gives up."""
 
 DEAF_DOUBLINGS_MAX = 4
-"""Each time in vain the wait doubles, to eight minutes: a listener that is away or stopped is not
-hammered, and two that fight for one identity do so seldom."""
+"""Each reconnection without success doubles the wait, up to eight minutes: so a listener that is
+away or stopped is not overloaded, and two dials that compete for one identity do so rarely."""
 
 LINE_BYTES_S_MIN = 32 * 1024
-"""So fast a line is taken to be at least, before what was sent over it could be answered: whatever
-carries training is faster, and a large message on its way must not be cut off for being large."""
+"""The assumed minimum throughput of a line, for the time in which a reply is due: any line used for
+training is faster, and a large message in flight must not be cut off because of its size."""
 
 DIVIDER = "\x1f"
-"""What divides a route from the secret behind it in an identity; no route has such a character."""
+"""Separates the route from the secret in an identity; no route contains this character."""
 
 NONCE_BYTES = 8
-"""Random bytes that each dial adds to its identity: nobody guesses 64 bits over a network."""
+"""Random bytes that each dial adds to its identity: 64 bits cannot be guessed over a network."""
 
 LIVING_S = 30.0
-"""A connection that is there and was heard so recently keeps its route, whoever else names it. Who
-trains reports every few seconds; a host that was lost without a word is replaced after this."""
+"""A connection that was heard from within this time keeps its route if another one claims it. A
+learner in training reports every few seconds; a host that vanished is replaced after this time."""
 
 LOOK_FOR_HOLDER_S = 0.5
-"""How often it is asked at most whether the connection that has a route is still there."""
+"""Minimum interval between checks whether the connection that owns a route still exists."""
 
 HOLDERS_MAX = 16_384
-"""Routes whose connections are remembered, several times as many as may be connected; beyond that
-the one that was silent longest is forgotten, and whoever names it next has it."""
+"""Routes whose connections are remembered, several times the maximum number of connections. Beyond
+that the longest silent one is forgotten, and the next connection that claims its route gets it."""
 
 KNOCK, ANSWER = b"ddloco?", b"ddloco!"
-"""Are you there; I am. Said and heard below `deliver`, one part long, and never a header."""
+"""The probe "are you there" and its answer. Both are handled below `deliver`, are one part long,
+and cannot be confused with a header."""
 
 
 FILE = "file:"
-"""How an address begins that stands in a file, whose one line may change while we run."""
+"""Prefix of an address that is read from a file, whose one line may change during the run."""
 
 LOOK_UP_S = 0.5
-"""How often such a file is read: as often as a link is dialled at most."""
+"""Interval at which such a file is read: the shortest interval between dials of a link."""
 
 ADDRESS_CHARS_MAX = 1024
 
 
 @asynccontextmanager
 async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
-    """Open a ZeroMQ context, and on the way out wait for lingering frames, then free it.
+    """Open a ZeroMQ context; on exit wait for lingering frames, then free it.
 
-    The wait is bounded by the linger of the sockets. It happens in a thread, so that the loop
-    lives on, and shielded: leaving early would free buffers that libzmq is still sending, which
-    aborts the process. Sockets left open are closed here, so that `term` cannot hang on them.
+    The wait is bounded by the sockets' linger time. It happens in a thread, so that the event loop
+    continues, and is shielded from cancellation: leaving early would free buffers that libzmq is
+    still sending, which aborts the process. Sockets left open are closed, so that `term` returns.
     """
     context: zmq.Context[Any] = zmq.Context(io_threads)
     try:
@@ -112,11 +113,11 @@ async def open_context(io_threads: int = 1) -> AsyncIterator[zmq.Context[Any]]:
 
 @dataclass(slots=True, eq=False)
 class _Line:
-    """One socket of an endpoint. `route` is None on the listening socket, which serves many.
+    """One socket of an endpoint. `route` is None for the listening socket, which serves many.
 
-    Of a dialled one: where it leads; since when it speaks without having heard anything, None
-    while nothing is unanswered; how many bytes it has said since, whether it has knocked, and how
-    often it was connected anew in vain.
+    For a dialled socket the line also records the address; how long it has been sending without any
+    reply (`unheard_since`, None while nothing is unanswered); how many bytes it has sent since;
+    whether it has sent a probe; and how often it was reconnected without success.
     """
 
     socket: TrioSocket
@@ -132,17 +133,17 @@ class _Line:
     in_vain: int = 0
 
     def said(self, nbytes: int) -> None:
-        """Something was sent, and may be answered."""
+        """Record that something was sent that the peer may answer."""
         self.unheard_bytes += nbytes
         if self.unheard_since is None:
             self.unheard_since = trio.current_time()
 
     def heard(self) -> None:
-        """Something came: the other side still knows whose line this is."""
+        """Record that something arrived: the peer still associates this line with its sender."""
         self.unheard_since, self.unheard_bytes, self.knocked, self.in_vain = None, 0, False, 0
 
     def overdue_s(self, deaf_s: float) -> float:
-        """For how long an answer has been due; below zero there is time left."""
+        """How long a reply has been overdue, in seconds; negative while there is time left."""
         if self.unheard_since is None:
             return -deaf_s
         doubled = deaf_s * 2 ** min(self.in_vain, DEAF_DOUBLINGS_MAX)
@@ -152,7 +153,7 @@ class _Line:
 
 @dataclass(slots=True)
 class _Holder:
-    """Which connection has a route: its identity, when it was heard and looked for last."""
+    """The connection that owns a route: its identity, and when it was last heard and checked."""
 
     identity: bytes
     heard_at: float
@@ -162,29 +163,28 @@ class _Holder:
 class ZmqEndpoint:
     """`Endpoint` over ZeroMQ: one ROUTER for all addresses listened on, one DEALER per dial.
 
-    Works over inproc, ipc and tcp. Sends are never blocking, so that a stopped peer stops nobody
-    else, and the ROUTER is mandatory, so that a full or absent peer is an error and not silence.
+    Works over inproc, ipc and tcp. Sends never block, so that a stopped peer stops no other. The
+    ROUTER is in mandatory mode, so that sending to a full or absent peer raises an error.
 
-    Behind its route, the identity of each dial has a secret of its own. So nobody takes over what
-    belongs to a connection of somebody else: libzmq hands identities over before any key is
-    compared. Of two connections that name one route, the listening endpoint hears the one that it
-    heard first, for as long as that one lives.
+    The identity of each dial is its route followed by a random secret, so that no other dialler can
+    take over its connection: libzmq assigns identities before it compares keys. If two connections
+    claim one route, the endpoint accepts the first for as long as that connection lives.
 
-    With `handover` a new connection takes an identity over from an older one of the same dial;
-    without it the newer is not heard. A connection that breaks while its messages wait unread keeps
-    its identity until they are read, so without `handover` the redial of the same peer can stay
-    deaf for good and the peer must dial again under another identity.
+    With `handover` a new connection takes over the identity of an older one of the same dial;
+    without it the new one is ignored. A connection that breaks while its messages wait unread keeps
+    its identity until they are read. So without `handover` a peer that reconnects may be ignored
+    for good, and must dial again under another identity.
 
-    With `handover` libzmq detaches the older connection and leaves it open, so whoever was robbed
-    of its identity cannot tell. A dialled line that has spoken and heard nothing therefore knocks,
-    which the listening endpoint answers by itself; unanswered for `deaf_s` in all, it is connected
-    anew and takes its identity back. A line that says nothing is left alone.
+    With `handover` libzmq detaches the older connection but leaves it open, so its owner does not
+    notice. A dialled line that has sent something and received nothing therefore sends a probe,
+    which the listening endpoint answers by itself. After `deaf_s` without an answer the line is
+    reconnected, which takes its identity back. A line that sends nothing is left alone.
 
-    With `curve` every connection over tcp or ipc is encrypted, and proves on both sides who is
-    there: a dial reaches only the holder of the key for its route's peer; strangers are refused at
-    the handshake; and what a peer says under an identity that is not its key's is dropped.
-    Handshakes are answered while `run` runs. Over inproc nobody proves anything, so all that
-    arrives is dropped: an endpoint inside one process is made without `curve`.
+    With `curve` every connection over tcp or ipc is encrypted and authenticated on both sides: a
+    dial reaches only the holder of the key for its route's peer; unknown keys are refused at the
+    handshake; and messages under an identity that does not belong to the sender's key are dropped.
+    Handshakes are answered while `run` runs. Inproc connections are not authenticated, so
+    everything that arrives over them is dropped: make endpoints within one process without `curve`.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class ZmqEndpoint:
         deaf_s: float = DEAF_S,
     ) -> None:
         self.refusals: dict[str, Refusal] = {}
-        """The newest refusal for want of the right key, by the counter in `statistics`."""
+        """The latest refusal by counter of `statistics`: why, and from which address."""
         self._context = context
         self._linger_s = linger_s
         self._queue_messages_max = queue_messages_max
@@ -208,13 +208,13 @@ class ZmqEndpoint:
         self._listening: _Line | None = None
         self._dialled: dict[str, _Line] = {}
         self._holders: dict[str, _Holder] = {}
-        """Who was heard most recently comes last."""
+        """By route; the one heard most recently is last."""
         self._counts: Counter[str] = Counter()
         self._running: Callable[[_Line], None] | None = None
         self._closed = trio.Event()
 
     async def listen(self, address: str) -> str:
-        """Bind the ROUTER to `address` as well; see `Endpoint.listen`."""
+        """Also bind the ROUTER to `address`; see `Endpoint.listen`."""
         await trio.lowlevel.checkpoint()
         self._check_open()
         if self._listening is None:
@@ -254,7 +254,7 @@ class ZmqEndpoint:
         _knock(line)
 
     async def run(self, deliver: Deliver) -> None:
-        """Receive from every socket, those opened later too; see `Endpoint.run`."""
+        """Receive from every socket, including those opened later; see `Endpoint.run`."""
         await trio.lowlevel.checkpoint()
         self._check_open()
         if self._running is not None:
@@ -271,7 +271,7 @@ class ZmqEndpoint:
         self._check_open()
 
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
-        """Send through the DEALER called `route`, or else to that peer of the ROUTER."""
+        """Send through the DEALER named `route`, or else to that peer of the ROUTER."""
         self._check_open()
         flat = check_frames(frames)
         line = self._dialled.get(route, self._listening)
@@ -296,7 +296,7 @@ class ZmqEndpoint:
             line.said(nbytes)
 
     def reaches(self, route: str) -> bool:
-        """Say to a peer of the ROUTER what it never asked; see `Endpoint.reaches`."""
+        """For peers of the ROUTER, send an unsolicited answer; see `Endpoint.reaches`."""
         self._check_open()
         if route in self._dialled or self._listening is None:
             return route in self._dialled
@@ -304,16 +304,16 @@ class ZmqEndpoint:
         return _is_there(self._listening, self._identity_of(route))
 
     def statistics(self) -> EndpointStatistics:
-        """Return what has been counted so far."""
+        """The counters so far."""
         return EndpointStatistics(**self._counts)
 
     def hurry(self, linger_s: float) -> None:
-        """Once this is closed, frames that were sent have at most so long to leave."""
+        """Limit how long frames already sent may take to leave after a close."""
         for line in self._lines():
             line.socket.linger(linger_s)
 
     async def aclose(self) -> None:
-        """Close every socket. The waiting for lingering frames is `open_context`'s."""
+        """Close every socket. `open_context` waits for lingering frames."""
         self._closed.set()
         for line in self._lines():
             if line.connections is not None:
@@ -327,7 +327,7 @@ class ZmqEndpoint:
         return [line for line in (self._listening, *self._dialled.values()) if line is not None]
 
     def _guarded(self, router: zmq.Socket[Any]) -> _Line:
-        """The line that listens, its connections watched; with keys, behind a gate and signed."""
+        """The listening line, with its connections watched; with keys, also behind a gate."""
         gate = None
         if self._curve is not None:
             gate = Gate(self._context, router, self._curve, self._refused_handshake)
@@ -356,7 +356,7 @@ class ZmqEndpoint:
             nursery.start_soon(self._look_up, line)
 
     async def _look_up(self, line: _Line) -> None:
-        """Connect a line to where its file says, whenever that changes."""
+        """Reconnect a line whenever the address in its file changes."""
         while True:
             await trio.sleep(LOOK_UP_S)
             found = _written_in(line.written_in)
@@ -367,13 +367,13 @@ class ZmqEndpoint:
             except trio.ClosedResourceError:
                 return
             except zmq.ZMQError:
-                continue  # Not an address, or not one that can be dialled from here.
+                continue  # Not an address, or one that cannot be dialled from here.
             line.address = found
             line.heard()
             _knock(line)
 
     async def _mend(self, line: _Line) -> None:
-        """Connect a line anew whose listener does not hear it any more; see the class."""
+        """Reconnect a line when its listener no longer hears it; see the class."""
         while True:
             await trio.sleep(self._deaf_s / 8)
             overdue_s = line.overdue_s(self._deaf_s)
@@ -386,14 +386,14 @@ class ZmqEndpoint:
                     line.unheard_since, line.unheard_bytes = trio.current_time(), 0
                     line.in_vain, line.knocked = line.in_vain + 1, False
                 if not line.knocked and overdue_s >= -self._deaf_s / 2:
-                    # Also over a new connection, so that its identity is taken back at once and
-                    # a line whose owner has nothing more to say is not connected anew for ever.
+                    # Also over a new connection, so that it takes its identity back at once, and
+                    # a line with nothing more to send is not reconnected for ever.
                     line.knocked = True
                     line.socket.send_multipart_nowait([KNOCK])
             except trio.ClosedResourceError:
                 return
             except trio.WouldBlock:
-                continue  # Full: whoever reads it at last will answer something.
+                continue  # Full: if a peer reads the queue, it will answer one of its messages.
 
     def _added(self, line: _Line) -> _Line:
         if self._running is not None:
@@ -421,17 +421,17 @@ class ZmqEndpoint:
                 try:
                     parts = await line.socket.recv_multipart(PARTS_MAX + 2)
                 except trio.ClosedResourceError:
-                    return  # `run` says so, once for all sockets
+                    return  # `run` reports this, once for all sockets
                 if line.connections is not None:
                     line.connections.heard(line.socket.source)
                 line.held = self._admitted(line, parts)
             if line.held is not None:
-                # Held until delivered: a cancelled delivery is handed out by the next run.
+                # Kept until delivered: the next run delivers it again after a cancellation.
                 await deliver(line.held)
                 line.held = None
 
     def _admitted(self, line: _Line, parts: list[Frame]) -> Arrival | None:
-        """Return the arrival, or count why there is none."""
+        """The arrival, or None, counted, if it is dropped."""
         route, signature = line.route, b"" if line.gate is None else parts.pop(0)
         identity = b""
         if route is None:
@@ -453,7 +453,7 @@ class ZmqEndpoint:
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
         elif line.route is None and frames == (KNOCK,):
-            # Full or gone: it will knock again. Closed since the knock was taken: nobody answers.
+            # On failure there is no answer: a full or vanished peer probes again.
             with suppress(trio.WouldBlock, zmq.ZMQError, trio.ClosedResourceError):
                 line.socket.send_multipart_nowait([identity, ANSWER])
         elif line.route is not None and frames == (ANSWER,):
@@ -465,13 +465,12 @@ class ZmqEndpoint:
         return None
 
     def _identity_of(self, route: str) -> bytes:
-        """The identity of the connection that has a route; of none, what one without a secret
-        would have."""
+        """The identity of the connection that owns a route; the route itself if none does."""
         holder = self._holders.get(route)
         return holder.identity if holder is not None else route.encode()
 
     def _holds(self, line: _Line, route: str, identity: bytes) -> bool:
-        """Whether a connection has the route that it names, or may have it from now on."""
+        """Whether a connection owns the route that it claims, or owns it from now on."""
         now = trio.current_time()
         holder = self._holders.pop(route, None)
         if holder is None:
@@ -494,7 +493,7 @@ class ZmqEndpoint:
         return not _is_there(line, holder.identity)
 
     def _proven(self, route: str, signature: str) -> bool:
-        """Whether the key that a message came with speaks for the peer in its route."""
+        """Whether the sender's key belongs to the peer in its route."""
         assert self._curve is not None, "there is no gate without keys"
         if signature and signature == self._curve.owner(_peer_of(route)):
             return True
@@ -504,10 +503,10 @@ class ZmqEndpoint:
 
 
 def _written_in(address: str) -> str:
-    """The address in a file; empty while there is none."""
+    """The address in a file; empty if there is none."""
     path = Path(address.removeprefix(FILE))
     try:
-        if not path.is_file():  # A pipe would be waited for.
+        if not path.is_file():  # Opening a FIFO would block.
             return ""
         with path.open() as file:
             return file.readline(ADDRESS_CHARS_MAX).strip()
@@ -516,17 +515,17 @@ def _written_in(address: str) -> str:
 
 
 def _knock(line: _Line) -> None:
-    """Say that somebody is there, before there is anything else to say."""
-    with suppress(trio.WouldBlock):  # Connected to nothing yet.
+    """Send a probe, so that the listener knows of the line before it has messages to send."""
+    with suppress(trio.WouldBlock):  # Not connected yet.
         line.socket.send_multipart_nowait([KNOCK])
 
 
 def _is_there(line: _Line, identity: bytes) -> bool:
-    """Whether a connection of that identity is there, by saying to it what it never asked."""
+    """Whether a connection of that identity exists, found out by an unsolicited answer."""
     try:
         line.socket.send_multipart_nowait([identity, ANSWER])
     except trio.WouldBlock:
-        return True  # There, and full.
+        return True  # It exists, and its queue is full.
     except zmq.ZMQError as error:
         if error.errno != errno.EHOSTUNREACH:
             raise
@@ -535,7 +534,7 @@ def _is_there(line: _Line, identity: bytes) -> bool:
 
 
 def _secret_identity(identity: str) -> bytes:
-    """The identity of one dial; raises `ValueError` for what is no route, or leaves no room."""
+    """An identity for one dial; raises `ValueError` if the name is not a route or is too long."""
     wire = check_route(identity)
     if len(wire) > ROUTE_BYTES_MAX - 1 - 2 * NONCE_BYTES:
         most = ROUTE_BYTES_MAX - 1 - 2 * NONCE_BYTES
@@ -544,7 +543,7 @@ def _secret_identity(identity: str) -> bytes:
 
 
 def _route_of(identity: bytes) -> str | None:
-    """Read a peer's identity as a route; libzmq makes up unprintable ones for the nameless."""
+    """The route in a peer's identity; None if invalid, such as those that libzmq generates."""
     try:
         route = str(identity, "utf-8").partition(DIVIDER)[0]
         check_route(route)
@@ -554,5 +553,5 @@ def _route_of(identity: bytes) -> str | None:
 
 
 def _peer_of(route: str) -> str:
-    """``learner-3.2`` for ``learner-3.2/control``; a route without a lane is a peer's name."""
+    """``learner-3.2`` for ``learner-3.2/control``; a route without a lane is the peer's name."""
     return route.rpartition("/")[0] or route
