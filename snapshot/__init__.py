@@ -1,7 +1,8 @@
-"""Pictures of a whole job, taken without stopping it; and the places where they lie.
+"""Snapshots of a whole job, taken without stopping it, and the stores that hold them.
 
-``participant`` is the machine (Chandy and Lamport), ``freeze`` a machine's state as bytes,
-``store`` blobs by digest with a sealed manifest last, ``tensors`` named tensors in one file.
+``participant`` is the state machine of the Chandy-Lamport algorithm, ``freeze`` converts a
+machine's state to bytes, ``store`` keeps blobs by digest and commits a sealed manifest last, and
+``tensors`` writes named tensors to one file.
 """
 
 from snapshot.blob_reader import Listed as Listed

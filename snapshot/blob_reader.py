@@ -1,4 +1,4 @@
-"""Blobs and manifests as they are read: nothing is handed on before it was checked."""
+"""Reading blobs and manifests; everything is checked before it is returned."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ from snapshot.storage import (
 )
 
 Progress = Callable[[int], None]
-"""Told how many more bytes were read."""
+"""Called with the number of bytes read since the last call."""
 
 DAMAGED = "is not what was written: its digest differs"
 
 
 def read_manifest(place: Place, snapshot: str) -> Manifest:
-    """A manifest, by its snapshot's name or id.
+    """Read a manifest by its snapshot's name or id.
 
     Raises:
-        SnapshotError: it is not there, or is damaged; names the file.
+        SnapshotError: it is missing or damaged; names the file.
         StorageError: it cannot be read.
     """
     name = file_of(snapshot)
@@ -49,18 +49,18 @@ def read_manifest(place: Place, snapshot: str) -> Manifest:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A manifest that is there; when it cannot be read, why not."""
+    """A manifest in a store; if it cannot be read, the reason."""
 
     id: str
     manifest: Manifest | None
     problem: str = ""
     damaged: bool = False
-    """Whether it was read, and is none; not so where the place does not answer, or another version
-    wrote it."""
+    """Whether the file was read and is not a manifest; False if the store does not answer, or if
+    another version wrote the file."""
 
 
 def read_all(place: Place) -> list[Listed]:
-    """All manifests, newest first; those that cannot be read come last, by name."""
+    """All manifests, newest first; unreadable ones come last, sorted by name."""
     good: list[tuple[int, str, Manifest]] = []
     bad: list[Listed] = []
     for name in place.files(MANIFESTS):
@@ -77,10 +77,10 @@ def read_all(place: Place) -> list[Listed]:
 
 
 def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
-    """A blob's bytes.
+    """Read a blob and check its digest.
 
     Raises:
-        SnapshotError: it is not there, or is damaged; names the file.
+        SnapshotError: it is missing or damaged; names the file.
         StorageError: it cannot be read.
     """
     name = blob_name(digest)
@@ -94,10 +94,10 @@ def read_blob(place: Place, digest: str) -> NDArray[np.uint8]:
 
 
 def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
-    """What a participant wrote together.
+    """Read a piece: the list of blobs that a participant wrote together.
 
     Raises:
-        SnapshotError: it is not there, is damaged, or no piece; names the file.
+        SnapshotError: it is missing, damaged, or not a piece; names the file.
         StorageError: it cannot be read.
     """
     data = read_blob(place, digest).tobytes()
@@ -111,7 +111,7 @@ def read_piece(place: Place, digest: str) -> tuple[Entry, ...]:
 
 
 def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> str | None:
-    """What is wrong with a blob, all of which is read; None when nothing is."""
+    """Read a whole blob and return what is wrong with it; None if it is intact."""
     name = blob_name(digest)
     try:
         found = place.stat(name)
@@ -131,7 +131,7 @@ def blob_problem(place: Place, digest: str, size: int, progress: Progress) -> st
 
 
 def _whole(place: Place, name: str) -> NDArray[np.uint8]:
-    """A file's bytes, in memory that arrays can be views of."""
+    """A file's bytes, in memory of which arrays can be views."""
     found = place.stat(name)
     if found is None:
         raise FileNotFoundError(name)

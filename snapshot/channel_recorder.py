@@ -1,11 +1,12 @@
-"""One participant's part in the cuts that are under way (Chandy and Lamport, 1985).
+"""One participant's side of the cuts in progress (Chandy and Lamport, 1985).
 
-At the first marker of a snapshot, or when it begins one itself, a participant records its own state
-and sends a marker down every channel. From then on whatever arrives over a channel, up to that
-channel's own marker, was in flight: it is recorded, too. Nothing is held back, nothing waits.
+At the first marker of a snapshot, or when it initiates one, a participant records its own state and
+sends a marker on every channel. From then on every message that arrives over a channel before that
+channel's own marker was in flight at the cut, and is recorded as well. Messages are neither held
+back nor delayed.
 
-Channels are FIFO. Several cuts may be under way at once. A channel that breaks is waited for no
-longer; the cut says so.
+Channels are FIFO. Several cuts may be in progress at once. A cut stops waiting for a channel that
+breaks, and notes that it broke.
 """
 
 from collections.abc import Collection, Hashable
@@ -15,8 +16,9 @@ from typing import Generic, TypeVar
 from snapshot.record import split
 
 INITIATORS_MAX = 1024
-"""Initiators of which the newest snapshot is remembered. One that is forgotten has begun none for
-as many others' beginnings; should an old marker of it come after all, it begins a cut in vain."""
+"""Initiators whose newest snapshot is remembered. One that is forgotten has begun no snapshot while
+as many others did; if an old marker of it arrives after all, it begins a cut that is never
+completed."""
 
 C = TypeVar("C", bound=Hashable)
 M = TypeVar("M")
@@ -24,14 +26,14 @@ M = TypeVar("M")
 
 @dataclass(slots=True)
 class Cut(Generic[C, M]):
-    """One cut, since this participant's state was recorded."""
+    """One cut, from the moment when this participant's state was recorded."""
 
     snapshot: str
     awaited: set[C]
-    """Channels whose marker has not come."""
+    """Channels whose marker has not arrived."""
     in_flight: dict[C, list[M]] = field(default_factory=dict)
     broken: dict[C, str] = field(default_factory=dict)
-    """Channels that broke before their marker came, and why."""
+    """Channels that broke before their marker arrived, and why."""
 
 
 class Cuts(Generic[C, M]):
@@ -45,20 +47,20 @@ class Cuts(Generic[C, M]):
         return len(self._open)
 
     def new(self, snapshot: str) -> bool:
-        """Whether it is a snapshot that was never seen.
+        """Whether a snapshot has not been seen before.
 
-        Whoever begins snapshots numbers them upwards, and a channel keeps their order, so of each
-        initiator only the newest needs to be remembered.
+        An initiator numbers its snapshots upwards and channels preserve order, so only the newest
+        one of each initiator needs to be remembered.
         """
         initiator, number = split(snapshot)
         return self._newest.get(initiator, -1) < number
 
     def inherit(self, former: "Cuts[C, M]") -> None:
-        """What another has seen is new here no longer."""
+        """Take over the record of seen snapshots from an earlier instance."""
         self._newest = dict(former._newest)
 
     def see(self, snapshot: str) -> None:
-        """It is new no longer, whether it is taken part in or not."""
+        """Mark a snapshot as seen, whether or not this participant takes part in it."""
         initiator, number = split(snapshot)
         self._newest.pop(initiator, None)
         self._newest[initiator] = number
@@ -66,13 +68,13 @@ class Cuts(Generic[C, M]):
             del self._newest[next(iter(self._newest))]
 
     def begin(self, snapshot: str, incoming: Collection[C]) -> None:
-        """The participant's state is recorded now; ``incoming`` are its channels."""
+        """Begin a cut: the participant's state is recorded now; ``incoming`` are its channels."""
         assert self.new(snapshot), "asked before"
         self.see(snapshot)
         self._open[snapshot] = Cut(snapshot, set(incoming))
 
     def heard(self, channel: C, message: M) -> int:
-        """A message came; in how many cuts it was in flight, and is recorded."""
+        """Record a message in every cut for which it was in flight; returns how many there are."""
         times = 0
         for cut in self._open.values():
             if channel in cut.awaited:
@@ -81,33 +83,33 @@ class Cuts(Generic[C, M]):
         return times
 
     def marked(self, snapshot: str, channel: C) -> None:
-        """A marker came; what follows it in this channel is after the cut."""
+        """A marker arrived: later messages on this channel are after the cut."""
         cut = self._open.get(snapshot)
         if cut is not None:
             cut.awaited.discard(channel)
 
     def broken(self, channel: C, reason: str) -> None:
-        """A channel is no more."""
+        """A channel broke: no cut waits for its marker any longer."""
         for cut in self._open.values():
             if channel in cut.awaited:
                 cut.awaited.remove(channel)
                 cut.broken[channel] = reason
 
     def give_up(self, snapshot: str, reason: str) -> None:
-        """Wait for no marker of this cut any longer."""
+        """Stop waiting for the missing markers of this cut."""
         cut = self._open.get(snapshot)
         if cut is not None:
-            # A set has no order that a replay would find again.
+            # Sorted, because the order of a set would differ in a replay.
             cut.broken.update(dict.fromkeys(sorted(cut.awaited, key=repr), reason))
             cut.awaited.clear()
 
     def drop(self, snapshot: str) -> list[M]:
-        """Forget a cut, complete or not; the messages that were held for it."""
+        """Forget a cut, complete or not; returns the messages that were recorded for it."""
         cut = self._open.pop(snapshot, None)
         return [message for said in cut.in_flight.values() for message in said] if cut else []
 
     def complete(self) -> list[Cut[C, M]]:
-        """The cuts for which no marker is awaited any more, forgotten with that."""
+        """Remove and return the cuts that have received all their markers."""
         done = [cut for cut in self._open.values() if not cut.awaited]
         for cut in done:
             del self._open[cut.snapshot]

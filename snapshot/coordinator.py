@@ -1,9 +1,10 @@
-"""Whoever begins a snapshot gathers its parts, and says when it is whole.
+"""The initiator's side of a snapshot: it gathers the parts and decides when the snapshot is whole.
 
-Who takes part is not known beforehand: every part names its own peers, and all of those are
-expected, too, but for whom it has lost. When nobody is awaited any more, it is decided who is in:
-of two whose channel is not whole one is absent. The rest is a consistent cut, which is checked by
-the clocks. In which order parts came makes no difference.
+The participants are not known beforehand: each part names the peers that its participant had, and
+their parts are expected too, except those of peers whose channel was lost. When no part is awaited
+any more, the initiator decides who is included: of two participants whose channel is incomplete,
+one is left out. The others form a consistent cut, which is verified by their clocks. The result
+does not depend on the order in which the parts arrived.
 """
 
 import heapq
@@ -18,7 +19,7 @@ class Gathering:
 
     Args:
         snapshot: its name.
-        initiator: who began it; there is no snapshot without it.
+        initiator: the participant that began it; without its part there is no snapshot.
     """
 
     def __init__(self, snapshot: str, initiator: str) -> None:
@@ -27,15 +28,15 @@ class Gathering:
         self._parts: dict[str, Part] = {}
         self._gone: dict[str, str] = {}
         self._awaited: dict[str, None] = {initiator: None}
-        """Who is expected, has not left, and whose part is not here."""
+        """Participants that are expected, have not left, and whose part has not arrived."""
         self._heard: dict[str, int] = {}
-        """The most that any part had heard of each: looked at once, as the parts come."""
+        """By participant, the largest count in any part's clock; updated as parts arrive."""
 
     def add(self, part: Part) -> None:
-        """A participant has recorded its part, or could not."""
+        """Add a part, recorded or failed."""
         again = part.who in self._parts
         self._parts[part.who] = part
-        if again:  # What the former one expected may be expected no longer.
+        if again:  # Peers that only the replaced part expected are no longer expected.
             self._awaited = {} if self._initiator in self._gone else {self._initiator: None}
             for each in self._parts.values():
                 self._expect(each)
@@ -47,43 +48,44 @@ class Gathering:
                 heard[name] = count
 
     def _expect(self, part: Part) -> None:
-        """A part is here; the parts of its peers will come."""
+        """Stop waiting for this part, and expect the parts of its peers."""
         self._awaited.pop(part.who, None)
         for peer in part.peers:
             if not (peer in self._parts or peer in self._gone or peer in part.lost):
                 self._awaited[peer] = None
 
     def gone(self, who: str, reason: str) -> None:
-        """Somebody left; whose part is here already has nothing more to say."""
+        """A participant left: do not wait for its part; a part that has arrived still counts."""
         self._gone.setdefault(who, reason)
         self._awaited.pop(who, None)
 
     @property
     def whole(self) -> bool:
-        """Whether nobody is awaited."""
+        """Whether no part is awaited any more."""
         return not self._awaited or bool(self._doom())
 
     def awaited(self) -> list[str]:
-        """Whose part is still to come, in order of names as bytes; nobody's, where whoever began
-        could not write its own."""
+        """The participants whose part is awaited, sorted by name as bytes; empty if the initiator's
+        own part has failed."""
         return [] if self._doom() else _ordered(self._awaited)
 
     def give_up(self, reason: str) -> None:
-        """Wait for nobody any longer."""
+        """Stop waiting for the missing parts."""
         for who in self.awaited():
             self.gone(who, reason)
 
     def present(self, absent: Mapping[str, str]) -> dict[str, Part]:
-        """The parts that the snapshot consists of, in order of names as bytes."""
+        """The parts that the snapshot consists of, sorted by name as bytes."""
         return {who: self._parts[who] for who in _ordered(self._parts) if who not in absent}
 
     def absent(self) -> dict[str, str]:
-        """Who is not part of it, and why, in order of names as bytes; once nobody is awaited."""
+        """The participants that are left out, and why, sorted by name as bytes. Valid once no part
+        is awaited any more."""
         absent = self._missing()
         whole = [who for who in _ordered(self._parts) if who not in absent]
         odds = self._odds(whole)
-        # Who leaves next is on top: nobody gets more dispensable when others leave, so whoever
-        # is found to be less so than it was is only put back.
+        # The next one to be left out is on top of the heap. A rank can only improve when others
+        # are left out, so an entry with an outdated rank is put back with its new one.
         leaving = [(self._dispensable(who, odds), at) for at, who in enumerate(whole)]
         heapq.heapify(leaving)
         while leaving:
@@ -102,7 +104,7 @@ class Gathering:
         return {who: absent[who] for who in _ordered(absent)}
 
     def _missing(self) -> dict[str, str]:
-        """Who has no part, or none that could be written."""
+        """The participants without a part, or whose part could not be written, and why."""
         missing: dict[str, str] = {}
         for who in _ordered(self._parts):
             part = self._parts[who]
@@ -114,8 +116,8 @@ class Gathering:
         return missing
 
     def _odds(self, whole: list[str]) -> dict[str, dict[str, str]]:
-        """For each participant with whom it cannot both be in, and why; whoever gets on with
-        everybody is left out."""
+        """For each participant, those that cannot be included together with it, and why; without
+        participants that have no conflict."""
         odds: dict[str, dict[str, str]] = {}
         for one, other in self._doubtful(whole):
             problem = next(_problems(self._parts[one], self._parts[other]), None)
@@ -125,8 +127,8 @@ class Gathering:
         return odds
 
     def _doubtful(self, whole: list[str]) -> list[tuple[str, str]]:
-        """The pairs that there may be a problem with, in order of names as bytes: most are at two
-        ends of nothing, and would be looked at in vain, as many times as there are pairs."""
+        """The pairs that may be in conflict, sorted by name as bytes. Most pairs have no channel in
+        common; checking all of them would take quadratic time."""
         at = {who: place for place, who in enumerate(whole)}
         peers = {who: frozenset(self._parts[who].peers) for who in whole}
         pairs: dict[tuple[int, int], None] = {}
@@ -144,8 +146,11 @@ class Gathering:
     def _dispensable(
         self, who: str, odds: Mapping[str, Mapping[str, str]]
     ) -> tuple[bool, bool, int, int]:
-        """Whoever is at odds with the initiator goes first, then with most; of two that are at odds
-        with each other it is the one that fewer know. The initiator stays. The least goes first."""
+        """The rank of a participant for being left out; the smallest rank is left out first.
+
+        Those in conflict with the initiator go first, then those with the most conflicts, then
+        those with fewer peers. The initiator itself is never left out.
+        """
         begun, others = self._initiator, odds.get(who, {})
         return who == begun, begun not in others, -len(others), len(self._parts[who].peers)
 
@@ -154,14 +159,14 @@ class Gathering:
         return own.failed if own is not None else self._gone.get(self._initiator, "")
 
     def problem(self, present: Mapping[str, Part]) -> str | None:
-        """Why the parts that are ``present`` are no consistent cut; None when they are."""
+        """Why the parts in ``present`` are not a consistent cut; None if they are."""
         doom = self._doom()
         if doom:
             return f"{self._initiator}, who began it: {doom}"
         heard = self._heard
         if all(heard.get(who, 0) <= part.clock.get(who, 0) for who, part in present.items()):
             return None
-        # Somebody has heard too much, and may be absent: only the parts that are in count.
+        # The clock that is too large may belong to a part that is left out: check the others.
         return disagreement({who: part.clock for who, part in present.items()})
 
 
@@ -170,21 +175,21 @@ def _ordered(names: Mapping[str, object]) -> list[str]:
 
 
 def _problems(one: Part, other: Part) -> Iterator[str]:
-    """Why two participants cannot both be in."""
+    """Why two participants cannot both be included."""
     if actor_of(one.who) == actor_of(other.who):
         yield "one came back as the other"
     for part, peer in ((one, other.who), (other, one.who)):
         if peer in part.lost:
             yield part.lost[peer]
     if (one.who in other.peers) != (other.who in one.peers):
-        # What one said over the new channel before its cut came after the cut of the other.
+        # Messages sent over the new channel before the sender's cut arrived after the other's cut.
         yield "the channel was opened between their cuts"
 
 
 def disagreement(clocks: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Why the clocks of a cut's participants are not those of a consistent cut; None if they are.
+    """Why the clocks of a cut are not those of a consistent cut; None if they are.
 
-    For all i, j: VC_i[j] <= VC_j[j]; nobody has heard of what is after another's cut.
+    For all i, j: VC_i[j] <= VC_j[j]; no participant knows of an event after another's cut.
     """
     wrong = inconsistencies({who: VectorClock(clock) for who, clock in clocks.items()})
     if not wrong:

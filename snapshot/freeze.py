@@ -1,13 +1,13 @@
-"""A machine's whole state as bytes, and back: plain data, nothing that could be executed.
+"""Conversion of a machine's whole state to bytes and back, as plain data without executable code.
 
-What may stand in a state: None, bool, int, float, str and bytes; tuples, lists, dicts, sets,
-frozensets and deques; members of enums, msgspec structs, objects by their attributes, and bound
-methods of such objects. Classes are written by name and belong to the packages that the caller
-trusts; reading imports nothing, and calls no constructor but that of structs, which is msgspec's.
-What two places share is one object again afterwards, so a machine that was read back goes on as the
-one that was written.
+A state may contain None, bool, int, float, str and bytes; tuples, lists, dicts, sets, frozensets
+and deques; members of enums, msgspec structs, objects with their attributes, and bound methods of
+such objects. Classes are written by name and must belong to packages that the caller trusts.
+Reading imports nothing, and calls no constructor except msgspec's for structs. An object that is
+referenced from two places is one object again after reading, so a machine that was read back
+continues exactly like the one that was written.
 
-The bytes depend on the state alone: dicts keep their order, sets are sorted.
+The bytes depend only on the state: dicts keep their order, sets are sorted.
 """
 
 import functools
@@ -22,21 +22,22 @@ from typing import Any, cast
 import msgspec
 
 FORMAT = 2
-"""Of a state's bytes. A class that is moved or renamed changes them, since they name it."""
+"""The format of a state's bytes. Moving or renaming a class changes the bytes, as they name it."""
 
 READERS = {1: "0.1"}
-"""Which version of ddloco reads the states of an older format."""
+"""The version of ddloco that reads each older format."""
 
 DEPTH_MAX = 100
-"""How far things may stand in each other. Machines need a tenth of it, and Python's own limit
-depends on who calls."""
+"""Maximum depth of nesting. Machines need a tenth of it, and Python's own recursion limit depends
+on the depth of the caller."""
 
 PLAIN = frozenset({type(None), bool, float, str, bytes})
 UNTOUCHED = PLAIN - {str}
-"""What is written as it is, without a look at it."""
+"""Types whose values are written unchanged and unchecked."""
 
 INT_BITS = 63
-"""What fits a msgpack integer whatever its sign; a longer one is written as text."""
+"""Integers of up to this many bits fit a msgpack integer of either sign; longer ones are written as
+text."""
 
 NODES = frozenset({list, dict, set, deque})
 
@@ -44,7 +45,7 @@ STRANGE = "not a state as freeze writes it"
 
 
 class FreezeError(ValueError):
-    """Something cannot be part of a state, or bytes are none; names where."""
+    """A value cannot be part of a state, or bytes are not a state; names the place."""
 
 
 def freeze(state: object, packages: Collection[str]) -> bytes:
@@ -55,18 +56,18 @@ def freeze(state: object, packages: Collection[str]) -> bytes:
         packages: the top-level packages whose classes may occur in it.
 
     Raises:
-        FreezeError: something in it is not plain; names the attributes that lead there.
+        FreezeError: a value in it is not plain data; names the attributes that lead to it.
     """
     return _Writer(packages, [], 0).whole(state)
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
-    """What an object consists of: its slots and its dict, without what it can compute again."""
+    """An object's slots and instance attributes, without cached properties."""
     for name in slots(type(thing)):
         try:
             yield name, getattr(thing, name)
         except AttributeError:
-            continue  # It was never set.
+            continue  # The slot was never set.
     for name, value in getattr(thing, "__dict__", {}).items():
         if not isinstance(getattr(type(thing), name, None), functools.cached_property):
             yield name, value
@@ -74,7 +75,7 @@ def attributes(thing: object) -> Iterator[tuple[str, Any]]:
 
 @functools.cache
 def slots(cls: type) -> tuple[str, ...]:
-    """The names of a class's slots, as they are stored: ``__x`` is ``_Class__x``."""
+    """The names of a class's slots as they are stored: ``__x`` is ``_Class__x``."""
     found: list[str] = []
     for base in reversed(cls.__mro__):
         own: str | Collection[str] = base.__dict__.get("__slots__", ())
@@ -86,7 +87,7 @@ def slots(cls: type) -> tuple[str, ...]:
 
 
 def method_of(owner: object, name: str) -> MethodType | None:
-    """The method of an object under a name; nothing is called to find it."""
+    """The method of an object with this name, found without calling anything."""
     for base in type(owner).__mro__:
         found = base.__dict__.get(name)
         if found is not None:
@@ -95,7 +96,7 @@ def method_of(owner: object, name: str) -> MethodType | None:
 
 
 def _stored(method: MethodType) -> str:
-    """The name under which its class has a method: ``__x`` is ``_Class__x``."""
+    """The name under which a method's class stores it: ``__x`` is ``_Class__x``."""
     for base in type(method.__self__).__mro__:
         for name, found in base.__dict__.items():
             if found is method.__func__:
@@ -105,8 +106,8 @@ def _stored(method: MethodType) -> str:
 
 @functools.cache
 def bare(cls: type) -> bool:
-    """Whether objects of a class are nothing but their attributes; not so those of containers,
-    exceptions, named tuples."""
+    """Whether objects of a class consist only of their attributes, unlike containers, exceptions
+    and named tuples."""
     try:
         object.__new__(cls)
     except TypeError:
@@ -115,20 +116,20 @@ def bare(cls: type) -> bool:
 
 
 class _Writer:
-    """What is mutable or shared becomes a numbered node; the rest stands where it is used."""
+    """Writes mutable and shared objects as numbered nodes, and other values in place."""
 
     def __init__(self, packages: Collection[str], path: list[str], depth: int) -> None:
         self._packages = packages
         self._nodes: list[Any] = []
         self._seen: dict[int, int] = {}
         self._alive: list[object] = []
-        """Written objects are held until the end, so that no number is given twice."""
+        """Keeps written objects alive until the end, so that ids are not reused."""
         self._path = path
         self._depth = depth
         self._known: dict[type, str] = {}
-        """Classes that may occur, and how they are written."""
+        """Classes that have been accepted, with their written names."""
         self._around: list[int] = []
-        """The structs around what is written, as far as nothing else is between."""
+        """The nodes of the structs that directly contain what is being written."""
 
     def whole(self, state: object) -> bytes:
         try:
@@ -148,7 +149,7 @@ class _Writer:
         if self._depth == DEPTH_MAX:
             raise self._refusal(f"more than {DEPTH_MAX} things stand in each other")
         self._depth += 1
-        node = kind in NODES or kind in self._known  # No enum is among those.
+        node = kind in NODES or kind in self._known  # There are no enums among these.
         written = ["r", self._node(thing, kind)] if node else self._put(thing, kind)
         self._depth -= 1
         return written
@@ -223,8 +224,8 @@ class _Writer:
         return written
 
     def _sorted(self, things: Collection[Any]) -> list[Any]:
-        """The members of a set, in the order of what each is written as when it is alone: which
-        numbers it has here depends on who came before. None may lead back to the set."""
+        """Write the members of a set, sorted by the bytes of each member written on its own, since
+        node numbers here depend on what was written before. A member may not refer to the set."""
         alone = [(self._alone(each), each) for each in things]
         alone.sort(key=lambda each: each[0])
         for (one, _), (other, _) in pairwise(alone):
@@ -253,24 +254,24 @@ class _Writer:
 
 
 def _more(struct: msgspec.Struct) -> bool:
-    """Whether a struct has attributes beside its fields."""
+    """Whether a struct has attributes besides its fields."""
     return bool(dict(attributes(struct)).keys() - {*struct.__struct_fields__})
 
 
 @functools.cache
 def only_fields(cls: type[msgspec.Struct]) -> bool:
-    """Whether all slots of a struct's class are its fields."""
+    """Whether all slots of a struct's class are fields."""
     return {*slots(cls)} <= {*cls.__struct_fields__}
 
 
 @functools.cache
 def made_bare(cls: type) -> bool:
-    """Whether making a struct executes nothing of its own."""
+    """Whether creating a struct executes no code of its class."""
     return not hasattr(cls, "__post_init__")
 
 
 def class_of(name: str, packages: Collection[str]) -> type | None:
-    """The class of a name, if it is one that is known here and trusted."""
+    """The class of this name, if it has been imported and belongs to a trusted package."""
     module, _, path = name.partition(":")
     if module.partition(".")[0] not in packages or module not in sys.modules:
         return None

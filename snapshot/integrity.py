@@ -1,4 +1,4 @@
-"""What a snapshot consists of, file by file, and whether it is all there."""
+"""Which files a snapshot consists of, and whether they are all intact."""
 
 from dataclasses import dataclass, field
 
@@ -15,27 +15,27 @@ class Needed:
 
     size: int
     what: str
-    """What it is, and whose, for people."""
+    """What the blob is and who wrote it, as text for users."""
 
 
 @dataclass(slots=True)
 class Inventory:
-    """The blobs of a snapshot by digest, its pieces among them, as far as pieces can be read."""
+    """The blobs of a snapshot by digest, including its pieces, as far as pieces can be read."""
 
     blobs: dict[str, Needed] = field(default_factory=dict[str, Needed])
     pieces: dict[str, tuple[Entry, ...]] = field(default_factory=dict[str, tuple[Entry, ...]])
     problems: list[str] = field(default_factory=list[str])
     unread: list[str] = field(default_factory=list[str])
-    """Problems that may pass, such as a disk that is away; nothing may be concluded from them."""
+    """Problems that may be temporary, such as an unreachable disk; they prove nothing."""
 
     @property
     def nbytes(self) -> int:
-        """Of all its blobs, each counted once."""
+        """The bytes of all blobs, each counted once."""
         return sum(needed.size for needed in self.blobs.values())
 
 
 def take_inventory(place: Place, manifest: Manifest) -> Inventory:
-    """Read all pieces of a snapshot, and nothing else."""
+    """Read all pieces of a snapshot, and no other blobs."""
     found = Inventory()
     for part in manifest.parts:
         for digest in part.contents:
@@ -65,7 +65,7 @@ def _add(place: Place, found: Inventory, who: str, entry: Entry) -> None:
 
 
 def lacking(place: Place, inventory: Inventory) -> list[str]:
-    """Blobs that are not there or of another size, one line each; none of them is read."""
+    """Describe blobs that are missing or have a wrong size, one line each; no blob is read."""
     problems = list(inventory.problems)
     for digest, needed in inventory.blobs.items():
         name = blob_name(digest)
@@ -79,7 +79,7 @@ def lacking(place: Place, inventory: Inventory) -> list[str]:
 
 
 def manifest_problem(manifest: Manifest) -> str | None:
-    """Why a manifest's parts are not those of a consistent cut; None when they are."""
+    """Why a manifest's parts are not those of a consistent cut; None if they are."""
     clocks = {part.who: part.clock for part in manifest.parts}
     if len(clocks) != len(manifest.parts):
         return "two of its parts are of one participant"
@@ -99,15 +99,15 @@ def manifest_problem(manifest: Manifest) -> str | None:
 
 
 def no_progress(_: int) -> None:
-    """Nobody wants to know."""
+    """Ignore progress reports."""
 
 
 class Verifier:
-    """Looks at every byte of snapshots; a blob that several share is read once.
+    """Checks every byte of snapshots; reads a blob that several share only once.
 
     Args:
-        place: where.
-        progress: told how many more bytes were read.
+        place: the storage that holds them.
+        progress: called with the number of bytes read since the last call.
     """
 
     def __init__(self, place: Place, progress: Progress = no_progress) -> None:
@@ -118,7 +118,7 @@ class Verifier:
         self.files = 0
 
     def verify(self, snapshot: str) -> list[str]:
-        """What is wrong with a snapshot, one line for each file; empty when it is intact."""
+        """The problems of a snapshot, one line per file; empty if it is intact."""
         place = self._place
         try:
             manifest = read_manifest(place, snapshot)

@@ -1,8 +1,8 @@
-"""A directory that holds snapshots: what is there is whole, whatever happened to its writers.
+"""Snapshots in a directory; a crash of a writer never leaves an incomplete blob.
 
-A blob is written under a name of its own, made durable, and renamed; so a file that exists under a
-digest was whole when it got its name. The name's durability is the committer's business: it makes
-the directories durable, then the manifest.
+A blob is written under a temporary name, synced to disk, and renamed. So a file that exists under a
+digest was complete when it got that name. The commit makes the names themselves durable: it syncs
+the directories before it writes the manifest.
 """
 
 import errno
@@ -31,21 +31,21 @@ from snapshot.storage import (
 )
 
 NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
-"""What a file system without hard links says."""
+"""Error numbers of file systems without hard links."""
 
 
 class LocalPlace:
     """A directory.
 
     Args:
-        root: the directory; made when something is written.
+        root: the directory; created at the first write.
     """
 
     def __init__(self, root: Path) -> None:
         self._root = root
 
     def path(self, name: str) -> str:
-        """A file as people find it."""
+        """The path of a file, for users."""
         return str(self._root / name)
 
     def exists(self) -> bool:
@@ -55,7 +55,7 @@ class LocalPlace:
     # Blobs.
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Write a blob, unless it is there: it is hashed first, which costs a third of writing."""
+        """Write a blob unless it exists. It is hashed first, at a third of the cost of writing."""
         size, digest = sum(map(len, views)), digest_of(views)
         if self._freshened(digest, size):
             return Blob(digest, size, new=False)
@@ -64,14 +64,15 @@ class LocalPlace:
         return Blob(digest, size, new=True)
 
     def _freshened(self, digest: str, size: int) -> bool:
-        """Whether a blob is there, whole, and now young; of any other size it is written again."""
+        """Whether a blob exists with the right size; if so, its age is reset. A blob of another
+        size is written again."""
         path = self._root / blob_name(digest)
         try:
             if os.stat(path).st_size != size:
                 return False
             os.utime(path)
         except OSError:
-            return False  # Writing it again needs no more rights than writing it once.
+            return False  # Writing the blob again needs no more permissions than the first time.
         return True
 
     def _name_blob(self, partial: Path, digest: str) -> None:
@@ -83,7 +84,7 @@ class LocalPlace:
     # Other files.
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that must not be there; durable when it returns True."""
+        """Write a file that must not exist; it is durable when this returns True."""
         path = self._root / name
         with self._partial(str(Path(name).parent), [memoryview(data)]) as partial:
             try:
@@ -101,7 +102,7 @@ class LocalPlace:
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it."""
+        """Write or replace a file."""
         with (
             self._partial(MANIFESTS, [memoryview(data)]) as partial,
             _told(self._root / name, "written"),
@@ -109,7 +110,7 @@ class LocalPlace:
             os.replace(partial, self._root / name)
 
     def settle(self, names: Sequence[str]) -> None:
-        """Make durable the folders in which these files' names stand, and those above."""
+        """Sync the folders that contain these files, and their parents."""
         folders = {self._root}
         for name in names:
             folders.update(self._root / above for above in Path(name).parents)
@@ -117,7 +118,7 @@ class LocalPlace:
             _sync_folder(folder)
 
     def stat(self, name: str) -> File | None:
-        """A file's size and time."""
+        """A file's size and modification time."""
         with _told(self._root / name, "read"):
             try:
                 return _file(os.stat(self._root / name))
@@ -125,16 +126,16 @@ class LocalPlace:
                 return None
 
     def now(self) -> float:
-        """The time by the file system's own clock, which may be a server's.
+        """The time of the file system's clock, which may be a server's.
 
-        Touching a folder takes no space, so it works on a disk that is full.
+        Setting a folder's time takes no space, so it works on a full disk.
         """
         with _told(self._root, "written"):
             os.utime(self._root)
             return os.stat(self._root).st_mtime
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Read a file, a regular one: what is something else was not written here."""
+        """Open a file for reading; raises DamagedError if it is not a regular file."""
         try:
             return open_regular(self._root / name)
         except OSError as error:
@@ -150,28 +151,28 @@ class LocalPlace:
             return found
         with _told(root, "read"):
             for above, folders, names in os.walk(root):
-                # A folder in place of a file is found, and cannot be read.
+                # A folder in the place of a manifest is listed, and reported as unreadable later.
                 for name in (*names, *(each for each in folders if each.endswith(SUFFIX))):
                     path = Path(above) / name
-                    with suppress(FileNotFoundError):  # Somebody's partial file was finished.
+                    with suppress(FileNotFoundError):  # Another writer finished its partial file.
                         found[path.relative_to(self._root).as_posix()] = _file(os.stat(path))
         return found
 
     def remove(self, name: str) -> None:
-        """Remove a file that may be gone already."""
+        """Remove a file; one that does not exist is no error."""
         with _told(self._root / name, "removed"), suppress(FileNotFoundError):
             os.unlink(self._root / name)
 
     def set_aside(self, name: str) -> None:
-        """Rename it."""
+        """Rename a file so that it is no longer read."""
         with _told(self._root / name, "renamed"), suppress(FileNotFoundError):
             os.replace(self._root / name, self._root / f"{name}{ASIDE}")
 
-    # Below.
+    # Internal helpers.
 
     @contextmanager
     def _partial(self, folder: str, views: Sequence[memoryview]) -> Iterator[Path]:
-        """A durable file that nobody knows yet; what becomes of it is up to the block."""
+        """Write a temporary file durably, yield it to be renamed or linked, then remove it."""
         made = self._root / folder
         partial = made / f"{PARTIAL}{os.getpid()}-{secrets.token_hex(8)}"
         try:
@@ -184,14 +185,14 @@ class LocalPlace:
                 os.unlink(partial)
 
     def _make(self, folder: Path) -> None:
-        """Make a folder; those above the root are made durable now, the others at commit."""
+        """Create a folder. Folders outside the blobs are synced now, those of blobs at commit."""
         missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
         for each in reversed(missing):
             with suppress(FileExistsError):
                 os.mkdir(each)
             if not each.is_relative_to(self._root / BLOBS):
                 ours = each.parent.is_relative_to(self._root)
-                with suppress(*(() if ours else (StorageError,))):  # What is above is not ours.
+                with suppress(*(() if ours else (StorageError,))):  # May be read-only for us.
                     _sync_folder(each.parent)
 
 
@@ -225,7 +226,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def _told(path: Path, what: str) -> Iterator[None]:
-    """The system's errors as one line that names the file."""
+    """Convert an error of the system to one line that names the file."""
     try:
         yield
     except StorageError:

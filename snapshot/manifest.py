@@ -1,7 +1,7 @@
-"""What is written of a snapshot beside its blobs: manifests, and pieces that list blobs.
+"""The metadata of a snapshot: manifests, and pieces that list blobs.
 
-A manifest is sealed: it stands beside its own digest, so that no byte of it can change unnoticed.
-A piece is a blob, named by its digest. Both are JSON for people who look, and equal contents have
+A manifest is sealed: the file contains the manifest's digest, so that no change of a byte goes
+unnoticed. A piece is a blob, named by its digest. Both are readable JSON, and equal contents have
 equal bytes.
 """
 
@@ -17,17 +17,17 @@ from snapshot.storage import MANIFESTS, SUFFIX, DamagedError, SnapshotError, dig
 FORMAT = 2
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*:[0-9]+")
-"""A snapshot's name becomes a file's, and comes over the network."""
+"""Valid snapshot names: they become file names, and arrive over the network."""
 
 RUN = "run"
-"""The fact that says which run a snapshot is of, in a place that several share."""
+"""The fact that names the run that a snapshot belongs to, in a store that several runs share."""
 
 BEGAN_FROM = "from"
-"""The fact that says from which snapshot of the same place its run began."""
+"""The fact that names the snapshot of the same store from which the run was resumed."""
 
 Kind = Literal["state", "flight", "array", "worker"]
-"""A frozen machine; messages in flight, with their payloads; an array that a machine holds; what a
-worker knows beside those."""
+"""A frozen machine; messages in flight, with their payloads; an array held by a machine; other
+state of a worker."""
 
 Fact = str | int | float | bool | None
 
@@ -42,7 +42,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Blobs that a participant wrote together; its digest stands in ``Part.contents``."""
+    """Blobs that a participant wrote together; ``Part.contents`` holds its digest."""
 
     entries: tuple[Entry, ...]
     format: int = FORMAT
@@ -53,12 +53,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         snapshot: its name, ``syncer.1:1042``.
-        order: a count of the committer's; of two snapshots the newer one has the greater.
-        facts: what the committer wants to be known, such as the job's name and digest.
-        parts: what it consists of, with clocks.
-        absent: who is not part of it, and why.
-        nbytes: of all its blobs, each counted once; ``Store.commit`` fills it in.
-        format: of this file.
+        order: a count kept by the committer; the newer of two snapshots has the greater one.
+        facts: metadata from the committer, such as the job's name and digest.
+        parts: the parts of the participants, with their clocks.
+        absent: the participants that are left out, and why.
+        nbytes: bytes of all its blobs, each counted once; ``Store.commit`` fills it in.
+        format: the format of this file.
     """
 
     snapshot: str
@@ -71,12 +71,12 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def id(self) -> str:
-        """The name as files have it; in a place that several runs share, after the run's."""
+        """The name in files, prefixed with the run in a store that several runs share."""
         return f"{self.run}_{id_of(self.snapshot)}" if self.run else id_of(self.snapshot)
 
     @property
     def run(self) -> str:
-        """Which of the runs that share a place it is of; empty where a run has one for itself."""
+        """The run it belongs to, in a store that several runs share; otherwise empty."""
         said = self.facts.get(RUN)
         return said if isinstance(said, str) else ""
 
@@ -87,10 +87,10 @@ class _Sealed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def id_of(snapshot: str) -> str:
-    """A snapshot's name as files have it, ``syncer.1-1042``; such an id is taken as well.
+    """A snapshot's name as used in files, ``syncer.1-1042``; also accepts such an id.
 
     Raises:
-        SnapshotError: it is no snapshot's name.
+        SnapshotError: it is not the name of a snapshot.
     """
     first, dash, number = snapshot.rpartition("-")
     name = f"{first}:{number}" if dash and ":" not in snapshot else snapshot
@@ -104,12 +104,12 @@ def id_of(snapshot: str) -> str:
 
 
 def file_of(snapshot: str) -> str:
-    """Where the manifest of a snapshot, by name or id, lies in a place."""
+    """The file of a snapshot's manifest, given its name or id."""
     return f"{MANIFESTS}/{id_of(snapshot)}{SUFFIX}"
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    """The bytes of a manifest, sealed."""
+    """The bytes of a sealed manifest."""
     raw = msgspec.json.encode(manifest, order="deterministic")
     return msgspec.json.encode(_Sealed(digest_of([memoryview(raw)]), msgspec.Raw(raw)))
 
@@ -118,7 +118,8 @@ def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is w
     """Read what ``encode_manifest`` wrote.
 
     Raises:
-        SnapshotError: it is anything else, or another snapshot's; the caller knows the file.
+        SnapshotError: it is something else, or another snapshot's manifest; the caller adds the
+            file's name.
     """
     try:
         sealed = msgspec.json.decode(data, type=_Sealed)
@@ -142,7 +143,7 @@ def encode_piece(entries: Collection[Entry]) -> bytes:
     """The bytes of a piece; the order of the entries does not matter.
 
     Raises:
-        SnapshotError: two entries of one kind have the same name.
+        SnapshotError: two entries have the same kind and name.
     """
     named = {(entry.kind, entry.name): entry for entry in entries}
     if len(named) != len(entries):

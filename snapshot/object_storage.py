@@ -1,11 +1,11 @@
-"""An object store that holds snapshots: anything that fsspec has a URL for.
+"""Snapshots in an object store: any store for which fsspec has a URL.
 
-A store has no rename: moving means copying on the server, which is slow and, for big objects, not
-one step. So a blob is hashed before it is sent, and nothing is sent that is there already. An
-upload appears when it is finished, whole; one that fails is taken back. Where a torn one may appear
-all the same it is shorter than it should be, so it is neither taken for whole nor committed.
+Object stores have no rename: moving means copying on the server, which is slow and, for large
+objects, not atomic. So a blob is hashed before it is uploaded, and not uploaded if it exists. An
+object appears when its upload has finished; a failed upload is aborted. If a store shows a partial
+object all the same, it is shorter than expected, so it is neither used nor committed.
 
-fsspec is enough: pathlib's manners (universal_pathlib) would add nothing to what is asked here.
+Plain fsspec is enough: a pathlib interface (universal_pathlib) would add nothing needed here.
 """
 
 import importlib
@@ -31,10 +31,10 @@ from snapshot.storage import (
 )
 
 ONE_REQUEST_BYTES = 8 * 2**20
-"""Up to here a blob is sent by one request; beyond it goes in parts, straight from the arrays."""
+"""Blobs up to this size are sent in one request; larger ones in parts, directly from the arrays."""
 
 TIMES = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
-"""What the file systems of fsspec call the time of the last write."""
+"""The names under which fsspec's file systems report the time of the last write."""
 
 
 class RemotePlace:
@@ -44,7 +44,7 @@ class RemotePlace:
         url: such as ``s3://bucket/snapshots`` or ``memory://snapshots``.
 
     Raises:
-        SnapshotError: fsspec, or what it needs for such a URL, is not installed.
+        SnapshotError: fsspec, or its support for such a URL, is not installed.
     """
 
     def __init__(self, url: str) -> None:
@@ -60,7 +60,7 @@ class RemotePlace:
         self._root: str = root.rstrip("/")
 
     def path(self, name: str) -> str:
-        """A file as people find it."""
+        """The URL of a file, for users."""
         return f"{self._url}/{name}"
 
     def exists(self) -> bool:
@@ -69,11 +69,11 @@ class RemotePlace:
             return any(self._files.exists(self._at(each)) for each in (MANIFESTS, BLOBS))
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Send a blob, unless it is there; one that is there and no longer young is sent again.
+        """Upload a blob unless it exists; an existing blob that is no longer young is sent again.
 
-        There is no other way to make it young. Ages are by this host's clock, which stores want
-        right within minutes anyway; where a store tells no times, retention removes nothing young
-        or old.
+        There is no other way to reset its age. Ages are measured by this host's clock, which most
+        stores require to be right within minutes anyway. If a store reports no times, retention
+        removes no blobs.
         """
         size = sum(map(len, views))
         digest = digest_of(views)
@@ -98,7 +98,7 @@ class RemotePlace:
                 file.write(chunk)
             file.close()
         except BaseException:
-            # Closing it, as ``with`` and the garbage collector do, would finish the upload.
+            # Closing the file, as ``with`` and the garbage collector do, would finish the upload.
             with suppress(Exception):
                 file.discard()
             with suppress(Exception):
@@ -108,50 +108,51 @@ class RemotePlace:
             raise
 
     def _remove_torn(self, name: str, size: int) -> None:
-        """Some file systems show what was sent so far; somebody else's whole blob is let be."""
+        """Remove a partial object, which some file systems show; keep a complete one of another
+        writer."""
         there = self._info(name)
         if there is not None and there.size != size:
             self._files.rm_file(self._at(name))
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that must not be there: one request, which the store itself refuses."""
+        """Write a file that must not exist, in one request that the store itself rejects if so."""
         with self._told(name, "written"):
             try:
                 self._pipe(name, data, mode="create")
             except FileExistsError:
                 return False
             except (NotImplementedError, TypeError, ValueError):
-                # A store that cannot refuse: names of snapshots are their initiators' own.
+                # The store cannot reject it. Only the initiator writes under its snapshot's name.
                 if self._info(name) is not None:
                     return False
                 self._pipe(name, data)
             except Exception:
-                # Not every store's refusal is one by its name; and whoever asked again, since the
-                # first answer was lost, is refused for his own. Whose it is can be read there.
+                # Some stores reject with other errors. A request that was repeated because its
+                # first reply was lost is rejected too; the caller compares the contents.
                 if self._info(name) is not None:
                     return False
                 raise
         return True
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it."""
+        """Write or replace a file."""
         with self._told(name, "written"):
             self._pipe(name, data)
 
     def settle(self, names: Sequence[str]) -> None:
-        """What a store has accepted is durable."""
+        """Do nothing: what a store has accepted is durable."""
 
     def stat(self, name: str) -> File | None:
-        """A file's size and time."""
+        """A file's size and modification time."""
         with self._told(name, "read"):
             return self._info(name)
 
     def now(self) -> float:
-        """The time by this host's clock."""
+        """The time of this host's clock."""
         return datetime.now(UTC).timestamp()
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Read a file."""
+        """Open a file for reading."""
         try:
             return self._files.open(self._at(name), "rb")
         except FileNotFoundError:
@@ -167,12 +168,12 @@ class RemotePlace:
         return {name[start:]: _file(found[name]) for name in sorted(found)}
 
     def remove(self, name: str) -> None:
-        """Remove a file that may be gone already."""
+        """Remove a file; one that does not exist is no error."""
         with self._told(name, "removed"), suppress(FileNotFoundError):
             self._files.rm_file(self._at(name))
 
     def set_aside(self, name: str) -> None:
-        """Copy it, then remove it: object stores do not rename."""
+        """Copy a file to another name and remove it, since object stores cannot rename."""
         with self._told(name, "renamed"), suppress(FileNotFoundError):
             self._files.mv(self._at(name), self._at(f"{name}{ASIDE}"))
 
@@ -190,7 +191,7 @@ class RemotePlace:
 
     @contextmanager
     def _told(self, name: str, what: str) -> Iterator[None]:
-        """Whatever a store's library raises, as one line that names the file."""
+        """Convert any error of a store's library to one line that names the file."""
         try:
             yield
         except (StorageError, SnapshotError):

@@ -1,9 +1,9 @@
-"""Named arrays as the bytes of a safetensors file, written from where they lie.
+"""Named arrays as the bytes of a safetensors file, without copying the arrays.
 
-The library builds a whole file in memory or writes it on its own; here the bytes must pass through
-a hash on their way, and arrays are as large as memory allows. So the header is made by hand, and
-it is the library's to the byte: it is the oracle of the tests. Reading bytes that hold bfloat16 is
-what the library's ``load`` cannot do.
+The safetensors library builds a whole file in memory or writes it itself. Here the bytes must also
+pass through a hash, and arrays may be as large as memory allows. So this module builds the header
+itself, identical to the library's byte for byte, as the tests check. It also reads bfloat16 from
+bytes, which the library's ``load`` cannot.
 """
 
 import json
@@ -34,7 +34,7 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "I64": np.dtype(np.int64),
     "U64": np.dtype(np.uint64),
 }
-"""In the format's order; what comes last is written first, so that every array lies aligned."""
+"""In the format's order; later types are written first, so that every array is aligned."""
 
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 RANKS = {code: rank for rank, code in enumerate(DTYPES)}
@@ -43,7 +43,7 @@ LENGTH_BYTES = 8
 
 
 class PackingError(ValueError):
-    """Arrays cannot be packed, or bytes are none that were."""
+    """Arrays cannot be packed, or bytes are not packed arrays."""
 
 
 class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -55,11 +55,11 @@ class _Spec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def pack(arrays: Mapping[str, NDArray[Any]]) -> list[memoryview]:
     """The bytes of a safetensors file: its header, then the memory of the arrays themselves.
 
-    Nothing is copied but arrays that are not contiguous. The bytes depend on names and values
-    alone. The arrays must not change before the bytes are used.
+    Only arrays that are not contiguous are copied. The bytes depend only on names and values. The
+    arrays must not change before the bytes are used.
 
     Raises:
-        PackingError: a name or a type that the format does not have.
+        PackingError: a name or a dtype that the format does not support.
     """
     order = sorted(arrays, key=lambda name: (-RANKS[_code(name, arrays[name])], name.encode()))
     straight = [np.asarray(arrays[name], order="C") for name in order]
@@ -97,15 +97,15 @@ def _bytes_of(array: NDArray[Any]) -> memoryview:
 
 
 def memoryview_of(data: NDArray[np.uint8]) -> memoryview:
-    """The memory of an array; type checkers learn of buffers only with Python 3.12."""
+    """The memory of an array; before Python 3.12 type checkers do not know the buffer protocol."""
     return memoryview(cast("Any", data))
 
 
 def unpack(data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
-    """The arrays in what ``pack`` gave, in order of names; they are views of ``data``.
+    """The arrays in bytes from ``pack``, sorted by name, as views of ``data``.
 
     Raises:
-        PackingError: these are no such bytes.
+        PackingError: the bytes are not in that format.
     """
     try:
         length = int.from_bytes(data[:LENGTH_BYTES].tobytes(), "little")

@@ -1,16 +1,16 @@
-"""A participant of snapshots: what it records when, whom it tells, and when a snapshot is whole.
+"""The state machine of one participant of snapshots: what it records, sends, and commits.
 
-A machine: it decides, and knows nothing of how messages travel, what a state consists of or where
-it is written. Whoever drives it does what it asks for, in order, before anything else happens:
-markers leave with the event that asks for them, ahead of what still waits to be sent, which is part
-of the recorded state and leaves after the cut. The message type is the driver's own; a channel is a
-pair of a peer and a lane.
+It decides only; it does not know how messages travel, what a state consists of, or where it is
+written. Its driver performs the actions it returns, in order, before anything else happens: markers
+are sent with the event that asks for them, ahead of queued messages, which belong to the recorded
+state and are sent after the cut. The message type is the driver's; a channel is a peer and a lane.
 
-A part travels to the initiator by the way its marker came: each participant hands parts to whoever
-sent it the first marker, so any connected topology will do.
+A part travels to the initiator along the path of the markers: each participant passes parts to the
+peer that sent it the first marker, so any connected topology works.
 
-Whatever happens, each snapshot is committed or discarded. Who dies, cannot write, or has a channel
-that broke or was opened in the middle of it is absent, for a reason; the others make it whole.
+Each snapshot is eventually committed or discarded. A participant that dies, cannot write its part,
+or has a channel that broke or was opened during the cut is left out, with a reason; the snapshot is
+completed without it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,26 +27,27 @@ Channel = tuple[str, str]
 """A peer's incarnation and a lane."""
 
 PATIENCE_S = 60.0
-"""How long a participant waits for markers. A fragment of 100 MB that is on its way over a slow
-link comes first, and nobody waits for a snapshot; so there is no hurry."""
+"""How long a participant waits for markers, in seconds. A fragment of 100 MB on a slow link arrives
+before the marker behind it, and nothing waits for a snapshot, so there is no hurry."""
 
 GATHERING_S = 3 * PATIENCE_S
-"""How long an initiator waits for parts; theirs are sent after at most one patience and writing."""
+"""How long an initiator waits for parts, in seconds: participants send theirs after at most
+``PATIENCE_S`` and the time to write them."""
 
 UNDER_WAY_MAX = 4
-"""Snapshots at once; the next one is refused. What is in flight is held in memory until it is
-written, and more pictures of the same minute tell nobody more."""
+"""Snapshots in progress at once; the next one is refused. Messages in flight are held in memory
+until they are written, and several snapshots of the same minute are of no use."""
 
 REFUSED = f"{UNDER_WAY_MAX} snapshots are under way already"
 
 REMEMBERED_MAX = 64
-"""Snapshots whose way to the initiator is remembered, for parts that come late; and peers whose
-channels broke, which matters to the snapshots of the next minutes."""
+"""Snapshots whose path to the initiator is remembered for late parts, and peers whose broken
+channels are remembered, which matter to the snapshots of the next minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Where a participant stands: the event that it handles, its whole clock, who its peers are."""
+    """The position of a participant: the event it handles, its whole clock, and its peers."""
 
     number: int
     clock: Mapping[str, int]
@@ -55,8 +56,8 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Record your state as it is now, and send a marker down every lane to each of ``peers``; say
-    ``captured`` when it is written, and ``late`` at ``until``."""
+    """Record the current state, and send a marker on every lane to each of ``peers``. Call
+    ``captured`` when the state is written, and ``late`` at time ``until``."""
 
     snapshot: str
     peers: tuple[str, ...]
@@ -65,7 +66,7 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Send a marker down every lane to a peer; nothing is recorded with it."""
+    """Send a marker on every lane to a peer, without recording anything."""
 
     snapshot: str
     peer: str
@@ -73,7 +74,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class RecordFlight(Generic[M]):
-    """All that was in flight to you is known: record it; say ``captured`` when it is written."""
+    """Write the messages that were in flight, now complete; call ``captured`` when it is done."""
 
     snapshot: str
     in_flight: tuple[tuple[Channel, tuple[M, ...]], ...]
@@ -81,14 +82,14 @@ class RecordFlight(Generic[M]):
 
 @dataclass(frozen=True, slots=True)
 class Forget(Generic[M]):
-    """Messages that were in flight need be held no longer: they will not be written."""
+    """Release messages that were held as in flight: they will not be written."""
 
     messages: tuple[M, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """Hand a part on to a peer, on its way to who began the snapshot."""
+    """Send a part to a peer, on its way to the initiator."""
 
     peer: str
     snapshot: str
@@ -97,7 +98,7 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The snapshot is whole, and consistent: make it stand."""
+    """The snapshot is complete and consistent: commit it."""
 
     snapshot: str
     parts: tuple[Part, ...]
@@ -106,7 +107,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Discard:
-    """There will be no such snapshot, and why."""
+    """The snapshot will not be committed; says why."""
 
     snapshot: str
     reason: str
@@ -117,20 +118,20 @@ Ask = Capture | Mark | RecordFlight[M] | Forget[M] | Tell | Commit | Discard
 
 @dataclass(slots=True)
 class Own:
-    """One's own part while it is made."""
+    """This participant's own part, in progress."""
 
     number: int
     clock: Mapping[str, int]
     peers: tuple[str, ...]
     lost: dict[str, str]
-    """With whom there is no whole channel, and why."""
+    """Peers with which there is no complete channel, and why."""
     heard_all: bool = False
-    """Whether no marker is awaited any more."""
+    """Whether all markers have arrived or been given up."""
     contents: list[str] = field(default_factory=list[str])
 
     @property
     def whole(self) -> bool:
-        """Whether the state and what was in flight are both written."""
+        """Whether both the state and the messages in flight have been written."""
         return self.heard_all and len(self.contents) == CONTENTS
 
 
@@ -139,7 +140,7 @@ class Participant(Generic[M]):
 
     Args:
         me: its incarnation.
-        lanes: how many lanes, by name, there are to each peer.
+        lanes: the names of the lanes to each peer.
     """
 
     def __init__(self, me: str, lanes: Sequence[str]) -> None:
@@ -154,25 +155,25 @@ class Participant(Generic[M]):
 
     @property
     def recording(self) -> bool:
-        """Whether anything that comes may be in flight."""
+        """Whether an arriving message may have been in flight at a cut."""
         return len(self._cuts) > 0
 
     def began(self) -> list[str]:
-        """The snapshots that this participant began, and that are not settled."""
+        """The snapshots that this participant initiated and that are not settled."""
         return list(self._gatherings)
 
     def unheard_of(self, snapshot: str) -> bool:
-        """Whether a snapshot is one that this participant has neither begun nor heard of."""
+        """Whether this participant has neither initiated nor heard of a snapshot."""
         return self._cuts.new(snapshot)
 
     def inherit(self, former: "Participant[M]") -> None:
-        """Whoever goes on from a snapshot has seen its markers, and those before it."""
+        """After resuming from a snapshot, treat the markers seen before it as seen."""
         self._cuts.inherit(former._cuts)
 
-    # A cut: one's own state, then what was in flight.
+    # A cut: the own state, then the messages in flight.
 
     def take(self, at: float, now: Moment) -> list[Ask[M]]:
-        """Begin a snapshot with this event; nothing but its name is needed to follow it."""
+        """Initiate a snapshot at this event; the others need only its name."""
         snapshot = name_of(self.me, now.number)
         if self._busy():
             return [Discard(snapshot, REFUSED)]
@@ -182,8 +183,8 @@ class Participant(Generic[M]):
     def marker(
         self, at: float, snapshot: str, channel: Channel, moment: Callable[[], Moment]
     ) -> list[Ask[M]]:
-        """A marker came: the first one of a snapshot cuts here, at this ``moment``, which the
-        others do not need: to take it down costs as much as there are peers."""
+        """Handle a marker. The first marker of a snapshot starts the cut at this ``moment``, which
+        is only computed then, because that takes time proportional to the number of peers."""
         asks: list[Ask[M]] = []
         if self._cuts.new(snapshot):
             cut = self._pass_on if self._busy() else self._cut
@@ -192,9 +193,9 @@ class Participant(Generic[M]):
         return asks + self._look()
 
     def joined(self, peer: str) -> list[Ask[M]]:
-        """A channel to a peer is open: it hears first of the cuts that are under way.
+        """A channel to a peer has opened: first send it the markers of the cuts in progress.
 
-        So what is said over it is after the peer's own cut, also where an older channel broke with
+        So all messages sent on it are after the peer's own cut, even if an older channel broke with
         a marker in it.
         """
         self._parted.pop(peer, None)
@@ -210,8 +211,8 @@ class Participant(Generic[M]):
         return [Capture(snapshot, now.peers, at + PATIENCE_S), *self._look()]
 
     def _pass_on(self, at: float, snapshot: str, now: Moment, towards: str) -> list[Ask[M]]:
-        """One's own part is refused; what is said from here on is after the cut all the same, and
-        the others must hear of it."""
+        """Refuse to take part, but pass the markers on: messages sent from here on are after the
+        cut, and the other participants need to know of it."""
         del at
         self._cuts.see(snapshot)
         self._route(snapshot, towards)
@@ -223,11 +224,11 @@ class Participant(Generic[M]):
         _forget_oldest(self._towards)
 
     def heard(self, channel: Channel, message: M) -> int:
-        """A message came; in how many cuts it was in flight, and is held."""
+        """Hold a message for every cut at which it was in flight; returns how many there are."""
         return self._cuts.heard(channel, message)
 
     def _look(self) -> list[Ask[M]]:
-        """Whether some cut knows by now all that was in flight."""
+        """Write the messages in flight of each cut that has received all its markers."""
         asks: list[Ask[M]] = []
         for cut in self._cuts.complete():
             own = self._own[cut.snapshot]
@@ -238,20 +239,20 @@ class Participant(Generic[M]):
         return asks
 
     def captured(self, snapshot: str, content: str) -> list[Ask[M]]:
-        """Something of one's own part is written; ``content`` names it."""
+        """The state or the messages in flight were written, as ``content``."""
         own = self._own.get(snapshot)
         if own is None:
-            return []  # It was given up meanwhile.
+            return []  # The snapshot was given up in the meantime.
         own.contents.append(content)
         if not own.whole:
             return []
         del self._own[snapshot]
-        lost = dict(sorted(own.lost.items()))  # As whoever decodes it finds it.
+        lost = dict(sorted(own.lost.items()))  # The order in which a receiver decodes it.
         part = Part(self.me, own.number, own.clock, own.peers, lost, tuple(own.contents))
         return self.told(snapshot, part)
 
     def failed(self, snapshot: str, reason: str) -> list[Ask[M]]:
-        """One's own part cannot be written: the snapshot must do without."""
+        """The own part cannot be written: the snapshot continues without it."""
         own = self._own.pop(snapshot, None)
         if own is None:
             return []
@@ -260,10 +261,10 @@ class Participant(Generic[M]):
         part = Part(self.me, own.number, own.clock, own.peers, {}, failed=said)
         return [*([Forget(held)] if held else []), *self.told(snapshot, part)]
 
-    # Parts find their way to the initiator.
+    # Parts on their way to the initiator.
 
     def told(self, snapshot: str, part: Part) -> list[Ask[M]]:
-        """A part: one's own, or that of somebody whose way to the initiator leads through here."""
+        """Handle the own part, or the part of a participant whose path leads through this one."""
         gathering = self._gatherings.get(snapshot)
         if gathering is not None:
             gathering.add(part)
@@ -283,11 +284,11 @@ class Participant(Generic[M]):
             return [Discard(snapshot, problem)]
         return [Commit(snapshot, tuple(present.values()), absent)]
 
-    # What goes wrong.
+    # Failures.
 
     def gone(self, peer: str, reason: str) -> list[Ask[M]]:
-        """The channels with a peer are no more; what was in flight there is lost with them. The
-        reason may be the peer's own words, and none at all."""
+        """The channels to a peer broke, and messages in flight on them are lost. The reason may be
+        the peer's own text, and may be empty."""
         reason = reason[:REASON_CHARS_MAX] or "it left"
         self._parted[peer] = reason
         _forget_oldest(self._parted)
@@ -300,12 +301,12 @@ class Participant(Generic[M]):
         return asks
 
     def late(self, snapshot: str) -> list[Ask[M]]:
-        """A patience has passed since the cut: whoever sent no marker is waited for no longer."""
+        """``PATIENCE_S`` has passed since the cut: stop waiting for missing markers."""
         self._cuts.give_up(snapshot, f"no marker within {PATIENCE_S:g} s")
         return self._look()
 
     def overdue(self, snapshot: str) -> list[Ask[M]]:
-        """Whoever began a snapshot has waited long enough for parts."""
+        """``GATHERING_S`` has passed since the snapshot was initiated: stop waiting for parts."""
         gathering = self._gatherings.get(snapshot)
         if gathering is None:
             return []

@@ -1,4 +1,4 @@
-"""What a snapshot is made of: one part for each participant, and what a cut's name says."""
+"""The records of a snapshot: one part per participant, and the names of snapshots."""
 
 from collections.abc import Mapping
 
@@ -11,13 +11,13 @@ NUMBER_DIGITS_MAX = 19
 """Digits of an event's number: what a signed 64-bit integer holds."""
 
 PEERS_MAX = 16_384
-"""Peers of one participant: sixteen incarnations of as many actors as a job may have."""
+"""Peers of one participant: sixteen incarnations of each of the actors that a job may have."""
 
 CONTENTS = 2
-"""What a participant writes of a snapshot: its state, and what was in flight to it."""
+"""What a participant writes for a snapshot: its state, and the messages in flight to it."""
 
 REASON_CHARS_MAX = 1000
-"""Of why a part could not be written: it stands in logs and manifests."""
+"""Length of the reason why a part could not be written; it appears in logs and manifests."""
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -26,12 +26,12 @@ class Part(msgspec.Struct, frozen=True):
     Attributes:
         who: its incarnation.
         number: the number of its last event before the cut.
-        clock: its vector clock there, all entries.
-        peers: whom it had channels with at the cut, and so sent markers.
-        lost: with whom it has no whole channel, and why: no marker came, or the channel had broken
-            before the cut, and what it had said may still have been on its way.
-        contents: names of what it wrote, for whoever reads snapshots.
-        failed: why it could not be written; empty when it is.
+        clock: its vector clock at that event, all entries.
+        peers: the peers with which it had channels at the cut, and to which it sent markers.
+        lost: peers with which it has no complete channel, and why: no marker arrived, or the
+            channel had broken before the cut, with messages possibly still in flight.
+        contents: names of what it wrote, for readers of the snapshot.
+        failed: why the part could not be written; empty if it was.
     """
 
     who: str
@@ -44,15 +44,15 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def name_of(initiator: str, number: int) -> str:
-    """A snapshot is named after the event that began it, ``syncer.1:1042``."""
+    """The name of a snapshot: the event that began it, ``syncer.1:1042``."""
     return f"{initiator}:{number}"
 
 
 def split(snapshot: str) -> tuple[str, int]:
-    """Who began a snapshot, and with which event.
+    """The initiator of a snapshot, and the number of its event.
 
     Raises:
-        ValueError: it is no snapshot's name.
+        ValueError: it is not the name of a snapshot.
     """
     initiator, colon, number = snapshot.rpartition(":")
     is_number = number.isascii() and number.isdigit() and len(number) <= NUMBER_DIGITS_MAX
@@ -62,7 +62,7 @@ def split(snapshot: str) -> tuple[str, int]:
 
 
 def problem_of(part: Part) -> str | None:
-    """Why a part is none that a participant can have recorded, if so: parts come from peers."""
+    """Why no participant can have recorded this part, which came from a peer; None if valid."""
     names = (part.who, *part.peers, *part.lost)
     if not all(0 < len(name) <= NAME_CHARS_MAX for name in names):
         return f"part: a name has 1 to {NAME_CHARS_MAX} characters"

@@ -1,4 +1,4 @@
-"""Which snapshots go when there are many, and which blobs go with them."""
+"""Retention: which snapshots are removed, and which blobs with them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from snapshot.storage import (
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What retention took away.
+    """What retention removed.
 
     Attributes:
-        snapshots: their names, oldest first.
-        files: how many blobs and partial files.
-        nbytes: how many bytes those had.
-        aside: manifests that were damaged and are set aside; each with what is wrong with it.
+        snapshots: names of removed snapshots, oldest first.
+        files: number of removed blobs and partial files.
+        nbytes: bytes of those.
+        aside: for each damaged manifest that was set aside, what is wrong with it.
     """
 
     snapshots: tuple[str, ...]
@@ -39,8 +39,8 @@ def retain(place: Place, *, run: str, keep: int, every: int, grace_s: float) -> 
     """Remove old snapshots, then the blobs that no snapshot names; see ``Store.retain``."""
     if not place.exists():
         return Removed((), 0, 0)
-    # Blobs are listed before manifests: whatever is committed after this has blobs that are young
-    # now, or were made young later; and what is no longer as it was listed is left alone.
+    # Blobs are listed before manifests. A snapshot committed later has blobs that are young now or
+    # were made young since. A file that has changed since the listing is not removed.
     files = {**place.files(BLOBS), **_partials(place)}
     now = place.now()
     listed = read_all(place)
@@ -60,7 +60,7 @@ def retain(place: Place, *, run: str, keep: int, every: int, grace_s: float) -> 
         place.set_aside(file_of(each.id))
     for manifest in going:
         place.remove(file_of(manifest.id))
-    # No blob may go while a crash could still bring back a manifest that names it.
+    # The removal must be durable first: after a crash no manifest may name a removed blob.
     place.settle([file_of(each.id) for each in going])
     wanted = {
         blob_name(digest)
@@ -81,7 +81,7 @@ def retain(place: Place, *, run: str, keep: int, every: int, grace_s: float) -> 
 
 
 def _begun_from(manifests: list[Manifest]) -> set[str]:
-    """Snapshots from which a run of this place began: without them its tapes do not replay."""
+    """Snapshots from which runs in this store were resumed; replaying their tapes needs them."""
     return {str(each.facts[BEGAN_FROM]) for each in manifests if each.facts.get(BEGAN_FROM)}
 
 
@@ -92,7 +92,7 @@ def _partials(place: Place) -> dict[str, File]:
 def _stop_unless_read(
     place: Place, unreadable: list[str], inventories: Mapping[str, Inventory]
 ) -> None:
-    """Nothing follows from what could not be read: a disk that is away may come back."""
+    """Stop if anything could not be read: the cause may be temporary, such as a missing disk."""
     unread = [problem for each in inventories.values() for problem in each.unread]
     if unread:
         raise StorageError(f"{unread[0]}; nothing was removed")
@@ -111,14 +111,14 @@ def _divided(
     keep: int,
     every: int,
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """Which snapshots stay, and which go, oldest first."""
+    """The snapshots to keep, and those to remove, oldest first."""
     kept: list[Manifest] = []
     going: list[Manifest] = []
     whole = 0
     for manifest in manifests:
         stays = whole < keep or (every > 0 and manifest.order % every == 0)
         (kept if stays else going).append(manifest)
-        # One that lacks something is no reason for an older one to go.
+        # An incomplete snapshot does not count, so that an older complete one is kept instead.
         whole += _is_whole(inventories[manifest.id], files)
     return kept, going[::-1]
 

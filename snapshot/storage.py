@@ -1,11 +1,11 @@
-"""Where snapshots lie: a directory, or anything that fsspec can reach by a URL.
+"""The storage interface for snapshots: a directory, or anything that fsspec can reach by a URL.
 
     blobs/HH/DIGEST     bytes, named by their BLAKE3 digest; never changed
     snapshots/ID.json   the manifest of a committed snapshot; written last, and only if absent
-    LATEST              for people; nobody trusts it
+    LATEST              for users; never read by the program
 
-Whatever ends with ``.damaged`` was set aside. Whatever begins with ``.partial-`` is being written,
-or was when its writer died. Nobody reads either.
+Files that end with ``.damaged`` were set aside. Files that begin with ``.partial-`` are being
+written, or were when their writer died. The program reads neither.
 """
 
 import re
@@ -24,30 +24,30 @@ ASIDE = ".damaged"
 SUFFIX = ".json"
 
 CHUNK_BYTES = 4 * 2**20
-"""What is hashed, written and read at once: long enough that calls cost nothing beside it."""
+"""Bytes hashed, written and read at a time: large enough that the cost per call is negligible."""
 
 GRACE_S = 900.0
-"""How long a blob that no manifest names is left alone: it may belong to a snapshot under way.
-Whoever writes a blob that is there already makes it young again. A snapshot is settled three
-minutes after its beginning, see GATHERING_S; this is five times as long."""
+"""How long, in seconds, a blob that no manifest names is kept: it may belong to a snapshot in
+progress. Writing a blob that exists resets its age. A snapshot is settled at most three minutes
+after its beginning (GATHERING_S); this is five times as long."""
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class SnapshotError(ValueError):
-    """A snapshot, or a part of it, is not there or not as it was written; names the file."""
+    """A snapshot, or a part of it, is missing or not as it was written; names the file."""
 
 
 class DamagedError(SnapshotError):
-    """A file was read, and is not what was written: no later look will find it whole."""
+    """A file was read and is not what was written: reading it again cannot help."""
 
 
 class StorageError(OSError):
-    """The place cannot be written or read; names the file."""
+    """The storage cannot be read or written; names the file."""
 
 
 def cannot(file: str, what: str, error: BaseException) -> StorageError:
-    """One line for what the system or an object store said; it keeps the number."""
+    """An error of the system or an object store as one line, with the error number kept."""
     said = getattr(error, "strerror", None) or str(error) or type(error).__name__
     found = StorageError(f"{file}: cannot be {what}: {' '.join(str(said).split())}")
     found.errno = getattr(error, "errno", None)
@@ -56,12 +56,12 @@ def cannot(file: str, what: str, error: BaseException) -> StorageError:
 
 @dataclass(frozen=True, slots=True)
 class Blob:
-    """Bytes in a place.
+    """Bytes in storage.
 
     Attributes:
         digest: of the bytes; their name.
         size: in bytes.
-        new: whether they were written; they are not when they were there already.
+        new: whether they were written now; False if they existed already.
     """
 
     digest: str
@@ -71,25 +71,25 @@ class Blob:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file as a listing shows it; some places do not tell when it was written."""
+    """A file in a listing; some stores do not report when it was written."""
 
     size: int
     written_at: float | None
 
 
 class Readable(Protocol):
-    """A file that is open to be read, by whatever library."""
+    """A file open for reading, from any library."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
-        """Fill as much as there is; how much, 0 at the end."""
+        """Fill the buffer as far as possible; returns the number of bytes, 0 at the end."""
         ...
 
 
 class Place(Protocol):
-    """What a store asks of a directory or an object store. Names are relative, with slashes."""
+    """What a store needs of a directory or an object store. Names are relative, with slashes."""
 
     def path(self, name: str) -> str:
-        """A file as people find it."""
+        """The path or URL of a file, for users."""
         ...
 
     def exists(self) -> bool:
@@ -97,51 +97,51 @@ class Place(Protocol):
         ...
 
     def add(self, views: Sequence[memoryview]) -> Blob:
-        """Write a blob, unless it is there; whole or not at all."""
+        """Write a blob unless it exists; atomically."""
         ...
 
     def create(self, name: str, data: bytes) -> bool:
-        """Write a file that must not be there, whole or not at all; False when it is there."""
+        """Write a file that must not exist, atomically; returns False if it exists."""
         ...
 
     def put(self, name: str, data: bytes) -> None:
-        """Write a file, or replace it."""
+        """Write or replace a file."""
         ...
 
     def settle(self, names: Sequence[str]) -> None:
-        """Return once no crash can take these files' names away."""
+        """Make the names of these files durable: they survive a crash once this returns."""
         ...
 
     def stat(self, name: str) -> File | None:
-        """A file's size and time; None when it is not there."""
+        """A file's size and modification time; None if it does not exist."""
         ...
 
     def now(self) -> float:
-        """The time, by the clock that says when files were written."""
+        """The time of the clock that sets the files' modification times."""
         ...
 
     def open(self, name: str) -> AbstractContextManager[Readable]:
-        """Read a file; FileNotFoundError when it is not there."""
+        """Open a file for reading; raises FileNotFoundError if it does not exist."""
         ...
 
     def files(self, folder: str) -> Mapping[str, File]:
-        """All files below a folder, by name, those that are being written included."""
+        """All files below a folder, by name, including partial ones."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a file that may be gone already."""
+        """Remove a file; one that does not exist is no error."""
         ...
 
     def set_aside(self, name: str) -> None:
-        """Give a file a name under which nobody reads it, for people to look at."""
+        """Rename a file so that it is no longer read but can be inspected."""
         ...
 
 
 def blob_name(digest: str) -> str:
-    """Where a blob lies.
+    """The name of a blob's file.
 
     Raises:
-        SnapshotError: it is no digest; names come over the network.
+        SnapshotError: it is not a digest; digests may come from the network.
     """
     if not DIGEST.fullmatch(digest):
         raise SnapshotError(f"{digest!r}: want a digest in hexadecimal, 64 characters")
@@ -149,9 +149,9 @@ def blob_name(digest: str) -> str:
 
 
 def digest_of(views: Sequence[memoryview]) -> str:
-    """The digest of bytes that lie in several runs, in hexadecimal; other threads go on meanwhile.
+    """The digest of the concatenated views, in hexadecimal; releases the GIL meanwhile.
 
-    BLAKE3, 256 bits: ten times as fast as sha256 on a processor that has no instructions for that.
+    BLAKE3 with 256 bits: ten times as fast as sha256 on processors without sha256 instructions.
     """
     summed = blake3()
     for chunk in chunks(views):
@@ -160,22 +160,22 @@ def digest_of(views: Sequence[memoryview]) -> str:
 
 
 def chunks(views: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The bytes in chunks, without a copy."""
+    """The bytes in chunks, without copying."""
     for view in views:
         for at in range(0, len(view), CHUNK_BYTES):
             yield view[at : at + CHUNK_BYTES]
 
 
 def is_url(place: str | Path) -> bool:
-    """Whether it is a URL, not a path."""
+    """Whether it is a URL rather than a path."""
     return isinstance(place, str) and "://" in place
 
 
 def open_place(place: str | Path) -> Place:
-    """A path, ``file://`` or any other URL that fsspec knows; nothing is made yet.
+    """Open a path, a ``file://`` URL, or any other URL that fsspec supports; creates nothing yet.
 
     Raises:
-        SnapshotError: nothing here can open it; says what is missing.
+        SnapshotError: there is no support for it; says what is missing.
     """
     from snapshot.local_storage import LocalPlace  # noqa: PLC0415, it imports this
 

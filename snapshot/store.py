@@ -1,4 +1,4 @@
-"""Snapshots in a place: blobs first, then the manifest, so that one is whole or not there."""
+"""A store of snapshots: blobs are written first and the manifest last, so commits are atomic."""
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -33,22 +33,22 @@ from snapshot.storage import (
 NEWEST = "latest"
 
 SHOWN_MAX = 3
-"""Problems named in one error line; ``verify`` tells them all."""
+"""Problems named in one error line; ``verify`` reports all of them."""
 
 
 class Store:
-    """Snapshots in a place that all participants share.
+    """Snapshots in storage that all participants share.
 
-    Any number of processes and threads may write to it at once. All methods block; nothing is
-    written before the first blob.
+    Any number of processes and threads may write to it at once. All methods block. Nothing is
+    created before the first blob is written.
 
     Args:
-        place: a path, or a URL that fsspec knows.
-        run: in a place that several runs share, the one whose snapshots are seen, taken for the
-            newest, and removed; empty for all.
+        place: a path, or a URL that fsspec supports.
+        run: in a store that several runs share, the run whose snapshots are listed, searched for
+            the newest, and removed; empty for all runs.
 
     Raises:
-        SnapshotError: such a URL cannot be opened here.
+        SnapshotError: there is no support for such a URL.
     """
 
     def __init__(self, place: str | Path, run: str = "") -> None:
@@ -56,15 +56,15 @@ class Store:
         self.name = str(place)
         self.run = run
 
-    # Writing. All of these raise StorageError when the place fails; nothing half is then visible.
+    # Writing. These methods raise StorageError on failure, and then leave nothing half visible.
 
     def write_tensors(self, arrays: Mapping[str, NDArray[Any]]) -> Blob:
-        """Write named arrays as one blob, the bytes of a safetensors file.
+        """Write named arrays as one blob in safetensors format.
 
         They are not copied, and must not change before this returns.
 
         Raises:
-            PackingError: a name or a type that the format does not have.
+            PackingError: a name or a dtype that the format does not support.
         """
         return self._place.add(pack(arrays))
 
@@ -73,17 +73,18 @@ class Store:
         return self._place.add([memoryview(data).cast("B")] if len(data) else [])
 
     def write_piece(self, entries: Collection[Entry]) -> str:
-        """Write the list of what a participant wrote; give the digest, for ``Part.contents``."""
+        """Write the list of a participant's blobs; returns its digest, for ``Part.contents``."""
         return self.write_bytes(encode_piece(entries)).digest
 
     def commit(self, manifest: Manifest) -> Manifest:
-        """Make a snapshot stand, durably; give it back with its bytes counted.
+        """Commit a snapshot durably; returns its manifest with the number of bytes filled in.
 
-        Doing it again changes nothing, so whoever does not know whether it was done does it again.
+        The operation is idempotent, so a caller that does not know whether it succeeded repeats it.
 
         Raises:
-            SnapshotError: it is not whole and consistent, or another one of this name stands.
-            StorageError: it was not committed, or perhaps was: the last step failed.
+            SnapshotError: the snapshot is incomplete or inconsistent, or another one of this name
+                exists.
+            StorageError: it was not committed, or possibly was, if the last step failed.
         """
         file = file_of(manifest.id)
         path = self._place.path(file)
@@ -107,7 +108,7 @@ class Store:
         return whole
 
     def _point_at(self, id_: str) -> None:
-        """For people only, so a failure is none of a commit that is done."""
+        """Update the pointer for users; its failure does not affect the commit."""
         with suppress(StorageError):
             self._place.put(LATEST, f"{id_}\n".encode())
 
@@ -118,12 +119,12 @@ class Store:
         return self._place.exists()
 
     def snapshots(self) -> list[Listed]:
-        """All snapshots, newest first; then those whose manifests cannot be read, and why not."""
+        """All snapshots, newest first, then those whose manifests cannot be read, with reasons."""
         listed = read_all(self._place)
         return [each for each in listed if not self.run or _run_of(each) == self.run]
 
     def _check_one_run(self) -> None:
-        """Of several runs none is the newest."""
+        """Raise unless the snapshots belong to one run, so that the newest is well defined."""
         if self.run:
             return
         runs = sorted({_run_of(each) for each in self.snapshots() if each.manifest is not None})
@@ -135,13 +136,13 @@ class Store:
             )
 
     def load(self, snapshot: str = NEWEST, progress: Progress = no_progress) -> Manifest:
-        """A snapshot, by name or id, every byte of which was found as it was written.
+        """Find a snapshot by name or id, verify every byte of it, and return its manifest.
 
-        ``latest`` is the newest one of which that is true.
+        ``latest`` is the newest intact snapshot.
 
         Raises:
-            SnapshotError: it is not intact; names what is wrong, and the newest one that is.
-            StorageError: the place cannot be read.
+            SnapshotError: it is not intact; says what is wrong, and names the newest intact one.
+            StorageError: the storage cannot be read.
         """
         if snapshot == NEWEST:
             self._check_one_run()
@@ -162,16 +163,16 @@ class Store:
         raise SnapshotError(f"{_some(problems)}; {hint}")
 
     def manifest(self, snapshot: str) -> Manifest:
-        """A manifest alone; nothing else is looked at.
+        """Read a manifest and nothing else.
 
         Raises:
-            SnapshotError: it is not there, or damaged.
+            SnapshotError: it is missing or damaged.
             StorageError: it cannot be read.
         """
         return read_manifest(self._place, snapshot)
 
     def newest_intact(self, progress: Progress = no_progress) -> Manifest | None:
-        """The newest snapshot every byte of which is as it was written."""
+        """The newest snapshot whose every byte is as it was written; None if there is none."""
         return self._newest_intact(Verifier(self._place, progress))
 
     def _newest_intact(self, verifier: Verifier) -> Manifest | None:
@@ -181,10 +182,10 @@ class Store:
         return None
 
     def read_tensors(self, digest: str) -> dict[str, NDArray[Any]]:
-        """The arrays of a blob.
+        """Read the arrays of a blob.
 
         Raises:
-            SnapshotError: it is not there, damaged, or holds no arrays; names the file.
+            SnapshotError: it is missing, damaged, or holds no arrays; names the file.
             StorageError: it cannot be read.
         """
         data = read_blob(self._place, digest)
@@ -194,63 +195,64 @@ class Store:
             raise SnapshotError(f"{self._place.path(blob_name(digest))}: {error}") from None
 
     def read_bytes(self, digest: str) -> memoryview:
-        """The bytes of a blob; raises what ``read_tensors`` does."""
+        """Read the bytes of a blob; raises as ``read_tensors`` does."""
         return memoryview_of(read_blob(self._place, digest))
 
     def read_piece(self, digest: str) -> tuple[Entry, ...]:
-        """What a participant wrote; raises what ``read_tensors`` does."""
+        """Read a participant's list of blobs; raises as ``read_tensors`` does."""
         return read_piece(self._place, digest)
 
     def sizes(self, manifest: Manifest) -> dict[str, int]:
-        """The blobs of a snapshot, as far as its pieces can be read, and their bytes."""
+        """Sizes in bytes of a snapshot's blobs by digest, as far as its pieces can be read."""
         blobs = take_inventory(self._place, manifest).blobs
         return {digest: needed.size for digest, needed in blobs.items()}
 
-    # Care.
+    # Maintenance.
 
     def verify(self, snapshot: str, progress: Progress = no_progress) -> list[str]:
-        """What is wrong with a snapshot, one line for each file; empty when it is intact.
+        """The problems of a snapshot, one line per file; empty if it is intact.
 
-        Clocks are those of a consistent cut; every piece and blob is there, with the right size
-        and digest. For several snapshots that share blobs, use one ``verifier``.
+        Checks that the clocks form a consistent cut, and that every piece and blob exists with the
+        right size and digest. For several snapshots that share blobs, use one ``verifier``.
         """
         return self.verifier(progress).verify(snapshot)
 
     def verifier(self, progress: Progress = no_progress) -> Verifier:
-        """Verifies several snapshots; reads what they share once."""
+        """A verifier for several snapshots, which reads shared blobs once."""
         return Verifier(self._place, progress)
 
     def retain(self, keep: int = 5, every: int = 0, *, grace_s: float = GRACE_S) -> Removed:
         """Remove old snapshots, then the blobs that no snapshot names.
 
-        Manifests go first, durably, so that a crash leaves blobs too many, never too few. A blob
-        that is younger than ``grace_s`` is left alone, for it may belong to a snapshot under way;
-        writing one that is there already makes it young again. The grace is far longer than a
-        snapshot may take, and a commit looks whether all its blobs are there; so nobody needs to
-        be asked, whichever host or process writes. Partial files of writers that died go by the
-        same rule, and so does what only a damaged piece or manifest named; such a manifest is set
-        aside. What a run of this place began from stays. Who restores a snapshot sees to it that it
-        is kept meanwhile.
+        Manifests are removed first, durably, so that a crash leaves too many blobs, never too few.
+        A blob younger than ``grace_s`` is kept, since it may belong to a snapshot in progress;
+        writing a blob that exists resets its age. The grace period is far longer than a snapshot
+        may take, and a commit checks that all its blobs exist. So no coordination with other hosts
+        or processes is needed. The same rule removes partial files of writers that died, and blobs
+        that only a damaged piece or manifest named; a damaged manifest is set aside. Snapshots from
+        which a run of this store was resumed are kept. A caller that restores a snapshot must make
+        sure that it is kept meanwhile.
 
         Args:
-            keep: how many of the newest stay; those that lack a blob do not count.
-            every: snapshots whose ``order`` is a multiple of it stay for ever; 0 for none.
-            grace_s: 0 when it is certain that no snapshot is under way.
+            keep: how many of the newest snapshots are kept; incomplete ones do not count.
+            every: snapshots whose ``order`` is a multiple of this are kept for ever; 0 for none.
+            grace_s: in seconds; use 0 only if no snapshot is in progress.
 
         Raises:
-            SnapshotError: a manifest is of another version; which blobs are its own is unknown, so
+            SnapshotError: a manifest was written by another version; its blobs are unknown, so
                 nothing was removed.
-            StorageError: the place cannot be read or written.
+            StorageError: the storage cannot be read or written.
         """
         if keep < 1 or every < 0:
             raise ValueError(f"keep {keep}, every {every}: want at least 1, and 0 or more")
         return retain(self._place, run=self.run, keep=keep, every=every, grace_s=grace_s)
 
     def find(self, snapshot: str) -> str:
-        """The id of a snapshot that is there, by name, id or ``latest``: the newest readable one.
+        """The id of an existing snapshot, given a name, an id, or ``latest`` for the newest
+        readable one.
 
         Raises:
-            SnapshotError: there is none; names those that there are.
+            SnapshotError: there is no such snapshot; names the existing ones.
         """
         there = self.snapshots()
         if snapshot == NEWEST:
@@ -262,14 +264,14 @@ class Store:
         ids = [each.id for each in there]
         of_runs = [each for each in ids if each.endswith(f"_{id_}")]
         if id_ not in ids and len(of_runs) == 1:
-            return of_runs[0]  # Of one run only, so there is no need to say which.
+            return of_runs[0]  # Only one run has such a snapshot, so its name may be left out.
         if id_ not in ids:
             raise SnapshotError(f"{self.name}: no snapshot {id_}; there is {_some(ids) or 'none'}")
         return id_
 
 
 def _run_of(each: Listed) -> str:
-    """Of one that cannot be read, as its file's name says."""
+    """The run of a snapshot; if its manifest cannot be read, as in the file's name."""
     if each.manifest is not None:
         return each.manifest.run
     run, _, _ = each.id.rpartition("_")

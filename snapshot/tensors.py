@@ -1,4 +1,4 @@
-"""Named tensors in one safetensors file, written so that it is there whole or not at all."""
+"""Named tensors in one safetensors file, written atomically."""
 
 import errno
 import json
@@ -18,18 +18,18 @@ from safetensors import SafetensorError
 def save_tensors(
     path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write tensors (name to array; bfloat16 included) under ``path``, atomically and durably.
+    """Write tensors (name to array; bfloat16 included) to ``path``, atomically and durably.
 
-    The bytes depend on names and values alone, not on any mapping's order or an array's strides.
+    The bytes depend only on names and values, not on the order of mappings or on strides.
 
     Raises:
-        OSError: the file cannot be written; whatever stood under ``path`` is untouched.
+        OSError: the file cannot be written; an existing file at ``path`` is unchanged.
     """
     assert tensors or not metadata, "of metadata about no tensors the library makes a broken file"
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     try:
-        # The library writes an array's memory as it lies, also where its strides say otherwise.
+        # The library writes an array's memory as it is and ignores its strides.
         straight = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
         safetensors.numpy.save_file(straight, partial, dict(metadata) if metadata else None)
         with partial.open("rb+") as file:
@@ -51,8 +51,8 @@ def load_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """Read what ``save_tensors`` wrote.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it is no safetensors file; the text names it.
+        OSError: the file does not exist.
+        ValueError: it is not a safetensors file; names it.
     """
     try:
         return safetensors.numpy.load_file(path)
@@ -61,11 +61,11 @@ def load_tensors(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def load_metadata(path: Path) -> dict[str, str]:
-    """The metadata that ``save_tensors`` wrote beside the tensors.
+    """Read the metadata that ``save_tensors`` wrote with the tensors.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it is no safetensors file; the text names it.
+        OSError: the file does not exist.
+        ValueError: it is not a safetensors file; names it.
     """
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
@@ -75,7 +75,7 @@ def load_metadata(path: Path) -> dict[str, str]:
 
 
 def _sort_metadata(file: BinaryIO) -> None:
-    """Bring the metadata into one order; the library writes it in an order drawn anew each time."""
+    """Sort the metadata, which the library writes in random order."""
     length = int.from_bytes(file.read(8), "little")
     header = json.loads(file.read(length))
     if len(header.get("__metadata__", {})) < 2:

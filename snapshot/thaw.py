@@ -1,4 +1,4 @@
-"""What ``freeze`` wrote, read back: nothing is imported, nothing of it is executed."""
+"""Reading of states that ``freeze`` wrote, without importing or executing anything in them."""
 
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -24,26 +24,25 @@ def thaw(data: bytes, packages: Collection[str], given: Mapping[type, object] | 
     """Read what ``freeze`` wrote.
 
     Args:
-        data: as it was written.
-        packages: the top-level packages whose classes may occur in it; their modules must have
-            been imported.
-        given: structs that take the place of those of the same type in the state, such as settings
-            that are others now.
+        data: the bytes.
+        packages: the top-level packages whose classes may occur in the state; their modules must
+            have been imported.
+        given: structs by type that replace those in the state, such as settings that have changed.
 
     Raises:
-        FreezeError: it is no such state, or one of other classes; nothing of it was executed.
+        FreezeError: it is not a valid state, or uses other classes; nothing was executed.
     """
     try:
         version, nodes, root = msgspec.msgpack.decode(data)
         return _Reader(packages, version, nodes, given or {}).whole(root)
     except FreezeError:
         raise
-    except Exception as error:  # noqa: BLE001, whatever garbage leads to, it is garbage
+    except Exception as error:  # noqa: BLE001, invalid bytes may raise any exception
         raise FreezeError(f"{STRANGE}: {type(error).__name__}: {error}") from None
 
 
 class _Reader:
-    """First the shells, then what is in them: a state may lead back to itself."""
+    """Creates all objects empty and then fills them, because a state may contain cycles."""
 
     def __init__(
         self,
@@ -65,7 +64,7 @@ class _Reader:
     def whole(self, root: Any) -> Any:
         for number, node in enumerate(self._nodes):
             self._made[number] = self._shell(node)
-        # What is sorted by hashes comes last, when everything else is in its place.
+        # Dicts and sets are filled last, when everything that hashes depend on is complete.
         for kinds in ("S", "o", "lq", "ds"):
             for number, node in enumerate(self._nodes):
                 if node[0] in kinds:
@@ -98,7 +97,7 @@ class _Reader:
                 raise FreezeError(f"{STRANGE}: {tag!r}")
 
     def _member(self, thing: Any) -> Any:
-        """A set's member or a dict's key: all that its hash may depend on is in its place."""
+        """A set's member or a dict's key, once everything that its hash depends on is filled."""
         if not isinstance(thing, list):
             return thing
         self._settle(cast("list[Any]", thing))
@@ -135,7 +134,7 @@ class _Reader:
                     raise FreezeError(f"{STRANGE}: {node[1]} is more than its attributes")
                 return object.__new__(cls)
             case "S":
-                return None  # It cannot be filled later: what it holds is made before it.
+                return None  # A struct is immutable: its contents are made before it.
             case _:
                 raise FreezeError(f"{STRANGE}: {node[0]!r}")
 
@@ -168,7 +167,7 @@ class _Reader:
                 self._endow(made, rest[1])
 
     def _endow(self, made: Any, fields: Mapping[str, Any]) -> None:
-        """Give an object its attributes; where it has no place for one, it never had it."""
+        """Set an object's attributes, as slots where its class has them."""
         own = slots(type(made))
         for name, value in fields.items():
             if name in own:
