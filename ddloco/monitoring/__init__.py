@@ -1,1 +1,1 @@
-"""Looking at a running job from outside: status, metrics, evaluation, the live display."""
+"""Observing a running job from outside: status, metrics, evaluation, the live display."""

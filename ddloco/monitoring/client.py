@@ -1,7 +1,8 @@
-"""An observer: looks at a syncer from outside, over the syncer's own port.
+"""The observer's client: asks a syncer over the syncer's own port.
 
-It asks every second and says what it has taken in; see ``notices`` for the language and ``window``
-for the other end. Its identity is random: no machine ever hears of it.
+It sends a request every second, with the number of the last notice received; see
+``observer_protocol`` for the messages and ``observer_server`` for the other end. Its identity is
+random: machines do not see it.
 """
 
 import secrets
@@ -35,44 +36,45 @@ from transport.zeromq import open_context
 ROUTE = "syncer/control"
 
 BEAT_S = 1.0
-"""Between two asks of one who follows."""
+"""Seconds between two requests of an observer that follows a job."""
 
 SILENCE_S_MAX = 30.0
-"""A syncer that says nothing for so long, though it is asked every second, is taken for dead. One
-that only stands still for a while (a stopped process) is waited for."""
+"""A syncer that sends nothing for this long, in seconds, though it is asked every second, is
+considered dead. One that only pauses for a while (a stopped process) is waited for."""
 
 TAKEN_MAX = 64
-"""News that are taken in before it is said, a beat or not: a quarter of what may be away."""
+"""Notices received before they are acknowledged outside the regular beat: a quarter of what may be
+unacknowledged."""
 
 INBOX_MAX = 16
-"""Notices taken off the socket and not yet looked at; the rest waits in its queue, unacknowledged,
-until the window says no more."""
+"""Notices taken off the socket and not yet processed; others wait in the socket's queue,
+unacknowledged, until the server sends no more."""
 
 Said = Told | News | tuple[Fragment, Payload]
 Take = Callable[[Said], Awaitable[None]]
 
 
 class UnansweredError(Exception):
-    """Nobody answers, or not as one must; one line says who was asked."""
+    """The syncer does not answer, or not correctly; one line contains its address."""
 
 
 class Observer:
-    """Asks one syncer, and takes what comes.
+    """Sends requests to one syncer, and receives its notices.
 
     Args:
         endpoint: has dialled the syncer as ``ROUTE``.
-        address: of the syncer, for people.
-        timeout_s: how long the first answer may take.
-        keyed: whether it comes with keys, for people.
+        address: the syncer's address, for messages.
+        timeout_s: how long the first answer may take, in seconds.
+        keyed: whether keys are used, for messages.
     """
 
     def __init__(
         self, endpoint: Endpoint, address: str, timeout_s: float, *, keyed: bool = False
     ) -> None:
         self.refused = 0
-        """Frames that were no notices."""
+        """Frames that were not valid notices."""
         self.lost = 0
-        """News that the syncer did not send, since we were too slow."""
+        """News that the syncer skipped because this observer was too slow."""
         self._endpoint = endpoint
         self._address = address
         self._timeout_s = timeout_s
@@ -83,10 +85,10 @@ class Observer:
         self._inbox, self._waiting = trio.open_memory_channel[Any](INBOX_MAX)
 
     async def status(self) -> dict[str, Any]:
-        """What the syncer says of itself, and under ``address`` where it was asked.
+        """The syncer's status, with the ``address`` that was asked.
 
         Raises:
-            UnansweredError: nobody answers in time, or it declines.
+            UnansweredError: there is no answer in time, or the syncer declines.
         """
         told: Any = None
         async with trio.open_nursery() as nursery:
@@ -101,14 +103,14 @@ class Observer:
         return {"address": self._address, **told.status}
 
     async def follow(self, take: Take, *, payloads: bool, stop: bool = False) -> News:
-        """Hand every notice to ``take`` until the job has ended; the news of its end. With ``stop``
-        it is asked to end.
+        """Pass every notice to ``take`` until the job ends; returns the news of its end. With
+        ``stop`` the job is asked to end.
 
-        ``take`` also gets a status every second, and with ``payloads`` the newest version of
-        every global fragment, first those that there are. What it raises comes in a group.
+        ``take`` also gets a status every second, and with ``payloads`` the newest version of every
+        global fragment, beginning with the current ones. Its exceptions are raised in a group.
 
         Raises:
-            UnansweredError: nobody answers, or nobody does any more.
+            UnansweredError: there is no answer, or no longer one.
         """
         said: Any = None
         async with trio.open_nursery() as nursery:
@@ -132,10 +134,10 @@ class Observer:
         return said
 
     async def snapshot(self) -> News:
-        """Have a snapshot taken; the news of what became of it, or of the job's end before that.
+        """Request a snapshot; returns the news of its result, or of the job's end before that.
 
         Raises:
-            UnansweredError: nobody answers, or nobody does any more.
+            UnansweredError: there is no answer, or no longer one.
         """
         name, said = "", None
         async with trio.open_nursery() as nursery:
@@ -146,8 +148,8 @@ class Observer:
             begins_by, problem = trio.current_time() + self._timeout_s, self._nobody()
             while not (isinstance(said, News) and _settles(said, name)):
                 said = None
-                # Others' news and statuses are no sign that ours was begun: a door that is too
-                # busy drops the request.
+                # Other news and statuses do not prove that the snapshot was begun: a busy driver
+                # drops the request.
                 patience_s = SILENCE_S_MAX if name else begins_by - trio.current_time()
                 with trio.move_on_after(max(patience_s, 0.0)):
                     said, _ = await self._next()
@@ -191,7 +193,7 @@ class Observer:
         try:
             self._endpoint.send_nowait(ROUTE, [encode(ask)])
         except (LaneFull, PeerGone):
-            return  # It is away; the next beat asks again.
+            return  # The syncer is unreachable; the next beat asks again.
 
     async def _deliver(self, arrival: Arrival) -> None:
         try:
@@ -214,9 +216,9 @@ class Observer:
 
 
 def _settles(said: News, name: str) -> bool:
-    """Whether it is the end of the snapshot that was asked for; or of all.
+    """Whether this is the end of the requested snapshot, or of the job.
 
-    One that is refused was never begun: it is discarded with the event that it is named after.
+    A refused snapshot was never begun: it is discarded at the event that it is named after.
     """
     if said.event == "ended":
         return True
@@ -230,10 +232,10 @@ def _settles(said: News, name: str) -> bool:
 async def open_observer(
     address: str, timeout_s: float, keys: Path | None
 ) -> AsyncIterator[Observer]:
-    """An observer of the syncer at ``address``, with the keys in a folder if the job has any.
+    """Open an observer of the syncer at ``address``, with keys from a folder if the job has any.
 
     Raises:
-        ConfigError: the address is none, or the keys cannot be used.
+        ConfigError: the address is invalid, or the keys cannot be used.
     """
     check_dial("", address)
     curve = load_curve(keys, KEY) if keys is not None else None

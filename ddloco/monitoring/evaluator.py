@@ -1,7 +1,7 @@
-"""Scores global models as they come: the held-out loss, computed beside the job.
+"""Evaluates global models as they arrive: the held-out loss, computed beside the job.
 
-A JAX process of the observer's own, as a syncer has one. At most one model is scored at a time, and
-the newest wins: models that come meanwhile are skipped but for the last.
+It uses a JAX process of the observer's own. At most one model is evaluated at a time; of the models
+that arrive meanwhile only the newest is evaluated.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,18 +19,18 @@ from ddloco.workers.process import WorkerProcess, open_worker
 from transport import DTYPES, Payload
 
 Scored = Callable[[int, float], None]
-"""Told a global step and the held-out loss of its model."""
+"""Called with a global step and the held-out loss of its model."""
 
 
 class Scorer:
-    """Puts global fragments together and has the models scored.
+    """Assembles models from global fragments and has them evaluated.
 
     Args:
         source: the job file, for messages.
-        plan: where a fragment lies in the model.
-        arena: memory that the worker process can see.
+        plan: where each fragment is in the model.
+        arena: memory that the worker process can access.
         score: computes the held-out loss of a model in the arena; None if the task cannot.
-        scored: told of every score.
+        scored: called with every result.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Scorer:
         self._last = False
 
     def take(self, fragment: int, t: int, payload: Payload) -> None:
-        """A newer version of a fragment.
+        """Accept a newer version of a fragment.
 
         Raises:
             ConfigError: the job file describes another model.
@@ -69,16 +69,16 @@ class Scorer:
             self._wanted.set()
 
     def finish(self) -> None:
-        """Nothing newer will come: score what is there, and end."""
+        """Evaluate the newest model and end; no newer one will arrive."""
         self._last = True
         self._wanted.set()
 
     async def run(self) -> None:
-        """Score models until ``finish``.
+        """Evaluate models until ``finish``.
 
         Raises:
             ConfigError: the task has no held-out loss.
-            ChoreError: it cannot be computed.
+            ChoreError: the loss cannot be computed.
             WorkerDiedError: the process ended.
         """
         scored: dict[int, int] = {}
@@ -105,7 +105,8 @@ class Scorer:
 
 @asynccontextmanager
 async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[Scorer]:
-    """A scorer with a worker process that has loaded the job's task; ``run`` it.
+    """Open a scorer with a worker process that has loaded the job's task; the caller must ``run``
+    it.
 
     Raises:
         ChoreError: the task cannot be used.

@@ -1,7 +1,7 @@
-"""The live picture of a job, drawn from its log: what people see is what is recorded.
+"""The live display of a job, drawn from its log, so that it shows what is recorded.
 
-One mechanism for actors in this process and in others: read the new lines of ``log.jsonl``, keep
-the newest of everything, draw. Plain lines where there is no terminal.
+It works alike for actors in this process and in others: it reads new lines of ``log.jsonl``, keeps
+the newest values, and draws them; without a terminal it prints plain lines.
 """
 
 import json
@@ -20,29 +20,29 @@ from ddloco.config.run_folder import LOG_FILE
 
 REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0
-"""Seconds between two plain lines: a minute of training gives a dozen."""
+"""Seconds between two plain lines: a dozen per minute."""
 
 LOSSES_SHOWN = 20
-"""A learner's loss is the mean of its last so many steps; single batches jump about."""
+"""A learner's displayed loss is the mean over this many steps, since single batches vary."""
 
 
 @dataclass
 class LearnerView:
-    """What is seen of one learner."""
+    """The displayed values of one learner."""
 
     step: int = 0
     tokens: int = 0
     busy_s: float = 0.0
     alive_s: float = 0.0
     lived_s: float = 0.0
-    """Of which in earlier incarnations."""
+    """The part of ``alive_s`` that belongs to earlier incarnations."""
     losses: list[float] = field(default_factory=list[float])
     state: str = "starting"
     lost: bool = False
-    """Whether it has joined, and has no link any more; it may train on."""
+    """Whether it has joined and its link is down now; it may continue to train."""
 
     def take(self, line: dict[str, Any]) -> None:
-        """One finished step; a new incarnation begins again at 1, with a clock of its own."""
+        """Add a finished step; a new incarnation restarts at step 1, with a clock of its own."""
         if line["step"] <= self.step or self.step == 0:
             self.lived_s = self.alive_s
             self.first_at = line["at"] - line["step_s"]
@@ -50,7 +50,7 @@ class LearnerView:
         self.tokens += line["tokens"]
         self.busy_s += line["step_s"]
         self.alive_s = self.lived_s + line["at"] - self.first_at
-        if line["loss"] is not None:  # What is no number is null in the log.
+        if line["loss"] is not None:  # The log contains null for NaN and Inf.
             self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
         self.state = "training"
 
@@ -61,13 +61,13 @@ class LearnerView:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens trained on per second alive."""
+        """Tokens trained on per second of the learner's life."""
         return self.tokens / self.alive_s if self.alive_s > 0 else 0.0
 
 
 @dataclass
 class Board:
-    """The newest of everything that the log tells."""
+    """The newest values in the log."""
 
     job: Job
     learners: dict[str, LearnerView] = field(default_factory=dict[str, LearnerView])
@@ -77,13 +77,13 @@ class Board:
     troubles: list[str] = field(default_factory=list[str])
     result: dict[str, Any] | None = None
     standstill: str = ""
-    """What the job waits for, while nothing is merged for too long."""
+    """What the job waits for, if nothing has been merged for too long."""
 
     def __post_init__(self) -> None:
         self.learners = {name: LearnerView() for name in self.job.learner_names()}
 
     def take(self, line: dict[str, Any]) -> None:
-        """One line of the log."""
+        """Process one line of the log."""
         match line["event"]:
             case "step":
                 self.learners[line["actor"]].take(line)
@@ -123,8 +123,8 @@ class Board:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the learners' time that was spent in steps; None before any was merged, and 0
-        while there are fewer learners than the quorum, whose steps are merged with nobody's."""
+        """Share of the learners' time that was spent in steps; None before the first merge. It is 0
+        while fewer learners than the quorum are linked, since their steps are not merged."""
         if not self.merges:
             return None
         linked = sum(not view.lost for view in self.learners.values())
@@ -134,12 +134,12 @@ class Board:
         return sum(view.busy_s for view in self.learners.values()) / alive if alive else None
 
     def counts(self) -> str:
-        """Learners live, taking part, averaged into the newest merge: three different numbers."""
+        """Three numbers: learners live, taking part, and averaged into the newest merge."""
         live, part = self.merge.get("live", 0), self.merge.get("taking_part", 0)
         return f"{live} live / {part} taking part / {self.merge.get('averaged', 0)} averaged"
 
     def line(self) -> str:
-        """Everything on one line."""
+        """All values on one line."""
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
         loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
         steps = sum(view.step for view in self.learners.values())
@@ -150,7 +150,7 @@ class Board:
         )
 
     def tables(self) -> Group:
-        """Two tables: learners, and the syncer with its fragments."""
+        """Two tables: the learners, and the syncer with its fragments."""
         learners = Table("learner", "state", "step", "loss", "tokens/s", expand=True)
         for name, view in self.learners.items():
             loss = f"{view.loss:.4f}" if view.loss is not None else "-"
@@ -166,14 +166,14 @@ class Board:
 
 
 class LogTail:
-    """Reads what others append to the log."""
+    """Reads what other processes append to the log."""
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self._path = folder / LOG_FILE
         self._offset = self._path.stat().st_size if from_end and self._path.exists() else 0
 
     def new_lines(self) -> list[dict[str, Any]]:
-        """The whole lines since the last call; what a full disk has torn is passed over."""
+        """The complete lines since the last call; lines torn by a full disk are skipped."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -193,7 +193,7 @@ def _line_of(line: bytes) -> dict[str, Any] | None:
 
 
 async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:
-    """Draw the job until ``done`` is set; the board as it stood at the end."""
+    """Draw the job until ``done`` is set; returns the board at the end."""
     board, tail = Board(job), LogTail(folder)
     if not console.is_terminal:
         return await _show_lines(board, tail, console, done)
@@ -231,11 +231,11 @@ async def _show_lines(board: Board, tail: LogTail, console: Console, done: trio.
 
 
 FREQUENT = ("step", "merge")
-"""Lines that come many times a second; of these the newest is said now and then."""
+"""Events that occur many times a second; only the newest is shown, at intervals."""
 
 
 async def follow(folder: Path, actor: str, console: Console) -> None:
-    """Say what one actor logs from now on, in plain lines, until cancelled."""
+    """Print what one actor logs from now on, in plain lines, until cancelled."""
     tail = LogTail(folder, from_end=True)
     newest: dict[str, Any] | None = None
     said_at = trio.current_time()
@@ -252,7 +252,7 @@ async def follow(folder: Path, actor: str, console: Console) -> None:
 
 
 def _say(console: Console, line: dict[str, Any]) -> None:
-    """One line of the log, for people."""
+    """Print one line of the log in readable form."""
     fields = {key: value for key, value in line.items() if key not in ("event", "actor", "at")}
     said = "  ".join(f"{key} {value}" for key, value in fields.items())
     text = f"{line['at']:8.1f} s  {line['actor']}  {line['event']}  {said}"

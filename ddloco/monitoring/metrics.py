@@ -1,4 +1,4 @@
-"""Metrics of a running job: from what an observer hears to where people look at numbers."""
+"""Metrics of a running job: numbers from an observer's notices, sent to metrics systems."""
 
 import importlib
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from ddloco.config.toml import ConfigError
 from ddloco.runtime.observer_protocol import News
 
 EVENTS_NAMED_MAX = 64
-"""Kinds of news that are counted apart: what a syncer says is not under our control, and every
-name is a time series."""
+"""Kinds of news that are counted separately: the syncer chooses their names, and each name is a
+time series."""
 
 MERGE_FIELDS = ("live", "taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = ("merges", "quorum", "goodput", "live", "uptime_s", "tape_bytes")
@@ -20,32 +20,32 @@ MEMBER_FIELDS = ("step", "step_s", "heard_s", "silent", "versions_behind", "refu
 
 
 class Sink(Protocol):
-    """Where numbers go."""
+    """A destination for metrics."""
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """The newest ``value`` of a metric, as of global step ``t``."""
+        """Record the newest ``value`` of a metric, as of global step ``t``."""
         ...
 
     def close(self) -> None:
-        """Write what is not yet written; nothing follows."""
+        """Write buffered values; nothing is recorded after this."""
         ...
 
 
 class Metrics:
-    """Takes what an observer hears, gives every sink the numbers in it.
+    """Extracts the numbers from an observer's notices and sends them to every sink.
 
     Args:
-        sinks: where they go; closed with this.
+        sinks: the destinations; closed with this object.
     """
 
     def __init__(self, sinks: list[Sink]) -> None:
         self.t = 0
-        """The newest global step that was heard of."""
+        """The newest global step in any notice."""
         self._sinks = sinks
         self._seen: dict[str, int] = {}
 
     def news(self, news: News) -> None:
-        """One observation; a merge has numbers of its own."""
+        """Process one observation; a merge contains numbers of its own."""
         name = news.event
         if name not in self._seen and len(self._seen) >= EVENTS_NAMED_MAX:
             name = "others"
@@ -56,7 +56,7 @@ class Metrics:
         self._gauge("news", self._seen[name], event=name)
 
     def status(self, status: dict[str, Any]) -> None:
-        """A whole status: the job's numbers, and those of every learner."""
+        """Process a status: the job's numbers, and those of every learner."""
         self._reach(status.get("t"))
         self._gauge("global_step", self.t)
         self._several(STATUS_FIELDS, status)
@@ -64,7 +64,7 @@ class Metrics:
             self._several(MEMBER_FIELDS, member, "learner_", learner=member["learner"])
 
     def score(self, t: int, loss: float) -> None:
-        """The held-out loss of the global model of step ``t``."""
+        """Record the held-out loss of the global model of step ``t``."""
         for sink in self._sinks:
             sink.gauge("held_out_loss", loss, t)
 
@@ -91,13 +91,13 @@ class Metrics:
 
 
 class Prometheus:
-    """``ddloco_NAME`` gauges behind an HTTP endpoint on loopback.
+    """``ddloco_NAME`` gauges, served over HTTP on the loopback interface.
 
     Args:
-        port: where, 0 for any that is free; ``port`` says which it became.
+        port: the port, 0 for any free one; the attribute ``port`` is the actual one.
 
     Raises:
-        ConfigError: the package is missing, or the port cannot be had.
+        ConfigError: the package is not installed, or the port cannot be bound.
     """
 
     def __init__(self, port: int) -> None:
@@ -138,7 +138,7 @@ class TensorBoard:
         folder: where they are written.
 
     Raises:
-        ConfigError: the package is missing, or the folder cannot be written.
+        ConfigError: the package is not installed, or the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -149,19 +149,19 @@ class TensorBoard:
             raise ConfigError(f"--tensorboard {folder}: {error.strerror}") from None
 
     def gauge(self, name: str, value: float, t: int, **labels: str) -> None:
-        """One point; labels become folders of the tag."""
+        """Write one point; label values become parts of the tag."""
         self._writer.add_scalar("/".join((name, *labels.values())), value, t)
 
     def close(self) -> None:
-        """Write what is buffered."""
+        """Write buffered points."""
         self._writer.close()
 
 
 class Lines:
-    """Not numbers but all that is heard, a line each, for people or as JSON.
+    """Prints all notices, one line each, as readable text or as JSON.
 
     Args:
-        write: takes a line.
+        write: called with each line.
         as_json: whether lines are JSON objects.
     """
 
@@ -170,7 +170,7 @@ class Lines:
         self._as_json = as_json
 
     def news(self, news: News) -> None:
-        """One observation."""
+        """Print one observation."""
         if self._as_json:
             plain = {"event": news.event, "at": news.at, "ref": news.ref, **news.fields}
             self._write(msgspec.json.encode(plain).decode())
@@ -179,7 +179,7 @@ class Lines:
         self._write(f"{news.at:8.1f} s  {news.event}  {said}".rstrip())
 
     def score(self, t: int, loss: float) -> None:
-        """The held-out loss of the global model of step ``t``."""
+        """Print the held-out loss of the global model of step ``t``."""
         if self._as_json:
             plain = {"event": "held out", "t": t, "held_out_loss": loss}
             self._write(msgspec.json.encode(plain).decode())
@@ -188,7 +188,7 @@ class Lines:
 
 
 def _extra(package: str, extra: str, option: str) -> Any:
-    """A package that only one option needs.
+    """Import a package that only one option needs.
 
     Raises:
         ConfigError: it is not installed.

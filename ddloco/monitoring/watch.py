@@ -1,4 +1,4 @@
-"""What ``ddloco status`` and ``ddloco observe`` do: ask, follow, and show."""
+"""The commands ``ddloco status``, ``ddloco observe`` and ``ddloco stop``."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,17 +25,17 @@ from ddloco.runtime.signals import stop_on_signal
 REDRAW_S = 1.0
 
 PLAIN_WIDTH = 120
-"""Columns where there is no terminal: a table for a file or a pipe."""
+"""Columns of a table written to a file or a pipe."""
 
 
 def say(line: str) -> None:
-    """One line on standard output, now: whoever reads a pipe wants news while they are new."""
+    """Write one line to standard output and flush it, so that readers of a pipe get it at once."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 class Look:
-    """One look at several syncers: what each says of itself, or why it says nothing."""
+    """One query of several syncers: the status of each, or why there is none."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self._observers = observers
@@ -55,7 +55,7 @@ class Look:
             self.problems[index] = str(error)
 
     def picture(self) -> Group:
-        """A block for each, in the order in which they were named."""
+        """A block for each syncer, in the order in which they were given."""
         blocks: list[Any] = []
         for index, plain in sorted(self.told.items()):
             try:
@@ -65,14 +65,14 @@ class Look:
         return Group(*blocks)
 
     def json(self) -> list[str]:
-        """A JSON object for each."""
+        """A JSON object for each syncer."""
         return [msgspec.json.encode(plain).decode() for _, plain in sorted(self.told.items())]
 
     def check(self) -> None:
-        """Somebody did not answer.
+        """Raise if any syncer did not answer.
 
         Raises:
-            UnansweredError: all of them, on one line.
+            UnansweredError: the problems of all of them, on one line.
         """
         if self.problems:
             raise UnansweredError("; ".join(said for _, said in sorted(self.problems.items())))
@@ -81,11 +81,11 @@ class Look:
 async def show_status(
     addresses: Sequence[str], *, timeout_s: float, keys: Path | None, as_json: bool, watch: bool
 ) -> None:
-    """Ask syncers how they are, once or every second until a signal comes.
+    """Show the status of syncers, once, or every second until a signal arrives.
 
     Raises:
-        ConfigError: an address is none.
-        UnansweredError: somebody does not answer; the others were shown.
+        ConfigError: an address is invalid.
+        UnansweredError: a syncer does not answer; the others were shown.
     """
     console = Console()
     if not console.is_terminal:
@@ -136,34 +136,34 @@ async def follow(
     lines: Lines | None,
     evaluate: tuple[Job, Path] | None,
 ) -> None:
-    """Follow a job until it ends or a signal comes.
+    """Follow a job until it ends or a signal arrives.
 
     Args:
-        address: of its syncer.
-        timeout_s: how long the first answer may take.
+        address: the address of its syncer.
+        timeout_s: how long the first answer may take, in seconds.
         keys: a folder of keys, if the job has any.
-        metrics: takes the numbers.
-        lines: takes everything else, if anybody reads it.
-        evaluate: a job whose task scores the global models, and its file.
+        metrics: receives the numbers.
+        lines: prints the notices, if wanted.
+        evaluate: a job whose task evaluates the global models, and its file.
 
     Raises:
-        ConfigError: the address is none, or the job file describes another model.
+        ConfigError: the address is invalid, or the job file describes another model.
         ChoreError: the task cannot be used.
-        WorkerDiedError: the process that scores ended.
-        UnansweredError: nobody answers.
+        WorkerDiedError: the worker process ended.
+        UnansweredError: there is no answer.
     """
     async with open_observer(address, timeout_s, keys) as observer:
-        # Whether anybody is there is known at once; making ready to score takes seconds.
+        # Check first that the syncer answers; preparing the evaluation takes seconds.
         metrics.status(await observer.status())
         await until_signal(partial(_follow, observer, metrics, lines, evaluate))
 
 
 async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json: bool) -> None:
-    """End a job, wait until it has ended, and say how.
+    """Stop a job, wait until it has ended, and print its status.
 
     Raises:
-        ConfigError: the address is none, or that of a shard that does not lead.
-        UnansweredError: nobody answers, or the job failed.
+        ConfigError: the address is invalid, or is that of a shard that does not lead.
+        UnansweredError: there is no answer, or the job failed.
     """
     async with open_observer(address, timeout_s, keys) as observer:
         told = await observer.status()
@@ -212,7 +212,7 @@ async def _follow(
 async def _scoring(
     evaluate: tuple[Job, Path] | None, scored: Scored
 ) -> AsyncIterator[Scorer | None]:
-    """A scorer at work, if one is wanted; on leaving it finishes the newest model."""
+    """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None
         return
@@ -224,7 +224,7 @@ async def _scoring(
 
 
 async def until_signal(act: Callable[[], Any]) -> None:
-    """Do something until it is done, or a signal asks for the end: then that is no failure."""
+    """Run ``act`` until it is done or a signal arrives, which is not an error."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stop_on_signal, lambda _reason: nursery.cancel_scope.cancel())
         await act()

@@ -1,16 +1,16 @@
-"""Endpoints as jobs use them: their limits, and the two lanes of a link."""
+"""Endpoints for jobs: their limits, and dialling both lanes of a link."""
 
 from transport import LANES
 from transport.curve_auth import Curve
 from transport.zeromq import ZmqEndpoint
 
 QUEUE_MESSAGES_MAX = 65536
-"""Chunks that one lane may hold in ZeroMQ's queues: the credit window of four messages of at most
-8 GiB in chunks of 1 MiB, twice. They are references to arrays, not copies."""
+"""Chunks that one lane may have in ZeroMQ's queues: twice the credit window of four messages of at
+most 8 GiB, in chunks of 1 MiB. They are references to arrays, not copies."""
 
 
 def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
-    """An endpoint with this job's limits, and with an actor's keys if the job has any."""
+    """An endpoint with a job's limits, and with an actor's keys if the job uses keys."""
     return ZmqEndpoint(
         context,  # pyright: ignore[reportArgumentType]
         queue_messages_max=QUEUE_MESSAGES_MAX,
@@ -20,6 +20,6 @@ def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:
 
 
 async def dial(endpoint: ZmqEndpoint, peer: str, address: str, incarnation: str) -> None:
-    """Connect both lanes of an actor to another."""
+    """Connect both lanes from one actor to another."""
     for lane in LANES:
         await endpoint.dial(address, route=f"{peer}/{lane}", identity=f"{incarnation}/{lane}")

@@ -1,9 +1,9 @@
-"""The keys of a job's actors, as files: ``public.toml`` for every host, ``NAME.key`` for its own.
+"""The keys of a job's actors in files: ``public.toml`` for every host, ``NAME.key`` for one host.
 
-``public.toml`` maps names to public keys. It says both whom a listener lets in and what a dialler
-must find at the other end, so every host has the same copy and it need not be kept secret, only
-unchanged. A secret key never leaves the folder by itself: people copy it to the one host that
-needs it. All syncers of a job share the key ``syncer``, all that watch it share ``observer``.
+``public.toml`` maps names to public keys. It defines whom a listener admits and what a dialler
+expects at the other end, so every host has the same copy. It need not be secret, but must not be
+changed by others. The program never copies a secret key: users copy it to the one host that needs
+it. All syncers of a job share the key ``syncer``, all observers share ``observer``.
 """
 
 import os
@@ -22,10 +22,10 @@ from transport.curve_auth import Curve, check_key, new_pair, public_of
 PUBLIC_FILE = "public.toml"
 OBSERVER = "observer"
 SHARED = frozenset({SYNCER, OBSERVER})
-"""Keys that several actors use: ``syncer-1`` and ``observer-laptop`` need none of their own."""
+"""Keys that several actors use: ``syncer-1`` and ``observer-laptop`` need no keys of their own."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""What an actor can be called: a file's name, and what stands before an incarnation's dot."""
+"""Valid actor names: they are file names, and the part of an incarnation before the dot."""
 
 PUBLIC_HEAD = """\
 # The public keys of a job: the same file on every host. Whoever may change it may take part.
@@ -45,14 +45,14 @@ class PublicFile(Section, frozen=True):
 
 
 def names_for(learners: int, more: str = "") -> tuple[str, ...]:
-    """The actors of a job that need keys.
+    """The names of a job's actors that need keys.
 
     Args:
-        learners: how many.
-        more: further names, with commas between them.
+        learners: the number of learners.
+        more: further names, separated by commas.
 
     Raises:
-        ConfigError: more learners than a job can have, or a name that nobody can have.
+        ConfigError: more learners than a job can have, or an invalid name.
     """
     if not 1 <= learners <= LEARNERS_MAX:
         raise ConfigError(f"--learners {learners}: a job has 1 to {LEARNERS_MAX} learners")
@@ -65,12 +65,12 @@ def names_for(learners: int, more: str = "") -> tuple[str, ...]:
 
 
 def make_keys(folder: Path, names: Sequence[str]) -> list[str]:
-    """Make the keys that are missing; those that exist are never touched. Returns the new names.
+    """Make the missing keys; existing ones are not changed. Returns the new names.
 
-    A secret that is not here, of a name in ``public.toml``, is taken to be on its host.
+    If ``public.toml`` has a name without a secret key here, that key is assumed to be on its host.
 
     Raises:
-        ConfigError: the folder is open to others, cannot be written, or holds what is no key.
+        ConfigError: the folder is accessible to others, cannot be written, or has an invalid key.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def make_keys(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def handed_out(folder: Path, names: Iterable[str]) -> list[str]:
-    """For people: which file goes where."""
+    """Instructions for users: which file goes to which host."""
     lines = [f"{folder / PUBLIC_FILE}  to every host"]
     for name in names:
         whom = {SYNCER: "the host of the syncer", OBSERVER: "whoever may watch the job"}
@@ -104,7 +104,7 @@ def handed_out(folder: Path, names: Iterable[str]) -> list[str]:
 
 
 def with_keys(job: Job, folder: Path | None) -> Job:
-    """The job with a folder of keys in place of the one that its file names, if one is given."""
+    """The job with another folder of keys, if one is given."""
     if folder is None:
         return job
     transport = msgspec.structs.replace(job.transport, keys=str(folder))
@@ -112,7 +112,7 @@ def with_keys(job: Job, folder: Path | None) -> Job:
 
 
 def curve_of(job: Job, actor: str) -> Curve | None:
-    """What an actor of a job needs to prove who it is; None for a job without keys.
+    """The keys of an actor of a job; None for a job without keys.
 
     Raises:
         ConfigError: as for ``load_curve``.
@@ -121,11 +121,10 @@ def curve_of(job: Job, actor: str) -> Curve | None:
 
 
 def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> Curve:
-    """What an actor needs to prove who it is, and to know the others; ``dialled`` are those that
-    must be known.
+    """An actor's secret key and the public keys of the others; ``dialled`` must be among those.
 
     Raises:
-        ConfigError: a key is missing, is no key, is not the one in ``public.toml``, or can be
+        ConfigError: a key is missing, is invalid, is not the one in ``public.toml``, or can be
             read by others.
     """
     public = read_public(folder)
@@ -143,15 +142,15 @@ def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> 
 
 
 def secret_file(folder: Path, name: str) -> Path:
-    """Where the secret key of a name is."""
+    """The file with the secret key of a name."""
     return folder / f"{name}.key"
 
 
 def read_secret(path: Path) -> str:
-    """A secret key, in Z85.
+    """Read a secret key, in Z85.
 
     Raises:
-        ConfigError: it cannot be read, is no key, or others can read it too.
+        ConfigError: it cannot be read, is invalid, or can be read by others.
     """
     secret = convert(read_toml(path), SecretFile, str(path)).secret
     if path.stat().st_mode & 0o077:
@@ -164,10 +163,10 @@ def read_secret(path: Path) -> str:
 
 
 def read_public(folder: Path) -> dict[str, str]:
-    """Names and their public keys, in Z85.
+    """Read the public keys by name, in Z85.
 
     Raises:
-        ConfigError: the file cannot be read, names what is no key, gives two names one key, or
+        ConfigError: the file cannot be read, has an invalid key, gives two names the same key, or
             can be changed by others.
     """
     path = folder / PUBLIC_FILE
@@ -189,7 +188,7 @@ def read_public(folder: Path) -> dict[str, str]:
 
 
 def _checked(path: Path, name: str, public: dict[str, str]) -> str:
-    """The public key of a secret file, which must be the one that everybody knows, if any."""
+    """The public key of a secret file; it must equal the one in ``public.toml``, if any."""
     key = public_of(read_secret(path))
     if public.get(name, key) != key:
         raise ConfigError(
@@ -200,14 +199,14 @@ def _checked(path: Path, name: str, public: dict[str, str]) -> str:
 
 
 def _write_secret(path: Path, name: str, secret: str) -> None:
-    """Write a new file that nobody else could read at any moment; never over an existing one."""
+    """Write a new file that others can never read; never over an existing one."""
     text = f"# The secret key of {name}: for its host only.\n" + tomli_w.dumps({"secret": secret})
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
 
 
 def _write_public(folder: Path, public: dict[str, str]) -> None:
-    """Replace ``public.toml``, whole or not at all."""
+    """Replace ``public.toml`` atomically."""
     partial = folder / f".{PUBLIC_FILE}.{os.getpid()}"
     partial.write_text(PUBLIC_HEAD + tomli_w.dumps({"public": public}))
     partial.chmod(0o644)
@@ -215,7 +214,7 @@ def _write_public(folder: Path, public: dict[str, str]) -> None:
 
 
 def keys_of(job: Job, kind: str) -> dict[str, Curve]:
-    """The keys of a whole job, by actor; none over inproc, where nothing leaves the process.
+    """The keys of a whole job by actor; empty over inproc, where nothing leaves the process.
 
     Raises:
         ConfigError: as for ``load_curve``.

@@ -1,4 +1,4 @@
-"""Programs of a user's own actors: how they are written, described, executed and run."""
+"""Programs of users' actors: how they are written, described, executed and run."""
 
 from ddloco.programs.program import Program as Program
 from ddloco.programs.program import Role as Role

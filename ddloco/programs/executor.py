@@ -1,4 +1,4 @@
-"""The work of a user's actor: its own function, in threads, from arrays to arrays."""
+"""Executes the work of a user's actor: the user's function, in threads, from arrays to arrays."""
 
 from collections.abc import Awaitable, Sequence
 
@@ -16,11 +16,11 @@ from transport import Payload, payload_of, tensors_of
 
 
 class Computing:
-    """Does the work of one actor, live as in a replay.
+    """Does the work of one actor, in a live run and in a replay alike.
 
     Args:
         compute: the user's function.
-        arrays: what handles point to: payloads, all of them.
+        arrays: the arrays by handle; all of them are payloads.
         album: where snapshots are written.
     """
 
@@ -30,9 +30,9 @@ class Computing:
         self._capture = Capture(arrays, album)
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work; a failure is a result, too.
+        """Do one piece of work; a failure is a result too.
 
-        What it reads is looked up before this returns: an event later it may be freed.
+        The arrays are looked up before this returns, since the next event may free them.
         """
         match work:
             case CaptureState():
@@ -47,14 +47,14 @@ class Computing:
     async def _do(self, work: Work, read: Sequence[Payload]) -> WorkResult:
         try:
             result, made = await trio.to_thread.run_sync(self._computed, work, read)
-        except Exception as error:  # noqa: BLE001, whatever a user's function raises is its result
+        except Exception as error:  # noqa: BLE001, an exception of user code is its result
             return WorkFailed(work.work, "task", f"{type(work).__name__}: {in_one_line(error)}")
         for handle, payload in zip(work.makes, made, strict=True):
             self._arrays.put(handle, payload)
         return result
 
     def _computed(self, work: Work, read: Sequence[Payload]) -> tuple[WorkResult, list[Payload]]:
-        """In a thread."""
+        """Call the user's function; runs in a thread."""
         given: list[Tensors] = [tensors_of(payload) for payload in read]
         result, tensors = self._compute(work, given)
         made = [payload_of(each) for each in tensors]

@@ -1,8 +1,8 @@
-"""A user's own actors: who takes part, what they say to each other, what they have computed.
+"""A program of a user's actors: the actors, their messages, and their work.
 
-A program needs nothing else to be carried over ZeroMQ, recorded, replayed and snapshotted:
-``ddloco perform`` runs it, and every other command takes its run folders. examples/
-parameter_server.py is one, and docs/own-actors.md explains it.
+A program needs nothing else to be run over ZeroMQ, recorded, replayed and snapshotted:
+``ddloco perform`` runs it, and all other commands accept its run folders. See
+examples/parameter_server.py for an example and docs/own-actors.md for an explanation.
 """
 
 import hashlib
@@ -24,10 +24,10 @@ from transport.payload import payload_bytes
 Tensors = Mapping[str, NDArray[Any]]
 
 Compute = Callable[[Any, Sequence[Tensors]], tuple[WorkResult, Sequence[Tensors]]]
-"""Does a piece of work: given the effect and the arrays that it ``reads``, in that order; gives how
-it ended and the arrays that it ``makes``. Called in a thread, and again in every replay: the same
-arrays must come out of the same arrays, so no clock, no files, no randomness without a seed in the
-effect."""
+"""Does a piece of work. Its arguments are the effect and the arrays that the effect ``reads``, in
+that order; it returns the result event and the arrays that the effect ``makes``. It is called in a
+thread, and again in every replay, so it must be deterministic: no clock, no files, and randomness
+only from a seed in the effect."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,11 @@ class Role:
     """One actor.
 
     Attributes:
-        machine: makes what decides, anew for every incarnation. Its first event is ``Begun``.
-        dials: the actors that it connects to; its machine asks for each with ``Dial``, theirs
-            welcome it with ``Listen``.
-        compute: does the work that its machine asks for; of a ``UserActor`` the calls.
+        machine: creates the actor's state machine, once per incarnation. Its first event is
+            ``Begun``.
+        dials: the actors that it connects to; its machine requests each link with ``Dial``, and
+            theirs accept it with ``Listen``.
+        compute: does the work that its machine requests; the default is for a ``UserActor``.
     """
 
     machine: Callable[[], Machine]
@@ -48,13 +49,14 @@ class Role:
 
 @dataclass(frozen=True)
 class Program:
-    """What a user's function returns.
+    """The return value of a user's function.
 
     Attributes:
         cast: the actors, by name.
         said: the union of message bodies, subclasses of ``transport.Body``.
-        happened: the union of how work ends, subclasses of ``Computed``; calls are among them.
-        payload_bytes_max: no message brings more; what is announced is allocated.
+        happened: the union of work results, subclasses of ``Computed``; ``Returned`` is included.
+        payload_bytes_max: the largest payload of a message; memory for it is allocated when its
+            header arrives.
     """
 
     cast: Mapping[str, Role]
@@ -65,56 +67,56 @@ class Program:
 
 @dataclass(frozen=True)
 class Production:
-    """A program with its options, as tapes name it.
+    """A program with its options, as recorded on tapes.
 
     Attributes:
         spec: ``module:function``.
-        options: what the function was called with; plain data.
-        program: what it returned.
+        options: the function's arguments; plain data.
+        program: what the function returned.
     """
 
     spec: str
     options: Mapping[str, Any]
     program: Program
     source: str = field(compare=False, default="")
-    """The sha256 of its source file."""
+    """The SHA-256 of its source file."""
 
     @property
     def name(self) -> str:
-        """The function's, for people."""
+        """The name of the function, for display."""
         return parted("program", self.spec)[1]
 
     @property
     def id(self) -> str:
-        """Name and digest: the run that messages and tapes belong to."""
+        """Name and digest, which identify the job in messages and tapes."""
         content = msgspec.json.encode(self.as_plain(), order="deterministic")
         return f"{self.name}-{hashlib.sha256(content).hexdigest()[:12]}"
 
     @property
     def bodies(self) -> Any:
-        """Everything that may travel."""
+        """The union of all message bodies."""
         return SaidByAll | self.program.said
 
     @property
     def events(self) -> Any:
-        """Everything that a tape may hold."""
+        """The union of all events that a tape may contain."""
         arrived = MessageArrived[self.bodies]
         return arrived | HappensToAll | Begun | Returned | self.program.happened
 
     def listeners(self) -> tuple[str, ...]:
-        """The actors that others dial, in the cast's order."""
+        """The actors that others dial, in the order of the cast."""
         dialled = {name for role in self.program.cast.values() for name in role.dials}
         return tuple(name for name in self.program.cast if name in dialled)
 
     def as_plain(self) -> dict[str, Any]:
-        """For a tape's header."""
+        """The spec and options as plain data, for a tape's header."""
         return {"program": self.spec, "options": dict(self.options)}
 
     def admits(self, header: Header[Any]) -> None:
-        """Refuse a message that brings too much.
+        """Check the size of a message's payload.
 
         Raises:
-            RemoteProtocolError: it does.
+            RemoteProtocolError: it is too large.
         """
         nbytes, most = payload_bytes(header.tensors), self.program.payload_bytes_max
         if nbytes > most:
@@ -122,15 +124,15 @@ class Production:
 
 
 def is_production(plain: Mapping[str, Any]) -> bool:
-    """Whether a tape's header tells of a user's program, not of a job."""
+    """Whether a tape's header describes a user's program rather than a job."""
     return "program" in plain
 
 
 def production_from(plain: Mapping[str, Any]) -> Production:
-    """The production of which a tape's header tells.
+    """Load the production that a tape's header describes.
 
     Raises:
-        NamedError: it cannot be used here.
+        NamedError: it cannot be loaded here.
     """
     return load_production(plain["program"], plain["options"])
 

@@ -1,4 +1,4 @@
-"""Playing a production: its actors here, each with its door, its tape and its log."""
+"""Runs a program's actors in this process, each with its own driver, tape and log."""
 
 import platform
 import traceback
@@ -29,10 +29,10 @@ from snapshot import Store
 from transport import Endpoint, Event
 
 SOURCE = "program sha256"
-"""The fact in a tape's header that tells which source the program had."""
+"""The fact in a tape's header with the digest of the program's source file."""
 
 PLACE = "place of snapshots"
-"""The fact that tells where the run's own snapshots are."""
+"""The fact in a tape's header with the place of the run's own snapshots."""
 
 
 def fingerprint() -> dict[str, str]:
@@ -46,14 +46,14 @@ def fingerprint() -> dict[str, str]:
 
 @dataclass
 class Company:
-    """The actors of a production that play here.
+    """The actors of a program that run in this process.
 
     Attributes:
-        production: what is played.
+        production: the program.
         folder: the run folder.
-        place: where its snapshots go.
-        code: the version of this program, for tapes.
-        beginning: the snapshot to go on from, if any.
+        place: where snapshots are written.
+        code: the version of ddloco, for tapes.
+        beginning: the snapshot to resume from, if any.
         finishes: how actors ended, by incarnation.
     """
 
@@ -67,13 +67,13 @@ class Company:
     _stop: str | None = None
 
     def request_stop(self, reason: str) -> None:
-        """Ask every actor to end in good order."""
+        """Ask every actor to stop cleanly."""
         self._stop = self._stop or reason
         for driver in self._drivers.values():
             driver.request_stop(reason)
 
     async def play(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Finish]:
-        """Let these incarnations play to their ends; how each ended."""
+        """Run these incarnations to their ends; returns how each ended."""
         async with trio.open_nursery() as nursery:
             for incarnation, endpoint in endpoints.items():
                 nursery.start_soon(self._play, incarnation, endpoint)
@@ -85,7 +85,7 @@ class Company:
                 driver = self._open(incarnation, endpoint, log)
                 first, behind = self._first(incarnation)
                 finish = await driver.run(first, behind)
-            except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
+            except Exception as error:  # noqa: BLE001, an error ends this actor, not the process
                 finish = _failure(first_of(error))
             finally:
                 self._drivers.pop(incarnation, None)
@@ -119,7 +119,7 @@ class Company:
         return driver
 
     def _first(self, incarnation: str) -> tuple[Event, list[Arrived]]:
-        """The first event, and what is behind it."""
+        """The first event, and the arrivals that follow it."""
         start, beginning = self._start(incarnation), self.beginning
         if start is None or beginning is None:
             return Begun(incarnation), []

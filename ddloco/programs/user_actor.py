@@ -1,14 +1,14 @@
-"""A base for actors that read like their algorithm: arrays are values, work is a call.
+"""A base class for actors that read like their algorithm: arrays are values, work is a call.
 
-A subclass says in its methods what happens when it begins, when a peer joins, when a message
-arrives, and asks for what it wants with ``send``, ``call``, ``log`` and the like. It is a machine:
-its methods decide at once, from their arguments and its attributes alone, with no clock, file or
-randomness, so that a replay decides the same.
+A subclass overrides methods for what happens: the actor begins, a peer joins, a message arrives.
+These methods request actions with ``send``, ``call``, ``log`` and others. The actor is a state
+machine: its methods decide immediately, only from their arguments and its attributes, without
+clocks, files or randomness, so that a replay decides the same.
 
-An array lives as long as an attribute of the actor refers to it, directly or inside lists, dicts
-and objects, as long as a message that carries it waits, and while a call computes with it. The base
-looks after each event at which arrays are still referred to, which costs time in proportion to the
-attributes; an actor of thousands of arrays is better written as a machine of its own.
+An array is kept as long as an attribute of the actor refers to it, directly or inside lists, dicts
+and objects, while a message with it waits to be sent, and while a call uses it. After each event
+the base class searches the attributes for arrays, which takes time proportional to their number; an
+actor with thousands of arrays should be written as a machine instead.
 """
 
 from collections import deque
@@ -44,7 +44,7 @@ from transport import (
 )
 
 NAME = "array"
-"""The name that a lone numpy array has among the tensors of a payload."""
+"""The tensor name of a single numpy array in a payload."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -54,8 +54,8 @@ _PLAIN = (type(None), bool, int, float, str, bytes)
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """An array, or several by name, that an actor may keep, send and compute with. Its numbers are
-    seen by computations only."""
+    """An array, or several by name, that an actor may keep, send and compute with. Only
+    computations can read its numbers."""
 
     handle: str
 
@@ -68,14 +68,14 @@ class Call(Calculation, frozen=True):
 
 
 class Returned(Computed, frozen=True):
-    """A call is done; ``value`` is the plain data that it returned beside its array."""
+    """A call has returned; ``value`` is the plain data that it returned with its array."""
 
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A call under way: what it reads and makes stays until it is done, then ``then`` is called."""
+    """A call in progress: its arrays are kept until it is done, then ``then`` is called."""
 
     then: str
     reads: tuple[Array, ...]
@@ -83,12 +83,12 @@ class _Pending:
 
 
 def computation(function: F) -> F:
-    """Let actors call a function of a module with ``UserActor.call``.
+    """Allow actors to call a function of a module with ``UserActor.call``.
 
     It is called in a thread, and again in every replay, with numpy arrays (or dicts of them by
     name) and keyword arguments of plain data. It returns an array, or a dict of arrays by name, or
-    a pair of one of these and plain data. The same must come out of the same: no clock, no file, no
-    randomness but from a seed among its arguments.
+    a pair of one of these and plain data. It must be deterministic: no clocks, no files, and
+    randomness only from a seed among its arguments.
     """
     _computations[f"{function.__module__}.{function.__qualname__}"] = function
     return function
@@ -100,7 +100,7 @@ def compute_call(
     """Do the work of a ``Call``; see ``ddloco.programs.program.Compute``.
 
     Raises:
-        NotImplementedError: the work is no call.
+        NotImplementedError: the work is not a call.
     """
     if not isinstance(work, Call):
         raise NotImplementedError(f"no compute was given for {type(work).__name__}")
@@ -112,27 +112,27 @@ def compute_call(
 
 
 class UserActor:
-    """An actor of a user's program; subclass it, and override what should happen.
+    """An actor of a user's program; subclass it and override the methods of interest.
 
     Attributes:
-        at: seconds since the actor's start, at the event that is being handled.
+        at: time of the event being handled, in seconds since the actor's start.
         name: the actor's own name.
-        peers: names of the actors that it has links with now, in the order in which they joined.
+        peers: names of the actors that it is linked with, in the order in which they joined.
     """
 
     at: float = 0.0
     name: str = ""
 
-    # What happens: to be overridden.
+    # Events: methods to override.
 
     def begin(self) -> None:
         """The actor begins: ``listen``, or ``dial`` others."""
 
     def joined(self, peer: str) -> None:
-        """A link with another actor is up."""
+        """A link to another actor is up."""
 
     def lost(self, peer: str, reason: str) -> None:
-        """The link with another actor is gone; whoever dialled keeps trying."""
+        """The link to another actor is down; the side that dialled keeps trying."""
 
     def received(self, peer: str, message: Any) -> None:
         """A message without an array has arrived."""
@@ -141,37 +141,37 @@ class UserActor:
         """A message has arrived, with the array that it carries."""
 
     def timer(self, name: str) -> None:
-        """A timer that was set has come due."""
+        """A timer has expired."""
 
     def failed(self, reason: str) -> None:
-        """A computation has raised; ``reason`` is one line. The actor fails, unless overridden."""
+        """A computation has raised; ``reason`` is one line. By default the actor fails."""
         self.finish(reason, "failed")
 
     def stop(self, reason: str) -> None:
-        """Somebody wants the run to end: Ctrl-C, or the failure of another actor here."""
+        """The run shall end: because of Ctrl-C, or because another actor here has failed."""
         self.finish(reason, "stopped")
 
     def snapshot_settled(self, snapshot: str, failed: str) -> None:
-        """A snapshot that this actor began is there; or not, and ``failed`` says why."""
+        """A snapshot that this actor initiated was committed, or ``failed`` says why not."""
 
-    # What can be asked for.
+    # Actions.
 
     def listen(self, **agreement: str) -> None:
-        """Welcome actors that dial with the same agreement."""
+        """Accept actors that dial with the same agreement."""
         self._asked.append(Listen(agreement))
 
     def dial(self, peer: str, **agreement: str) -> None:
-        """Open a link with an actor, and keep it open; its role must name it in ``dials``."""
+        """Open a link to an actor and keep it open; the role must name it in ``dials``."""
         self._asked.append(Dial(peer, agreement))
 
     def send(self, peer: str, message: Body, array: Array | None = None, *, key: str = "") -> None:
-        """Send a message, with an array if it has one, to an actor that is linked.
+        """Send a message, optionally with an array, to a linked actor.
 
         Args:
             peer: its name; a message to an actor that is not linked is dropped.
-            message: what to say.
-            array: what it carries.
-            key: a message that still waits to be sent is replaced by a newer one of this key.
+            message: the message body.
+            array: the array to send with it.
+            key: a newer message with the same key replaces one that still waits to be sent.
         """
         lane, payload = (BULK, array.handle) if array is not None else (CONTROL, "")
         if peer in self._routes:
@@ -180,14 +180,14 @@ class UserActor:
     def call(
         self, function: Callable[..., Any], *arrays: Array, then: Callable[..., None], **more: Any
     ) -> None:
-        """Have a computation done; when it is, ``then`` is called with its array, and with the
-        plain data that it returned, if it did.
+        """Start a computation; when it is done, ``then`` is called with its array, and with the
+        plain data that it returned, if any.
 
         Args:
-            function: marked with ``computation``.
-            arrays: what it is given.
+            function: a function marked with ``computation``.
+            arrays: its positional arguments.
             then: a method of this actor.
-            more: plain data that it is given by keyword.
+            more: plain data, passed by keyword.
 
         Raises:
             ValueError: the function is not marked.
@@ -202,28 +202,28 @@ class UserActor:
         self._asked.append(Call(self._calls, source, (made.handle,), name, more))
 
     def set_timer(self, name: str, after_s: float) -> None:
-        """Have ``timer`` called in so many seconds; setting a timer again moves it."""
+        """Have ``timer`` called after ``after_s`` seconds; setting a timer again moves it."""
         self._asked.append(SetTimer(name, self.at + after_s))
 
     def cancel_timer(self, name: str) -> None:
-        """Forget a timer."""
+        """Cancel a timer."""
         self._asked.append(CancelTimer(name))
 
     def take_snapshot(self) -> None:
-        """Begin a snapshot of all actors with this event."""
+        """Initiate a snapshot of all actors at this event."""
         self._asked.append(TakeSnapshot())
 
     def log(self, event: str, **fields: Any) -> None:
-        """A line in the log, and for people who watch."""
+        """Write a line to the log, which observers also receive."""
         self._asked.append(Observe(event, fields))
 
     def hang_up(self, peer: str, reason: str = "done") -> None:
-        """Say goodbye to an actor and forget it."""
+        """Close the link to an actor."""
         if peer in self._routes:
             self._asked.append(Hangup(self._routes.pop(peer), reason))
 
     def finish(self, reason: str, status: Status = "done") -> None:
-        """This actor is done: it says goodbye to its peers, and nothing happens to it any more."""
+        """End this actor: it closes its links, and receives no more events."""
         for peer in self.peers:
             self.hang_up(peer, reason)
         self._asked.append(Finish(status, reason))
@@ -236,7 +236,7 @@ class UserActor:
     # The machine.
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Take one event; see ``ddloco.actors.actor.Machine``."""
+        """Handle one event; see ``ddloco.actors.actor.Machine``."""
         self.at = at
         if isinstance(event, Begun):
             self._begin(event.incarnation)
@@ -289,7 +289,7 @@ class UserActor:
 
 
 def _arrays(thing: Any, seen: set[int]) -> Iterator[Array]:
-    """The arrays that something refers to; no order is promised."""
+    """The arrays that an object refers to, in no particular order."""
     if isinstance(thing, _PLAIN) or id(thing) in seen:
         return
     if isinstance(thing, Array):

@@ -1,1 +1,1 @@
-"""Tapes on their way: shipped to the syncer, received, cut into segments, and let go."""
+"""Tapes after recording: shipped to the syncer, received, cut into segments, and deleted."""

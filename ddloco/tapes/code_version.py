@@ -1,4 +1,4 @@
-"""What code ran: a tape names it, and a replay by other code says so before it starts."""
+"""The version of the code: a tape records it, and a replay with other code says so first."""
 
 import hashlib
 from functools import cache
@@ -10,7 +10,7 @@ PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 
 @cache
 def code_version() -> str:
-    """The version, and a digest of the five packages' sources, which changes while one develops."""
+    """The version, and a digest of the five packages' sources, which changes in development."""
     root = Path(__file__).parents[2]
     digest = hashlib.sha256()
     for package in PACKAGES:

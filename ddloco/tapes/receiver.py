@@ -1,12 +1,12 @@
-"""Where shipped tapes arrive: beside the syncer's own, under their own names.
+"""Receives shipped tapes in the syncer's tape folder, under their own names.
 
-A tape that is here already, and was not shipped, is in its learner's own folder: then both share
-this one, and nothing is shipped. Which ones were shipped stands in a folder of marks, made before
-the first byte, so that a syncer that starts again goes on. Whoever speaks can write to the one file
-that its route names, at its end, and only a tape of that incarnation and of this job.
+A tape that exists here and was not shipped means that its learner uses this same folder; then
+nothing is shipped. A folder of marks lists the tapes that were shipped; a mark is made before the
+first byte is written, so that a restarted syncer continues. A sender can only append to the one
+file that its route names, and only a tape of that incarnation and of this job.
 
-Files are written in a thread and answered one after the other; what comes meanwhile waits, and
-beyond a bound is dropped: its sender says it again.
+Files are written in a thread, one message after the other. Meanwhile other messages wait, up to a
+limit; beyond it they are dropped, and their senders repeat them.
 """
 
 import errno
@@ -43,28 +43,29 @@ from transport import Allowance, Arrival, Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
 
 MARKS = ".shipped"
-"""Beside the tapes: a file for each one that came from elsewhere."""
+"""A folder beside the tapes, with one file for each tape that was shipped here."""
 
 TAPES_MAX = 16384
-"""Tapes that are taken in by one run: four incarnations of as many learners as a job may have."""
+"""Tapes that one run accepts: four incarnations of each of the learners that a job may have."""
 
 WAITING_MAX = 64
-"""Words that wait to be written: 64 MiB of segments at most."""
+"""Messages that wait to be written: at most 64 MiB of segments."""
 
 ACTOR_BYTES_AT_ONCE = 64 * 2**20
 ACTOR_BYTES_PER_S = 4 * 2**20
-"""What may arrive of one actor, whichever of its incarnations it says it is: what a learner wrote
-while its syncer was away, and then a hundred times what events take. More is not answered, so it
-is said again later; nobody fills a disk in a minute."""
+"""What one actor may send, over all its incarnations: a burst for what a learner recorded while its
+syncer was away, then a rate a hundred times that of its events. Segments beyond that are not
+answered, so they are sent again later. So no sender can fill a disk quickly."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-"""What may pass by itself; whatever else the system says will be said again."""
+"""Errors that may be temporary; after any other one the sender is told to stop."""
 
 QUIET_S = 3.0
-"""When the syncer has ended, a sender that is silent for so long is not waited for any more."""
+"""After the end of the syncer, a sender is not waited for once it is silent for this long, in
+seconds."""
 
 FINISH_S = 30.0
-"""How long a syncer that has ended stays for the rest of the tapes to arrive."""
+"""How long, in seconds, a syncer that has ended waits for the rest of the tapes."""
 
 REFUSALS_LOGGED_MAX = 20
 
@@ -73,7 +74,7 @@ Said = Ask | Segment | Whole
 
 
 class RefusedError(Exception):
-    """What they said is not done; with ``end`` they need not say any more."""
+    """A message was rejected; ``answer`` is the reply to its sender, if any."""
 
     def __init__(self, reason: str, answer: Sorry | Has | None = None) -> None:
         super().__init__(reason)
@@ -82,7 +83,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Cargo:
-    """A tape that arrives: the digest of what is here of it, and when more was heard."""
+    """A tape being received: the digest of its bytes so far, and when the last ones arrived."""
 
     path: Path
     length: int
@@ -92,14 +93,14 @@ class Cargo:
 
 
 class Harbour:
-    """Takes in the tapes of a job's learners.
+    """Receives the tapes of a job's learners.
 
     Args:
-        folder: of the syncer's tapes.
+        folder: the syncer's tape folder.
         names: the learners.
-        job: the id and the settings of the job that their tapes must be of.
-        endpoint: carries the answers.
-        note: the log.
+        job: the id and the settings of the job that the tapes must belong to.
+        endpoint: sends the answers.
+        note: writes to the log.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Harbour:
         note: Note,
     ) -> None:
         self.refused = 0
-        """What was said and not done."""
+        """Messages that were rejected."""
         self._folder = folder
         self._names = names
         self._job_id, settings = job
@@ -120,27 +121,27 @@ class Harbour:
         self._note = note
         self._cargoes: dict[str, Cargo] = {}
         self._allowances: dict[str, Allowance] = {}
-        """By actor of this job that has shipped anything."""
+        """Rate limits, by actor of this job that has shipped anything."""
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
     def take(self, arrival: Arrival) -> None:
-        """Something came on the lane for tapes."""
+        """Accept an arrival on the lane for tapes."""
         try:
             self._came.send_nowait(arrival)
         except trio.WouldBlock:
-            return  # Not answered, so it is said again.
+            return  # Dropped without an answer, so its sender repeats it.
 
     async def run(self) -> None:
-        """Answer whatever comes, for ever."""
+        """Process arrivals for ever."""
         async for arrival in self._waiting:
             await self._handle(arrival)
 
     async def finish(self, within_s: float = math.inf) -> None:
-        """The syncer has ended: wait for those whose tapes are still on their way."""
+        """After the syncer has ended, wait for tapes that are still arriving."""
         with trio.move_on_after(min(FINISH_S, within_s)):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self.run)
-                while self._coming():  # noqa: ASYNC110, it is silence that is waited for
+                while self._coming():  # noqa: ASYNC110, silence is no event
                     await trio.sleep(QUIET_S / 10)
                 nursery.cancel_scope.cancel()
 
@@ -149,7 +150,7 @@ class Harbour:
         return any(not each.whole and each.heard_at > oldest for each in self._cargoes.values())
 
     async def _handle(self, arrival: Arrival) -> None:
-        """One word: done, or refused and counted; answered where it can be."""
+        """Process one message; a rejected one is counted, and answered if possible."""
         name = arrival.route.removesuffix(f"/{LANE}")
         answer: Has | Sorry | None
         try:
@@ -168,13 +169,13 @@ class Harbour:
             try:
                 self._endpoint.send_nowait(arrival.route, [encode(answer)])
             except (LaneFull, PeerGone):
-                return  # It asks again.
+                return  # The sender repeats its message.
 
     def _check_allowance(self, name: str, nbytes: int) -> None:
-        """Raises RefusedError for more than may come of one actor now; it is said again."""
+        """Raise RefusedError if an actor exceeds its rate; its sender repeats the message."""
         actor = actor_of(name)
         if not nbytes or actor not in self._names:
-            return  # Whoever it is, its words are judged below.
+            return  # Unknown actors are rejected later.
         now = trio.current_time()
         full = Allowance(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S, ACTOR_BYTES_AT_ONCE, now)
         if not self._allowances.setdefault(actor, full).take(now, nbytes):
@@ -186,13 +187,13 @@ class Harbour:
             fields = {"peer": name, "reason": reason, "count": self.refused}
             self._note("segment refused", fields)
 
-    # In a thread, one at a time.
+    # The methods below run in a thread, one call at a time.
 
     def _answer(self, name: str, said: Said, data: Buffer) -> Has | Sorry:
-        """Do what was said.
+        """Perform a request and return the answer.
 
         Raises:
-            RefusedError: it is not to be done.
+            RefusedError: the request is rejected.
         """
         if not self._is_learner(name):
             raise _end(said, f"{name[:64]} is no incarnation of a learner of this job")
@@ -210,7 +211,7 @@ class Harbour:
             return Has(said.n, cargo.length, digest)
         except OSError as error:
             reason = f"cannot be written here: {error.strerror}"
-            if error.errno in NO_ROOM:  # Not answered: it is said again, and then there may be.
+            if error.errno in NO_ROOM:  # Not answered: it will be repeated when there may be room.
                 raise RefusedError(reason) from None
             raise _end(said, reason) from None
 
@@ -222,11 +223,11 @@ class Harbour:
         return self._folder / f"{name}.tape"
 
     def _is_shared(self, name: str) -> bool:
-        """Whether a tape is here that nobody shipped: this is its learner's own folder."""
+        """Whether a tape exists here that was not shipped: its learner uses this folder."""
         return self._path(name).exists() and not (self._folder / MARKS / name).exists()
 
     def _open(self, name: str) -> Cargo:
-        """What there is of a tape, from a syncer before this one, if anything."""
+        """Open the tape that an earlier syncer received in part, or a new one."""
         path = self._path(name)
         length = path.stat().st_size if path.exists() else 0
         digest = digest_prefix(path, length) if length else xxhash.xxh3_128()
@@ -234,7 +235,7 @@ class Harbour:
         return cargo
 
     def _append(self, name: str, cargo: Cargo, said: Segment, data: Buffer) -> None:
-        """Write a segment at the end of what there is, or nothing."""
+        """Append a segment to the tape, completely or not at all."""
         has = Has(said.n, cargo.length)
         if said.offset != cargo.length:
             problem = f"a segment at byte {said.offset}, the next one is byte {cargo.length}"
@@ -253,7 +254,7 @@ class Harbour:
         cargo.whole = False
 
     def _begin(self, name: str, said: Segment, data: Buffer) -> None:
-        """The first segment has the header, which says whose tape it is."""
+        """Write the first segment; it contains the header, which names the tape's actor and job."""
         marks = self._folder / MARKS
         marks.mkdir(parents=True, exist_ok=True)
         if len(list(marks.iterdir())) >= TAPES_MAX:
@@ -271,7 +272,7 @@ class Harbour:
             partial.unlink()
             raise _end(said, f"a tape of {header.incarnation[:64]}, job {header.job_id[:80]}")
         if content_of(header.job) != self._settings:
-            # An id is only text: a replay calls what the settings beside it name.
+            # The id alone proves nothing, and a replay runs the code that the settings name.
             partial.unlink()
             raise _end(said, f"a tape that says {header.job_id[:80]} of other settings than ours")
         (marks / name).touch()
@@ -283,7 +284,7 @@ def _end(said: Said, reason: str) -> RefusedError:
 
 
 def _write(path: Path, data: Buffer, length: int) -> None:
-    """Append to a file of ``length`` bytes, all of it or nothing."""
+    """Append to a file of ``length`` bytes, completely or not at all."""
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         written = os.write(file, data)

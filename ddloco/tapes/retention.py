@@ -1,8 +1,8 @@
-"""Who lets the beginnings of a tape go, once enough snapshots stand behind them.
+"""Deletes the beginnings of a tape once enough snapshots have been committed after them.
 
-It never holds the pen up: it looks at the folder from outside, in a thread, now and then, and what
-goes wrong with it costs room and nothing else. It looks after one actor's files only, so nobody
-needs to know where the others' are; a replay begins where all that is left can begin.
+It never delays the recorder: it inspects the folder in a thread, now and then, and an error here
+costs only disk space. It handles one actor's files only, so it needs no knowledge of other actors'
+tapes; a replay starts from a snapshot that all remaining tapes cover.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,10 +19,10 @@ from replay.tape_files import whose
 from snapshot import Manifest, SnapshotError, Store
 
 LOOK_S = 2.0
-"""How often it is looked whether something can go. A snapshot stands some time after its cuts."""
+"""Interval between checks, in seconds. A snapshot is committed some time after its cuts."""
 
 FINISH_S = 10.0
-"""How long an actor that has ended stays for a last look, at a place that does not answer."""
+"""How long, in seconds, an actor that has ended waits for a last check if storage is slow."""
 
 NOT_DROPPED = "tape not dropped"
 
@@ -30,14 +30,14 @@ Note = Callable[[str, dict[str, Any]], None]
 
 
 class Dropper:
-    """Drops what lies before the oldest of an actor's newest cuts that stand.
+    """Deletes tape files that end before the oldest of an actor's newest committed cuts.
 
     Args:
-        folder: of tapes.
-        incarnation: whose; former ones of the same actor are looked after, too.
-        job: says how many cuts stay; others may have their snapshots in the same place.
-        place: where snapshots stand.
-        note: the log.
+        folder: the tape folder.
+        incarnation: the actor's incarnation; tapes of its earlier ones are handled too.
+        job: sets how many cuts are kept; other jobs may use the same snapshot storage.
+        place: the snapshot storage.
+        note: writes to the log.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class Dropper:
         self._noted = ""
 
     async def run(self) -> None:
-        """While the actor runs."""
+        """Check repeatedly while the actor runs."""
         while True:
             await trio.sleep(LOOK_S)
             await self._look()
 
     async def finish(self, within_s: float) -> None:
-        """When it has ended: once more, since the last snapshot may stand by now."""
+        """Check once more after the end, since the last snapshot may be committed by now."""
         with trio.move_on_after(min(FINISH_S, within_s)):
             await self._look()
 
@@ -71,16 +71,16 @@ class Dropper:
             self._noted = str(error)
 
     def drop(self) -> list[Path]:
-        """Let go of what can go; the oldest first, so that what is left is a chain at any moment.
+        """Delete what is no longer needed, oldest first, so that the rest is always a chain.
 
         Raises:
-            OSError: a file or the place cannot be looked at.
-            SnapshotError: the place cannot be opened here.
+            OSError: a file or the storage cannot be read.
+            SnapshotError: the storage cannot be opened.
         """
         files = files_of(self._folder, self._incarnation)
         former = self._former()
         if len(files) <= self._count and not former:
-            return []  # Nothing can go, whatever stands: nobody is asked.
+            return []  # There is nothing to delete, so the store is not read.
         listed = Store(self._place).snapshots()
         standing = (each.manifest for each in listed if each.manifest is not None)
         begins = {after for after, _ in files}
@@ -93,7 +93,7 @@ class Dropper:
         return going
 
     def _former(self) -> list[Path]:
-        """The files of this actor's former incarnations, the oldest first."""
+        """The files of this actor's earlier incarnations, oldest first."""
         actor, number = actor_of(self._incarnation), number_of(self._incarnation)
         found: list[tuple[int, int, Path]] = []
         for path in self._folder.glob(f"{actor}.*{SUFFIX}"):
@@ -106,11 +106,11 @@ class Dropper:
 def cuts_of(
     standing: Iterable[Manifest], job_id: str, incarnation: str, begins: set[int]
 ) -> list[int]:
-    """An incarnation's cuts in snapshots that bound its tape, in their order.
+    """An incarnation's cuts in committed snapshots that bound its tape, in their order.
 
-    Not bounding are those of other jobs; those from which anybody is absent, since whoever goes on
-    without having been in one can only be replayed from another; and those at whose cut no file of
-    the tape begins, which are of another run under the same name.
+    Some snapshots do not count: those of other jobs; those with absent participants, since a
+    participant that was absent can only be replayed from another snapshot; and those at whose cut
+    no file of the tape begins, which belong to another run with the same names.
     """
     return [
         part.number
@@ -122,6 +122,6 @@ def cuts_of(
 
 
 def before(files: Sequence[tuple[int, Path]], cut: int) -> list[Path]:
-    """The files of a chain that lie wholly before a cut."""
+    """The files of a chain that end at or before a cut."""
     ends = [after for after, _ in files[1:]]
     return [path for (_, path), end in zip(files, ends, strict=False) if end <= cut]

@@ -1,4 +1,4 @@
-"""The pen of a tape that is bounded by snapshots: behind each cut it goes on in another file."""
+"""The recorder of a tape that is bounded by snapshots: it starts a new file after each cut."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,13 +10,13 @@ from replay import OnError, Recorder, TapeWriter
 class ChainRecorder(Recorder):
     """Writes one incarnation's tape as a chain of files.
 
-    A cut is at the end of the event that asks for the state to be captured, so that event's effects
+    A cut is at the end of the event that requests the capture of the state. That event's effects
     are the last record of a file, and the next file begins with the clock of the cut.
 
     Args:
         writer: an open tape.
-        on_error: what becomes of the actor when it cannot be written.
-        clock: the actor's clock, all entries, behind the event that it handled last.
+        on_error: whether the actor stops or continues if the tape cannot be written.
+        clock: returns the actor's clock, all entries, after the event that it handled last.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class ChainRecorder(Recorder):
         self._clock = clock
 
     def effects(self, n: int, effects: Sequence[Any]) -> None:
-        """What handling event ``n`` asked for, before any of it is done."""
+        """Record the effects of event ``n`` before any of them is performed."""
         super().effects(n, effects)
         if any(type(each) is CaptureState for each in effects):
             self.go_on(n, self._clock())

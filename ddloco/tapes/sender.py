@@ -1,7 +1,7 @@
-"""The sender of a tape: reads the file that the pen writes, and ships what the syncer lacks.
+"""The sender of a tape: reads the file being recorded and ships what the syncer lacks.
 
-It never holds the pen up: it reads the file from outside, one segment at a time, and whatever goes
-wrong with it harms nothing but the copy.
+It never delays the recorder: it reads the file from outside, one segment at a time, and an error
+here affects only the copy.
 """
 
 import math
@@ -31,21 +31,21 @@ from transport import Arrival, Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
 
 LOOK_S = 0.2
-"""How often it is looked whether the tape has grown."""
+"""Interval, in seconds, at which the tape is checked for new bytes."""
 
 ANSWER_S = 5.0
-"""What is not answered for so long is lost with its connection, or its syncer."""
+"""A message without an answer for this long, in seconds, was lost with its connection or syncer."""
 
 AGAIN_S, AGAIN_S_MAX = 0.5, 8.0
-"""First and longest wait before a syncer that does not answer is asked again."""
+"""First and longest wait, in seconds, before a syncer that does not answer is asked again."""
 
 FINISH_S = 10.0
-"""How long a learner that has ended stays for the rest of its tape to arrive."""
+"""How long, in seconds, a learner that has ended waits for the rest of its tape to be shipped."""
 
 NOT_SHIPPED = "tape not shipped"
 
 ANSWERS_MAX = 16
-"""Answers that may wait; only the one to the last word counts."""
+"""Answers that may be queued; only the answer to the last message counts."""
 
 Note = Callable[[str, dict[str, Any]], None]
 
@@ -54,18 +54,18 @@ class Shipper:
     """Ships one tape.
 
     Args:
-        path: of the tape.
-        route: of the syncer's lane for tapes.
-        endpoint: has dialled it.
-        table: when a segment is full, or old enough.
-        note: the log.
+        path: the tape.
+        route: the syncer's lane for tapes.
+        endpoint: the endpoint that has dialled it.
+        table: the size and age at which a segment is sent.
+        note: writes to the log.
     """
 
     def __init__(
         self, path: Path, route: str, endpoint: Endpoint, table: TapeTable, note: Note
     ) -> None:
         self.over = False
-        """Whether nothing more will be shipped: it is not wanted, or there is no need."""
+        """Whether nothing more will be shipped: the syncer declined, or shares the folder."""
         self._path = path
         self._route = route
         self._endpoint = endpoint
@@ -73,19 +73,19 @@ class Shipper:
         self._note = note
         self._n = 0
         self._has: int | None = None
-        """Bytes that the syncer has, None while that is not known."""
+        """Bytes that the syncer has; None while unknown."""
         self._shipped_at = 0.0
         self._answers, self._waiting = trio.open_memory_channel[Has | Sorry](ANSWERS_MAX)
 
     def take(self, arrival: Arrival) -> None:
-        """An answer of the syncer; what is none, or too much, is let be."""
+        """Accept an answer of the syncer; invalid or excess answers are ignored."""
         try:
             self._answers.send_nowait(decode_answer(arrival.frames))
         except (ShippingError, trio.WouldBlock):
             return
 
     async def run(self) -> None:
-        """Ship what is written, while it is written."""
+        """Ship the tape while it is being written."""
         patience_s = AGAIN_S
         while not self.over:
             heard = await self._go_on(at_once=False)
@@ -94,7 +94,7 @@ class Shipper:
             patience_s = AGAIN_S if heard else min(2 * patience_s, AGAIN_S_MAX)
 
     async def complete(self) -> None:
-        """Ship the rest of a tape that does not grow any more, however long that takes."""
+        """Ship the rest of a tape that no longer grows, however long that takes."""
         patience_s = AGAIN_S
         while not self.over and self._has != self._size():
             heard = await self._go_on(at_once=True)
@@ -105,7 +105,7 @@ class Shipper:
             await self._call(Whole(self._next(), self._size()))
 
     async def finish(self, within_s: float = math.inf) -> None:
-        """The tape is closed: ship the rest, for a while; then say how much is missing."""
+        """Ship the rest of the closed tape for a limited time; log how much is missing."""
         with trio.move_on_after(min(FINISH_S, within_s)):
             while not self.over:
                 if self._has == self._size():
@@ -118,7 +118,7 @@ class Shipper:
             self._note(NOT_SHIPPED, {"missing_bytes": missing, "of_bytes": self._size()})
 
     async def _go_on(self, *, at_once: bool) -> bool:
-        """Say one thing, if there is one to say; whether it was answered."""
+        """Send one message if there is one to send; returns whether it was answered."""
         if self._has is None:
             return await self._ask()
         data = await self._due(self._has, at_once=at_once)
@@ -131,12 +131,12 @@ class Shipper:
         if isinstance(answer, Has) and answer.length == self._has + len(data):
             self._has = answer.length
         else:
-            self._has = None  # Whatever it has, it says so together with the digest.
+            self._has = None  # Ask again: the answer contains the length and the digest.
             self._decline(answer)
         return answer is not None
 
     async def _ask(self) -> bool:
-        """How much there is over there, and whether it is the same."""
+        """Ask how much the syncer has, and compare its digest with ours."""
         answer = await self._call(Ask(self._next()))
         if isinstance(answer, Has):
             same = answer.length <= self._size()
@@ -160,7 +160,7 @@ class Shipper:
         self._note(NOT_SHIPPED, {"reason": reason})
 
     async def _call(self, word: Word, *data: Buffer) -> Has | Sorry | None:
-        """Say something; its answer, None if there is none in time."""
+        """Send a message and wait for its answer; None if there is none in time."""
         try:
             self._endpoint.send_nowait(self._route, [encode(word), *data])
         except (LaneFull, PeerGone):
@@ -180,7 +180,7 @@ class Shipper:
         return self._path.stat().st_size
 
     async def _due(self, offset: int, *, at_once: bool) -> bytes:
-        """The next segment, once it is full or old enough; the first has all of the header."""
+        """The next segment, once it is full or old enough; the first has the whole header."""
         young = trio.current_time() - self._shipped_at < self._table.segment_s
         if not at_once and young and self._size() - offset < self._table.segment_bytes:
             return b""
@@ -188,7 +188,7 @@ class Shipper:
         return await trio.to_thread.run_sync(_read, self._path, offset, most)
 
     async def _digest(self, length: int) -> bytes:
-        """Of the first bytes of the tape."""
+        """The digest of the first bytes of the tape."""
         return (await trio.to_thread.run_sync(digest_prefix, self._path, length)).digest()
 
 

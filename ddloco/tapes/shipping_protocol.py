@@ -1,18 +1,16 @@
-"""How a tape travels to the syncer's folder: what is said on the way, and the limits on it.
+"""The protocol for shipping a tape to the syncer's folder, and its limits.
 
-A tape is shipped in *segments*, ranges of bytes of the one file. A tape that ends anywhere reads up
-to its last whole record, so whatever has arrived is a tape, cut short; there is nothing to put
-together. One segment at a time is on its way, on a lane of its own below the door: no machine and
-no tape ever hears of it.
+A tape is shipped in *segments*, byte ranges of one file. A truncated tape is valid up to its last
+whole record, so whatever has arrived is a usable tape, and nothing needs to be assembled. One
+segment is in flight at a time, on a separate lane below the door: machines and tapes do not see it.
 
     [Ask]               from the sender: how much do you have?
-    [Segment, bytes]    these come next
-    [Whole]             that was all
-    [Has]               from the receiver: so many bytes, written
-    [Sorry]             nothing more is wanted, and why
+    [Segment, bytes]    the next bytes
+    [Whole]             the tape is complete
+    [Has]               from the receiver: this many bytes are written
+    [Sorry]             send no more, and why
 
-The incarnation whose tape it is stands nowhere in here: it is the peer of the route, which keys
-prove.
+Messages do not contain the tape's incarnation: it is the peer of the route, which keys prove.
 """
 
 from collections.abc import Sequence
@@ -29,35 +27,36 @@ VERSION = 1
 LANE = "tape"
 
 SEGMENT_BYTES_MAX = 2**20
-"""Also what a job may ask for: the longest that other messages of the host wait behind one."""
+"""Also the largest segment that a job may configure, since other messages of the host wait behind
+one."""
 
 TAPE_BYTES_MAX = 8 * 2**30
-"""Of one incarnation: a month of steps at ten a second."""
+"""Size limit of one incarnation's tape: a month of steps at ten per second."""
 
 WORD_BYTES_MAX = 1024
-"""A word is a few small numbers and a reason."""
+"""Size limit of a message: a few small numbers and a reason."""
 
 Digest = Annotated[bytes, Meta(max_length=16)]
 
 
 class ShippingError(ValueError):
-    """They said something that this language does not have; one line names the field."""
+    """The peer sent something that is not in this protocol; one line names the field."""
 
 
 class Word(Struct, frozen=True, tag=True):
-    """Base of what is said; ``n`` is the sender's count, which its answer repeats."""
+    """Base class of the messages; ``n`` is the sender's count, which the answer repeats."""
 
     n: Count
 
 
 class Ask(Word, frozen=True):
-    """How much of my tape do you have?"""
+    """Asks how much of the tape the receiver has."""
 
     version: int = VERSION
 
 
 class Segment(Word, frozen=True):
-    """The bytes from ``offset`` on, in a part of their own; ``digest`` is xxh3-128 of them."""
+    """The bytes from ``offset`` on, as a second part; ``digest`` is their xxh3-128."""
 
     offset: Count
     digest: Digest
@@ -70,14 +69,14 @@ class Whole(Word, frozen=True):
 
 
 class Has(Word, frozen=True):
-    """``length`` bytes are there; to an ask also the digest of all of them."""
+    """The receiver has ``length`` bytes; in answer to ``Ask`` also the digest of all of them."""
 
     length: Count
     digest: Digest = b""
 
 
 class Sorry(Word, frozen=True):
-    """No more of this tape, please. ``shared``: it is in this folder already, as its own file."""
+    """Send no more of this tape. ``shared``: the original tape is in this folder."""
 
     reason: Reason
     shared: bool = False
@@ -90,10 +89,10 @@ _answer = msgspec.msgpack.Decoder(Has | Sorry)
 
 
 def decode_said(frames: Sequence[Buffer]) -> tuple[Ask | Segment | Whole, Buffer]:
-    """What a sender says, with the bytes of a segment.
+    """Decode a sender's message, with the bytes of a segment.
 
     Raises:
-        ShippingError: it is none of these, or too long.
+        ShippingError: it is not a valid message, or too long.
     """
     said = _decoded(_said, frames)
     parts = 2 if isinstance(said, Segment) else 1
@@ -106,10 +105,10 @@ def decode_said(frames: Sequence[Buffer]) -> tuple[Ask | Segment | Whole, Buffer
 
 
 def decode_answer(frames: Sequence[Buffer]) -> Has | Sorry:
-    """What a receiver answers.
+    """Decode a receiver's answer.
 
     Raises:
-        ShippingError: it is no answer.
+        ShippingError: it is not a valid answer.
     """
     return _decoded(_answer, frames)
 

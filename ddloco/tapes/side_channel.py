@@ -1,8 +1,8 @@
-"""An endpoint with one lane less: what comes on that lane is taken aside, below the door.
+"""An endpoint that handles one lane separately, below the driver.
 
-The driver that is given such an endpoint never hears of the lane; whoever takes what comes must not
-block. What comes for the driver before it runs waits here, so that the lane is attended to while an
-actor makes itself ready.
+The driver that uses this endpoint never sees that lane; the callback for it must not block.
+Arrivals for the driver before it runs are queued here, so that the lane is served while an actor
+is being prepared.
 """
 
 from collections import deque
@@ -14,18 +14,18 @@ from transport import Arrival, Endpoint
 from transport.endpoint import Buffer, Deliver, EndpointStatistics
 
 EARLY_MAX = 256
-"""Arrivals that wait for a driver that is about to run: handshakes and questions of observers. The
-rest is dropped; whoever shakes hands says it again."""
+"""Arrivals queued for a driver that has not started: handshakes and observers' requests. Others are
+dropped; peers repeat their handshakes."""
 
 
 class SideLane:
     """An ``Endpoint`` whose arrivals on one lane go to ``take``.
 
     Args:
-        endpoint: what really carries messages.
-        lane: the last part of the routes that are taken aside.
-        take: given each of their arrivals.
-        heeds: says of any other route whether what comes from it is handed on.
+        endpoint: the endpoint that carries the messages.
+        lane: the last part of the routes that are handled separately.
+        take: called with each arrival on that lane.
+        heeds: decides for any other route whether its arrivals are passed on.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SideLane:
         self._early: deque[Arrival] = deque()
 
     async def run(self, deliver: Deliver) -> None:
-        """Receive for ever, first what came early; see ``Endpoint.run``."""
+        """Receive for ever, beginning with queued arrivals; see ``Endpoint.run``."""
         while self._early:
             await deliver(self._early[0])
             self._early.popleft()
@@ -58,7 +58,7 @@ class SideLane:
         await self._endpoint.run(sort_out)
 
     async def run_early(self) -> None:
-        """Receive for ever while the actor is not there yet."""
+        """Receive for ever before the actor runs, queueing its arrivals."""
 
         async def keep(arrival: Arrival) -> None:
             await trio.lowlevel.checkpoint()
@@ -68,7 +68,7 @@ class SideLane:
         await self._receive(keep)
 
     async def run_alone(self) -> None:
-        """Receive for ever what is taken aside; the actor has ended and hears nothing more."""
+        """Receive only the separate lane for ever, after the actor has ended."""
 
         async def deaf(_: Arrival) -> None:
             await trio.lowlevel.checkpoint()
@@ -76,25 +76,25 @@ class SideLane:
         await self.run(deaf)
 
     async def listen(self, address: str) -> str:
-        """As ``Endpoint.listen``."""
+        """See ``Endpoint.listen``."""
         return await self._endpoint.listen(address)
 
     async def dial(self, address: str, *, route: str, identity: str) -> None:
-        """As ``Endpoint.dial``."""
+        """See ``Endpoint.dial``."""
         await self._endpoint.dial(address, route=route, identity=identity)
 
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
-        """As ``Endpoint.send_nowait``."""
+        """See ``Endpoint.send_nowait``."""
         self._endpoint.send_nowait(route, frames)
 
     def reaches(self, route: str) -> bool:
-        """As ``Endpoint.reaches``."""
+        """See ``Endpoint.reaches``."""
         return self._endpoint.reaches(route)
 
     def statistics(self) -> EndpointStatistics:
-        """As ``Endpoint.statistics``."""
+        """See ``Endpoint.statistics``."""
         return self._endpoint.statistics()
 
     async def aclose(self) -> None:
-        """As ``Endpoint.aclose``."""
+        """See ``Endpoint.aclose``."""
         await self._endpoint.aclose()

@@ -1,1 +1,1 @@
-"""What computes: JAX in a process of its own, numpy in threads, and a simulation of both."""
+"""Workers, which compute: JAX in a separate process, numpy in threads, and a simulation of both."""

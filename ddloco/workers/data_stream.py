@@ -1,9 +1,9 @@
-"""A learner's one stream of batches, and going back to where it stood.
+"""A learner's stream of batches, and how it returns to an earlier position.
 
-A task's stream says where it stands as plain data (``Batches.state``). That state travels as the
-cursor of a step: with every report, with snapshots, and back to a learner that returns, which puts
-its stream there (``Batches.restore``). Drawing batches again from the beginning is the last resort,
-for a stream without such a state: it takes as long as drawing them took the first time.
+A task's stream reports its position as plain data (``Batches.state``). That state is part of the
+cursor of a step, which is sent with every report, stored in snapshots, and given to a learner that
+returns, whose stream then goes to that position (``Batches.restore``). For a stream without such a
+state the used batches are drawn again, which takes as long as it took the first time.
 """
 
 import sys
@@ -17,15 +17,15 @@ from ddloco.protocol.messages import CURSOR_BYTES_MAX
 from ddloco.workers.task import Batches, TaskError
 
 TOLD_EVERY_S = 10.0
-"""How often a worker that draws batches again says how far it is."""
+"""Interval of the progress lines, in seconds, while a worker draws batches again."""
 
 
 class DataStream:
     """The batches of one shard.
 
     Args:
-        task: the task's name, for errors.
-        batches: the task's stream, where it begins.
+        task: the task's name, for error messages.
+        batches: the task's stream, at its beginning.
     """
 
     def __init__(self, task: str, batches: Batches) -> None:
@@ -34,7 +34,7 @@ class DataStream:
         self.next = batches.next
 
     def position(self) -> bytes:
-        """Where the stream stands, as msgpack; empty for a stream whose ``state()`` is None.
+        """The stream's position as msgpack; empty if its ``state()`` is None.
 
         Raises:
             TaskError: its state is not plain data.
@@ -51,11 +51,11 @@ class DataStream:
             raise TaskError(f"task {self._task}: {said}") from None
 
     def go_to(self, position: bytes) -> None:
-        """Put the stream where ``position`` says."""
+        """Move the stream to ``position``."""
         self._batches.restore(msgpack.unpackb(position, strict_map_key=False))
 
     def draw_again(self, count: int) -> None:
-        """Leave out ``count`` batches by drawing them; says how far it is every ten seconds."""
+        """Skip ``count`` batches by drawing them; prints progress every ten seconds."""
         told_at = time.monotonic()
         for drawn in range(count):
             self._batches.next()
@@ -65,10 +65,10 @@ class DataStream:
                 print(f"ddloco: {said}", file=sys.stderr, flush=True)  # noqa: T201, it is progress
 
     def check(self, before: bytes, digest: bytes, digest_of: Callable[[Any], bytes]) -> None:
-        """See that going back to ``before`` brings the batch of ``digest`` again.
+        """Check that the stream, restored to ``before``, yields the batch with this digest again.
 
         Raises:
-            TaskError: it brings another one; such a job could neither go on nor be replayed.
+            TaskError: it yields another batch; such a job could be neither resumed nor replayed.
         """
         if not before:
             return
@@ -79,18 +79,18 @@ class DataStream:
 
 
 def pack_cursor(position: bytes, counts: list[int]) -> bytes:
-    """Where a stream and the schedules of an optimizer stand, as msgpack."""
+    """The position of a stream and the counts of an optimizer's schedules, as msgpack."""
     return cast("bytes", msgpack.packb((position, counts)))
 
 
 def unpack_cursor(cursor: bytes) -> tuple[bytes, list[int]]:
-    """The stream's position, empty where it cannot be put back; the schedules' counts."""
+    """The stream's position, empty if it cannot be restored, and the counts of the schedules."""
     position, counts = msgpack.unpackb(cursor)
     return position, counts
 
 
 def travelling(cursor: bytes) -> bytes:
-    """What of a cursor travels with every report: all of it, or the counts alone."""
+    """The part of a cursor that is sent with every report: all of it, or else only the counts."""
     if len(cursor) <= CURSOR_BYTES_MAX:
         return cursor
     return pack_cursor(b"", unpack_cursor(cursor)[1])

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from ddloco.config.job import Worker
 
 HASH_SEED = "PYTHONHASHSEED"
-"""Python draws another one for every process, and with it another order of every set of strings: a
-task that builds a vocabulary from a set would have another one in each worker. Workers get 0."""
+"""By default Python chooses a new seed in every process, which changes the iteration order of sets
+of strings: a task that builds a vocabulary from a set would have a different one in each worker.
+Workers get 0."""
 
 FINGERPRINTED = (
     "NPROC", "XLA_", "JAX_", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "CUDA_", "TF_",
     HASH_SEED,
 )  # fmt: skip
-"""Variables with these beginnings can change arithmetic, or the order of what a task makes."""
+"""Variables with these prefixes can change arithmetic, or the order of what a task builds."""
 
 ENTRY = "env."
-"""Their prefix among a fingerprint's entries."""
+"""The prefix of environment variables among a fingerprint's entries."""
 
 REPLAYED = frozenset({
     "NPROC", HASH_SEED, "XLA_FLAGS",
@@ -30,24 +31,25 @@ REPLAYED = frozenset({
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "TF_CUDNN_DETERMINISTIC", "TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS",
 })  # fmt: skip
-"""The variables that a replay takes from a tape: they change arithmetic, and name no file. Others
-with the same beginnings say where to read programs, or where to write: no tape decides that."""
+"""The variables that a replay takes from a tape: they change arithmetic and name no files. Other
+variables with the same prefixes say where to read programs or write files; a tape must not set
+them."""
 
 VALUE = re.compile(r"[A-Za-z0-9_.,:;=+ -]{0,4096}")
-"""What a value from a tape may consist of: no NUL byte, which ends a process before it begins, and
-no slash: several XLA flags name a file or a folder."""
+"""Allowed values of variables from a tape: no NUL byte, with which no process can be started, and
+no slash, because several XLA flags name a file or a folder."""
 
 
 def worker_environment(
     base: Mapping[str, str], worker: Worker, recorded: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The variables for a worker: ours, and the job file's.
+    """The variables for a worker: this process's, and the job file's.
 
     Args:
         base: this process's environment.
         worker: ``[worker]`` of the job file: threads (NPROC) and more.
-        recorded: a tape's fingerprint; those of its variables that are in ``REPLAYED`` replace
-            everything that can change arithmetic.
+        recorded: a tape's fingerprint; its variables that are in ``REPLAYED`` replace everything
+            that can change arithmetic.
     """
     env = dict(base)
     env[HASH_SEED] = "0"
@@ -65,8 +67,8 @@ def worker_environment(
 def _taken(
     base: Mapping[str, str], worker: Worker, recorded: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """The variables of a tape that its replay has too: those that can do no harm, and those that
-    the job file or this process has in the same words. What is left out is told as a difference."""
+    """The variables of a tape that its replay uses: harmless ones, and those with the same value in
+    the job file or in this process. The replay reports the others as differences."""
     for entry, value in recorded.items():
         name = entry.removeprefix(ENTRY)
         if not entry.startswith(ENTRY):
@@ -78,5 +80,5 @@ def _taken(
 
 
 def fingerprinted(env: Mapping[str, str]) -> dict[str, str]:
-    """The entries of a fingerprint that an environment gives."""
+    """The entries of a fingerprint that come from an environment."""
     return {f"{ENTRY}{name}": env[name] for name in sorted(env) if name.startswith(FINGERPRINTED)}

@@ -1,8 +1,8 @@
-"""The work that an actor's effects ask for: JAX in a process of its own, numpy in threads.
+"""Executes the work that an actor's effects request: JAX in its own process, numpy in threads.
 
-Deterministic: the same effect on the same arrays gives the same result, live as in a replay, which
-uses this very class. Results are put under the handles that the effect names before the event that
-tells of them is returned.
+It is deterministic: the same effect on the same arrays gives the same result, in a live run and in
+a replay, which uses this same class. Results are stored under the handles that the effect names
+before the event that reports them is returned.
 """
 
 from collections.abc import Awaitable, Callable
@@ -73,14 +73,14 @@ class Workers:
 
     Args:
         job: the resolved job.
-        incarnation: the actor's.
-        arrays: its arrays; they need an arena.
+        incarnation: the actor's incarnation.
+        arrays: its arrays, with an arena.
         process: its JAX worker process.
         folder: the run folder.
-        keep: where a syncer keeps its merges.
+        keep: where a syncer stores its merged fragments.
         album: where snapshots are written.
         task: what the worker imports in place of the job's own task.
-        note: the log.
+        note: writes to the log.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Workers:
         self._keep = keep
         self._note = note
         self._unkept = ""
-        """Why the newest merge could not be kept, empty if it was."""
+        """Why the newest merge could not be stored; empty if it was."""
         self._layouts: Layouts | None = None
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
@@ -113,7 +113,7 @@ class Workers:
         self.capture = CaptureWork(arrays, process, album, refuses)
 
     async def prepare(self) -> rpc.Prepared:
-        """Have the worker load the task; leaves and fingerprint.
+        """Have the worker load the task; returns the parameters' leaves and the fingerprint.
 
         Raises:
             ChoreError: the task cannot be used.
@@ -144,17 +144,17 @@ class Workers:
 
     @property
     def plan(self) -> FragmentPlan:
-        """How the parameters are cut and laid out; known once prepared."""
+        """How the parameters are split into fragments and laid out; known after ``prepare``."""
         return self.layouts.plan
 
     @property
     def layouts(self) -> Layouts:
-        """Between the layouts of fragments; known once prepared."""
+        """Converts between the layouts of fragments; known after ``prepare``."""
         assert self._layouts is not None, "prepared before any work"
         return self._layouts
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work; a failure is a result, too. A step begins before this returns."""
+        """Do one piece of work; a failure is a result too. A step begins before this returns."""
         return self._caught(work, self._doers()[type(work)](work))
 
     async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
@@ -188,7 +188,7 @@ class Workers:
             CommitSnapshot: self.capture.commit,
         }
 
-    # JAX, in the worker process.
+    # Work in the JAX worker process.
 
     async def _recover(self, work: Recover) -> Recovered:
         found = await _in_thread(self._keep.find)
@@ -197,7 +197,7 @@ class Workers:
         return Recovered(work.work, tuple(each.kept for each in found), self._keep.run)
 
     def take_back(self, found: Found) -> None:
-        """Put a fragment that was kept under the handles that it had."""
+        """Store a recovered fragment under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
         arrays = (found.theta, found.momentum, self.layouts.sent(p, found.theta))
         for handle, array in zip(names(p, version), arrays, strict=True):
@@ -287,7 +287,7 @@ class Workers:
         self._arena.free(region)
         return Evaluated(work.work, scored.loss)
 
-    # numpy, in threads.
+    # Work with numpy, in threads.
 
     async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
         host: HostCopy = self._arrays.get(work.source)
@@ -343,9 +343,9 @@ class Workers:
         return merged
 
     def _put(self, found: Found) -> None:
-        """Keep a merge; where the job goes on without its tape on a full disk, also without that.
+        """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails.
 
-        What was kept before stands: a syncer that starts again then goes on from there.
+        The merge stored before stays valid: a syncer that restarts continues from it.
         """
         problem = ""
         try:
@@ -382,6 +382,6 @@ class Workers:
 
 
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
-    """What a step has brought."""
+    """The event that reports a finished step."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
     return StepFinished(work.work, work.step, *done)

@@ -1,7 +1,7 @@
-"""What a syncer keeps of its fragments: for the next incarnation, and for a replay of it.
+"""The fragments that a syncer stores on disk, for its next incarnation and for replays.
 
-A merge is done only when it is kept; its broadcast leaves after that. So whatever a learner has
-received, a syncer that starts again still has (paper: 3.1, the shard persists).
+A merge is complete only once it is stored; it is broadcast after that. So a restarted syncer has
+every version that any learner has received (paper: 3.1, the shard persists).
 """
 
 import json
@@ -19,17 +19,17 @@ from ddloco.runtime.array_table import F32
 from snapshot import load_metadata, load_tensors, save_tensors
 
 VERSIONS = 2
-"""Merges of a fragment that a replay remembers: the one that its machine has heard of, and the one
-that was kept when the process died before it heard."""
+"""Merges per fragment that a replay remembers: the last one that the machine has received as an
+event, and one stored after it, in case the process died in between."""
 
 
 class KeptError(Exception):
-    """What was kept cannot be used; the text names the file and what is wrong."""
+    """A stored fragment cannot be used; the text names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A fragment as it was kept; flat float32 arrays of the same length."""
+    """A stored fragment; flat float32 arrays of the same length."""
 
     kept: Kept
     theta: F32
@@ -37,34 +37,34 @@ class Found:
 
 
 class Keep(Protocol):
-    """Where merges are kept; ``run`` tells the run that they belong to from others of its job."""
+    """Storage for merged fragments; ``run`` tells this run from other runs of the job."""
 
     run: str
 
     def put(self, found: Found) -> None:
-        """Keep a merge in place of the one before it.
+        """Store a merge in place of the fragment's previous one.
 
         Raises:
-            OSError: it cannot be written; what was kept before stands.
+            OSError: it cannot be written; the previous one stays valid.
         """
         ...
 
     def find(self) -> Sequence[Found]:
-        """What an earlier incarnation kept, in order of fragments.
+        """The fragments that an earlier incarnation stored, sorted by number.
 
         Raises:
-            KeptError: something there is damaged, or of another job.
+            KeptError: a file is damaged, or belongs to another job.
         """
         ...
 
 
 class KeptFolder:
-    """Merges in files, one for each fragment, each there whole or not at all.
+    """Merges in files, one per fragment, written atomically.
 
     Args:
         folder: ``RUN/kept/ACTOR``.
-        job_id: whose fragments they are.
-        run: in which of the job's runs.
+        job_id: the job that the fragments belong to.
+        run: the run within that job.
     """
 
     def __init__(self, folder: Path, job_id: str, run: str = "") -> None:
@@ -73,7 +73,7 @@ class KeptFolder:
         self._job_id = job_id
 
     def put(self, found: Found) -> None:
-        """Write the fragment's file; the bytes are on the disk when this returns."""
+        """Write the fragment's file; it is durable when this returns."""
         kept = found.kept
         said = {
             "job": self._job_id,
@@ -88,12 +88,12 @@ class KeptFolder:
         save_tensors(path, {"theta": found.theta, "momentum": found.momentum}, said)
 
     def find(self) -> Sequence[Found]:
-        """Read what is there, and check every byte of it."""
+        """Read all fragments and check every byte."""
         return [self._read(path) for path in sorted(self._folder.glob("fragment-*.safetensors"))]
 
     def _read(self, path: Path) -> Found:
         try:
-            open_regular(path).close()  # The library would wait for a FIFO.
+            open_regular(path).close()  # On a FIFO the library would block.
             tensors, said = load_tensors(path), load_metadata(path)
             kept = Kept(
                 fragment=int(said["fragment"]),
@@ -122,35 +122,35 @@ def _file_of(fragment: int) -> str:
 
 @dataclass
 class KeptHistory:
-    """What one actor's incarnations keep in a replay: the newest merges of every fragment."""
+    """The merges of one actor's incarnations in a replay: the newest ones of each fragment."""
 
     run: str = ""
     merges: dict[int, list[Found]] = field(default_factory=dict[int, list[Found]])
     brought: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
-    """Fragments and versions that a snapshot brought, and that were merged before it."""
+    """Fragments and versions that were loaded from a snapshot, and merged before it."""
 
     def put(self, found: Found) -> None:
-        """Remember it."""
+        """Remember a merge."""
         newest = self.merges.setdefault(found.kept.fragment, [])
         newest.append(found)
         del newest[:-VERSIONS]
 
     def find(self) -> Sequence[Found]:
-        """Which one the disk held is a fact of the recording: see ``at``."""
+        """Not available: what the disk held is a fact of the recording; see ``at``."""
         raise AssertionError("a replay asks for what was recorded")
 
     def at(self, fragment: int, version: int) -> Found | None:
-        """The merge that made this version, if it was made here."""
+        """The merge that made this version; None if it was not made here."""
         merges = self.merges.get(fragment, [])
         return next((each for each in merges if each.kept.version == version), None)
 
     def bring(self) -> None:
-        """All that is there comes from a snapshot: how far data had gone at its merge is a fact of
-        the recording, and only what was merged can be compared."""
+        """Mark all merges as loaded from a snapshot: their data positions are facts of the
+        recording and cannot be compared, only what was merged can."""
         self.brought.update((p, each.kept.version) for p in self.merges for each in self.merges[p])
 
     def agrees(self, kept: Kept) -> bool:
-        """Whether what was recorded of a merge that is there is so."""
+        """Whether the recorded description of a merge agrees with the merge found here."""
         found = self.at(kept.fragment, kept.version)
         if found is None:
             return False
@@ -166,5 +166,5 @@ def digest_of(theta: F32, momentum: F32) -> bytes:
 
 
 def _sum(said: dict[str, str]) -> str:
-    """A checksum of what is said of the arrays."""
+    """A checksum of the metadata."""
     return xxhash.xxh3_128_hexdigest(json.dumps(said, sort_keys=True).encode())

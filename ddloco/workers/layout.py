@@ -1,7 +1,7 @@
-"""The layouts of a fragment: part of a whole host copy, bytes on the wire, flat float32.
+"""The layouts of a fragment: part of a whole host copy, bytes on the wire, and flat float32.
 
-Host copy and wire have the same bytes, each tensor in its own dtype and aligned; flat is what is
-merged, without padding.
+Host copy and wire layout have the same bytes, each tensor aligned and in its own dtype. The flat
+layout is used for merging and has no padding.
 """
 
 from fnmatch import fnmatchcase
@@ -17,11 +17,11 @@ from transport import DTYPES, Bytes, Payload, describe
 
 
 class Layouts:
-    """Between the layouts of a job's fragments.
+    """Converts between the layouts of a job's fragments.
 
     Args:
-        plan: how the parameters are cut.
-        outer: which tensors are merged how.
+        plan: how the parameters are split into fragments.
+        outer: which tensors are merged in which way.
     """
 
     def __init__(self, plan: FragmentPlan, outer: Outer) -> None:
@@ -30,7 +30,7 @@ class Layouts:
         self._segments: dict[int, tuple[Segment, ...]] = {}
 
     def segments(self, fragment: int) -> tuple[Segment, ...]:
-        """The tensors of a fragment as they are merged."""
+        """The tensors of a fragment, with how each is merged."""
         if fragment not in self._segments:
             patterns = ("*",) if self._outer.merge == "average" else self._outer.average
             self._segments[fragment] = fragment_segments(
@@ -39,19 +39,19 @@ class Layouts:
         return self._segments[fragment]
 
     def encoded(self, fragment: int, whole: Bytes) -> Payload:
-        """A fragment of a whole copy as a payload of its own, which nobody changes any more."""
+        """A fragment of a whole host copy as an immutable payload of its own."""
         start, stop = self.plan.fragment_slice(fragment)
         return self._payload(fragment, whole[start:stop].copy())
 
     def sent(self, fragment: int, flat: F32) -> Payload:
-        """A global fragment as it travels."""
+        """A global fragment as a payload to be sent."""
         return self._payload(fragment, self.wire(fragment, flat))
 
     def _payload(self, fragment: int, data: Bytes) -> Payload:
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
     def flat(self, fragment: int, data: Bytes) -> F32:
-        """A fragment's bytes as flat float32, without padding."""
+        """Convert a fragment's bytes to flat float32 without padding."""
         segments = self.segments(fragment)
         flat = np.empty(segments[-1].stop, np.float32)
         for part, view in _views(segments, data):
@@ -59,23 +59,23 @@ class Layouts:
         return flat
 
     def wire(self, fragment: int, flat: F32) -> Bytes:
-        """Flat float32 as a fragment's bytes in wire dtypes, padding zero."""
+        """Convert flat float32 to a fragment's bytes in wire dtypes, with zero padding."""
         start, stop = self.plan.fragment_slice(fragment)
         leaves = self.plan.fragments[fragment]
         if flat.nbytes == stop - start and all(leaf.dtype == "float32" for leaf in leaves):
-            return flat.view(np.uint8)  # The same bytes, which nobody changes any more.
+            return flat.view(np.uint8)  # The same bytes; neither array is changed any more.
         data = np.zeros(stop - start, np.uint8)
         for part, view in _views(self.segments(fragment), data):
             view[:] = flat[part]
         return data
 
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
-        """A global fragment in wire dtypes: one's own, or as another syncer has sent it."""
+        """The bytes of a global fragment, whether merged here or received from another syncer."""
         return stored.data if isinstance(stored, Payload) else self.wire(fragment, stored)
 
 
 def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:
-    """Where each tensor stands in the flat fragment, and its view in the bytes."""
+    """For each tensor its slice of the flat fragment, and its view of the bytes."""
     views: list[tuple[slice, Any]] = []
     for segment in segments:
         dtype = DTYPES[segment.dtype]

@@ -1,6 +1,7 @@
-"""The baseline that needs no messages: one learner alone, on all of the data (``method = "lone"``).
+"""The baseline without messages: one learner alone, on all of the data (``method = "lone"``).
 
-On a third of the data, as a learner of three would see it, it would be crippled. It leaves no tape.
+It uses all of the data, because on the share of one learner it would be an unfair comparison. It
+records no tape.
 """
 
 from contextlib import AsyncExitStack, closing
@@ -18,11 +19,11 @@ from ddloco.workers import rpc
 from ddloco.workers.process import open_worker
 
 STEPS_ASKED = 10
-"""Steps in one request, so that progress shows and Ctrl-C is heard."""
+"""Steps per request to the worker, small enough for progress reports and Ctrl-C."""
 
 
 async def run_baseline(job: Job, folder: Path, console: Console) -> float | None:
-    """Train ``job.steps`` steps alone; the held-out loss.
+    """Train ``job.steps`` steps on one learner; returns the held-out loss.
 
     Raises:
         ChoreError: the task cannot be used.

@@ -1,4 +1,4 @@
-"""Starting a JAX worker process and asking it things, from the actor's side."""
+"""The actor's side of a JAX worker process: starting it and sending it requests."""
 
 import contextlib
 import os
@@ -21,18 +21,18 @@ from ddloco.workers.environment import worker_environment
 T = TypeVar("T")
 
 READ_BYTES = 65536
-"""Answers are short; only the description of a very large model takes more than one read."""
+"""Answers are short; only the description of a very large model needs more than one read."""
 
 EXIT_S_MAX = 5.0
-"""How long a worker whose socket closed may take to exit before we stop asking why."""
+"""How long, in seconds, to wait for the exit status of a worker whose socket has closed."""
 
 
 class WorkerDiedError(Exception):
-    """The worker process is gone; its exit status is in the text."""
+    """The worker process has ended; the text contains its exit status."""
 
 
 class ChoreError(Exception):
-    """A worker answered that it could not; whose fault it is, and why."""
+    """The worker answered that it could not fulfil a request; says why, and who is at fault."""
 
     def __init__(self, failed: rpc.Failed) -> None:
         super().__init__(failed.reason)
@@ -40,10 +40,10 @@ class ChoreError(Exception):
 
 
 def fitting(answer: rpc.Answer, answer_type: type[T]) -> T:
-    """The answer, if it is of the one type that fits.
+    """The answer, if it has the expected type.
 
     Raises:
-        ChoreError: the worker could not do it.
+        ChoreError: the worker could not fulfil the request.
     """
     if isinstance(answer, rpc.Failed):
         raise ChoreError(answer)
@@ -56,17 +56,17 @@ async def _fitting(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> T:
 
 
 class WorkerProcess:
-    """One worker: requests are answered in order, one at a time."""
+    """One worker; it answers requests in order, one at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
         self._process = process
         self._socket = link
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         self.show_trace: Callable[[str], None] = _print_trace
-        """Told where user code raised."""
+        """Called with the traceback when user code raises."""
         self._line: deque[trio.Event] = deque()
-        """Who asks, and who waits to ask, in order. A lock would not do: who waits for a lock has
-        its place when its task has run, and a later request may begin before that."""
+        """The running request and those that wait, in order. A lock would not do: a task enters a
+        lock's queue only when it is scheduled, so a later request could overtake it."""
 
     @property
     def pid(self) -> int:
@@ -74,10 +74,10 @@ class WorkerProcess:
         return self._process.pid
 
     def ask(self, request: rpc.Request) -> Awaitable[rpc.Answer]:
-        """Take a place in line now, whatever else begins before the answer is awaited; the answer.
+        """Enqueue a request at once, even if the answer is awaited later; returns the answer.
 
-        A request that is the first in line leaves at once, while the event that asked for it is
-        still being handled: the worker computes while reports are sent and written.
+        If no request is running, it is sent at once, while the event that requested it is still
+        being handled: the worker computes while reports are written and sent.
 
         Raises, when awaited:
             WorkerDiedError: the process ended first.
@@ -93,7 +93,7 @@ class WorkerProcess:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # It is gone, as reading will find.
+            return True  # The process has ended; reading the answer will report it.
         assert sent == len(message), "a socket pair takes a short message whole or not at all"
         return True
 
@@ -116,16 +116,16 @@ class WorkerProcess:
         return answer
 
     def expect(self, request: rpc.Request, answer_type: type[T]) -> Awaitable[T]:
-        """As ``ask``, for an answer of the one type that fits.
+        """Like ``ask``, for an answer of one expected type.
 
         Raises, when awaited:
-            ChoreError: the worker could not do it.
+            ChoreError: the worker could not fulfil the request.
             WorkerDiedError: the process ended first.
         """
         return _fitting(self.ask(request), answer_type)
 
     async def _read(self) -> bytes:
-        """One whole message; nothing follows it before the next request."""
+        """Read one whole message; there are no bytes after it until the next request."""
         data = bytearray()
         wanted = rpc.LENGTH_BYTES
         while len(data) < wanted:
@@ -145,7 +145,7 @@ class WorkerProcess:
         return "and does not exit"
 
     async def aclose(self) -> None:
-        """End the process and see it end; it has nothing to lose, and JAX is slow to leave."""
+        """Kill the process and wait for its end; it has nothing to save, and JAX exits slowly."""
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(self._stream)
             self._process.kill()
@@ -153,7 +153,7 @@ class WorkerProcess:
 
 
 def _ended(code: int) -> str:
-    """How a process ended, and what that often means where it cannot say so itself."""
+    """How a process ended, with a likely cause if it was killed by a signal."""
     if code >= 0:
         return f"exit status {code}"
     said = f"killed by signal {-code}"
@@ -172,9 +172,10 @@ def _print_trace(trace: str) -> None:
 
 @contextlib.contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """A process that begins in here has SIGINT and SIGTERM blocked, until it has said otherwise.
+    """Block SIGINT and SIGTERM in processes started in this context, until they unblock them.
 
-    They may be sent to our whole group at any moment, also while Python starts in the new process.
+    These signals may be sent to the process group at any time, even while Python is still starting
+    in the new process.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
@@ -187,20 +188,20 @@ def _signals_blocked() -> Iterator[None]:
 async def open_worker(
     name: str, arena: Arena, worker: Worker, recorded: Mapping[str, str] | None = None
 ) -> AsyncIterator[WorkerProcess]:
-    """A worker process with the environment that ``worker`` describes, ended on leaving.
+    """Open a worker process with the environment that ``worker`` describes; killed on exit.
 
     Args:
-        name: whose worker it is, for people who look at the processes of a machine.
+        name: the actor's name, shown in the system's list of processes.
         arena: its shared memory.
         worker: threads and environment, from the job file.
-        recorded: for a replay, the environment that the fingerprint on the tape names.
+        recorded: for a replay, the environment in the tape's fingerprint.
     """
     ours, theirs = socket.socketpair()
     with theirs:
         shared = arena.filenos()
         with _signals_blocked():
             process = subprocess.Popen(  # noqa: S603, ASYNC220, our own interpreter and module
-                # -P: the current folder, where tasks come from, must not hide our own modules.
+                # -P: modules in the current folder, where tasks are, must not hide ours.
                 [
                     *(sys.executable, "-P", "-m", "ddloco.workers.server"),
                     *(str(theirs.fileno()), ",".join(map(str, shared)), name),

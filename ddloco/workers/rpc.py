@@ -1,7 +1,7 @@
-"""What an actor and its JAX worker process say to each other, over a socket pair.
+"""The protocol between an actor and its JAX worker process, over a socket pair.
 
-Each message is a length (u32, little-endian) and a msgpack map. Arrays never travel here: they lie
-in the arena, and a ``Span`` says where. One answer to each request, in order.
+Each message is a length (u32, little-endian) and a msgpack map. Arrays are not sent: they are in
+shared memory, and a ``Span`` gives their place. Each request gets one answer, in order.
 """
 
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from ddloco.runtime.shared_memory import Region
 
 LENGTH_BYTES = 4
 CHORE_BYTES_MAX = 64 * 2**20
-"""The plan of a model with a million tensors fits."""
+"""Room for the plan of a model with a million tensors."""
 
 
 class Span(Struct, frozen=True, array_like=True):
@@ -26,17 +26,17 @@ class Span(Struct, frozen=True, array_like=True):
 
 
 def span_of(region: Region) -> Span:
-    """Where a region lies."""
+    """The offset and size of a region."""
     return Span(region.offset, len(region.data))
 
 
 class Chore(Struct, frozen=True, tag=True):
-    """Base of requests and answers."""
+    """Base class of requests and answers."""
 
 
 class Prepare(Chore, frozen=True):
-    """Import the task, make its parameters from the seed, describe them and the machine. A syncer
-    has no ``shard``, and opens no stream."""
+    """Import the task, determine its parameters' shapes, and report them with the fingerprint. A
+    syncer has no ``shard``, and opens no stream of batches."""
 
     task: str
     options: dict[str, Any]
@@ -47,39 +47,39 @@ class Prepare(Chore, frozen=True):
 
 
 class Prepared(Chore, frozen=True):
-    """The parameters' leaves, and everything that can change arithmetic here."""
+    """The parameters' leaves, and everything on this host that can change arithmetic."""
 
     leaves: tuple[Leaf, ...]
     fingerprint: dict[str, str]
 
 
 class Lay(Chore, frozen=True):
-    """Lay the parameters out as ``plan`` says from now on."""
+    """Use the layout ``plan`` for the parameters from now on."""
 
     plan: FragmentPlan
 
 
 class Laid(Chore, frozen=True):
-    """Done; bytes of the whole state, parameters and optimizer's, 0 where it cannot be copied."""
+    """Bytes of the whole state, parameters and optimizer's; 0 if it cannot be copied."""
 
     state_bytes: int
 
 
 class Touch(Chore, frozen=True):
-    """Have the memory at ``out``, so that no later copy waits for the system to give it."""
+    """Write to the memory at ``out``, so that later copies do not wait for page faults."""
 
     out: Span
 
 
 class CopyOut(Chore, frozen=True):
-    """Write the whole state to ``out``; the answer says what the last step had brought."""
+    """Write the whole state to ``out``; the answer contains the result of the last step."""
 
     out: Span
 
 
 class Trained(Chore, frozen=True):
-    """One step's loss, tokens, batch digest (xxh3-128), and where stream and schedules stand now
-    (see ``data_stream``)."""
+    """One step's loss, tokens, batch digest (xxh3-128), and the cursor after it: the positions of
+    stream and schedules (see ``data_stream``)."""
 
     loss: float
     tokens: int
@@ -88,40 +88,41 @@ class Trained(Chore, frozen=True):
 
 
 class Own(Struct, frozen=True, array_like=True):
-    """What a worker knows besides its state, when it goes on from its own: how many batches it has
-    ``drawn``, and what its ``last`` step has brought, None before the first."""
+    """What a worker that resumes from its own state has besides it: the number of batches
+    ``drawn``, and the result of its ``last`` step, None before the first."""
 
     drawn: int
     last: Trained | None
 
 
 class Install(Chore, frozen=True):
-    """Take over the whole state that lies in these regions, one after the other: a peer's, if it is
-    sound; or, with ``own``, one's own as it was in a snapshot, whatever it holds."""
+    """Replace the whole state by the contents of these regions, in order. A peer's state is only
+    accepted if it is finite; with ``own`` it is this worker's state from a snapshot, and is always
+    accepted."""
 
     pieces: tuple[Span, ...]
     own: Own | None = None
 
 
 class Fill(Chore, frozen=True):
-    """Write the parameters to ``out``."""
+    """Create the initial parameters and write them to ``out``."""
 
     out: Span
 
 
 class Installed(Chore, frozen=True):
-    """Whether the state was sound, and so was taken over."""
+    """Whether the state was finite, and so was accepted."""
 
     sound: bool
 
 
 class Ready(Chore, frozen=True):
-    """Done, with nothing to tell."""
+    """The request is done, and has no result."""
 
 
 class Train(Chore, frozen=True):
-    """Overwrite fragments, leave out ``skip`` batches by going to ``cursor``, run one step, copy
-    the parameters to ``out``."""
+    """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy the
+    parameters to ``out``."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
@@ -131,7 +132,7 @@ class Train(Chore, frozen=True):
 
 
 class Copied(Chore, frozen=True):
-    """The state is copied, as it was after the step that brought ``last``."""
+    """The state has been copied, as it was after the step with the result ``last``."""
 
     last: Trained | None
 
@@ -158,20 +159,20 @@ class TrainTogether(Chore, frozen=True):
 
 
 class Score(Chore, frozen=True):
-    """Held-out loss of the parameters in ``source``, or of the trained ones where it is None."""
+    """Compute the held-out loss of the parameters in ``source``; None means the trained ones."""
 
     source: Span | None
 
 
 class Scored(Chore, frozen=True):
-    """Held-out loss; None where the task cannot tell."""
+    """The held-out loss; None if the task cannot compute it."""
 
     loss: float | None
 
 
 class Failed(Chore, frozen=True):
-    """The request could not be done: the task's fault, or the worker's. Where user code raised, the
-    ``trace`` shows where, for people: it reaches no tape."""
+    """The request failed, because of the task or of the worker. ``trace`` is the traceback within
+    user code, for display; it is not written to a tape."""
 
     kind: Literal["task", "worker"]
     reason: str

@@ -1,8 +1,9 @@
 """The JAX worker process: one task, one model, one step at a time.
 
-Started by an actor with a socket, an arena and an environment that its fingerprint names; ends when
-the socket closes, so it never outlives its actor. Deterministic: same requests, same bytes. The
-only module that imports jax; run as ``python -m ddloco.workers.server SOCKET ARENA NAME``.
+An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
+ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
+give the same bytes. This is the only module that imports jax; it is run as
+``python -m ddloco.workers.server SOCKET ARENA NAME``.
 """
 
 import contextlib
@@ -37,11 +38,11 @@ from ddloco.workers.task import TaskError, load_task
 from transport import DTYPES, Bytes, aligned
 
 TRACE_CHARS_MAX = 8000
-"""The end of a traceback of user code: some eighty lines."""
+"""The length of the traceback of user code that is kept: about its last eighty lines."""
 
 
 class Trainer:
-    """The task's parameters, optimizer state and data, and what can be asked of them."""
+    """The task's parameters, optimizer state and data, and the operations on them."""
 
     def __init__(self, arena: ArenaView) -> None:
         self._arena = arena
@@ -49,17 +50,17 @@ class Trainer:
         self._params: Any = None
         self._opt_state: Any = None
         self._tried = False
-        """Whether the first step has been run twice, to see that it can be."""
+        """Whether the first step has been run twice to check that it is deterministic."""
         self._spoilt = False
         self._last: rpc.Trained | None = None
         self._data: DataStream | None = None
         self._counts: list[int] = []
         self._left_out = 0
-        """Of a learner that comes back: where its schedules stood, after how many batches."""
+        """For a learner that returns: the batches that its stream skipped."""
         self._gradient: Any = None
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
-        """Do one chore."""
+        """Fulfil one request."""
         match request:
             case rpc.Prepare():
                 return self._prepare(request)
@@ -94,7 +95,7 @@ class Trainer:
 
     def _prepare(self, request: rpc.Prepare) -> rpc.Prepared:
         self._name = request.task
-        # What user code draws without a seed of its own is the job's all the same.
+        # Random numbers that user code draws without a seed of its own depend on the job's seed.
         random.seed(f"{request.seed}/{request.shard}")
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
@@ -124,12 +125,12 @@ class Trainer:
             shapes = jax.eval_shape(self._optimizer.init, self._params)
             leaves, self._moments_tree = jax.tree.flatten(shapes)
             self._moments = Moments(leaves, plan.total_bytes)
-        except Exception:  # noqa: BLE001, such an optimizer trains, but its state cannot be given
+        except Exception:  # noqa: BLE001, with such an optimizer the state cannot be transferred
             return rpc.Laid(0)
         return rpc.Laid(self._moments.stop)
 
     def _install(self, request: rpc.Install) -> bool:
-        """A state in place of one's own; a peer's, if it holds numbers only."""
+        """Install a state in place of the current one; a peer's only if it is finite."""
         own = request.own
         if own is not None and own.drawn:
             self._leave_out(own.drawn, own.last.cursor if own.last is not None else b"")
@@ -143,19 +144,19 @@ class Trainer:
             return False
         self._params = params
         if own is not None:
-            # What a snapshot holds of a worker that has not stepped again must be the same again.
+            # If a snapshot is taken before the next step, it must contain the same again.
             self._last = own.last
             self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
         return True
 
     def _shapes(self) -> Any:
-        """The parameters' shapes in place of the parameters: a learner is sent the syncer's, and
-        to make its own, for nothing, takes longer than all else that it does before it trains."""
+        """The parameters' shapes only: a learner receives its parameters from the syncer, and
+        creating its own would take longer than everything else it does before training."""
         init, key = self._task.init, jax.random.key(self._seed)
         try:
             return jax.eval_shape(init, key)
-        except Exception:  # noqa: BLE001, what cannot be traced may still be made, or say why not
+        except Exception:  # noqa: BLE001, code that cannot be traced may still run, or say why not
             leaves, tree = jax.tree.flatten(init(key))
             described = [jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in leaves]
             return jax.tree.unflatten(tree, described)
@@ -177,7 +178,7 @@ class Trainer:
         batch = self._batches.next()
         digest = batch_digest(batch)
         if self._opt_state is None or (self._spoilt and request.overwrites):
-            # Moments of gradients that were no numbers would make none of the new parameters.
+            # The optimizer's moments of non-finite gradients would spoil the new parameters.
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
             fresh = self._optimizer.init(self._params)
             self._opt_state = with_counts(fresh, counts, self._left_out)
@@ -198,11 +199,11 @@ class Trainer:
         return self._data
 
     def _cursor(self) -> bytes:
-        """Where stream and schedules stand."""
+        """The positions of stream and schedules."""
         return pack_cursor(self._batches.position(), schedule_counts(self._opt_state))
 
     def _leave_out(self, count: int, cursor: bytes) -> None:
-        """Go behind ``count`` batches that were used up: to ``cursor``, where it is known."""
+        """Skip ``count`` used batches: go to ``cursor`` if it is known, or else draw them."""
         position, self._counts = unpack_cursor(cursor) if cursor else (b"", [])
         self._left_out = count
         if position:
@@ -211,14 +212,14 @@ class Trainer:
             self._batches.draw_again(count)
 
     def _tokens(self, batch: Any) -> int:
-        """How many the batch trains on, as the task says."""
+        """The number of tokens that the batch trains on, from the task."""
         tokens = int(self._task.tokens(batch))
         if tokens < 1:
-            # They weigh the learner's work: of none of it, nothing would ever be merged.
+            # Tokens are the weight of the contribution: with none it would never be merged.
             raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 1 or more")
         return tokens
 
-    # One part of a data-parallel job: gradients here, the update at the averager's.
+    # Data-parallel jobs: replicas compute gradients, the coordinator computes the update.
 
     def _differentiate(self, request: rpc.Differentiate) -> rpc.Trained:
         self._params = self._read_in(request.source)
@@ -246,7 +247,7 @@ class Trainer:
         return optax.apply_updates(params, updates), opt_state
 
     def _rehearse(self, batch: Any) -> None:
-        """Run the first step a first time, on copies; what differs can never be replayed."""
+        """Run the first step once on copies; a step with another result could not be replayed."""
         copies = jax.tree.map(jnp.copy, (self._params, self._opt_state))
         self._rehearsal = self._update(*copies, batch)
 
@@ -257,7 +258,7 @@ class Trainer:
         self._same("parameters", params, self._params)
 
     def _same(self, what: str, before: Any, after: Any, names: list[str] | None = None) -> None:
-        """Refuse a task whose first step differs from itself; the first tensor is named."""
+        """Refuse a task whose first step gives two results; names the first tensor that differs."""
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
         for name, (one, other) in zip(names or self._names, pairs, strict=True):
             if np.asarray(one).tobytes() != np.asarray(other).tobytes():
@@ -294,7 +295,7 @@ class Trainer:
         mean = jax.tree.map(lambda *each: sum(each) / len(each), *both)
         return *self._take_step(params, opt_state, mean[1]), mean[0]
 
-    # Between the pytree and the flat layout of the plan.
+    # Conversion between the pytree and the plan's flat layout.
 
     @property
     def _laid(self) -> FragmentPlan:
@@ -302,7 +303,7 @@ class Trainer:
         return self._plan
 
     def _views(self, fragment: int, data: Bytes) -> list[tuple[int, Any]]:
-        """(leaf index, array view) of the tensors that stand in a fragment's bytes."""
+        """(leaf index, array view) of each tensor in a fragment's bytes."""
         begin = self._laid.fragment_slice(fragment)[0]
         views: list[tuple[int, Any]] = []
         for index, leaf in enumerate(self._laid.fragments[fragment]):
@@ -318,11 +319,11 @@ class Trainer:
 
     def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes) -> None:
         for index, view in self._views(fragment, data):
-            # The region is used again: the device must never alias it.
+            # The region will be reused, so the device array must not share its memory.
             leaves[index] = jnp.array(view, copy=True)
 
     def _read_in(self, span: rpc.Span) -> Any:
-        """A whole tree of the parameters' shapes: parameters or a gradient."""
+        """Read a whole tree with the parameters' shapes: parameters or a gradient."""
         return self._read_tree(self._arena.region(span.offset, span.nbytes))
 
     def _read_tree(self, source: Bytes) -> Any:
@@ -333,7 +334,7 @@ class Trainer:
         return jax.tree.unflatten(self._tree, leaves)
 
     def _copy_out(self, tree: Any, span: rpc.Span) -> None:
-        """Lay a tree out; what lies between tensors may be memory used before, and becomes zero."""
+        """Write a tree in the plan's layout, with zero padding: the memory may have been used."""
         out = self._arena.region(span.offset, span.nbytes)
         leaves, plan = jax.tree.leaves(tree), self._laid
         for fragment, described in enumerate(plan.fragments):
@@ -346,7 +347,7 @@ class Trainer:
 
 
 def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
-    """The optimizer that ``[inner]`` describes: clip, then the update, with a linear warm-up."""
+    """The optimizer that ``[inner]`` describes: clipping, then the update, with linear warm-up."""
     rate: Any = (
         optax.linear_schedule(inner.lr / inner.warmup, inner.lr, inner.warmup - 1)
         if inner.warmup > 1
@@ -361,19 +362,19 @@ def inner_optimizer(inner: Inner) -> optax.GradientTransformation:
 
 
 def schedule_counts(opt_state: Any) -> list[int]:
-    """How far an optimizer's schedules have come: the integer scalars of every state that holds
-    nothing but such counts, in the order of the tree's leaves.
+    """The counts of an optimizer's schedules: the integer scalars of every state that contains only
+    such counts, in the order of the tree's leaves.
 
-    A count that lies beside moments (Adam's) is theirs: it corrects the bias of young moments, and
-    begins again with them. A schedule's count is where the learner is in its job, and does not.
+    A count next to moments (as in Adam) belongs to them: it corrects the bias of new moments, and
+    restarts with them. A schedule's count is the learner's progress in the job, and is kept.
     """
     marked = zip(jax.tree.leaves(opt_state), _marks(opt_state), strict=True)
     return [int(leaf) for leaf, counts in marked if counts]
 
 
 def with_counts(opt_state: Any, counts: list[int], steps: int) -> Any:
-    """The state with its schedules at ``counts``, as ``schedule_counts`` gave them; where these are
-    not known, or of another optimizer, at the ``steps`` that the learner has taken."""
+    """The state with its schedules set to ``counts`` from ``schedule_counts``; if those are unknown
+    or from another optimizer, to ``steps``, the steps that the learner has taken."""
     leaves, tree = jax.tree.flatten(opt_state)
     places = [index for index, counts_on in enumerate(_marks(opt_state)) if counts_on]
     if len(places) != len(counts):
@@ -387,7 +388,7 @@ def _marks(node: Any, alone: bool = False) -> list[bool]:
     """For every leaf below ``node``, in order, whether it is a schedule's count."""
     if _is_state(node):
         fields = node._asdict()
-        fields.pop("hyperparams", None)  # Of optax.inject_hyperparams: scalars that a count drives.
+        fields.pop("hyperparams", None)  # Of optax.inject_hyperparams: computed from a count.
         alone = not any(_has_moments(each) for each in fields.values())
     if isinstance(node, tuple | list):
         return [mark for each in node for mark in _marks(each, alone)]
@@ -402,7 +403,7 @@ def _is_state(node: Any) -> bool:
 
 
 def _has_moments(field: Any) -> bool:
-    """Whether there are moments in a field itself, not in another state inside of it."""
+    """Whether a field contains moments itself, not inside another state."""
     leaves = jax.tree.leaves(field, is_leaf=_is_state)
     return any(not _is_state(each) and not _is_integer(each) for each in leaves)
 
@@ -438,7 +439,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def cpu_model() -> str:
-    """The processor and a digest of its instruction sets."""
+    """The processor's name, and a digest of its instruction sets."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -452,14 +453,14 @@ def cpu_model() -> str:
 
 
 def failure(error: Exception) -> rpc.Failed:
-    """What is said of an exception: one line, and where user code raised it, if it was that."""
+    """Describe an exception in one line, with the traceback if user code raised it."""
     root: BaseException = error
     while root.__cause__ is not None:
         root = root.__cause__
     theirs = [frame for frame in traceback.extract_tb(root.__traceback__) if _is_users(frame)]
     trace = ""
     if theirs:
-        # From their first line on: what called them is ours.
+        # Starts at the first line of user code, without our frames above it.
         said = traceback.format_list(theirs) + traceback.format_exception_only(root)
         trace = "".join(["Traceback of your code (most recent call last):\n", *said])
         trace = trace[-TRACE_CHARS_MAX:]
@@ -472,7 +473,7 @@ def failure(error: Exception) -> rpc.Failed:
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:
-    """Whether a line is neither ours, nor Python's, nor an installed package's."""
+    """Whether a line is in user code: not in ddloco, Python, or an installed package."""
     path = Path(frame.filename)
     ours = path.is_relative_to(Path(__file__).parents[1]) or not path.is_file()
     installed = {"site-packages", "dist-packages"} & set(path.parts)
@@ -489,16 +490,17 @@ def serve(link: socket.socket, trainer: Trainer) -> None:
         request = rpc.decode_request(stream.read(int.from_bytes(head, "little")))
         try:
             answer = trainer.answer(request)
-        except Exception as error:  # noqa: BLE001, whatever a task raises is reported, not lost
+        except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
             answer = failure(error)
         link.sendall(rpc.framed(answer))
 
 
 def leave_signals_to_parent() -> None:
-    """Ctrl-C, and SIGTERM to a whole process group, are the actor's to answer.
+    """Leave Ctrl-C, and a SIGTERM to the whole process group, to the actor.
 
-    They are blocked since before this process began (see ``open_worker``). They get a handler that
-    does nothing, and are not ignored: processes that user code starts have the usual ones.
+    Both signals have been blocked since before this process began (see ``open_worker``). They get
+    an empty handler instead of being ignored, so that child processes of user code have the usual
+    ones.
     """
     numbers = signal.SIGINT, signal.SIGTERM
     for number in numbers:
@@ -508,11 +510,11 @@ def leave_signals_to_parent() -> None:
 
 
 def main() -> None:
-    """Serve on the descriptors named on the command line."""
+    """Serve on the file descriptors given on the command line."""
     leave_signals_to_parent()
     look_here_first(Path.cwd())
     link = socket.socket(fileno=int(sys.argv[1]))
-    # An actor that is gone needs no answer.
+    # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(link, Trainer(ArenaView([*map(int, sys.argv[2].split(","))])))
 

@@ -1,8 +1,8 @@
-"""The work of writing a learner's or a syncer's part of a snapshot.
+"""Writes a learner's or a syncer's part of a snapshot.
 
-Nothing is copied but a learner's own state, which its worker goes on to train: one memory copy,
-between two steps. What can be made from something else that is written is left out: a syncer's
-``wire/p/v`` are the bytes of its ``theta/p/v``.
+Only a learner's state is copied, once, between two steps, since its worker continues to train it.
+Arrays that can be computed from others in the snapshot are left out: a syncer's ``wire/p/v`` from
+its ``theta/p/v``.
 """
 
 from collections.abc import Awaitable, Sequence
@@ -26,26 +26,26 @@ from snapshot import Entry
 from transport import Payload
 
 STATE = "state"
-"""The one tensor of bytes whose layout somebody else knows."""
+"""The name of a tensor that holds a learner's state as bytes, with a layout defined elsewhere."""
 
 UNCOPIED = "its optimizer's state cannot be copied"
 
 LAST = "last"
-"""What the worker's last step had brought."""
+"""The result of the worker's last step."""
 
 
 class CaptureWork(Capture):
-    """Does it for one actor.
+    """Writes the parts of one actor.
 
     Args:
-        arrays: its arrays; they need an arena.
+        arrays: its arrays, with an arena.
         process: its JAX worker process.
         album: where to write.
-        refuses: why this job cannot be captured, if it cannot.
+        refuses: why this job does not support snapshots; empty if it does.
 
     Attributes:
-        nbytes: of a learner's whole state; 0 where it cannot be copied.
-        trains: whether the worker has a state that a learner could not do without.
+        nbytes: size of a learner's whole state; 0 if it cannot be copied.
+        trains: whether the worker has begun to train, and so has a state to save.
         plan: how parameters are laid out; set once that is known.
     """
 
@@ -60,8 +60,9 @@ class CaptureWork(Capture):
         self._refuses = refuses
 
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
-        """The worker is asked before this returns, so before it begins a next step; whether it has
-        a state is as things stand now, too, though it may have one when this is awaited."""
+        """Capture the actor's state. The request is sent to the worker before this returns, so the
+        copy is made before the next step. Whether there is a worker state is also decided now,
+        although the worker may have one by the time the result is awaited."""
         refuses = self._refuses or (UNCOPIED if self.trains and not self.nbytes else "")
         if refuses:
             return _refused(work.work, refuses)
@@ -74,8 +75,8 @@ class CaptureWork(Capture):
     async def _with_copy(
         self, work: CaptureState, held: Held, region: Region, copied: Awaitable[rpc.Copied]
     ) -> Captured | WorkFailed:
-        """What is held is written while the step still runs. The worker's answer is awaited beside
-        that: it answers one at a time, and the next step is waiting."""
+        """Write the held arrays while the step is still running, and concurrently await the
+        worker's answer: the worker answers one request at a time, and the next step waits."""
         entries: list[Entry] = []
         answers: list[rpc.Copied | Exception] = []
 
@@ -100,7 +101,8 @@ class CaptureWork(Capture):
             self._arrays.shared.free(region)
 
     async def warm(self) -> None:
-        """Have the memory of a first copy: pages that are new take several times as long.
+        """Allocate the memory of the first copy in advance: writing to new pages takes several
+        times as long.
 
         Raises:
             WorkerDiedError: the process ended.
@@ -111,7 +113,7 @@ class CaptureWork(Capture):
             self._arrays.shared.free(region)
 
     def flight(self, work: CaptureFlight) -> Awaitable[Captured | WorkFailed]:
-        """What was in flight."""
+        """Write the messages that were in flight."""
         return _refused(work.work, self._refuses) if self._refuses else super().flight(work)
 
     def _held(self, handles: Sequence[str]) -> Held:
@@ -126,7 +128,7 @@ class CaptureWork(Capture):
         assert self.plan is not None, "known before anything is merged"
         return leaf_tensors(self.plan, handle, stored)
 
-    # In a thread.
+    # The methods below run in a thread.
 
     def _write_held(self, work: CaptureState, held: Held, entries: list[Entry]) -> str:
         entries += self._state_entries(work, held)
@@ -145,12 +147,12 @@ async def _refused(work: int, reason: str) -> Captured:
 
 
 def theta_of(handle: str) -> str:
-    """What a fragment is made of again as it is sent; empty for other handles."""
+    """The handle from which a fragment's wire form can be computed; empty for other handles."""
     return f"theta/{handle.removeprefix(WIRE)}" if handle.startswith(WIRE) else ""
 
 
 def leaf_tensors(plan: FragmentPlan, handle: str, flat: F32) -> dict[str, NDArray[Any]]:
-    """The leaves of a global fragment, or of its momentum, by name; float32, without a copy."""
+    """The leaves of a global fragment, or of its momentum, by name; float32 views."""
     tensors: dict[str, NDArray[Any]] = {}
     at = 0
     for leaf in plan.fragments[int(handle.split("/")[1])]:

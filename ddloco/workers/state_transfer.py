@@ -1,4 +1,4 @@
-"""The work of giving a learner's whole state, and of taking another's."""
+"""The work of sending a learner's whole state, and of installing a peer's."""
 
 from collections.abc import Awaitable
 
@@ -15,16 +15,16 @@ from transport import Bytes, Payload, aligned, describe
 
 
 class StateWork:
-    """Does it for one actor.
+    """Transfers the state of one actor.
 
     Args:
-        arrays: its arrays; they need an arena.
+        arrays: its arrays, with an arena.
         process: its JAX worker process.
 
     Attributes:
-        nbytes: of a learner's whole state, a multiple of the alignment; 0 where it cannot be
-            copied, or is not known yet.
-        piece_bytes: of one piece of it.
+        nbytes: size of a learner's whole state, a multiple of the alignment; 0 if it cannot be
+            copied or is not known yet.
+        piece_bytes: size of one piece of it.
     """
 
     def __init__(self, arrays: Arrays, process: WorkerProcess) -> None:
@@ -34,7 +34,7 @@ class StateWork:
         self._process = process
 
     def copy(self, work: CopyState) -> Awaitable[StateCopied]:
-        """One memory copy, in the worker; asked for before this returns, so before a next step."""
+        """Copy the state in the worker; requested before this returns, so before the next step."""
         out = self._arrays.shared.allocate(max(self.nbytes, 1))
         request = rpc.CopyOut(rpc.span_of(out))
         copied = self._process.expect(request, rpc.Copied) if self.nbytes else None
@@ -50,11 +50,11 @@ class StateWork:
         return finish()
 
     def cut_into(self, pieces: int) -> None:
-        """Let a state have this many pieces, as somebody else had it."""
+        """Divide a state into this many pieces, as its sender did."""
         self.piece_bytes = aligned(-(-self.nbytes // pieces))
 
     async def encode(self, work: EncodePiece) -> PieceEncoded:
-        """A piece of a copy as a payload of its own; a piece that came, in memory that stays."""
+        """Encode a piece of a copy as a payload; a received piece is copied to permanent memory."""
         source = self._arrays.get(work.source)
 
         def encode() -> Payload:
@@ -70,7 +70,7 @@ class StateWork:
         return PieceEncoded(work.work, payload.digest)
 
     async def install(self, work: InstallState) -> StateInstalled:
-        """Have the worker take over a state, piece by piece."""
+        """Have the worker install a state from its pieces."""
         pieces = [self._arrays.get(handle) for handle in work.pieces]
         whole = [each.region if isinstance(each, HostCopy) else each for each in pieces]
         regions = [self._arrays.lend(each.data) for each in whole]
@@ -81,7 +81,7 @@ class StateWork:
         return StateInstalled(work.work, installed.sound)
 
     async def restore(self, state: Bytes, own: rpc.Own) -> None:
-        """Have a worker that has done nothing yet go on from its own state, as a snapshot has it.
+        """Have a new worker continue from its own state in a snapshot.
 
         Raises:
             ChoreError: it cannot.

@@ -1,8 +1,7 @@
-"""What user code must offer to be trained, and how a job file's task is found.
+"""The interface of user code to be trained, and how a job file's task is found.
 
-A task is any object with the four methods of `Task`; there is nothing to inherit from. It says
-what the parameters are, what the loss is, and where batches come from. Everything about learners,
-fragments and merging stays on our side of this protocol.
+A task is any object with the four methods of `Task`; no base class is needed. It defines the
+parameters, the loss and the batches. It does not deal with learners, fragments or merging.
 """
 
 from collections.abc import Mapping
@@ -18,23 +17,23 @@ OPTIONAL = ("optimizer", "evaluate")
 
 
 class TaskError(ValueError):
-    """The task cannot be used; the message is one line for the person who named it."""
+    """The task cannot be used; the message is one line for the user who named it."""
 
 
 class Batches(Protocol):
-    """An endless stream of batches that can be put back to where it was."""
+    """An endless stream of batches that can be restored to an earlier position."""
 
     def next(self) -> Any:
-        """Return the next batch, any pytree of numpy arrays, and move on."""
+        """Return the next batch, any pytree of numpy arrays, and advance."""
         ...
 
     def state(self) -> Any:
-        """Return the position as plain data (numbers, text, bytes, lists, dicts), or None where the
-        stream cannot be put back: a learner that returns then draws its used batches again."""
+        """Return the position as plain data (numbers, text, bytes, lists, dicts), or None if the
+        stream cannot be restored: a learner that returns then draws its used batches again."""
         ...
 
     def restore(self, state: Any) -> None:
-        """Go to a position: the batches that follow equal those that followed it before."""
+        """Go to a position: the same batches must follow as did the first time."""
         ...
 
 
@@ -51,7 +50,7 @@ class Task(Protocol):
         ...
 
     def loss(self, params: Any, batch: Any) -> "jax.Array":
-        """Return the scalar loss of one batch; pure and fit for jit."""
+        """Return the scalar loss of one batch; must be pure and jit-compatible."""
         ...
 
     def batches(self, *, shard: int, shards: int, seed: int) -> Batches:
@@ -59,7 +58,7 @@ class Task(Protocol):
         ...
 
     def tokens(self, batch: Any) -> int:
-        """Return how many tokens the batch trains on; they weigh the learner's contribution."""
+        """Return how many tokens the batch trains on: the weight of the learner's contribution."""
         ...
 
 
@@ -83,7 +82,7 @@ def load_task(spec: str, options: Mapping[str, Any]) -> Task:
 
 
 def task_digest(spec: str) -> str:
-    """Return the SHA-256 in hex of the source file of the task's module; see ``source_digest``.
+    """Return the SHA-256 in hexadecimal of the source file of the task's module.
 
     Raises:
         TaskError: there is no such module, or it has no source file.

@@ -1,1 +1,1 @@
-"""Work as the simulator does it: small arithmetic instead of JAX, without a process."""
+"""Simulated work: small arithmetic instead of JAX, without a worker process."""

@@ -1,4 +1,4 @@
-"""Simulated work in a replay: the workers of a tape that a simulation left."""
+"""Executes simulated work in a replay of a tape that the simulator recorded."""
 
 from collections.abc import Awaitable, Iterator, MutableMapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from replay import Header
 
 @dataclass
 class _Contents(MutableMapping[str, Any]):
-    """A replay's arrays, as labour sees contents."""
+    """A replay's arrays, with the mapping interface that ``Labour`` expects."""
 
     arrays: Arrays
 
@@ -50,7 +50,7 @@ class SimulatedWorkers:
         self._contents = _Contents(arrays)
 
     async def prepare(self) -> rpc.Prepared:
-        """The model's tensors, and the fingerprint of this replay."""
+        """The model's tensors, and the fingerprint on the tape."""
         await trio.lowlevel.checkpoint()
         return rpc.Prepared(self._leaves, self._fingerprint)
 
@@ -66,5 +66,5 @@ class SimulatedWorkers:
         return self._labour.do(work, self._contents)
 
     def settle(self, result: WorkResult) -> None:
-        """A result was found equal: what it keeps is kept."""
+        """A result equals the recorded one: store its merge, if it is one."""
         self._labour.settle(result)

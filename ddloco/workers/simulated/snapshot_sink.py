@@ -1,4 +1,4 @@
-"""Snapshots of a simulated job: what a store holds of a real one."""
+"""Snapshots of a simulated job, kept in memory as a store keeps those of a real job."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ State = tuple[Any, ...]
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """What one actor wrote: frozen bytes, the contents of handles, its worker's state."""
+    """What one actor wrote: frozen state, the contents of handles, and its worker's state."""
 
     frozen: bytes
     contents: dict[str, "Content"]
@@ -27,7 +27,7 @@ class Picture:
 
     @property
     def name(self) -> str:
-        """A digest of all of it, in hex."""
+        """A digest of the whole contents, in hexadecimal."""
         digest = xxhash.xxh3_128(self.frozen)
         for handle, content in self.contents.items():
             digest.update(handle.encode() + content.digest)
@@ -37,22 +37,22 @@ class Picture:
 
 @dataclass
 class Album:
-    """What was written, and what stands."""
+    """The parts written so far, and the committed snapshots."""
 
     pictures: dict[str, Picture] = field(default_factory=dict[str, Picture])
     committed: dict[str, CommitSnapshot] = field(default_factory=dict[str, CommitSnapshot])
 
     def write(self, picture: Picture) -> str:
-        """Add a picture; its name."""
+        """Add a part; returns its name."""
         name = picture.name
         self.pictures[name] = picture
         return name
 
 
 class Photographer:
-    """One actor's work for snapshots.
+    """One actor's snapshot work.
 
-    A worker's state belongs to a cut as it is when the step that then ran is done.
+    If a step is running at the cut, the snapshot contains the worker's state at the end of it.
     """
 
     def __init__(self, album: Album) -> None:
@@ -62,7 +62,7 @@ class Photographer:
         self._states: dict[int, State] = {}
 
     def begin(self, work: Work, state: Callable[[], State]) -> None:
-        """Work is asked for, with the worker's state as it is."""
+        """Work has been requested; captures the worker's state if no step is running."""
         if isinstance(work, RunStep):
             self._running = True
         elif isinstance(work, CaptureState) and self._running:
@@ -71,14 +71,14 @@ class Photographer:
             self._states[work.work] = state()
 
     def stepped(self, state: State) -> None:
-        """A step is done."""
+        """A step has ended; captures the state for requests that waited for it."""
         self._running = False
         for work in self._awaited:
             self._states[work] = state
         self._awaited.clear()
 
     def ready(self, work: Work) -> bool:
-        """Whether work can end now: not while the step runs whose end it must see."""
+        """Whether work can be done: not while it waits for the end of a step."""
         return not isinstance(work, CaptureState) or work.work in self._states
 
     def do(self, work: Work, contents: Any) -> Captured | Committed:

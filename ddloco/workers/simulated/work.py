@@ -1,10 +1,9 @@
-"""The work of simulated actors: what handles point to, and what comes out of it.
+"""The work of simulated actors: the contents of handles, and the results of work.
 
-Deterministic, without JAX: the same work on the same contents gives the same result, in a
-simulation as in the replay of its tape. Every content says what a real array would hold (``what``),
-so that a wrong, forgotten or freed one is noticed. With ``arithmetic`` there are numbers behind it
-too: small tensors that drift towards a target of their own, merged by the very kernel that merges
-in real jobs.
+It is deterministic and needs no JAX: the same work on the same contents gives the same result, in a
+simulation and in the replay of its tape. Every content describes what a real array would hold
+(``what``), so that a wrong, missing or freed one is detected. With ``arithmetic`` it also has
+numbers: small tensors that drift towards a target, merged by the same kernel as in real jobs.
 """
 
 import math
@@ -78,11 +77,11 @@ def leaves_of(tensors: int) -> tuple[Leaf, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What a handle points to: a description, and the numbers where there are any.
+    """What a handle refers to: a description, and with ``arithmetic`` the numbers.
 
-    ``what`` is (fragment, version, steps since, step): of a global fragment the last two are 0, of
-    a host copy there is one such tuple per fragment. ``wrong`` says in which way the numbers are
-    not what was trained; only checks look at it.
+    ``what`` is (fragment, version, steps since, step). For a global fragment the last two are 0; a
+    host copy has one (version, steps) per fragment. ``wrong`` names how the numbers were corrupted;
+    only checks read it.
     """
 
     what: tuple[Any, ...]
@@ -91,11 +90,11 @@ class Content:
 
     @property
     def digest(self) -> bytes:
-        """16 bytes that differ where contents differ."""
+        """16 bytes that differ for different contents."""
         if self.array is None:
             try:
                 return _DIGEST.pack(*self.what)
-            except struct.error:  # No four numbers, or larger ones than any run has.
+            except struct.error:  # Not four numbers, or numbers beyond any run's.
                 return xxhash.xxh3_128_digest(repr(self.what).encode())
         return xxhash.xxh3_128_digest(self.array.data)
 
@@ -105,7 +104,7 @@ Contents = MutableMapping[str, Content]
 
 @dataclass
 class Vault:
-    """What survives a syncer: per fragment the newest merge, with what it had used up."""
+    """What survives a syncer: the newest merge of each fragment, and what it consumed."""
 
     kept: dict[int, tuple[Kept, Content, Content]] = field(
         default_factory=dict[int, tuple[Kept, Content, Content]]
@@ -113,7 +112,7 @@ class Vault:
     run: str = "run-1"
 
     def lose(self) -> None:
-        """The syncer's folder is gone; what begins in a new one is another run."""
+        """Simulate the loss of the syncer's folder; a new folder belongs to a new run."""
         self.kept.clear()
         self.run = f"run-{int(self.run.removeprefix('run-')) + 1}"
 
@@ -122,12 +121,12 @@ class Labour:
     """Does the work of one simulated actor.
 
     Args:
-        job: what is trained; its seed and names make the numbers.
-        incarnation: whose work this is.
-        plan: how the parameters are cut.
+        job: what is trained; the numbers depend on its seed and names.
+        incarnation: the actor's incarnation.
+        plan: how the parameters are split into fragments.
         arithmetic: whether there are numbers.
-        vault: where a syncer keeps its merges.
-        album: where snapshots are.
+        vault: where a syncer stores its merges.
+        album: where snapshots are stored.
     """
 
     def __init__(
@@ -141,9 +140,9 @@ class Labour:
         arithmetic: bool,
     ) -> None:
         self.poisoned = False
-        """Whether the parameters hold something that is no number, as after a broken chip."""
+        """Whether the parameters contain NaN, as after a hardware fault."""
         self.wrong: Wrong | None = None
-        """In which way contributions are wrong, though finite, from now on."""
+        """How contributions are corrupted from now on, while staying finite; None if not."""
         self._bases: dict[int, tuple[int, F32]] = {}
         self._job = job
         self._name = incarnation
@@ -155,7 +154,7 @@ class Labour:
         self._device: list[tuple[int, int]] = [(-1, 0)] * len(plan.fragments)
         self._copies: dict[int, Content] = {}
         self._batch = 0
-        """How many batches of its shard this actor has drawn, its former selves included."""
+        """How many batches of its shard this actor has drawn, including earlier incarnations."""
         elements = plan.total_bytes // 4 if arithmetic else 0
         self._params = np.zeros(elements, np.float32)
         self._doers: dict[type[Any], Callable[[Any, Contents], WorkResult]] = {
@@ -175,18 +174,18 @@ class Labour:
         }
 
     def settle(self, result: WorkResult) -> None:
-        """A result is about to be told: a merge is kept, for the next incarnation of this actor."""
+        """A result is about to be reported: store a merge for the actor's next incarnation."""
         if isinstance(result, FragmentMerged) and result.work in self._unsettled:
             merge = self._unsettled.pop(result.work)
             self._vault.kept[merge[0].fragment] = merge
 
     @property
     def versions(self) -> list[int]:
-        """Per fragment the version that a learner's parameters started from, -1 for none."""
+        """For each fragment the version that the parameters started from; -1 for none."""
         return [version for version, _ in self._device]
 
     def begin(self, work: Work) -> None:
-        """Work is asked for: a copy is of what there is now, before a next step begins."""
+        """Work has been requested: copies are made now, before the next step begins."""
         self.photographer.begin(work, self._state)
         if isinstance(work, CopyState):
             what = (self._name, tuple(self._device), self._batch)
@@ -194,15 +193,15 @@ class Labour:
             self._copies[work.work] = Content(what, array)
 
     def do(self, work: Work, contents: Contents) -> WorkResult:
-        """Do one piece of work, now; what it makes is put among the contents."""
+        """Do one piece of work now; the result is stored among the contents."""
         return self._doers[type(work)](work, contents)
 
     def _state(self) -> tuple[Any, ...]:
-        """All that a worker knows."""
+        """The whole state of the worker."""
         params = self._params.tobytes() if self._arithmetic else b""
         return tuple(self._device), self._batch, params
 
-    # A learner's.
+    # Learners.
 
     def _run_step(self, work: RunStep, contents: Contents) -> StepFinished:
         device = self._device
@@ -226,7 +225,7 @@ class Labour:
         return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
 
     def _descend(self, step: int) -> float:
-        """One step towards this learner's target, with a pull of the batch's own."""
+        """One step towards this learner's target, with noise from the batch."""
         gap = self._params - np.float32(FAR) * pull(self._name, len(self._params))
         self._params -= np.float32(0.1 / FAR) * gap + np.float32(0.01 * math.sin(step))
         if self.poisoned:
@@ -277,7 +276,7 @@ class Labour:
         return StateCopied(work.work, PIECES, content.digest)
 
     def _encode_piece(self, work: EncodePiece, contents: Contents) -> PieceEncoded:
-        """A piece names the copy that it is of, and its place in it; a piece that came is whole."""
+        """Encode a piece of a copy with its place in it; a received piece is already whole."""
         source = contents[work.source]
         if source.what[-1] == PIECE:
             made = source
@@ -305,7 +304,7 @@ class Labour:
         start, stop = self._plan.fragment_slice(fragment)
         return slice(start // 4, stop // 4)
 
-    # A syncer's.
+    # Syncers.
 
     def _make(self, work: MakeParameters, contents: Contents) -> ParametersMade:
         digest = xxhash.xxh3_128()
@@ -338,7 +337,7 @@ class Labour:
         if event.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            # In the order in which a file of it is read.
+            # Sorted, as they are when read from a file.
             told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
             kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum)
             self._unsettled[work.work] = (kept, made[0], made[1])
