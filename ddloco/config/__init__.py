@@ -1,1 +1,1 @@
-"""What people ask for: job files, faults, addresses, run folders, and whose runs are trusted."""
+"""User settings: job files, faults, addresses, run folders, and whose runs are trusted."""

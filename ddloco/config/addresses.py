@@ -1,7 +1,7 @@
-"""Addresses that people write, parsed before anything listens or dials.
+"""Checks addresses from users before anything listens on or dials them.
 
-libzmq takes nearly everything: port 99999 becomes 34463, port -1 becomes 65535, and a host that is
-none is dialled for ever without a word.
+libzmq accepts nearly everything: port 99999 becomes 34463, port -1 becomes 65535, and an invalid
+host is dialled for ever without an error.
 """
 
 import ipaddress
@@ -13,7 +13,7 @@ from ddloco.config.toml import ConfigError
 
 PORT_MAX = 65535
 IPC_BYTES_MAX = 107
-"""What a socket's path may have: ``sun_path`` of unix(7)."""
+"""The longest path of a Unix socket: ``sun_path`` of unix(7)."""
 
 FILE = "file:"
 ADDRESS_CHARS_MAX = 1024
@@ -23,10 +23,10 @@ _WANT = "want tcp://HOST:PORT"
 
 
 def check_listen(option: str, address: str) -> None:
-    """Refuse an address at which nothing can listen.
+    """Check that an address is valid for listening.
 
     Raises:
-        ConfigError: names the option and what is wrong.
+        ConfigError: it is not; names the option and the problem.
     """
     problem = _problem(address, listens=True)
     if problem is not None:
@@ -34,10 +34,10 @@ def check_listen(option: str, address: str) -> None:
 
 
 def check_dial(option: str, address: str) -> None:
-    """Refuse an address that cannot be dialled, also one that stands in a file already.
+    """Check that an address is valid for dialling, also one in an existing file.
 
     Raises:
-        ConfigError: names the option and what is wrong.
+        ConfigError: it is not; names the option and the problem.
     """
     problem = None
     if address.startswith(FILE):
@@ -49,7 +49,7 @@ def check_dial(option: str, address: str) -> None:
 
 
 def _shown(address: str) -> str:
-    """On one line, whatever is in it."""
+    """An address in printable form on one line."""
     return address[:200] if address.isprintable() else ascii(address[:200])
 
 
@@ -57,7 +57,7 @@ def _problem_in_file(path: str) -> str | None:
     if not path or "\0" in path:
         return "want file:PATH"
     if not Path(path).exists():
-        return None  # A syncer may write it later.
+        return None  # A syncer may write the file later.
     try:
         text = read_regular(path, ADDRESS_CHARS_MAX).decode()
     except OSError as error:
@@ -119,7 +119,7 @@ def _ipc_problem(path: str, *, listens: bool) -> str | None:
     if len(path.encode()) > IPC_BYTES_MAX:
         return f"a path of {len(path.encode())} bytes; a socket's has at most {IPC_BYTES_MAX}"
     if path.startswith("@"):
-        return None  # Abstract: a name, and no file.
+        return None  # An abstract socket has a name but no file.
     folder = Path(path).parent
     if not folder.is_dir():
         return f"there is no folder {folder}"

@@ -1,8 +1,8 @@
-"""The fault language: what goes wrong, to whom, when and for how long.
+"""The fault language: which fault, of which actor, when, and for how long.
 
-One definition for the simulator's scenarios and for live chaos. A file of faults is data; whatever
-is left to chance in it is drawn from its seed, once, before anything runs: ``schedule`` is a pure
-function of the file, the names and the seed, so the same seed means the same faults everywhere.
+The simulator's scenarios and live fault injection use the same definition. A file of faults is
+data. Random faults are drawn from its seed before anything runs: ``schedule`` is a pure function of
+the file, the names and the seed, so the same seed means the same faults everywhere.
 """
 
 import random
@@ -16,21 +16,22 @@ from ddloco.config.toml import ConfigError, Section
 SYNCER = "syncer"
 
 Kind = Literal["crash", "stall", "slow", "leave", "join", "cut", "reset", "delay", "bandwidth"]
-"""What can go wrong.
+"""The kinds of faults.
 
-crash: the actor is gone at once (SIGKILL) and comes back after ``for_s`` as a new incarnation.
-stall: it is stopped (SIGSTOP) for ``for_s``; whatever waits for it happens afterwards.
+crash: the actor is killed (SIGKILL) and returns after ``for_s`` as a new incarnation.
+stall: it is stopped (SIGSTOP) for ``for_s``; its pending events are handled afterwards.
 slow: its steps take ``factor`` times longer for ``for_s``.
-leave: it finishes its step, says goodbye, and comes back after ``for_s`` as a new incarnation.
-join: it was not there before ``at_s``.
-cut: its link carries nothing for ``for_s``, one way or both; held back, and delivered afterwards.
-reset: its connections break; what is on the way is lost, and both sides shake hands again.
-delay: everything on its link takes ``delay_s`` longer for ``for_s``.
-bandwidth: its link carries ``mbit`` megabits a second for ``for_s``.
+leave: it finishes its step, says goodbye, and returns after ``for_s`` as a new incarnation.
+join: it does not exist before ``at_s``.
+cut: its link carries nothing for ``for_s``, in one or both directions; messages are held and
+delivered afterwards.
+reset: its connections break; messages in flight are lost, and both sides shake hands again.
+delay: messages on its link take ``delay_s`` longer for ``for_s``.
+bandwidth: its link carries ``mbit`` megabits per second for ``for_s``.
 
-A reset and a join happen at once and have no duration. Faults of one kind that overlap add up:
-a stall or a cut lasts until the last one is over, factors multiply, delays add, and of several
-bandwidths the lowest counts.
+A reset and a join are instantaneous and have no duration. Overlapping faults of one kind combine:
+a stall or a cut lasts until the last one ends, factors multiply, delays add, and of several
+bandwidths the lowest applies.
 """
 
 LINK_KINDS: tuple[Kind, ...] = ("cut", "reset", "delay", "bandwidth")
@@ -39,13 +40,13 @@ Direction = Literal["both", "to-syncer", "from-syncer"]
 
 Whole = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 LARGE = 1e9
-"""Infinity is a legal float in TOML, and no duration, factor or rate; thirty years are."""
+"""TOML allows infinity, which is not a valid duration, factor or rate; thirty years are."""
 
 Seconds = Annotated[float, Meta(ge=0.0, le=LARGE)]
 Factor = Annotated[float, Meta(ge=1.0, le=LARGE)]
 Above0 = Annotated[float, Meta(gt=0.0, le=LARGE)]
 FAULTS_MAX = 1_000_000
-"""More faults than this in one schedule is a mistake in a storm's ``every_s``."""
+"""More faults than this in one schedule indicate a mistake in a storm's ``every_s``."""
 
 
 class Fault(Section, frozen=True):
@@ -115,14 +116,14 @@ class Faults(Section, frozen=True):
 
 
 def schedule(faults: Faults, learners: Sequence[str], *, until_s: float) -> tuple[Fault, ...]:
-    """Every fault of a run of ``until_s`` seconds, in order of time.
+    """All faults of a run of ``until_s`` seconds, sorted by time.
 
     Raises:
-        ConfigError: a storm would bring more than ``FAULTS_MAX``.
+        ConfigError: a storm would produce more than ``FAULTS_MAX``.
     """
     drawn = [each for each in faults.fault if each.at_s <= until_s]
     for index, storm in enumerate(faults.storm):
-        # A stream of its own for each storm: another storm changes nothing in this one.
+        # Each storm has its own random stream, so storms do not affect each other.
         drawn += _rage(storm, learners, random.Random(f"{faults.seed}/{index}"), until_s)
     return tuple(sorted(drawn, key=lambda each: each.at_s))
 
@@ -154,7 +155,7 @@ def _rage(storm: Storm, learners: Sequence[str], rng: random.Random, until_s: fl
 def impossible(
     faults: Faults, learners: Sequence[str], syncers: Sequence[str] = (SYNCER,)
 ) -> str | None:
-    """The first fault or storm that cannot happen to whom it names, in words."""
+    """The first fault or storm that does not apply to the actor it names, as text; None if none."""
     for index, fault in enumerate(faults.fault):
         problem = _cannot(fault.what, fault.who, learners, syncers)
         if problem is not None:

@@ -1,6 +1,6 @@
-"""The job file: one definition for the TOML, the ``--set`` overrides and the tape's header.
+"""The job file: one schema for the TOML, the ``--set`` overrides and the tape's header.
 
-Every key has a default but the task. What is wrong is said in one line that names file and field.
+Every key except the task has a default. An error is one line that names the file and the field.
 """
 
 import re
@@ -23,12 +23,12 @@ Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
 
 LEARNERS_MAX = 1024
-"""As many as a syncer was measured with. Each message has a clock, and each clock an entry for each
-actor, so what all are told grows with the square of their number, and so does a snapshot: with four
-times as many learners its clocks are sixteen million counts, held until all parts are there."""
+"""The largest job that was measured. Each message has a clock with an entry per actor, so the
+traffic to all actors grows with the square of their number, and so does a snapshot: with four times
+as many learners its clocks hold sixteen million counts, in memory until all parts have arrived."""
 
 SYNCERS_MAX = 64
-"""More shards than one job has fragments worth sharing out."""
+"""More shards than the fragments of one job could usefully be divided among."""
 
 Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
 DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
@@ -187,12 +187,12 @@ class TapeTable(Section, frozen=True):
 
     @property
     def ships(self) -> bool:
-        """Whether there are tapes, and they travel."""
+        """Whether there are tapes, and they are shipped."""
         return self.ship and self.level != "off"
 
     @property
     def bound(self) -> int:
-        """The newest so many snapshots bound what is kept; 0 for all of it."""
+        """The number of newest snapshots that bound the tapes; 0 means tapes are kept whole."""
         return snapshots_said(self.keep) or 0
 
 
@@ -218,7 +218,7 @@ class SnapshotTable(Section, frozen=True):
 
     @property
     def wanted(self) -> bool:
-        """Whether any are taken without being asked for."""
+        """Whether snapshots are taken on a schedule."""
         return bool(self.every_s or self.every_steps)
 
 
@@ -272,12 +272,12 @@ class Job(Section, frozen=True):
         return tuple(f"learner-{index}" for index in range(self.job.learners))
 
     def syncer_names(self) -> tuple[str, ...]:
-        """``syncer``, or with several shards ``syncer-0``, which leads, and so on."""
+        """``syncer``; or with several shards ``syncer-0``, which leads, and so on."""
         count = self.job.syncers
         return (SYNCER,) if count == 1 else tuple(f"{SYNCER}-{n}" for n in range(count))
 
     def names(self) -> tuple[str, ...]:
-        """Every actor of the job: syncers, then learners."""
+        """All actors of the job: syncers, then learners."""
         return (*self.syncer_names(), *self.learner_names())
 
     def syncer_of(self, fragment: int) -> str:
@@ -286,11 +286,11 @@ class Job(Section, frozen=True):
         return names[fragment % len(names)]
 
     def learner_table(self, name: str) -> LearnerTable:
-        """What the file says of one learner."""
+        """The settings of one learner."""
         return self.learner.get(name, LearnerTable())
 
     def shard(self, name: str) -> int:
-        """Which of the ``learners`` data shards a learner trains on."""
+        """The data shard, of ``learners`` many, that a learner trains on."""
         shard = self.learner_table(name).shard
         return int(name.rpartition("-")[2]) if shard is None else shard
 
@@ -302,15 +302,15 @@ class Job(Section, frozen=True):
 
     @property
     def id(self) -> str:
-        """Name and digest: the job that messages and tapes belong to."""
-        # Of what a tape's header has, so that whoever reads one can compute it again.
+        """Name and digest, which identify the job in messages and tapes."""
+        # The digest covers what a tape's header contains, so readers of a tape can compute it.
         return f"{self.job.name}-{digest_of(self.as_plain())}"
 
     def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
-        """How this job cuts the task's parameters into fragments."""
+        """How this job splits the task's parameters into fragments."""
         sync = self.sync
         if self.job.method in DATA_PARALLEL:
-            # Gradients travel whole.
+            # Gradients are sent whole.
             return make_plan(leaves, fragments=1, interval=1, strategy="balanced")
         return make_plan(
             leaves,
@@ -320,10 +320,10 @@ class Job(Section, frozen=True):
         )
 
     def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
-        """How this job cuts the task's parameters; each fragment fits one message.
+        """Like ``plan``, with a check that each fragment fits into one message.
 
         Raises:
-            ValueError: one does not, or there is no such plan.
+            ValueError: a fragment does not fit, or there is no such plan.
         """
         plan = self.plan(leaves)
         for p in range(len(plan.fragments)):
@@ -339,13 +339,13 @@ class Job(Section, frozen=True):
 
     @property
     def _cure(self) -> str:
-        """What to do about a fragment that is too large for a message."""
+        """Advice for a fragment that is too large for a message."""
         if self.job.method in DATA_PARALLEL:
             return f"gradients of a {self.job.method} job travel whole: stack tensors, or merge"
         return "raise sync.fragments, or stack tensors"
 
     def agreement(self, plan: FragmentPlan) -> dict[str, str]:
-        """What two sides of a handshake must share, by name."""
+        """What both sides of a handshake must have in common, by name."""
         return {
             "protocol": str(PROTOCOL_VERSION),
             "job": self.id,
@@ -353,7 +353,7 @@ class Job(Section, frozen=True):
         }
 
     def as_plain(self) -> dict[str, Any]:
-        """Plain data, without what is not set (TOML has no null)."""
+        """The job as plain data, without unset fields, since TOML has no null."""
         return _without_none(msgspec.to_builtins(self))
 
 
@@ -370,12 +370,12 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
 
     Args:
         path: the job file.
-        overrides: what is said on the command line.
-        chaos: a file of faults, which takes the place of the job's own ``[chaos]``.
+        overrides: from the command line.
+        chaos: a file of faults that replaces the job's own ``[chaos]``.
 
     Raises:
         ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
-            bounds, or at odds with another.
+            bounds, or inconsistent with another.
     """
     plain = read_toml(path)
     if chaos is not None:
@@ -405,18 +405,18 @@ def job_from(plain: Any, source: str) -> Job:
 
 
 def override_said(plain: dict[str, Any], said: str) -> None:
-    """Set a key as people say it: ``sync.quorum=2``.
+    """Apply an override in the form used on the command line: ``sync.quorum=2``.
 
     Raises:
-        ConfigError: it is not of that form, or leads through something that is no table.
+        ConfigError: it has another form, or its path leads through a value that is not a table.
     """
     key, equals, text = said.partition("=")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except RecursionError:
         raise ConfigError(f"--set {key}: nested too deep") from None
-    except ValueError:  # No TOML, or a date or a number that there is not.
-        value = text  # A bare word is a string; shells eat the quotes that TOML wants.
+    except ValueError:  # Not TOML, or an impossible date or number.
+        value = text  # Treat a bare word as a string, since shells remove the quotes.
     if not equals or ("." not in key and not isinstance(value, dict)):
         shown = said[:200] if said.isprintable() else ascii(said[:200])
         raise ConfigError(f"--set {shown}: want section.key=value, such as sync.quorum=2")
@@ -424,10 +424,10 @@ def override_said(plain: dict[str, Any], said: str) -> None:
 
 
 def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:
-    """Set ``section.key`` in plain data; tables that are missing are made.
+    """Set ``section.key`` in plain data; missing tables are created.
 
     Raises:
-        ConfigError: the key is empty, or leads through something that is no table.
+        ConfigError: the key is empty, or leads through a value that is not a table.
     """
     *tables, name = key.split(".")
     if not name:
@@ -441,7 +441,7 @@ def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -
 
 
 def _contradiction(job: Job) -> str | None:
-    """The first pair of fields that cannot both be so."""
+    """The first inconsistency between fields, as text; None if there is none."""
     sync, names = job.sync, job.learner_names()
     if sync.fragments > sync.interval:
         return (
@@ -491,7 +491,7 @@ def _contradiction(job: Job) -> str | None:
 
 
 def _unusable(job: Job) -> str | None:
-    """The first text that stands for something, and does not."""
+    """The first text field with an invalid value, as text; None if there is none."""
     for pattern in job.outer.average:
         if not pattern or not pattern.isprintable() or pattern.count("[") > pattern.count("]"):
             said = "want a shell pattern of tensors' names, such as *embed*"

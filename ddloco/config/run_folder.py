@@ -1,4 +1,4 @@
-"""The run folder: plain files that several hosts' folders can be copied together into."""
+"""The run folder: plain files; the folders of several hosts can be merged by copying."""
 
 import os
 import re
@@ -16,14 +16,14 @@ from ddloco.config.trust import MARK_FILE, leave_mark
 from snapshot import SnapshotError, Store
 
 KEPT = "kept"
-"""The folder of a run folder in which syncers keep their fragments, by actor."""
+"""The subfolder of a run folder in which syncers store their fragments, by actor."""
 
 
 LOG_FILE = "log.jsonl"
 
 
 SNAPSHOTS = "snapshots"
-"""The folder of a run folder in which snapshots are, unless the job names another place."""
+"""The subfolder of a run folder for snapshots, unless the job names another place."""
 
 
 TAPES = "tapes"
@@ -32,33 +32,33 @@ TAPES = "tapes"
 JOB_FILE = "job.toml"
 RUN_FILE = "run"
 RUN_CHARS = 12
-"""Of a run's name: a place would have to hold millions of runs for two to have the same."""
+"""Characters of a run's name; a collision needs millions of runs in one place."""
 
 CONTENTS = (JOB_FILE, LOG_FILE, "tapes", "model", KEPT, SNAPSHOTS, MARK_FILE)
-"""All that a run writes, and so all that overwriting one may delete. Another place of snapshots is
-shared with other runs, and left alone."""
+"""Everything that a run writes, and so everything that overwriting a run may delete. Another place
+for snapshots may be shared with other runs, so it is not deleted."""
 
 
 class Plain(Protocol):
     """What is run: a job, or a user's program."""
 
     def as_plain(self) -> dict[str, Any]:
-        """For people and tapes."""
+        """Plain data, for ``job.toml`` and tapes."""
         ...
 
 
 def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool = False) -> Path:
-    """Make a run folder ready for a job, its resolved job file inside.
+    """Prepare a run folder for a job, with the resolved job file in it.
 
     Args:
-        folder: where; made if it is missing.
+        folder: the run folder; created if missing.
         job: what will run.
-        overwrite: delete the run that is there.
-        join: the folder may already be in use by other actors of the same job; the job file that
-            stands there is left alone.
+        overwrite: delete the run that is in the folder.
+        join: allow a folder that other actors of the same job already use; an existing job file is
+            kept.
 
     Raises:
-        ConfigError: it cannot be made, or holds a run.
+        ConfigError: it cannot be created, or contains a run.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -68,7 +68,7 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
         if (folder / "tapes").exists() and not join:
             raise ConfigError(f"{folder}: holds a run already; choose another --dir or --overwrite")
         if not (join and (folder / JOB_FILE).exists()):
-            # Whole or not at all: the other actors of the job read it while they start.
+            # Atomically, because the job's other actors read it while they start.
             partial = folder / f".{JOB_FILE}.{os.getpid()}"
             partial.write_text(tomli_w.dumps(job.as_plain()))
             partial.replace(folder / JOB_FILE)
@@ -79,7 +79,7 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
 
 
 def holds_job(folder: Path, job: Job) -> bool:
-    """Whether a run folder was made by this very job, so that its actors may go on there."""
+    """Whether a run folder belongs to this very job, so that its actors may continue there."""
     try:
         return load_job(folder / JOB_FILE).id == job.id
     except ConfigError:
@@ -87,12 +87,12 @@ def holds_job(folder: Path, job: Job) -> bool:
 
 
 def address_file(folder: Path, syncer: str) -> Path:
-    """Where a syncer writes down on which address it listens."""
+    """The file in which a syncer publishes the address that it listens on."""
     return folder / f"{syncer}.address"
 
 
 def next_folder(parent: Path, name: str) -> Path:
-    """``parent/name-1`` or the next number that is free."""
+    """``parent/name-1``, or the next number that is free."""
     number = 1
     while (parent / f"{name}-{number}").exists():
         number += 1
@@ -100,15 +100,15 @@ def next_folder(parent: Path, name: str) -> Path:
 
 
 def place_of(job: Job, folder: Path) -> str | Path:
-    """Where the snapshots of a run are."""
+    """The place of a run's snapshots."""
     return job.snapshot.place or folder / SNAPSHOTS
 
 
 def check_place(job: Job) -> None:
-    """Refuse a place in which no snapshots can lie, before a job starts.
+    """Check before a job starts that its place for snapshots is usable.
 
     Raises:
-        ConfigError: it is a file, or a URL that nothing here can open.
+        ConfigError: it is a file, or a URL without support.
     """
     place = job.snapshot.place
     if not place:
@@ -130,11 +130,11 @@ def check_place(job: Job) -> None:
 
 
 def run_of(folder: Path, *, make: bool = False) -> str:
-    """Which run of its job a folder is of; empty where nobody has said so yet.
+    """The name of the run in a folder; empty if it has none yet.
 
     Args:
         folder: the run folder of a syncer.
-        make: begin a new run where the folder has none.
+        make: start a new run if the folder has none.
 
     Raises:
         OSError: it cannot be read or written.
@@ -145,7 +145,7 @@ def run_of(folder: Path, *, make: bool = False) -> str:
         if re.fullmatch(f"[0-9a-f]{{{RUN_CHARS}}}", found):
             return found
         if make:
-            path.unlink()  # It was cut short when it was written.
+            path.unlink()  # A crash interrupted its writing.
     except FileNotFoundError:
         pass
     if not make:
@@ -155,12 +155,12 @@ def run_of(folder: Path, *, make: bool = False) -> str:
     try:
         with path.open("x") as file:
             file.write(run)
-    except FileExistsError:  # Another syncer of the folder was first.
+    except FileExistsError:  # Another syncer created it first.
         return run_of(folder)
     return run
 
 
 def run_of_place(job: Job, folder: Path, *, make: bool = False) -> str:
-    """Which run a folder is of, in a place of snapshots that several runs share; empty where the
-    place is the folder's own. See ``run_of``."""
+    """The name of the run in a folder if its snapshots are in a place shared by several runs; empty
+    if the place is the folder's own. See ``run_of``."""
     return run_of(folder, make=make) if job.snapshot.place else ""

@@ -1,4 +1,4 @@
-"""How much of its tapes a job keeps, as its file says it, and what has to be so for that."""
+"""The setting for how much of a job's tapes is kept, and what it requires."""
 
 import re
 
@@ -6,7 +6,7 @@ _SAID = re.compile(r"([1-9][0-9]{0,8}) snapshots?")
 
 
 def snapshots_said(keep: str) -> int | None:
-    """``2 snapshots`` as a number, 0 for all that was recorded; None for anything else."""
+    """The number in ``2 snapshots``, 0 for an empty text; None for anything else."""
     if not keep:
         return 0
     said = _SAID.fullmatch(keep)
@@ -14,13 +14,13 @@ def snapshots_said(keep: str) -> int | None:
 
 
 def unbounded(keep: str, *, wanted: bool, stay: int, ships: bool) -> str | None:
-    """Why a job's tapes cannot be kept so far and no farther, in one line, if so.
+    """Why a job's tapes cannot be bounded in this way, as one line; None if they can.
 
     Args:
-        keep: as the job file says it.
-        wanted: whether snapshots are taken.
-        stay: how many of them stay.
-        ships: whether tapes travel.
+        keep: the setting in the job file.
+        wanted: whether snapshots are taken on a schedule.
+        stay: how many snapshots are kept.
+        ships: whether tapes are shipped.
     """
     count = snapshots_said(keep)
     if count is None:

@@ -1,6 +1,6 @@
-"""Files that people write: TOML tables with a schema, and one line for whatever is wrong.
+"""Files written by users: TOML tables with a schema, and one line for each error.
 
-The line names file and field and says what would be right.
+The line names the file and the field, and says what would be valid.
 """
 
 import math
@@ -17,35 +17,35 @@ from clocks import read_regular
 T = TypeVar("T", bound="Section")
 
 FILE_BYTES_MAX = 16 * 2**20
-"""Nobody writes more settings than this."""
+"""Larger than any plausible file of settings."""
 
 DEPTH_MAX = 32
-"""Tables and lists within each other: five are used, and a task may have options of its own."""
+"""Nesting of tables and lists: five levels are used, and a task's options may have more."""
 
 FREE = ("task", "options")
-"""Tables whose contents are somebody else's: numbers there may be anything."""
+"""Tables with contents defined by users; their numbers may have any value."""
 
 
 class ConfigError(ValueError):
-    """A file or an option that cannot be used; one line names it and the field."""
+    """A file or an option is invalid; one line names it and the field."""
 
 
 class Section(Struct, frozen=True, forbid_unknown_fields=True):
-    """Base of every table."""
+    """Base class of every table."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as plain data.
+    """Read a TOML file as plain data.
 
     Raises:
-        ConfigError: it cannot be read, or is no TOML.
+        ConfigError: it cannot be read, or is not TOML.
     """
     shown = str(path) if str(path).isprintable() else ascii(str(path))
     try:
         data = read_regular(path, FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigError(f"{shown}: cannot be read: it has more than {FILE_BYTES_MAX} bytes")
-        # Lines may end as any system ends them, as in a file that is opened as text.
+        # Accept the line ends of all systems, as for a file opened as text.
         return tomllib.loads(data.decode().replace("\r\n", "\n"))
     except OSError as error:
         raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None
@@ -53,12 +53,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{shown}: not TOML: {' '.join(str(error).split())}") from None
     except RecursionError:
         raise ConfigError(f"{shown}: not TOML that can be read: nested too deep") from None
-    except ValueError as error:  # A date that there is not, or a number of thousands of digits.
+    except ValueError as error:  # An impossible date, or a number of thousands of digits.
         raise ConfigError(f"{shown}: not TOML: {error}") from None
 
 
 def convert(plain: Any, kind: type[T], source: str) -> T:
-    """Plain data as the table that it must be.
+    """Convert plain data to a table.
 
     Raises:
         ConfigError: a field is unknown, missing, of a wrong type or out of bounds.
@@ -72,7 +72,7 @@ def convert(plain: Any, kind: type[T], source: str) -> T:
 
 
 def _impossible(plain: Any) -> Iterator[tuple[str, str]]:
-    """What no table may hold, whatever its schema: with its path, what is wrong."""
+    """Values that are invalid in any table: pairs of path and problem."""
     waiting: list[tuple[str, Any, int]] = [("", plain, 0)]
     while waiting:
         path, value, depth = waiting.pop()
@@ -96,7 +96,7 @@ def _short(path: str) -> str:
 
 
 def _in_words(error: str) -> str:
-    """``sync.quorum: Expected `int`, got `str``` from msgspec's sentence with a path at its end."""
+    """Convert msgspec's message, with its path at the end, to ``PATH: PROBLEM``."""
     problem, _, path = error.partition(" - at `$")
     where = path.rstrip("`").lstrip(".")
     problem = " ".join(problem.split())

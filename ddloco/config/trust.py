@@ -1,10 +1,10 @@
-"""Whose word runs code: the runs that this user recorded are known again by a mark.
+"""Protection against executing untrusted code: a mark identifies the runs that this user recorded.
 
-A tape's header names a task, and a replay imports and calls it, with the options that stand beside
-it: whoever can write a header could name ``subprocess:getoutput``. So every run folder gets a mark
-when it is opened, a checksum of the job under a key that only this user has. A folder without this
-user's mark was recorded elsewhere, or its job is another one now; it is replayed only when the user
-confirms the task (``--trust``) or names one (``--task``).
+A tape's header names a task and its options, and a replay imports and calls it. A forged header
+could name ``subprocess:getoutput``. So every run folder gets a mark when it is opened: a checksum
+of the job under a key that only this user has. A folder without this user's mark was recorded
+elsewhere, or its job has changed; it is replayed only if the user confirms the task (``--trust``)
+or names one (``--task``).
 """
 
 import hashlib
@@ -22,16 +22,16 @@ from clocks import read_regular
 from ddloco.config.toml import ConfigError
 
 MARK_FILE = ".recorded-by"
-"""In a run folder: a line for every user who has recorded there, in hexadecimal."""
+"""A file in a run folder with a line, in hexadecimal, for each user who has recorded there."""
 
 MARK_BYTES_MAX = 2**16
 KEY_BYTES = 32
 
 
 def content_of(plain: Mapping[str, Any]) -> bytes:
-    """What is recorded, as bytes: a job's settings or a program's, as a tape's header has them.
+    """The recorded job settings or program, in the form of a tape's header, as bytes.
 
-    Where a host has its keys is its own affair: hosts must agree on these bytes.
+    The folder of keys is left out, because it may differ between hosts and these bytes must not.
     """
     transport = plain.get("transport")
     if isinstance(transport, dict):
@@ -39,17 +39,17 @@ def content_of(plain: Mapping[str, Any]) -> bytes:
     try:
         return msgspec.json.encode(plain, order="deterministic")
     except (TypeError, ValueError, RecursionError):
-        return b""  # No recorder wrote this.
+        return b""  # Not written by a recorder.
 
 
 def digest_of(plain: Mapping[str, Any]) -> str:
-    """The end of a job's id, after its name."""
+    """The digest in a job's id, after its name."""
     return hashlib.sha256(content_of(plain)).hexdigest()[:12]
 
 
 def leave_mark(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Mark a run folder as recorded by this user. Where there is no home to keep a key in, or the
-    folder cannot be written, it stays without, and a replay will ask."""
+    """Mark a run folder as recorded by this user. Without a home folder for the key, or if the run
+    folder cannot be written, there is no mark, and a replay asks for confirmation."""
     with suppress(OSError, RuntimeError):
         line = _mark(_key(), plain)
         if line in _marks(folder):
@@ -72,7 +72,7 @@ def is_ours(folder: Path, plain: Mapping[str, Any]) -> bool:
 
 
 def check_trust(folder: Path, plain: Mapping[str, Any]) -> None:
-    """Refuse to execute what somebody else's tapes name.
+    """Refuse to execute what another user's tapes name.
 
     Raises:
         ConfigError: this user did not record them; says what would be executed.
@@ -111,7 +111,7 @@ def _key_file() -> Path:
 
 
 def _key() -> bytes:
-    """This user's key; made the first time."""
+    """This user's key; created at the first use."""
     path = _key_file()
     if not path.exists():
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _key() -> bytes:
         with os.fdopen(os.open(partial, flags, 0o600), "wb") as file:
             file.write(secrets.token_bytes(KEY_BYTES))
         try:
-            # Of two that make it at once, one is taken by both.
+            # If two processes create it at once, both use the one that was linked first.
             with suppress(FileExistsError):
                 os.link(partial, path)
         finally:

@@ -1,1 +1,1 @@
-"""The outer step: how contributions are merged, and which are outliers (paper 3.4 to 3.6)."""
+"""The outer step: merging contributions, and detecting outliers (paper 3.4 to 3.6)."""

@@ -29,17 +29,17 @@ F64 = NDArray[np.float64]
 Judge = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
 ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
 
-# Four float32 blocks of this size share the caches; smaller ones make threads fight for the GIL.
+# Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
 BLOCK_ELEMENTS = 128 * 1024
 CHUNK_BLOCKS = 4  # The unit of work for a pool of threads: about a millisecond.
-LANES = 1024  # Running sums kept side by side: 1.5 times as fast as one sum, and more exact.
+LANES = 1024  # Parallel running sums: 1.5 times as fast as a single sum, and more accurate.
 
-# Below this the mean of unit vectors has no direction (paper 3.5). Implementations say 1e-12, which
-# float32 never reaches: v and -3v leave rounding of 1e-8, which would be blown up to full length.
+# Below this the mean of unit vectors has no direction (paper 3.5). The usual 1e-12 is never reached
+# in float32: v and -3v leave a rounding error of 1e-8, which would be scaled to full length.
 DIRECTION_NORM_MIN = 1e-6
 # Outside these bounds a block's sum of squares may have lost elements to float32's range.
 SQUARES_MIN, SQUARES_MAX = 1e-28, 1e37
-# A tensor's change below the first counts as zero; above the second it is refused, since weights
+# A tensor's change below the first counts as zero. One above the second is rejected, since weights
 # divided by such norms would leave float32's range.
 NORM_MIN, NORM_MAX = 1e-30, 1e30
 
@@ -49,8 +49,8 @@ _VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2
 class Segment(NamedTuple):
     """One tensor of the fragment.
 
-    Elements `start:stop` of the flat float32 fragment; `average` asks for the plain weighted
-    average (embeddings) in place of RDA; in a contribution's buffer the tensor lies at byte
+    It is elements `start:stop` of the flat float32 fragment. `average` selects the plain weighted
+    average (for embeddings) instead of RDA. In a contribution's buffer the tensor starts at byte
     `offset` from the fragment's start, little-endian, in `dtype`.
     """
 
@@ -70,10 +70,10 @@ class Contribution(NamedTuple):
 
 
 class MergeResult(NamedTuple):
-    """The new fragment, and who took part.
+    """The new fragment, and the contributions.
 
-    `theta` and `momentum` are fresh flat float32 arrays. `accepted`, `weights` (sum 1) and `norms`
-    (l2 of the whole fragment's change) run in parallel; `refused` holds (name, reason).
+    `theta` and `momentum` are new flat float32 arrays. `accepted`, `weights` (sum 1) and `norms`
+    (l2 of the whole fragment's change) are parallel; `refused` holds (name, reason).
     """
 
     theta: F32
@@ -94,7 +94,7 @@ class _Chunk(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """What the first two passes go over, and how."""
+    """The input of the first two passes."""
 
     theta: F32
     segments: Sequence[Segment]
@@ -105,7 +105,7 @@ class _Work(NamedTuple):
 def fragment_segments(
     plan: FragmentPlan, p: int, average: Callable[[str], bool]
 ) -> tuple[Segment, ...]:
-    """Return the segments of fragment p of `plan`; `average(name)` picks the embeddings."""
+    """Return the segments of fragment p of `plan`; `average(name)` selects the embeddings."""
     first = plan.fragment_slice(p)[0]
     segments: list[Segment] = []
     start = 0
@@ -120,7 +120,7 @@ def fragment_segments(
 def nesterov(theta: F32, momentum: F32, delta: F32, lr: float, mu: float) -> tuple[F32, F32]:
     """Return (theta, momentum) after one Nesterov step: b = mu*b + D; theta -= lr*(D + mu*b).
 
-    Flat float32 arrays of one length; the inputs are left alone (paper 3.6, optax's sgd).
+    Flat float32 arrays of one length; the inputs are not changed (paper 3.6, optax's sgd).
     """
     out = (np.empty_like(theta), np.empty_like(theta), np.empty_like(theta))
     _step(theta, momentum, delta, (lr, mu), out)
@@ -144,20 +144,22 @@ def merge_fragment(
     Args:
         theta: the fragment's global parameters, flat float32.
         momentum: the outer optimizer's state, flat float32, same length.
-        contributions: in any order, names distinct. One with a NaN, an Inf, a change beyond
-            float32, a bad weight or too few bytes is refused whole, before anything is summed.
+        contributions: in any order, with distinct names. One with a NaN, an Inf, a change beyond
+            float32, an invalid weight or too few bytes is rejected as a whole before the sum.
         segments: the tensors, which tile theta in order.
         lr: the outer learning rate.
         momentum_factor: mu.
-        map_chunks: `map`, or a thread pool's `map`; it cannot change the result.
-        judge: given candidates, their norms and faults, says all the faults; see `measure`.
-        adopt: take the weighted average of the contributions in place of theta, which was lost.
+        map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
+        judge: called with candidates, their norms and faults; returns all faults; see
+            `outlier_test`.
+        adopt: replace theta, which was lost, by the weighted average of the contributions.
 
     Returns:
-        The new fragment. With nothing accepted, or no weight, copies of theta and momentum.
+        The new fragment. If nothing is accepted, or the weights are zero, copies of theta and
+        momentum.
 
     Raises:
-        ValueError: two contributions have one name (ours to prevent, not the learner's).
+        ValueError: two contributions have the same name, which the caller must prevent.
     """
     assert theta.shape == momentum.shape, "theta and momentum run in parallel"
     if adopt:
@@ -191,8 +193,8 @@ def _adopt(
     segments: Sequence[Segment],
     map_chunks: ChunkMap,
 ) -> MergeResult:
-    """The same arithmetic as a merge: a plain average of all tensors, one step of learning rate 1
-    away from ``theta``, whatever that is; the outer momentum begins anew, at zero."""
+    """Replace theta by a plain average of all tensors, computed as a merge with learning rate 1,
+    which cancels ``theta``; the outer momentum restarts at zero."""
     plain = [segment._replace(average=True) for segment in segments]
     zeros = np.zeros_like(theta)
     found = merge_fragment(
@@ -215,7 +217,7 @@ def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:
 def _admit(
     contributions: Sequence[Contribution], segments: Sequence[Segment]
 ) -> tuple[list[Contribution], list[tuple[str, str]]]:
-    """Sort by name, and refuse what cannot even be read."""
+    """Sort by name, and reject contributions that cannot be read."""
     ordered = sorted(contributions, key=lambda c: c.name.encode())
     for one, following in pairwise(ordered):
         if one.name == following.name:
@@ -255,7 +257,7 @@ def _measure_chunk(
     found = [(0.0, "")] * len(candidates)
     scratch = np.empty(min(BLOCK_ELEMENTS, chunk.stop - chunk.start), np.float32)
     with np.errstate(over="ignore", invalid="ignore"):
-        # The block of Theta stays in the cache while every contribution is held against it.
+        # The block of Theta stays in the cache while all contributions are compared with it.
         for at, block in _blocks(chunk):
             anchor, change = theta[block], scratch[: block.stop - block.start]
             for i, view in enumerate(views):
@@ -271,11 +273,11 @@ def _measure_chunk(
 
 
 def _measure_extreme(anchor: F32, raw: NDArray[Any], change: F32) -> tuple[float, str]:
-    """A sum of squares that float32 may not hold: say what is wrong, or take it in float64."""
+    """Handle a sum of squares beyond float32: return the fault, or compute it in float64."""
     if not np.isfinite(change).all():
         if not np.isfinite(anchor).all():
             raise ValueError("the global fragment itself is not finite")
-        # Against zeros, the difference is the contribution's own values in float32.
+            # With zeros as anchor, the difference is the contribution's own values in float32.
         own = np.empty_like(change)
         _subtract(np.zeros_like(change), raw, own)
         beyond = np.isfinite(raw).all() if raw.dtype.kind == "f" else np.isfinite(own).all()
@@ -290,9 +292,9 @@ def _direct(
     squares: F64,
     out: F32,
 ) -> list[float]:
-    """Pass two: write each segment's direction to `out`; return what to multiply it with."""
+    """Pass two: write each segment's direction to `out`; returns the factors for pass three."""
     norms = np.sqrt(squares)
-    # One contribution is its own direction, and so passes unrounded.
+    # A single contribution is its own direction, and is not rounded.
     radial = [not s.average and len(accepted) > 1 for s in work.segments]
 
     def gather(chunk: _Chunk) -> float:
@@ -310,7 +312,7 @@ def _direct(
         if radial[s] and sqrt(square) >= DIRECTION_NORM_MIN:
             radius = sum(w * float(n) for w, n in zip(weights, norms[:, s], strict=True))
             scales[s] = radius / sqrt(square)
-        elif radial[s]:  # The directions cancelled: take the weighted average after all.
+        elif radial[s]:  # The directions cancelled: use the weighted average instead.
             for chunk in (c for c in work.chunks if c.which == s):
                 _gather_chunk(work.theta, accepted, weights, chunk, out)
     return scales
@@ -323,7 +325,7 @@ def _gather_chunk(
     chunk: _Chunk,
     out: F32,
 ) -> float:
-    """Write the sum of factor * change to `out`; return its sum of squares."""
+    """Write the sum of factor * change to `out`; returns its sum of squares."""
     pairs = zip(accepted, factors, strict=True)
     shares = [(_view(c.buffer, chunk), np.float32(f)) for c, f in pairs if f]
     scratch = np.empty(min(BLOCK_ELEMENTS, chunk.stop - chunk.start), np.float32)
@@ -346,7 +348,7 @@ def _finish(
     out: tuple[F32, F32],
     chunk: _Chunk,
 ) -> None:
-    """Pass three: scale the direction, which lies in `out[0]`, and take the Nesterov step."""
+    """Pass three: scale the direction, stored in `out[0]`, and take the Nesterov step."""
     scratch = np.empty(min(BLOCK_ELEMENTS, chunk.stop - chunk.start), np.float32)
     scale = scales[chunk.which]
     for _, block in _blocks(chunk):
@@ -362,7 +364,8 @@ def _finish(
 def _step(
     theta: F32, momentum: F32, delta: F32, rates: tuple[float, float], out: tuple[F32, F32, F32]
 ) -> None:
-    """Write theta, momentum and scratch to `out`; theta's place may be `delta`, read before."""
+    """Write theta, momentum and scratch to `out`; theta may overwrite `delta`, which is read
+    first."""
     (lr, mu), (theta_out, momentum_out, scratch) = rates, out
     np.multiply(momentum, mu, out=momentum_out)
     np.add(delta, momentum_out, out=momentum_out)
@@ -373,7 +376,7 @@ def _step(
 
 
 def _subtract(anchor: F32, raw: NDArray[Any], out: F32) -> None:
-    """Write anchor - raw in float32, whatever dtype raw came in."""
+    """Write anchor - raw in float32; raw may have any wire dtype."""
     if raw.dtype == np.float32:
         np.subtract(anchor, raw, out=out)
         return
@@ -387,7 +390,7 @@ def _subtract(anchor: F32, raw: NDArray[Any], out: F32) -> None:
 
 
 def _square(values: NDArray[Any]) -> float:
-    """The sum of squares: lane by lane down the rows in the array's own precision, then float64."""
+    """The sum of squares: per lane over the rows in the array's own precision, then in float64."""
     whole = values.size // LANES * LANES
     rows = values[:whole].reshape(-1, LANES)
     lanes = np.einsum("ki,ki->i", rows, rows)
@@ -403,7 +406,7 @@ def _blocks(chunk: _Chunk) -> Iterable[tuple[slice, slice]]:
 
 
 def _view(buffer: NDArray[np.uint8], chunk: _Chunk) -> NDArray[Any]:
-    """The chunk's elements of a contribution's buffer, in their wire dtype, not copied."""
+    """The chunk's elements in a contribution's buffer, in their wire dtype, not copied."""
     segment, itemsize = chunk.segment, _itemsize(chunk.segment)
     first = segment.offset + (chunk.start - segment.start) * itemsize
     last = segment.offset + (chunk.stop - segment.start) * itemsize

@@ -1,21 +1,21 @@
-"""What is believed of a merge's contributions: their norms and directions, held against bands.
+"""The outlier test: compares the norms and directions of a merge's contributions with bands.
 
-A pure function of the values. A norm is that of the whole change, theta - contribution, as the
-merge's first pass has it anyway. A direction is looked at in a sample: runs of 16 elements, a cache
-line, evenly spread over every tensor. That is enough for a sign, which no chance turns (the cosine
-of two random vectors of n elements is about 1 / sqrt(n)), and costs a hundredth of the merge.
-Sums are plain `einsum` and additions row by row in float64: no BLAS, whose results may depend on
-the number of threads.
+It is a pure function of the values. A norm is that of the whole change, theta - contribution, from
+the merge's first pass. A direction is computed from a sample: runs of 16 elements, one cache line,
+evenly spread over every tensor. That is enough to detect a flipped sign, which chance cannot
+produce (the cosine of two random vectors of n elements is about 1 / sqrt(n)), at a hundredth of the
+merge's cost. Sums are plain `einsum` and additions row by row in float64, without BLAS, whose
+results may depend on the number of threads.
 
-Whom can one believe? With three contributions or more the majority: a cosine is that of one
-against the sum of the others, each with one vote, however long it is and whatever it weighs; where
-the others do not agree among themselves either, nobody is doubted. With two, both see the same
-cosine, and the outer momentum says which of them turned; if it sides with neither, both are taken.
-With one there is nobody to ask: momentum alone cannot tell a turned sign from the day on which an
-outer step went too far, when everybody turns.
+The reference depends on the number of contributions. With three or more it is the majority: each
+contribution is compared with the sum of the others' unit vectors, so norms and weights do not
+matter; if the others do not agree among themselves either, none is rejected. With two, both have
+the same cosine, and the outer momentum decides which one is flipped; if it agrees with both or with
+neither, both are accepted. A single contribution is always accepted: momentum alone cannot
+distinguish a flipped sign from an outer step that overshot, after which all learners turn.
 
-What changes neither norm nor direction is not noticed: a bit in a mantissa, an exponent's bit that
-makes one number of millions smaller, a sign in one tensor of many, the majority's errors.
+Errors that change neither norm nor direction are not detected: a bit in a mantissa, an exponent bit
+that makes one number among millions smaller, a sign in one tensor of many, errors of the majority.
 """
 
 from collections.abc import Sequence
@@ -32,31 +32,32 @@ from ddloco.protocol.events import Measured
 from transport import DTYPES
 
 SAMPLE = 16 * 1024
-"""Elements whose direction is looked at, at least, where there are so many, and twice at most."""
+"""Elements sampled for the direction: at least this many if there are as many, at most twice
+that."""
 
 RUN = 16
 COSINE_SLACK = 0.2
 SIGMAS = 4.0
-"""A cosine may be so far below the usual one, and below zero: by a fifth, and by four times what
-chance makes of random vectors of that many elements. Honest learners pull at right angles at worst;
-a turned sign makes of the usual cosine its negative."""
+"""How far a cosine may be below both the usual one and zero: a fifth, plus four standard deviations
+of the cosine of random vectors of that length. Directions of correct learners are orthogonal at
+worst; a flipped sign negates the usual cosine."""
 
 MAJORITY = 3
-"""Fewer contributions than this have no median that one wrong one cannot move."""
+"""With fewer contributions, a single wrong one can move the median."""
 
 
 class Judge:
-    """Measures the contributions of one merge, and says which of them are not believed.
+    """Measures the contributions of one merge and decides which ones are rejected.
 
     Args:
-        work: the merge; its numbers are what is usual.
+        work: the merge, which contains the usual values.
         theta: the global fragment, flat float32.
         momentum: the outer optimizer's state, flat float32; zeros before the first merge.
         segments: the tensors, as for the merge itself.
 
     Attributes:
-        measured: norm and cosine of every contribution of finite numbers, once called.
-        sampled: elements whose direction is looked at.
+        measured: norm and cosine of every finite contribution, once called.
+        sampled: number of elements in the sample.
     """
 
     def __init__(
@@ -75,12 +76,12 @@ class Judge:
     def __call__(
         self, candidates: Sequence[Contribution], norms: Sequence[float], faults: Sequence[str]
     ) -> list[str]:
-        """The faults of all candidates, those that were known and those that are found here."""
+        """The faults of all candidates: the given ones, and those found here."""
         found = list(faults)
         sound = [i for i, fault in enumerate(faults) if not fault]
         usual = self._usual(candidates, norms, sound)
         for i in sound:
-            # Of a share from an older version, the difference holds what was merged since.
+            # With an older base version, the difference includes the merges since then.
             most = self._work.band * (usual[i] + self._shares[candidates[i].name].moved)
             if usual[i] > 0.0 and norms[i] > most:
                 found[i] = f"norm {norms[i]:.4g}, this fragment's band ends at {most:.4g}"
@@ -90,19 +91,19 @@ class Judge:
         return found
 
     def moved(self, theta: F32) -> float:
-        """How far a step to ``theta`` goes, estimated from the sample."""
+        """The length of a step to ``theta``, estimated from the sample."""
         step = self._sample(theta) - self._theta
         return _length(step) * sqrt(self._size / step.size)
 
     def _is_level(self, candidate: Contribution) -> bool:
-        """Whether it started from the version that it is merged into."""
+        """Whether a contribution was trained from the version that it is merged into."""
         return self._shares[candidate.name].moved == 0.0
 
     def _usual(
         self, candidates: Sequence[Contribution], norms: Sequence[float], sound: Sequence[int]
     ) -> dict[int, float]:
-        """Per share the usual norm, of earlier merges or of this one's majority: the longer one,
-        since what happens to most of them at once is no error of one. 0 where nobody knows."""
+        """The usual norm per share: from earlier merges or from the majority of this one, whichever
+        is larger, since a change that affects most learners is not a fault; 0 if unknown."""
         level = [i for i in sound if self._is_level(candidates[i])]
         steps = [self._shares[candidates[i].name].steps for i in range(len(candidates))]
         section = [(norms[i], steps[i]) for i in level] if len(level) >= MAJORITY else []
@@ -114,7 +115,8 @@ class Judge:
     def _directions(
         self, candidates: Sequence[Contribution], level: Sequence[int], faults: list[str]
     ) -> dict[int, float]:
-        """Refuse the one that is most at odds with the others, until nobody is; what is left."""
+        """Reject the contribution most opposed to the others, and repeat until none is; returns the
+        cosines of the remaining ones."""
         units = {i: _unit(self._theta - self._view(candidates[i])) for i in level}
         live = [i for i in level if units[i] is not None]
         along = _unit(self._momentum)
@@ -136,7 +138,7 @@ class Judge:
     def _most_at_odds(
         self, rows: F64, cosines: Sequence[float], along: F64 | None, slack: float
     ) -> int | None:
-        """Who is to be doubted; nobody where the others do not agree among themselves either."""
+        """The candidate for rejection; None if the others do not agree among themselves either."""
         if len(rows) < MAJORITY:
             return _turned(rows, along, slack) if self._work.cosine is not None else None
         worst = min(range(len(rows)), key=lambda k: cosines[k])
@@ -165,8 +167,8 @@ class Judge:
 
 
 def _places(segments: Sequence[Segment]) -> list[int]:
-    """Per tensor, of how many elements the first 16 are taken; an odd number of runs, so that rows
-    of a matrix, whose lengths are powers of two, are met at other columns each time."""
+    """For each tensor, the distance between sampled runs. It is an odd number of runs, so that in
+    matrices, whose rows are often powers of two long, the sampled columns vary."""
     total = sum(segment.stop - segment.start for segment in segments)
     return [RUN * (max(total // SAMPLE - 1, 0) | 1)] * len(segments)
 
@@ -181,7 +183,7 @@ def _length(vector: F64) -> float:
 
 
 def _against_others(units: F64) -> list[float]:
-    """The cosine of each unit vector, (M, n), and the sum of all the others; 0 if that is zero."""
+    """The cosine of each unit vector, (M, n), with the sum of the others; 0 if that is zero."""
     total = units.sum(0)
     dots = np.einsum("ij,j->i", units, total) - 1.0
     square = float(np.einsum("i,i->", total, total))
@@ -193,7 +195,8 @@ def _against_others(units: F64) -> list[float]:
 
 
 def _turned(pair: F64, along: F64 | None, slack: float) -> int | None:
-    """Which of two goes against the outer momentum, when the other goes with it."""
+    """Which of two goes against the outer momentum while the other goes with it; None if
+    neither."""
     if along is None:
         return None
     first, second = (float(each) for each in np.einsum("ij,j->i", pair, along))

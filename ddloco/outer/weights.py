@@ -1,19 +1,19 @@
-"""Arithmetic of single numbers that machines and merges share: weights, medians, norms."""
+"""Scalar arithmetic shared by machines and merges: weights, medians, norms."""
 
 from collections.abc import Sequence
 
 
 def merge_weight(tokens: int, steps: int) -> float:
-    """Return w = tokens * (tokens / steps), quantity times quality (paper 3.4); 0 when idle."""
+    """Return w = tokens * (tokens / steps), quantity times quality (paper 3.4); 0 without steps."""
     assert min(tokens, steps) >= 0, "both are counted up from zero"
     return tokens * (tokens / steps) if steps else 0.0
 
 
 def usual_norm(known: Sequence[tuple[float, int]], steps: int) -> float:
-    """The usual norm after so many steps, from what is known as (norm, steps); 0 for nothing known.
+    """The usual norm after ``steps`` steps, from known pairs (norm, steps); 0 if none are known.
 
-    More steps go further, at most so many times further; fewer may have gone as far, as they do
-    around an optimum.
+    A norm grows at most in proportion to the steps. For fewer steps it is not scaled down, because
+    around an optimum the norm does not shrink with them.
     """
     if not known:
         return 0.0
@@ -21,5 +21,6 @@ def usual_norm(known: Sequence[tuple[float, int]], steps: int) -> float:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """The median, of an even number of values the lower one: half of them may be too large."""
+    """The median; of an even number of values the lower one, since the upper half may be too
+    large."""
     return sorted(values)[(len(values) - 1) // 2]

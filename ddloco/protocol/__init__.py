@@ -1,1 +1,1 @@
-"""What is said and what happens in a job: messages, events, effects, and how parameters are cut."""
+"""A job's messages, events and effects, and how parameters are split into fragments."""

@@ -1,8 +1,8 @@
-"""The work that a learner or a syncer may ask for, beyond what any actor may.
+"""The work that a learner or a syncer may request, in addition to that of every actor.
 
-Arrays are named by handles:
-``host/STEP`` a learner's whole parameters, ``theta/P/T`` and ``momentum/P/T`` a fragment's global
-state in float32, ``wire/P/T`` the same fragment as it is sent.
+Arrays are named by handles: ``host/STEP`` for a learner's whole parameters, ``theta/P/T`` and
+``momentum/P/T`` for a fragment's global state in float32, ``wire/P/T`` for the same fragment in the
+form in which it is sent.
 """
 
 from msgspec import Struct
@@ -11,7 +11,7 @@ from ddloco.actors.effects import Work
 
 
 class Overwrite(Struct, frozen=True, array_like=True):
-    """Before the step: replace the fragment by the global one under the handle."""
+    """Before the step, replace the fragment by the global version under the handle."""
 
     fragment: int
     version: int
@@ -19,9 +19,9 @@ class Overwrite(Struct, frozen=True, array_like=True):
 
 
 class Share(Struct, frozen=True, array_like=True):
-    """One learner's part in a merge: its payload, its weight (tokens x tokens / steps), the
-    version that it was trained from, and in how many steps. ``usual`` is the norm that is usual
-    for them, 0 for unknown; ``moved`` how far the fragment has gone since that version."""
+    """One learner's contribution to a merge: its payload; its weight (tokens x tokens / steps); the
+    version that it was trained from, and for how many steps. ``usual`` is the usual norm after that
+    many steps, 0 if unknown; ``moved`` is how far the fragment has moved since that version."""
 
     name: str
     handle: str
@@ -33,11 +33,11 @@ class Share(Struct, frozen=True, array_like=True):
 
 
 class Recover(Work, frozen=True):
-    """Look for what an earlier incarnation of this syncer had merged and kept."""
+    """Find the merges that an earlier incarnation of this syncer stored."""
 
 
 class MakeParameters(Work, frozen=True):
-    """Initialise the task's parameters; those of ``fragments`` go under ``theta/p/0`` and
+    """Initialise the task's parameters; store those of ``fragments`` under ``theta/p/0`` and
     ``wire/p/0``."""
 
     fragments: tuple[int, ...]
@@ -49,9 +49,9 @@ class MakeParameters(Work, frozen=True):
 
 
 class RunStep(Work, frozen=True):
-    """Overwrite what is newer, run inner step ``step``, copy the parameters to ``out``; ``skip``
-    batches are left out before it, since an earlier incarnation has used them up, by going to
-    ``cursor`` where that is known."""
+    """Overwrite fragments that have newer versions, run inner step ``step``, and copy the
+    parameters to ``out``. Before it, ``skip`` batches that an earlier incarnation used are skipped,
+    by going to ``cursor`` if that is known."""
 
     step: int
     overwrites: tuple[Overwrite, ...]
@@ -82,7 +82,7 @@ class CopyState(Work, frozen=True):
 
 
 class EncodePiece(Work, frozen=True):
-    """Make a payload of one piece of a copy of the state; of a piece that came, of all of it."""
+    """Make a payload of one piece of a copy of the state, or of a whole received piece."""
 
     piece: int
     source: str
@@ -100,7 +100,7 @@ class EncodePiece(Work, frozen=True):
 
 
 class InstallState(Work, frozen=True):
-    """Take over parameters and optimizer state, given piece by piece."""
+    """Replace parameters and optimizer state by these pieces."""
 
     pieces: tuple[str, ...]
 
@@ -129,18 +129,18 @@ class EncodeFragment(Work, frozen=True):
 
 
 class MergeFragment(Work, frozen=True):
-    """Merge contributions into a fragment, take the outer step, keep the result where the next
-    incarnation finds it; only then is the merge done. New handles for the result.
+    """Merge contributions into a fragment, take the outer step, and store the result on disk for
+    the next incarnation; only then is the merge done. The result gets new handles.
 
-    An empty ``momentum`` stands for zeros. ``spent`` says per incarnation which base's tokens
-    earlier merges of this fragment have used up, ``batches`` how many each actor has drawn of its
-    shard; both are kept with the result, since no token may be merged twice, and no data read
-    twice, whoever has died in between.
+    An empty ``momentum`` means zeros. ``spent`` gives per incarnation the base version of the last
+    contribution merged into this fragment, ``batches`` gives per actor the batches of its shard
+    that it has used. Both are stored with the result, so that after a crash no token is merged
+    twice and no batch is trained on twice.
 
-    ``band`` is how many times a share's usual norm is believed, 0 for everything; ``cosine`` is the
-    usual one, None for unknown. See ``measure``. With ``adopt`` the shares started from a version
-    that this syncer has lost: their weighted average takes the place of ``theta``, and the momentum
-    begins anew.
+    ``band`` is the largest accepted multiple of a share's usual norm, 0 for no limit; ``cosine`` is
+    the usual cosine, None if unknown. See ``outlier_test``. With ``adopt`` the shares were trained
+    from a version that this syncer has lost: their weighted average replaces ``theta``, and the
+    momentum restarts at zero.
     """
 
     t: int
@@ -167,8 +167,8 @@ class MergeFragment(Work, frozen=True):
 
 
 class Differentiate(Work, frozen=True):
-    """The gradient of the next batch at the parameters under ``source``, as payload in wire dtype;
-    its result is that of a step."""
+    """Compute the gradient of the next batch at the parameters under ``source``, as a payload in
+    wire dtype. The result is a ``StepFinished``."""
 
     step: int
     source: str
@@ -186,8 +186,9 @@ class Differentiate(Work, frozen=True):
 
 
 class AverageGradients(Work, frozen=True):
-    """Average gradients by weight, take one step of the inner optimizer on the parameters under
-    ``theta``; ``out`` names the new parameters and their payload. Its result is that of a merge."""
+    """Average gradients by weight and take one step of the inner optimizer on the parameters under
+    ``theta``. ``out`` names the new parameters and their payload. The result is a
+    ``FragmentMerged``."""
 
     t: int
     theta: str
@@ -206,7 +207,7 @@ class AverageGradients(Work, frozen=True):
 
 
 class Evaluate(Work, frozen=True):
-    """Held-out loss of the global parameters, given fragment by fragment."""
+    """Compute the held-out loss of the global parameters, given by fragment."""
 
     fragments: tuple[str, ...]
 
@@ -217,7 +218,7 @@ class Evaluate(Work, frozen=True):
 
 
 class SaveModel(Work, frozen=True):
-    """Write the global parameters to the run folder, given fragment by fragment."""
+    """Write the global parameters, given by fragment, to the run folder."""
 
     fragments: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Everything that can happen to a learner or a syncer; with transport's own, what a tape holds."""
+"""All events of learners and syncers; with those of the transport, everything that a tape holds."""
 
 from msgspec import Struct
 
@@ -9,8 +9,9 @@ from transport import Event, MessageArrived
 
 
 class OwnState(Struct, frozen=True, array_like=True):
-    """What a learner was in a snapshot, in a job that went on without it: its worker's state, under
-    ``handle``, after step ``copy``, when it held ``versions``; ``digest`` is of all of it."""
+    """A learner's own state from a snapshot, in a job that continued without it: its worker's state
+    under ``handle``, after step ``copy`` and with fragment ``versions``; ``digest`` covers it all.
+    """
 
     snapshot: str
     copy: int
@@ -20,7 +21,7 @@ class OwnState(Struct, frozen=True, array_like=True):
 
 
 class Started(Event, frozen=True):
-    """The actor's first event: the parameters' leaves, as its worker describes the task's."""
+    """The actor's first event: the parameters' leaves, as its worker describes them."""
 
     incarnation: str
     leaves: tuple[Leaf, ...]
@@ -28,9 +29,9 @@ class Started(Event, frozen=True):
 
 
 class Kept(Struct, frozen=True, array_like=True):
-    """A fragment that was kept: its version, whose tokens of which base it has used up, and how
-    many batches each actor had drawn by then. Its arrays stand under ``theta/p/v``,
-    ``momentum/p/v`` and ``wire/p/v``; ``digest`` is of all."""
+    """A stored fragment: its version, the base version of each incarnation's last contribution, and
+    the batches that each actor had used. Its arrays are under ``theta/p/v``, ``momentum/p/v`` and
+    ``wire/p/v``; ``digest`` covers theta and momentum."""
 
     fragment: int
     version: int
@@ -40,23 +41,23 @@ class Kept(Struct, frozen=True, array_like=True):
 
 
 class Recovered(WorkResult, frozen=True):
-    """What was found, in order of fragments; nothing at the first start of a job. ``run`` tells the
-    run that goes on from it from others of the same job."""
+    """The stored fragments that were found, sorted by number; none at a job's first start. ``run``
+    identifies this run among those of the same job."""
 
     kept: tuple[Kept, ...]
     run: str = ""
 
 
 class ParametersMade(WorkResult, frozen=True):
-    """The task's initial parameters stand under the handles asked for."""
+    """The task's initial parameters are stored under the requested handles."""
 
     digest: bytes
 
 
 class StepFinished(WorkResult, frozen=True):
-    """An inner step is done: ``loss`` of its batch before the update, ``tokens`` in the batch, the
-    digest of the batch, where stream and schedules stand now (see ``Progress.cursor``), and the
-    host copy of the parameters under the handle asked for."""
+    """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
+    ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
+    schedules (see ``Progress.cursor``). The host copy is under the requested handle."""
 
     step: int
     loss: float
@@ -66,34 +67,34 @@ class StepFinished(WorkResult, frozen=True):
 
 
 class FragmentEncoded(WorkResult, frozen=True):
-    """A fragment of a host copy stands ready to be sent; ``digest`` is its payload's."""
+    """A fragment of a host copy is ready to be sent; ``digest`` is its payload's."""
 
     digest: bytes
 
 
 class StateCopied(WorkResult, frozen=True):
-    """The state stands under the handle asked for, to be cut into ``pieces``; none where the
-    task's optimizer state cannot be copied. ``digest`` is xxh3-128 of all of it."""
+    """The state is stored under the requested handle, to be split into ``pieces``; 0 if the task's
+    optimizer state cannot be copied. ``digest`` is xxh3-128 of the whole state."""
 
     pieces: int
     digest: bytes
 
 
 class PieceEncoded(WorkResult, frozen=True):
-    """A piece of a state stands ready to be sent; ``digest`` is its payload's."""
+    """A piece of a state is ready to be sent; ``digest`` is its payload's."""
 
     digest: bytes
 
 
 class StateInstalled(WorkResult, frozen=True):
-    """The state was taken over; or left alone, where it is not ``sound`` (NaN or Inf)."""
+    """The state was installed; or, if it is not ``sound`` (it has NaN or Inf), ignored."""
 
     sound: bool
 
 
 class Measured(Struct, frozen=True, array_like=True):
-    """A contribution of finite numbers: the norm of theta - contribution, and its cosine to the sum
-    of the others' directions; None where there were none, or it is not to be compared."""
+    """A finite contribution: the norm of theta - contribution, and its cosine to the sum of the
+    others' directions; None if there are no others, or it is not comparable."""
 
     name: str
     norm: float
@@ -101,9 +102,9 @@ class Measured(Struct, frozen=True, array_like=True):
 
 
 class FragmentMerged(WorkResult, frozen=True):
-    """A merge is done. ``accepted`` and ``weights`` (normalised) go together, in the order of
-    summation; ``refused`` holds (learner, reason); the digests are of what the handles hold.
-    ``measured`` has accepted and refused ones, ``moved`` is how far the outer step went."""
+    """A merge is done. ``accepted`` and ``weights`` (normalised) are parallel, in the order of
+    summation; ``refused`` holds (learner, reason); the digests are of the new arrays. ``measured``
+    covers accepted and refused contributions; ``moved`` is the length of the outer step."""
 
     accepted: tuple[str, ...]
     weights: tuple[float, ...]
@@ -116,7 +117,7 @@ class FragmentMerged(WorkResult, frozen=True):
 
 
 class Evaluated(WorkResult, frozen=True):
-    """Held-out loss of the global parameters; None where the task has no ``evaluate``."""
+    """The held-out loss of the global parameters; None if the task has no ``evaluate``."""
 
     loss: float | None
 
@@ -142,4 +143,4 @@ Happened = (
     | Evaluated
     | ModelSaved
 )
-"""The union that a tape's events belong to."""
+"""The union of the events on a job's tapes."""

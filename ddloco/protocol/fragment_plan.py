@@ -1,13 +1,13 @@
-"""How the parameters are cut into fragments (paper section 4).
+"""How the parameters are split into fragments (paper section 4).
 
-A fragment is a set of whole tensors that is synchronised together; fragment p is due when
-`t mod H == t_p`. Every party derives the plan on its own from the names, shapes and dtypes, and
-the handshake compares digests, so everything here is a pure function of its arguments.
+A fragment is a set of whole tensors that are synchronised together; fragment p is due when
+`t mod H == t_p`. Each actor derives the plan from the names, shapes and dtypes, and the handshake
+compares digests, so everything here is a pure function of its arguments.
 
-The plan also fixes the memory layout. The whole parameter copy is one byte region: fragment after
-fragment, tensor after tensor, each tensor start aligned to a cache line. A fragment is therefore
-one contiguous slice that can be sent without gathering. Padding bytes belong to the slice and are
-kept zero by whoever writes it, so that equal parameters have equal bytes.
+The plan also defines the memory layout. The whole parameter copy is one byte region: fragment after
+fragment, tensor after tensor, with the start of each tensor aligned to a cache line. So a fragment
+is one contiguous slice, which can be sent without gathering. Padding belongs to the slice and is
+always written as zeros, so that equal parameters have equal bytes.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ class _Layout(msgspec.Struct, frozen=True):
 
 
 class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
-    """Which tensor is in which fragment, when each fragment is due, and where its bytes lie.
+    """Which tensor is in which fragment, when each fragment is due, and where its bytes are.
 
-    `fragments[p]` lists the tensors of fragment p in the order of their names as UTF-8 bytes.
+    `fragments[p]` lists the tensors of fragment p, sorted by name as UTF-8 bytes.
     `offsets[p]` is t_p, in steps, distinct and below `interval` (H).
-    Lookups are precomputed once, because they are made on every step and every message.
+    Lookups are computed once in advance, because each step and each message needs them.
     """
 
     fragments: tuple[tuple[Leaf, ...], ...]
@@ -86,7 +86,7 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def total_bytes(self) -> int:
-        """The length of the whole region, padding included."""
+        """The length of the whole region, including padding."""
         return self._layout.slices[-1][1]
 
     def fragment_slice(self, p: int) -> tuple[int, int]:
@@ -115,16 +115,17 @@ def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int
 def make_plan(
     leaves: Iterable[Leaf], *, fragments: int, interval: int, strategy: str
 ) -> FragmentPlan:
-    """Cut `leaves` into at most `fragments` (P) fragments, synchronised every `interval` (H) steps.
+    """Split `leaves` into at most `fragments` (P) fragments, each due every `interval` (H) steps.
 
     Args:
         leaves: every tensor of the model, in any order; the result does not depend on it.
-        fragments: P, at least 1 and at most H. Fewer come out when there are fewer pieces.
+        fragments: P, at least 1 and at most H. The result has fewer if there are fewer tensors or
+            layers.
         interval: H, in steps.
         strategy: "layer" (whole layers), "tensor" (runs of tensors) or "balanced" (LPT).
 
     Raises:
-        ValueError: with one line that says which argument is impossible.
+        ValueError: one line that says which argument is invalid.
     """
     ordered = sorted(leaves, key=_utf8)
     _check(ordered, fragments, interval, strategy)
@@ -159,7 +160,7 @@ def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str)
 
 
 def _balanced(leaves: Sequence[Leaf], count: int) -> list[list[Leaf]]:
-    # Longest processing time first: the heaviest fragment is within 4/3 of the best possible.
+    # Longest processing time first: the largest fragment is within 4/3 of the optimum.
     bins: list[list[Leaf]] = [[] for _ in range(count)]
     weights = [0] * count
     for leaf in sorted(leaves, key=lambda leaf: (-leaf.nbytes, _utf8(leaf))):
@@ -192,7 +193,7 @@ _STRATEGIES: dict[str, Callable[[Sequence[Leaf], int], list[list[Leaf]]]] = {
 
 
 def _layer_of(name: str) -> tuple[str, ...]:
-    # The last component names the tensor within its layer: a `w1` there is not a layer's index.
+    # The last component names the tensor in its layer: a `w1` there is not a layer's index.
     parts = name.split("/")
     for i, part in enumerate(parts[:-1]):
         if part[-1:].isdecimal():
@@ -201,7 +202,7 @@ def _layer_of(name: str) -> tuple[str, ...]:
 
 
 def _natural(parts: tuple[str, ...]) -> tuple[object, ...]:
-    # re.split with a group alternates text and digits, so positions always compare like with like.
+    # re.split with a group alternates text and digits, so text is never compared with numbers.
     pieces = [re.split(r"(\d+)", part) for part in parts]
     keys = [[int(x) if i % 2 else x for i, x in enumerate(piece)] for piece in pieces]
     return (keys, parts)

@@ -1,4 +1,4 @@
-"""What learners and syncer say to each other. Statements are absolute: the newest one wins."""
+"""The messages between learners and syncer. They state absolute values: the newest one counts."""
 
 from typing import Annotated
 
@@ -15,24 +15,24 @@ Versions = Annotated[
 
 
 CURSOR_BYTES_MAX = 4096
-"""A cursor travels with every report, so it is no larger than a report of many fragments. A
-stream with a larger state is drawn again from its beginning when a learner comes back."""
+"""A cursor is part of every report, so it is no larger than a report of many fragments. A stream
+with a larger state is drawn again from its beginning when a learner returns."""
 
 Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
 
 
 class Progress(Body, frozen=True):
-    """A learner's whole state of affairs, after every step (paper: the metadata tuple).
+    """A learner's report after every step (paper: the metadata tuple).
 
     Attributes:
-        step: last finished inner step, 0 before the first.
-        step_s: seconds that a step takes, smoothed; 0 before the first.
-        versions: per fragment the global step whose merge it holds, -1 for none.
+        step: the last finished inner step, 0 before the first.
+        step_s: smoothed duration of a step in seconds; 0 before the first.
+        versions: per fragment the global step of the merge that it holds, -1 for none.
         steps: per fragment the steps trained since it received that version.
         tokens: per fragment the tokens trained on since then.
-        batches: batches of its shard that this learner and its former selves have used up.
-        cursor: where its stream and its schedules stand after these, as its worker says it
-            (``data_stream``); empty before the first step.
+        batches: batches of its shard that this learner, including earlier incarnations, has used.
+        cursor: the positions of its stream and schedules after these batches (``data_stream``);
+            empty before the first step.
     """
 
     step: Count
@@ -45,7 +45,7 @@ class Progress(Body, frozen=True):
 
 
 class Pull(Body, frozen=True):
-    """The syncer asks for a fragment for the sync of global step ``t``."""
+    """The syncer requests a fragment for the sync of global step ``t``."""
 
     t: Count
     fragment: Count
@@ -68,7 +68,8 @@ class Contribution(Body, frozen=True):
 class GlobalFragment(Body, frozen=True):
     """The newest version of a fragment, as payload, in wire dtype.
 
-    With ``instead`` it replaces what was trained since the same version: that was refused.
+    With ``instead`` the learner must discard what it trained since the same version, because that
+    contribution was rejected.
     """
 
     fragment: Count
@@ -77,17 +78,17 @@ class GlobalFragment(Body, frozen=True):
 
 
 class Roster(Body, frozen=True):
-    """The syncer's word on who has gone for good: below ``floors[actor]`` no incarnation of an
-    actor will be heard of again. ``epoch`` counts the changes of the set of members."""
+    """The syncer's announcement of departed incarnations: those of an actor below
+    ``floors[actor]`` will send nothing more. ``epoch`` counts the changes of the set of members."""
 
     epoch: Count
     floors: dict[Name, Count]
 
 
 class Resume(Body, frozen=True):
-    """The syncer's word to a learner that has not begun: ``batches`` of its shard are used up,
-    ``cursor`` is where that was, and ``donor`` has state for it; with none it begins from the
-    globals, which are on their way."""
+    """The syncer's instruction to a learner before its first step: ``batches`` of its shard have
+    been used, up to position ``cursor``, and ``donor`` has state for it. Without a donor it starts
+    from the global fragments, which are being sent."""
 
     batches: Count
     donor: Annotated[str, Meta(max_length=128)]
@@ -95,9 +96,9 @@ class Resume(Body, frozen=True):
 
 
 class StateWanted(Body, frozen=True):
-    """Piece ``piece`` of the state of ``who``, please; said to a donor, ``who`` is who asks.
+    """A request for piece ``piece`` of a state. Sent to a donor, ``who`` is the learner that asks.
 
-    ``copy`` is the donor's step of the copy that the asker has pieces of, 0 for none.
+    ``copy`` is the donor's step of the copy of which the learner already has pieces, 0 for none.
     """
 
     who: Name
@@ -107,8 +108,9 @@ class StateWanted(Body, frozen=True):
 
 class StatePiece(Body, frozen=True):
     """Piece ``piece`` of ``pieces`` of a learner's parameters and optimizer state after its step
-    ``copy``, as payload; ``versions`` are those that it held then. ``who`` is to have it, or, said
-    to that one, whose it is. Without any pieces: this task's state cannot be copied."""
+    ``copy``, as payload; ``versions`` are the fragment versions that it held then. ``who`` is the
+    receiver, or in the message to that one, the donor. 0 ``pieces`` means that this task's state
+    cannot be copied."""
 
     who: Name
     copy: Count
@@ -118,21 +120,21 @@ class StatePiece(Body, frozen=True):
 
 
 class StateRefused(Body, frozen=True):
-    """The state of ``who`` cannot be trained from; another donor, please, or the globals."""
+    """The state of ``who`` is not usable; requests another donor, or the global fragments."""
 
     who: Name
     reason: Reason
 
 
 class Close(Body, frozen=True):
-    """The lead's word to another shard: launch nothing more, and send what you own."""
+    """The leading shard tells another one to launch no more syncs and to send its fragments."""
 
     reason: Reason
 
 
 class ShardReport(Body, frozen=True):
-    """A shard's word to the lead, now and then: how many merges it has done, and per fragment its
-    version (-1 for those of others). Once it is ``over``, these versions are on their way."""
+    """A shard's periodic report to the leading shard: the number of its merges, and per fragment
+    its version (-1 for fragments of other shards). Once ``over``, these versions are being sent."""
 
     merges: Count
     versions: Versions
@@ -140,7 +142,7 @@ class ShardReport(Body, frozen=True):
 
 
 class Stop(Body, frozen=True):
-    """The job is over at global step ``t``; finish the step at hand and leave."""
+    """The job has ended at global step ``t``; finish the current step and leave."""
 
     t: Count
     reason: Reason
@@ -161,4 +163,4 @@ Said = (
     | ShardReport
     | Stop
 )
-"""Everything that may travel in a job; the codec is made for this union."""
+"""The union of all messages in a job; the codec is made for it."""

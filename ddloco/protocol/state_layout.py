@@ -1,6 +1,6 @@
-"""A learner's whole state as bytes: parameters as the plan lays them out, then the optimizer's.
+"""The layout of a learner's whole state: parameters in the plan's layout, then the optimizer's.
 
-What a peer gives to a learner that comes back. Every tensor starts aligned; padding is zero.
+A peer sends it to a learner that returns. Every tensor's start is aligned; padding is zero.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,22 +12,22 @@ import numpy as np
 from transport import Bytes, aligned
 
 PIECE_BYTES = 16 * 2**20
-"""A state travels in pieces of 16 MiB: long enough that asking for one costs nothing beside it,
-short enough that a fragment never waits long behind one."""
+"""A state is sent in pieces of 16 MiB: large enough that the cost of a request is negligible, small
+enough that a fragment never waits long behind one."""
 
 TENSOR = "state"
-"""The name of a piece's one tensor."""
+"""The name of the single tensor in a piece."""
 
 
 class Moments:
-    """Where the optimizer's leaves lie, behind the parameters.
+    """The positions of the optimizer's leaves, after the parameters.
 
     Args:
-        leaves: shapes and dtypes, in order; anything with both.
+        leaves: in order, anything with a shape and a dtype.
         start: bytes of the parameters.
 
     Raises:
-        TypeError: a leaf is no plain numbers, such as a random key.
+        TypeError: a leaf is not numeric, such as a random key.
     """
 
     def __init__(self, leaves: Iterable[Any], start: int) -> None:
@@ -39,8 +39,8 @@ class Moments:
             self.stop += aligned(_nbytes(leaf.shape, dtype))
 
     def write(self, leaves: Sequence[Any], state: Bytes) -> None:
-        """Copy the leaves to where they belong; what lies between them may be memory used before,
-        and becomes zero."""
+        """Copy the leaves to their positions and set the padding to zero, since the memory may have
+        been used before."""
         for leaf, view in zip(leaves, self._views(state), strict=True):
             np.copyto(view, np.asarray(leaf))
         stops = [start for start, _, _ in self._leaves[1:]] + [self.stop]
@@ -48,7 +48,7 @@ class Moments:
             state[start + _nbytes(shape, dtype) : stop] = 0
 
     def read(self, state: Bytes) -> list[Any]:
-        """The leaves, as copies."""
+        """Copies of the leaves."""
         return [view.copy() for view in self._views(state)]
 
     def _views(self, state: Bytes) -> list[Any]:
@@ -64,19 +64,19 @@ def _nbytes(shape: Sequence[int], dtype: np.dtype[Any]) -> int:
 
 
 def pieces_of(nbytes: int, piece_bytes: int = PIECE_BYTES) -> int:
-    """How many pieces a state has."""
+    """The number of pieces of a state."""
     return -(-nbytes // piece_bytes)
 
 
 def piece_slice(piece: int, nbytes: int, piece_bytes: int = PIECE_BYTES) -> slice:
-    """Where a piece lies in a state of ``nbytes``."""
+    """The byte range of a piece in a state of ``nbytes``."""
     return slice(piece * piece_bytes, min((piece + 1) * piece_bytes, nbytes))
 
 
 def piece_layout(
     piece: int, pieces: int, nbytes: int
 ) -> tuple[tuple[str, tuple[int, ...], str], ...] | None:
-    """(name, shape, dtype) of a piece's tensor; None for a piece that a state does not have."""
+    """(name, shape, dtype) of a piece's tensor; None for a piece that does not exist."""
     if pieces != pieces_of(nbytes) or piece >= pieces:
         return None
     part = piece_slice(piece, nbytes)

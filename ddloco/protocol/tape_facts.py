@@ -1,30 +1,30 @@
-"""What a tape's header says of how it was recorded, beside the job: facts, by name."""
+"""Names of the facts in a tape's header that say how it was recorded, in addition to the job."""
 
 from ddloco.actors.actor import ACTOR_SEMANTICS
 from replay import Header
 
 TENSORS = "tensors"
-"""The option of a simulated task: how many tensors its model has."""
+"""The option of a simulated task: the number of tensors in its model."""
 
 DEVICE, SIMULATED = "device", "simulated"
-"""The fingerprint of a simulated actor names this device."""
+"""The entry and value in the fingerprint of a simulated actor."""
 
 ARITHMETIC = "arithmetic"
-"""The entry of such a fingerprint that tells whether numbers were computed, too."""
+"""The entry in such a fingerprint that says whether numbers were computed as well."""
 
 STATE_PIECES = "state pieces"
-"""The fact that tells into how many pieces a state was cut, where that is not its own affair."""
+"""The fact with the number of pieces of a state, if the state came from elsewhere."""
 
 TASK = "task sha256"
-"""The fact in a tape's header that tells which source the task had."""
+"""The fact in a tape's header with the digest of the task's source file."""
 
 SEMANTICS: tuple[str, ...] = (
     *ACTOR_SEMANTICS,
     *("fresh-quorum", "pull-unmerged", "launch-floor", "median-step", "bands"),
 )
-"""What a job's tapes name. A tape that names others is refused before it is replayed."""
+"""The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 
 
 def is_simulated(header: Header) -> bool:
-    """Whether a tape was left by a simulation."""
+    """Whether a tape was recorded by a simulation."""
     return header.fingerprint.get(DEVICE) == SIMULATED

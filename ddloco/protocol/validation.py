@@ -1,4 +1,4 @@
-"""What tensors a message of a job must carry: only they know who know the plan."""
+"""Checks that a message of a job carries the right tensors, which needs the fragment plan."""
 
 from collections.abc import Callable
 from functools import cache
@@ -14,11 +14,11 @@ Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def admission(plan: FragmentPlan, state_bytes: int) -> Callable[[Header[Any]], None]:
-    """Admits messages whose tensors are those that their bodies must carry.
+    """Return a check that raises unless a message carries the tensors that its body requires.
 
     Args:
-        plan: how the parameters are cut.
-        state_bytes: of a learner's whole state.
+        plan: how the parameters are split into fragments.
+        state_bytes: size of a learner's whole state.
     """
     layout = cache(lambda fragment: wire_layout(plan, fragment))
 
