@@ -1,7 +1,8 @@
 """The tape and the second run: record every event at the door, execute it again, compare.
 
 Generic over events and machines. ``tape`` documents the format to the byte, ``recorder`` writes it,
-``player`` feeds it to a machine, ``divergence`` says where the two part.
+``player`` feeds it to a machine, ``stepper`` walks along it both ways, ``divergence`` says where
+the two part.
 """
 
 from replay.divergence import Divergence as Divergence
@@ -10,6 +11,8 @@ from replay.player import describe as describe
 from replay.recorder import OnError as OnError
 from replay.recorder import Recorder as Recorder
 from replay.recorder import digest_effects as digest_effects
+from replay.stepper import Step as Step
+from replay.stepper import Stepper as Stepper
 from replay.tape import Header as Header
 from replay.tape import Tape as Tape
 from replay.tape import TapeError as TapeError

@@ -53,6 +53,8 @@ class Player(Generic[E]):
         self.actor = actor
         self.played = 0
         """Events handled and found equal."""
+        self.failure: Exception | None = None
+        """What the machine raised at the newest event, as it did then."""
         self._after = after
         self._decode = msgspec.msgpack.Decoder(event_type).decode
         self._context: deque[tuple[int, E]] = deque(maxlen=CONTEXT_EVENTS)
@@ -63,11 +65,11 @@ class Player(Generic[E]):
         The last is None for the final event of an actor that was killed while handling it.
         """
         pending: tape.Event | None = None
-        for record in self.tape.records():
+        for record in self.tape.records(self._after):
             if isinstance(record, tape.Event):
                 if pending is not None:
                     yield pending, self._event(pending), None
-                pending = record if record.n > self._after else None
+                pending = record
             elif isinstance(record, tape.Effects | tape.Raised) and pending is not None:
                 yield pending, self._event(pending), record
                 pending = None
@@ -89,12 +91,12 @@ class Player(Generic[E]):
         Raises:
             Divergence: clock, effects or failure differ.
         """
-        failure: Exception | None = None
+        failure = self.failure = None
         effects: Sequence[Any] = ()
         try:
             effects = self.actor.handle(record.at, event)
         except Exception as error:  # noqa: BLE001, whatever a machine raises is on the tape too
-            failure = error
+            failure = self.failure = error
         learned = self.actor.learned
         if learned != record.clock or self.actor.clock.number != record.n:
             raise self.differs(record, event, "clock", record.clock, learned)

@@ -88,17 +88,18 @@ class Chain(Tape):
         self.closed: str | None = None
         self.files = tuple(files)
 
-    def records(self) -> Iterator[Event | Effects | Raised | Closed]:
-        """Everything after the first header.
+    def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
+        """Read the records of every event behind event ``after``.
 
         Raises:
             TapeError: a file is damaged, or does not begin where the one before it ends.
         """
-        last = self.header.after
+        entered = max(sum(file.header.after <= after for file in self.files), 1) - 1
+        last = self.files[entered].header.after
         before: Tape | None = None
-        for file in self.files:
+        for file in self.files[entered:]:
             _check_joint(before, last, file)
-            for record in file.records():
+            for record in file.records(after):
                 last = record.n
                 yield record
             before = file

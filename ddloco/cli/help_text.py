@@ -97,3 +97,11 @@ your own: copy one from ddloco/simulation/scenarios, and
 
 Exit code 1: an invariant was violated. The seed and the command that repeats it are printed, and
 the tapes of that world are kept, for tape show and replay."""
+
+WHY = """\
+  ddloco why runs/first merge 40              what merge 40 waited for, and who was in it
+  ddloco why runs/first absent learner-2 40   why learner-2 was not
+  ddloco why runs/first event syncer.1:782    the chain of causes of an event
+  ddloco why runs/first loss                  whose loss left its band first
+
+Each claim names the event that shows it. Only machines are stepped, no task is executed."""

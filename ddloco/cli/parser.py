@@ -13,7 +13,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ddloco.cli.help_text import EXAMPLES, OVERVIEW, PERFORM_MORE, RUN_MORE, SIMULATIONS, SNAPSHOTS
+from ddloco.cli.help_text import (
+    EXAMPLES,
+    OVERVIEW,
+    PERFORM_MORE,
+    RUN_MORE,
+    SIMULATIONS,
+    SNAPSHOTS,
+    WHY,
+)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     _add_observe(orders)
     _add_stop(orders)
     _add_replay(orders)
+    _add_why(orders)
     _add_simulate(orders)
     _add_tape(orders)
     _add_snapshot(orders)
@@ -249,7 +258,18 @@ def _add_status(orders: Orders) -> None:
         "Exit code 0: all have answered. 1: one did not, and is named.",
     )
     add = command.add_argument
-    add("addresses", metavar="ADDRESS", nargs="+", help="a syncer: tcp://127.0.0.1:5555")
+    add(
+        "addresses",
+        metavar="ADDRESS",
+        nargs="+",
+        help="a syncer: tcp://127.0.0.1:5555; with --at a run folder",
+    )
+    add(
+        "--at",
+        metavar="EVENT",
+        default="",
+        help="of a recorded run: the state of all actors as event EVENT knew it, syncer.1:540",
+    )
     add("--watch", action="store_true", help="repeat every second until Ctrl-C")
     _add_asking(command)
     command.set_defaults(run="status")
@@ -327,6 +347,35 @@ def _add_replay(orders: Orders) -> None:
     )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
+
+
+def _add_why(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "why",
+        "explain a recorded run: a merge, an absence, an event, a loss",
+        WHY,
+    )
+    command.add_argument("folder", metavar="RUN", type=Path, help="the run folder")
+    questions = command.add_subparsers(dest="question", metavar="QUESTION", required=True)
+    for name, what in (
+        ("merge", "what a merge waited for, who was in it, and who was not"),
+        ("absent", "why a learner was not in a merge"),
+        ("event", "what led to an event, back to what came from outside"),
+        ("loss", "which learner's loss left its band first, and which contributions stand out"),
+    ):
+        question = _command(questions, name, what)
+        if name == "absent":
+            question.add_argument("learner", metavar="LEARNER", help="learner-2, or learner-2.1")
+        if name in {"merge", "absent"}:
+            question.add_argument("t", metavar="T", type=int, help="the merge's global step")
+        if name == "event":
+            question.add_argument("event", metavar="EVENT", help="such as syncer.1:782")
+            question.add_argument(
+                "--depth", metavar="N", type=int, default=16, help="causes to show (default: 16)"
+            )
+        question.add_argument("--json", action="store_true", help="print JSON")
+        question.set_defaults(run="why")
 
 
 def _add_tape(orders: Orders) -> None:

@@ -18,6 +18,7 @@ from rich.progress import Progress
 from clocks import actor_of
 from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.cli.debug import status_at, why
 from ddloco.cli.examples import EXAMPLES, put_examples
 from ddloco.cli.perform import find_programs, perform
 from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
@@ -61,7 +62,7 @@ PORT_MAX = 65535
 BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
 """What a replay says about what it was given."""
 
-ELSEWHERE = (perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
+ELSEWHERE = (why, perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
 """Commands that have modules of their own; all are found here, by name."""
 
 
@@ -319,7 +320,11 @@ def keys(given: argparse.Namespace) -> int:
 
 
 def status(given: argparse.Namespace) -> int:
-    """``ddloco status``: how running syncers are."""
+    """``ddloco status``: how running syncers are, or a recorded job at one of its events."""
+    if given.at:
+        if len(given.addresses) != 1:
+            return complain(f"--at {given.at}: want one run folder, not {len(given.addresses)}")
+        return status_at(given)
 
     async def ask() -> None:
         await show_status(

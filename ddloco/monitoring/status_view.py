@@ -21,6 +21,8 @@ class Waiting(Struct, frozen=True):
     missing: tuple[str, ...] = ()
     since_s: float = 0.0
     until_s: float | None = None
+    absent: dict[str, str] = {}
+    """Learners that do not count for its quorum, with the reason."""
 
 
 class InFlight(Struct, frozen=True):
@@ -111,7 +113,7 @@ def picture(status: Status) -> Group:
         lines.append(f"[red]{escape(status.problem)}[/red]")
     table = [members(status)] if status.members else []
     syncs = [escape(in_words(sync)) for sync in status.in_flight]
-    waits = [escape(waiting_in_words(status.waiting))] if status.waiting is not None else []
+    waits = [escape(line) for line in waits_in_words(status.waiting)] if status.waiting else []
     doubts = [
         escape(f"{each.learner}: {each.refused} refused, the last: {each.refused_for}")
         for each in status.members
@@ -171,6 +173,13 @@ def in_words(sync: InFlight) -> str:
     late = [name for name in sync.pulled if name not in sync.arrived]
     answered = f"{len(sync.arrived)} of {len(sync.pulled)} have answered"
     return f"{what}: {answered}, waits for {_names(late)}, {since}, {_until(sync.until_s)}"
+
+
+def waits_in_words(waiting: Waiting) -> list[str]:
+    """The next sync on one line, and a line for each learner that does not count for it."""
+    named = [f"  {who} does not count: {why}" for who, why in waiting.absent.items()]
+    more = [f"  and {len(named) - NAMES_MAX} more"] if len(named) > NAMES_MAX else []
+    return [waiting_in_words(waiting), *named[:NAMES_MAX], *more]
 
 
 def waiting_in_words(waiting: Waiting) -> str:

@@ -127,7 +127,7 @@ class Belief(Books[World, Node]):
         for name in event.accepted:
             self._row[name] = 0
         for name, _ in event.refused:
-            if name not in machine._membership.members:
+            if name not in machine.membership.members:
                 continue
             self._row[name] += 1
             if self._row[name] < STRIKES:

@@ -73,7 +73,7 @@ class Bounds(Books[World, Node]):
             newest[actor] = max(newest.get(actor, 0), number_of(name))
         machine: Any = node.actor.machine
         learners, clock = world.job.job.learners, node.actor.clock
-        merged = len(machine._membership.merged)
+        merged = len(machine.membership.merged)
         hold(merged <= learners, MEMORY, f"{merged} incarnations of {learners} are remembered")
         if len(clock) > learners + len(world.vaults):
             for name in clock.others():

@@ -202,7 +202,7 @@ class Pictures(Books[World, Node]):
         for name, said in coming:
             again = (name, said.fragment, said.base) in spent
             self.hold(not again, "merge-once", f"{snapshot}: {name}'s {said} is merged already")
-        known = syncer._membership.merged
+        known = syncer.membership.merged
         for name, fragment, base in spent:
             forgotten = name in known and known[name][fragment] < base
             what = f"{snapshot}: {who} has forgotten that {base} of {name} is spent"

@@ -1,12 +1,23 @@
 """Folders of tapes, and chains of files: joined, with holes, and killed while one was begun."""
 
+import sys
 from pathlib import Path
 
 import msgpack
 import msgspec
 import pytest
 
-from replay import Header, Recorder, Tape, TapeError, TapeWriter, bytes_of, files_of, open_tapes
+from replay import (
+    Header,
+    Recorder,
+    Tape,
+    TapeError,
+    TapeWriter,
+    bytes_of,
+    files_of,
+    open_tapes,
+    tape,
+)
 from replay import verify as verify_tapes
 from replay.tape import Closed, Effects, Event
 from replay.tape_files import BEHIND, whose
@@ -285,3 +296,19 @@ def test_names_of_files(tmp_path):
         (after, path.name) for after, path in found
     ]
     assert (15, None) == (bytes_of(tmp_path, "a.1"), bytes_of(tmp_path, "c.1"))
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_reading_behind_an_event_gives_the_rest_of_the_tape(tmp_path, monkeypatch, files):
+    """Whatever was read before: a tape is entered at a mark, and nothing is missing or doubled."""
+    monkeypatch.setattr(tape, "MARK_EVENTS", 2)
+    monkeypatch.setattr(sys.modules[__name__], "EVENTS_IN_A_FILE", 20 // files)
+    record(tmp_path, files)
+    for scanned in (False, True):
+        [opened] = open_tapes(tmp_path)
+        every = list(opened.records())
+        last = every[-1].n
+        fresh = opened if scanned else open_tapes(tmp_path)[0]
+        for after in (0, 1, 2, 3, last - 1, last, 2, last + 1):
+            expected = [each for each in every if each.n > after]
+            assert expected == list(fresh.records(after))

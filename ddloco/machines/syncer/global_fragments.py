@@ -7,6 +7,7 @@ from typing import Any
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import Bands
+from ddloco.machines.syncer.pacing import Waiting
 from ddloco.outer.weights import merge_weight
 from ddloco.protocol.effects import MergeFragment, Share
 from ddloco.protocol.events import FragmentMerged
@@ -46,7 +47,8 @@ class Sync:
     t: int
     fragment: int
     pulled: tuple[str, ...]
-    grace_s: float
+    waited: Waiting
+    """What the launch waited for."""
     launched_at: float
     deadline: float
     awaited: dict[str, None]
@@ -128,7 +130,7 @@ class Sync:
             "fragment": self.fragment,
             "learners": list(merged.accepted),
             "weights": [round(weight, 6) for weight in merged.weights],
-            "grace_s": round(self.grace_s, 6),
+            "grace_s": round(self.waited.grace_s, 6),
             "live": live,
             "taking_part": len(self.pulled),
             "averaged": len(merged.accepted),

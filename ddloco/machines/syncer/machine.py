@@ -93,12 +93,12 @@ class Syncer:
         self._shards = Shards()
         self._handed_over = False
         """Whether this shard has sent its final fragments to the lead."""
-        self._membership = Membership(0)
+        self.membership = Membership(0)
         self.rounds: Rounds | None = None
         self._work = 0
         self._stopping: tuple[Status, str] | None = None
         self._farewell: Farewell | None = None
-        self._relay = Relay(self._membership, self._globals, self._next_work)
+        self._relay = Relay(self.membership, self._globals, self._next_work)
         self._occasions = Occasions(job.snapshot)
         self._standstill = Standstill()
         self._ready = False
@@ -117,7 +117,7 @@ class Syncer:
 
     def status(self, at: float) -> dict[str, Any]:
         """Return the status at ``at`` seconds as plain data; see the ``status`` module."""
-        told = tell(at, self._membership, self._globals, self.rounds)
+        told = tell(at, self.membership, self._globals, self.rounds)
         relayed = self._relay.waiting(at)
         return {**told, "recovering": relayed, "standstill": self._no_merge(at)}
 
@@ -199,7 +199,7 @@ class Syncer:
         """What the job waits for if it has merged nothing for too long, otherwise empty."""
         if self.rounds is None or not self._ready or self._farewell is not None:
             return ""
-        return self._standstill.words(at, self.rounds, self._membership)
+        return self._standstill.words(at, self.rounds, self.membership)
 
     def _leave(self, reason: str) -> list[Effect]:
         """Exit to be restarted: merged fragments are saved, and the peers redial until then."""
@@ -225,9 +225,9 @@ class Syncer:
 
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
-        self._membership = Membership(len(self._plan.fragments))
+        self.membership = Membership(len(self._plan.fragments))
         self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
-        self._membership.newest[self._name] = number
+        self.membership.newest[self._name] = number
         return [Recover(self._next_work())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
@@ -245,16 +245,16 @@ class Syncer:
         self._globals = Globals(len(parts), owned, sync.staleness * sync.interval)
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
-            self._membership.recover(each.fragment, each.spent, each.batches)
-        self._relay = Relay(self._membership, self._globals, self._next_work)
+            self.membership.recover(each.fragment, each.spent, each.batches)
+        self._relay = Relay(self.membership, self._globals, self._next_work)
         schedule = Schedule(self._plan, owned, self._job.job.steps)
         schedule.recover(max(self._globals.versions))
-        self.rounds = Rounds(self._job, schedule, self._membership, self._globals, self._next_work)
+        self.rounds = Rounds(self._job, schedule, self.membership, self._globals, self._next_work)
         self._run, self._settled = event.run, bool(event.kept)
         self._late = bool(event.kept) and schedule.next() is None
         if self._stopping:
             self.rounds.stop()
-        effects = [*self._membership.recovered(), *self._globals.keep()]
+        effects = [*self.membership.recovered(), *self._globals.keep()]
         if event.kept:
             effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
         found = [each.fragment for each in event.kept]
@@ -283,18 +283,18 @@ class Syncer:
             return self._closed() if self._handed_over else []
         if self._shards.knows(incarnation):
             return [*self._shards.join(peer), *self._patience(at)]
-        member, effects = self._membership.join(at, peer, incarnation)
+        member, effects = self.membership.join(at, peer, incarnation)
         if member is None:
             return effects
         effects += self._under_way.close_settled() + self._relay.forget_the_gone(at)
         if self._farewell is not None:
             effects.append(self._farewell.stop(peer))
-        fields = {"learner": incarnation, "epoch": self._membership.epoch}
+        fields = {"learner": incarnation, "epoch": self.membership.epoch}
         return [Observe("joined", fields), *effects]
 
     @property
     def _members(self) -> dict[str, Member]:
-        return self._membership.members
+        return self.membership.members
 
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         member = self._members.get(event.peer)
@@ -328,15 +328,15 @@ class Syncer:
                 return []
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
-        problem = self._membership.report(at, member, progress)
+        problem = self.membership.report(at, member, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
         actor = actor_of(member.incarnation)
-        self._membership.note_batches(actor, progress.batches, progress.cursor)
+        self.membership.note_batches(actor, progress.batches, progress.cursor)
         pacing = self._under_way.pacing
         # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.step_s is None and progress.step_s:
-            pacing.observe_steps(self._membership.step_times())
+            pacing.observe_steps(self.membership.step_times())
         if self._farewell is not None:
             return []
         if progress.versions != self._globals.versions:
@@ -353,7 +353,7 @@ class Syncer:
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         if self._shards.knows(peer):
             return self._shards.lose(peer, reason)
-        member = self._membership.lose(peer)
+        member = self.membership.lose(peer)
         relayed = self._relay.lost(at, peer)
         if member is None:
             return relayed  # Its place was taken by a newer incarnation.
@@ -391,7 +391,7 @@ class Syncer:
             return []
         if timer == STANDSTILL:
             over = self._farewell is not None
-            rounds, membership = self._under_way, self._membership
+            rounds, membership = self._under_way, self.membership
             return [] if over else self._standstill.look(at, rounds, membership)
         if timer == REPORT:
             return [self._report(), SetTimer(REPORT, at + REPORT_S)]

@@ -144,6 +144,22 @@ class Member:
             progress.versions[fragment] >= oldest
         )
 
+    def absence(self, fragment: int, oldest: int) -> str | None:
+        """Return in words why ``may_contribute`` is false, or None where it is true."""
+        progress = self.progress
+        if progress is None:
+            return "has reported no step"
+        version, merged = progress.versions[fragment], self.merged[fragment]
+        if version < 0:
+            return "has not received the fragment"
+        if version <= merged:
+            return f"holds version {version}, whose tokens are merged already"
+        if version < oldest:
+            return f"holds version {version}, the oldest that is taken is {oldest}"
+        if not progress.steps[fragment]:
+            return f"has finished no step since it received version {version}"
+        return None
+
     def objection(self, said: Contribution, version: int, oldest: int) -> str | None:
         """Return why a contribution cannot be merged, or None if it can.
 

@@ -229,6 +229,16 @@ class Membership:
             if not each.unanswered and each.may_contribute(fragment, oldest)
         ]
 
+    def absence(self, member: Member, fragment: int, oldest: int) -> str | None:
+        """Return in words why a member is not pulled, or None where it would be.
+
+        The answer is that of ``unmerged``, and of ``able`` for a member that is fresh.
+        """
+        reason = member.absence(fragment, oldest)
+        if reason is None and member.unanswered:
+            reason = "left its last pull unanswered and has sent nothing since"
+        return reason
+
     def note_unanswered(
         self, pulled: Sequence[str], answered: Container[str], launched_at: float
     ) -> None:

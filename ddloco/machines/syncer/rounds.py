@@ -189,7 +189,7 @@ class Rounds:
         self.schedule.launched(t)
         pulled = tuple(member.peer for member in members)
         awaited = dict.fromkeys(pulled)
-        self.syncs[t] = Sync(t, fragment, pulled, waiting.grace_s, at, deadline, awaited)
+        self.syncs[t] = Sync(t, fragment, pulled, waiting, at, deadline, awaited)
         self._membership.launched()
         pulls = [Send(peer, CONTROL, Pull(t, fragment)) for peer in pulled]
         return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]

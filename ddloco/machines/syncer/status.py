@@ -11,6 +11,9 @@ from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.rounds import Rounds
 
+NOT_FRESH = "has finished no step since the last launch"
+"""Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
+
 
 def tell(
     at: float,
@@ -56,9 +59,18 @@ def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) 
         "fragment": waiting.fragment,
         "for": reason,
         "missing": [each.incarnation for each in missing],
+        "absent": _absent(waiting, parts, membership),
         "since_s": at - waiting.since,
         "until_s": until,
     }
+
+
+def _absent(waiting: Waiting, parts: Globals, membership: Membership) -> dict[str, str]:
+    """Who does not count for the quorum of the next sync, with the reason."""
+    p, oldest = waiting.fragment, parts.oldest(waiting.fragment)
+    reasons = {m.incarnation: membership.absence(m, p, oldest) for m in membership.members.values()}
+    late = {m.incarnation: NOT_FRESH for m in membership.members.values() if not m.fresh}
+    return {who: said for who, reason in reasons.items() if (said := reason or late.get(who))}
 
 
 def _under_way(at: float, sync: Sync) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def a_picture_does_not_say_what_is_spent(patch):
         if isinstance(work, CaptureState):
             actor = thaw(work.state, PACKAGES)
             if isinstance(actor.machine, Syncer):
-                for bases in actor.machine._membership.merged.values():
+                for bases in actor.machine.membership.merged.values():
                     bases[:] = [-1] * len(bases)
             work = replace(work, state=freeze(actor, PACKAGES))
         return old(self, work, contents)

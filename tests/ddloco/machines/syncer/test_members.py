@@ -3,6 +3,8 @@
 import math
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ddloco.machines.syncer.members import HASTE, HASTE_STEPS, RESEND_S_MIN, RESEND_STEPS, Member
 from ddloco.protocol.messages import Contribution, Progress
@@ -197,3 +199,37 @@ def test_steps_without_end_are_not_believed(step_s):
     member = Member("learner-0.1", "learner-0.1", 1, [-1], 0.0)
     assert "at most" in member.report(1.0, Progress(1, step_s, (0,), (1,), (1,)))
     assert member.progress is None
+
+
+@given(
+    version=st.integers(-1, 9),
+    steps=st.integers(0, 3),
+    merged=st.integers(-1, 9),
+    oldest=st.integers(-9, 9),
+    reported=st.booleans(),
+)
+def test_there_is_a_reason_exactly_where_a_member_may_not_contribute(
+    version, steps, merged, oldest, reported
+):
+    """``absence`` and ``may_contribute`` are two views of one rule."""
+    member = Member("a.1", "a.1", 1, [merged], 0.0)
+    if reported:
+        member.report(1.0, Progress(9, 1.0, (version,), (steps,), (8 * steps,)))
+    assert (member.absence(0, oldest) is None) == member.may_contribute(0, oldest)
+
+
+@pytest.mark.parametrize(
+    ("version", "steps", "oldest", "said"),
+    [
+        (-1, 0, 0, "has not received the fragment"),
+        (3, 1, 0, "holds version 3, whose tokens are merged already"),
+        (5, 1, 6, "holds version 5, the oldest that is taken is 6"),
+        (7, 0, 6, "has finished no step since it received version 7"),
+    ],
+)
+def test_each_reason_names_the_version(version, steps, oldest, said):
+    """What a learner holds is what explains why it does not count."""
+    member = Member("a.1", "a.1", 1, [4], 0.0)
+    assert member.absence(0, oldest) == "has reported no step"
+    member.report(1.0, Progress(9, 1.0, (version,), (steps,), (8 * steps,)))
+    assert member.absence(0, oldest) == said

@@ -40,7 +40,18 @@ class Asking(Books):
         if told["waiting"] is not None:
             assert told["waiting"]["since_s"] >= 0
             assert set(told["waiting"]["missing"]) <= set(linked)
+            self.check_absent(syncer.actor.machine, told["waiting"], linked)
             self.reasons.add(told["waiting"]["for"].partition(":")[0])
+
+    def check_absent(self, machine, waiting, linked):
+        """Everybody who does not count is named with a reason, and nobody else."""
+        fragment = waiting["fragment"]
+        oldest = machine.rounds.oldest(fragment)
+        able = machine.membership.able(fragment, oldest)
+        counted = {each.incarnation for each in able if not each.unanswered}
+        assert set(linked) == set(waiting["absent"]) | counted
+        assert not set(waiting["absent"]) & counted
+        assert all(waiting["absent"].values())
 
 
 def trail_of(seed, *checks):

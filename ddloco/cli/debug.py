@@ -1,0 +1,72 @@
+"""The commands that explain recorded runs."""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from ddloco.cli.ask import complain
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.cluster_status import cluster_at
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.why import Answer, why_absent, why_event, why_loss, why_merge
+from ddloco.nodes.exit_codes import FOUND, HELD
+from replay import Divergence, TapeError
+from snapshot import SnapshotError, StorageError
+
+
+def explained(given: argparse.Namespace, answer: Callable[[RecordedRun], int]) -> int:
+    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it."""
+    try:
+        return answer(RecordedRun(given.folder))
+    except (TapeError, ConfigError, SnapshotError, StorageError) as error:
+        return complain(error)
+    except Divergence as found:
+        said = f"{given.folder}: {found}: this program decides otherwise than the tape says"
+        return complain(f"{said}; see ddloco tape verify", FOUND)
+
+
+def why(given: argparse.Namespace) -> int:
+    """``ddloco why``: the reasons for a merge, an absence, an event, a loss."""
+
+    def answer(run: RecordedRun) -> int:
+        lines, plain = _answer(run, given)
+        if given.json:
+            print(json.dumps(plain, indent=2))
+        else:
+            for line in lines:
+                print(line)
+        return HELD
+
+    return explained(given, answer)
+
+
+def _answer(run: RecordedRun, given: argparse.Namespace) -> Answer:
+    match given.question:
+        case "merge":
+            return why_merge(run, given.t)
+        case "absent":
+            return why_absent(run, given.learner, given.t)
+        case "event":
+            return why_event(run, given.event, given.depth)
+        case _:
+            return why_loss(run)
+
+
+def status_at(given: argparse.Namespace) -> int:
+    """``ddloco status RUN --at EVENT``: the whole job at the causal past of an event."""
+
+    def answer(run: RecordedRun) -> int:
+        told = cluster_at(run, *parse_event(given.at))
+        if given.json:
+            plain: dict[str, Any] = msgspec.to_builtins(told)
+            print(json.dumps(plain, indent=2))
+        else:
+            Console(soft_wrap=True).print(told.picture())
+        return HELD
+
+    [given.folder] = given.addresses
+    return explained(given, answer)

@@ -1,0 +1,1 @@
+"""Explains recorded runs from their tapes: what happened, why, and where two runs part."""

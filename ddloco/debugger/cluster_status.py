@@ -1,0 +1,132 @@
+"""The status of a whole job at one event: every actor at what that event knew of it.
+
+The causal past of an event is a consistent cut: each actor stands at its own entry in the event's
+clock. Actors of which the event knew nothing are left out.
+"""
+
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+
+from clocks import actor_of, number_of
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.wording import phrase
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.monitoring.status_view import Status, picture, seconds, status_from
+
+
+class LearnerStatus(Struct, frozen=True):
+    """One learner; see ``Learner.status``. Times are in seconds.
+
+    Attributes:
+        learner: its incarnation.
+        event: its newest event in the causal past.
+        at: the time of that event, since the learner's start.
+    """
+
+    learner: str
+    event: str
+    at: float
+    step: int = 0
+    step_s: float | None = None
+    running_s: float | None = None
+    versions: tuple[int, ...] = ()
+    incoming: dict[str, int] = {}
+    linked: tuple[str, ...] = ()
+    stopping: str = ""
+
+    @property
+    def state(self) -> str:
+        """In words: what it does."""
+        if self.stopping:
+            return f"stopping: {self.stopping}"
+        if self.running_s is not None:
+            return f"runs step {self.step + 1}, for {seconds(self.running_s)}"
+        return "waits between steps" if self.step else "waits for its first parameters"
+
+
+class ClusterStatus(Struct, frozen=True):
+    """A whole job at one event.
+
+    Attributes:
+        event: the event.
+        what: what happened there, in words.
+        syncers: the syncers in its causal past, at their newest events there.
+        learners: likewise the learners.
+        missing: incarnations in its causal past that have no tape.
+    """
+
+    event: str
+    what: str
+    syncers: tuple[Status, ...]
+    learners: tuple[LearnerStatus, ...]
+    missing: tuple[str, ...] = ()
+
+    def picture(self) -> Group:
+        """Return it as people read it: each syncer as in the live status, then the learners."""
+        table = Table("learner", "event", "inner step", "step time", "versions", "state")
+        for each in self.learners:
+            step_s = seconds(each.step_s) if each.step_s is not None else "-"
+            span = f"{min(each.versions)} to {max(each.versions)}" if each.versions else "-"
+            row = (each.learner, each.event, str(each.step), step_s, span, each.state)
+            table.add_row(*map(escape, row))
+        title = f"[bold]{escape(self.event)}[/bold]: {escape(self.what)}"
+        missing = [f"{escape(name)}: no tape" for name in self.missing]
+        return Group(title, *(picture(each) for each in self.syncers), table, *missing)
+
+
+def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus:
+    """Return the status of the job at the causal past of an event.
+
+    Raises:
+        ConfigError: there is no such event.
+        Divergence: this program decides otherwise than a tape says.
+    """
+    known = run.clock(incarnation, number).wire()
+    newest: dict[str, str] = {}
+    for who in known:
+        former = newest.get(actor_of(who))
+        if former is None or number_of(who) > number_of(former):
+            newest[actor_of(who)] = who
+    syncers: list[Status] = []
+    learners: list[LearnerStatus] = []
+    missing: list[str] = []
+    for who in sorted(newest.values(), key=str.encode):
+        if who not in run.tapes or not run.first(who) <= known[who] <= run.tapes[who].events:
+            missing.append(who)
+            continue
+        told = _status_of(run, who, known[who])
+        if isinstance(told, Status):
+            syncers.append(told)
+        elif told is not None:
+            learners.append(told)
+    what = phrase(run.at(incarnation, number).event)
+    ref = f"{incarnation}:{number}"
+    return ClusterStatus(ref, what, tuple(syncers), tuple(learners), tuple(missing))
+
+
+def _status_of(run: RecordedRun, who: str, number: int) -> Status | LearnerStatus | None:
+    step = run.at(who, number)
+    machine = run.walker(who).actor.machine
+    if isinstance(machine, Syncer):
+        job = run.job
+        facts: dict[str, Any] = {
+            "name": job.job.name,
+            "job": job.id,
+            "steps": job.job.steps,
+            "quorum": job.sync.quorum,
+            "incarnation": who,
+            "address": f"{who}:{number}",
+            "uptime_s": step.at,
+            "events": number,
+        }
+        return status_from({**machine.status(step.at), **facts})
+    if isinstance(machine, Learner):
+        facts = {"learner": who, "event": f"{who}:{number}", "at": step.at}
+        return msgspec.convert({**machine.status(step.at), **facts}, LearnerStatus)
+    return None

@@ -1,0 +1,294 @@
+"""The merges of a syncer, with what each one waited for and who was not in it.
+
+A syncer's tape is walked once with its machine (``replay.Stepper``); a merge is put together from
+what the machine held when the sync was launched, from the contributions that arrived, and from the
+result of the merge (paper: Algorithm 2, section 3).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Observe
+from ddloco.machines.syncer.global_fragments import Sync
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.status import NOT_FRESH
+from ddloco.protocol.events import FragmentMerged
+from ddloco.protocol.messages import Contribution
+from replay import Step, Stepper
+from transport import MessageArrived
+
+
+class Wait(Struct, frozen=True):
+    """What held a launch, in seconds; the three parts add up to ``total_s``.
+
+    Attributes:
+        total_s: from the moment at which a slot for the sync was free to its launch.
+        floor_s: held by the launch floor.
+        quorum_s: held by the quorum, beyond the floor.
+        grace_s: held by the grace window, beyond floor and quorum.
+    """
+
+    total_s: float
+    floor_s: float
+    quorum_s: float
+    grace_s: float
+
+
+class MergedContribution(Struct, frozen=True):
+    """One learner's contribution to a merge.
+
+    Attributes:
+        learner: its incarnation.
+        event: the syncer's event at which it arrived.
+        base: the version that it was trained from.
+        steps: inner steps since then.
+        tokens: tokens since then.
+        weight: its share in the merge; the weights of a merge add up to 1.
+        norm: the norm of its outer gradient; None where it was not measured.
+        cosine: its cosine to the sum of the others' outer gradients; None where there were none.
+        wait_s: seconds from the launch to its arrival.
+    """
+
+    learner: str
+    event: str
+    base: int
+    steps: int
+    tokens: int
+    weight: float
+    norm: float | None
+    cosine: float | None
+    wait_s: float
+
+
+class Absence(Struct, frozen=True):
+    """A learner that is not in a merge, with the reason and the syncer's event that decided it.
+
+    Attributes:
+        learner: its incarnation, or its name if it was not connected.
+        reason: in words.
+        event: the event.
+        norm: of its outer gradient, if it was measured and refused.
+        cosine: its cosine to the others' sum, likewise.
+    """
+
+    learner: str
+    reason: str
+    event: str
+    norm: float | None = None
+    cosine: float | None = None
+
+
+class Merge(Struct, frozen=True):
+    """One merge of one fragment.
+
+    Attributes:
+        t: its global step; the new version of the fragment.
+        fragment: the fragment.
+        event: the syncer's event at which it was done.
+        at: the time of that event, in seconds since the syncer's start.
+        launched: the event at which the pulls were sent.
+        launched_at: the time of the launch, in seconds.
+        wait: what held the launch.
+        live: learners that were connected at the launch.
+        contributions: what was merged, in the order of summation.
+        absent: who is not in it, and why.
+        moved: the distance that the outer step went (norm).
+        repeats: why earlier launches of it came to nothing, each with its event.
+    """
+
+    t: int
+    fragment: int
+    event: str
+    at: float
+    launched: str
+    launched_at: float
+    wait: Wait
+    live: int
+    contributions: tuple[MergedContribution, ...]
+    absent: tuple[Absence, ...]
+    moved: float
+    repeats: tuple[str, ...] = ()
+
+    @property
+    def number(self) -> int:
+        """The number of its event on the syncer's tape."""
+        return int(self.event.rpartition(":")[2])
+
+
+@dataclass
+class _Open:
+    """A sync under way."""
+
+    sync: Sync
+    launched: str
+    absent: dict[str, Absence]
+    live: int
+    arrived: dict[str, tuple[str, float, Contribution]] = field(
+        default_factory=dict[str, tuple[str, float, Contribution]]
+    )
+
+
+class MergeHistory:
+    """Walks along a syncer's tape and yields its merges.
+
+    Args:
+        stepper: along the tape; it stands where the history begins.
+        learners: the names of the job's learners.
+    """
+
+    def __init__(self, stepper: Stepper[Actor], learners: Sequence[str]) -> None:
+        self._stepper = stepper
+        self._syncer = stepper.tape.incarnation
+        self._learners = learners
+        self._open: dict[int, _Open] = {}
+        self._repeats: dict[int, list[str]] = {}
+        self._gone: dict[str, tuple[str, str]] = {}
+        """By learner's name, how its link was last lost, and at which event."""
+        self._used: dict[tuple[str, int, int], int] = {}
+        """By learner, fragment and base version, the merge that used up its tokens."""
+
+    def merges(self) -> Iterator[Merge]:
+        """Yield every merge in the order in which they were done.
+
+        Raises:
+            Divergence: this program decides otherwise than the tape says.
+            TapeError: the tape cannot be read.
+        """
+        for step in self._stepper.steps():
+            yield from self._see(step)
+
+    def _see(self, step: Step) -> Iterator[Merge]:
+        machine = self._stepper.actor.machine
+        if not isinstance(machine, Syncer) or machine.rounds is None:
+            return
+        ref = f"{self._syncer}:{step.number}"
+        event: Any = step.event
+        if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
+            under_way = self._open.get(event.body.t)
+            if under_way is not None:
+                under_way.arrived.setdefault(event.peer, (ref, step.at, event.body))
+        merged: dict[str, Any] | None = None
+        for effect in step.effects:
+            if type(effect) is Observe:
+                self._observed(ref, effect)
+                merged = effect.fields if effect.event == "merge" else merged
+        if merged is not None and isinstance(event, FragmentMerged):
+            yield self._merged(ref, step.at, merged, event)
+        for t, sync in machine.rounds.syncs.items():
+            known = self._open.get(t)
+            if known is None or known.sync is not sync:
+                self._open[t] = self._launched(ref, machine, sync)
+
+    def _observed(self, ref: str, seen: Observe) -> None:
+        fields = seen.fields
+        match seen.event:
+            case "refused" if "t" in fields:
+                under_way = self._open.get(fields["t"])
+                if under_way is not None:
+                    who = fields["learner"]
+                    said = f"its contribution was refused: {fields['reason']}"
+                    under_way.absent[who] = Absence(who, said, ref)
+            case "sync repeated":
+                self._open.pop(fields["t"], None)
+                self._repeats.setdefault(fields["t"], []).append(f"{fields['reason']} ({ref})")
+            case "lost":
+                self._gone[actor_of(fields["learner"])] = fields["reason"], ref
+            case "joined":
+                self._gone.pop(actor_of(fields["learner"]), None)
+            case _:
+                pass
+
+    def _launched(self, ref: str, machine: Syncer, sync: Sync) -> _Open:
+        """Note a launch: who was not pulled, and why."""
+        membership, rounds = machine.membership, machine.rounds
+        assert rounds is not None, "it has launched a sync"
+        p, oldest = sync.fragment, rounds.oldest(sync.fragment)
+        absent: dict[str, Absence] = {}
+        for member in membership.members.values():
+            if member.peer in sync.pulled:
+                continue
+            reason = membership.absence(member, p, oldest) or NOT_FRESH
+            who = member.incarnation
+            base = member.progress.versions[p] if member.progress is not None else -1
+            used = self._used.get((who, p, base))
+            if used is not None:
+                reason = f"holds version {base}, whose tokens merge {used} has"
+            absent[who] = Absence(who, reason, ref)
+        connected = {actor_of(member.incarnation) for member in membership.members.values()}
+        for name in self._learners:
+            if name not in connected:
+                reason, where = self._gone.get(name, ("", ref))
+                said = f"not connected: {reason}" if reason else "not connected: it has not joined"
+                absent[name] = Absence(name, said, where)
+        return _Open(sync, ref, absent, len(membership.members))
+
+    def _merged(self, ref: str, at: float, seen: dict[str, Any], event: FragmentMerged) -> Merge:
+        t, p = seen["t"], seen["fragment"]
+        done = self._open.pop(t)
+        sync, measured = done.sync, {each.name: each for each in event.measured}
+        shares: list[MergedContribution] = []
+        for learner, weight in zip(event.accepted, event.weights, strict=True):
+            where, came_at, said = done.arrived[learner]
+            found = measured.get(learner)
+            self._used[learner, p, said.base] = t
+            shares.append(
+                MergedContribution(
+                    learner=learner,
+                    event=where,
+                    base=said.base,
+                    steps=said.steps,
+                    tokens=said.tokens,
+                    weight=weight,
+                    norm=found.norm if found else None,
+                    cosine=found.cosine if found else None,
+                    wait_s=came_at - sync.launched_at,
+                )
+            )
+        for learner in sync.pulled:
+            if learner not in event.accepted and learner not in done.absent:
+                said = "was pulled, and did not answer before the sync was closed"
+                done.absent[learner] = Absence(learner, said, done.launched)
+        for learner, reason in event.refused:
+            found = measured.get(learner)
+            figures = (found.norm, found.cosine) if found else (None, None)
+            said = f"its contribution was refused: {reason}"
+            done.absent[learner] = Absence(learner, said, ref, *figures)
+        return Merge(
+            t=t,
+            fragment=p,
+            event=ref,
+            at=at,
+            launched=done.launched,
+            launched_at=sync.launched_at,
+            wait=wait_of(sync.waited, sync.launched_at),
+            live=done.live,
+            contributions=tuple(shares),
+            absent=tuple(done.absent[name] for name in sorted(done.absent, key=str.encode)),
+            moved=event.moved,
+            repeats=tuple(self._repeats.pop(t, ())),
+        )
+
+
+def wait_of(waited: Waiting, launched_at: float) -> Wait:
+    """Split the time before a launch into what held it: floor, then quorum, then grace window.
+
+    Args:
+        waited: the sync, as it was when it was launched.
+        launched_at: the time of the launch, in seconds.
+    """
+    since = waited.since
+    floor_at = min(max(waited.floor_at, since), launched_at)
+    quorum_at = launched_at if waited.quorum_at is None else min(waited.quorum_at, launched_at)
+    quorum_at = max(quorum_at, floor_at)
+    return Wait(
+        total_s=launched_at - since,
+        floor_s=floor_at - since,
+        quorum_s=quorum_at - floor_at,
+        grace_s=launched_at - quorum_at,
+    )

@@ -1,0 +1,229 @@
+"""A recorded run, opened for questions: its tapes, and its actors at any of their events.
+
+Nothing is executed but machines, so no JAX process is started and nothing is written.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from clocks import VectorClock, actor_of, number_of
+from ddloco.actors.actor import Actor
+from ddloco.actors.snapshot_adapter import packages_of
+from ddloco.config.job import Job
+from ddloco.config.run_folder import place_of
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.merge_history import Merge, MergeHistory
+from ddloco.machines.registry import machine_for
+from ddloco.nodes.resume import begin_with
+from ddloco.programs.program import is_production
+from ddloco.protocol.events import Happened, StepFinished
+from ddloco.replayer.recording import job_of, open_recording, run_folder_of
+from ddloco.replayer.start_point import begin_tapes
+from ddloco.runtime.resume import Beginning
+from replay import Step, Stepper, Tape, TapeError, tape
+from snapshot import freeze, thaw
+
+
+class RecordedRun:
+    """The tapes of one run.
+
+    Args:
+        path: the run folder, a folder of tapes, or one tape.
+
+    Attributes:
+        tapes: by incarnation, sorted by actor and incarnation number.
+        job: the resolved job.
+
+    Raises:
+        TapeError: a tape cannot be read, or is of another run than the others.
+        ConfigError: the tapes are of a program of the user's own.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        tapes = open_recording(self.path)
+        if is_production(tapes[0].header.job):
+            raise ConfigError(f"{path}: of a program of your own; this command explains jobs")
+        ordered = sorted(tapes, key=lambda each: _order(each.incarnation))
+        self.tapes: dict[str, Tape] = {each.incarnation: each for each in ordered}
+        self.job: Job = job_of(tapes[0])
+        self._merges: dict[str, list[Merge]] = {}
+        self._histories: dict[str, Iterator[Merge]] = {}
+        self._walkers: dict[str, Stepper[Actor]] = {}
+        self._decode = msgspec.msgpack.Decoder(Happened).decode
+
+    @property
+    def syncers(self) -> list[str]:
+        """The incarnations of syncers that have tapes."""
+        names = self.job.syncer_names()
+        return [each for each in self.tapes if actor_of(each) in names]
+
+    @property
+    def learners(self) -> list[str]:
+        """The incarnations of learners that have tapes."""
+        return [each for each in self.tapes if each not in self.syncers]
+
+    def tape_of(self, incarnation: str) -> Tape:
+        """Return the tape of an incarnation.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found = self.tapes.get(incarnation)
+        if found is None:
+            there = ", ".join(self.tapes)
+            raise ConfigError(f"{self.path}: no tape of {incarnation}; there are {there}")
+        return found
+
+    def stepper(self, incarnation: str) -> Stepper[Actor]:
+        """Return a new stepper along the tape of an incarnation; it stands at the beginning.
+
+        Raises:
+            ConfigError: there is no such tape.
+            SnapshotError: the tape goes on from a snapshot that is not there.
+        """
+        found = self.tape_of(incarnation)
+        actor, after = self._begun(found)
+        packages = packages_of(actor.machine)
+        return Stepper(
+            found,
+            Happened,
+            actor,
+            lambda each: freeze(each, packages),
+            lambda data: thaw(data, packages, {}),
+            after=after,
+        )
+
+    def walker(self, incarnation: str) -> Stepper[Actor]:
+        """Return this run's own stepper along a tape; it stands where it was left.
+
+        Raises:
+            ConfigError, SnapshotError: see ``stepper``.
+        """
+        if incarnation not in self._walkers:
+            self._walkers[incarnation] = self.stepper(incarnation)
+        return self._walkers[incarnation]
+
+    def at(self, incarnation: str, number: int) -> Step:
+        """Go to an event; the actor as it was then is ``walker(incarnation).actor``.
+
+        Raises:
+            ConfigError: there is no such event.
+            Divergence: this program decides otherwise than the tape says.
+        """
+        try:
+            return self.walker(incarnation).goto(number)
+        except LookupError as error:
+            raise ConfigError(error.args[0]) from None
+
+    def first(self, incarnation: str) -> int:
+        """Return the number of the first event that can be stepped to."""
+        return self.walker(incarnation).first
+
+    def events(self, incarnation: str) -> Iterator[tuple[tape.Event, Any]]:
+        """Yield the events of a tape, decoded; no machine handles them.
+
+        Raises:
+            TapeError: the tape cannot be read.
+        """
+        found = self.tape_of(incarnation)
+        for record in found.records():
+            if isinstance(record, tape.Event):
+                try:
+                    yield record, self._decode(record.event)
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                    problem = f"event {record.n} is none that this program knows: {error}"
+                    raise TapeError(found.path, 0, problem) from None
+
+    def steps_of(self, learner: str) -> Iterator[tuple[int, StepFinished]]:
+        """Yield a learner's finished inner steps, each with the number of its event.
+
+        Raises:
+            TapeError: the tape cannot be read.
+        """
+        for record, event in self.events(learner):
+            if isinstance(event, StepFinished):
+                yield record.n, event
+
+    def merges(self) -> Iterator[Merge]:
+        """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
+
+        They are computed once, as far as anybody has asked for them.
+
+        Raises:
+            TapeError, Divergence: see ``MergeHistory.merges``.
+        """
+        for syncer in self.syncers:
+            known = self._merges.setdefault(syncer, [])
+            if syncer not in self._histories:
+                learners = self.job.learner_names()
+                self._histories[syncer] = MergeHistory(self.stepper(syncer), learners).merges()
+            for position in count():
+                if position == len(known):
+                    following = next(self._histories[syncer], None)
+                    if following is None:
+                        break
+                    known.append(following)
+                yield known[position]
+
+    def clock(self, incarnation: str, number: int) -> VectorClock:
+        """Return all that an actor had heard of at one of its events, itself included.
+
+        Raises:
+            ConfigError: there is no such event.
+        """
+        found = self.tape_of(incarnation)
+        if not found.header.after < number <= found.events:
+            span = f"{found.header.after + 1} to {found.events}"
+            raise ConfigError(f"{incarnation}:{number}: the tape has events {span}")
+        known = dict(found.header.clock)
+        for record in found.records():
+            if isinstance(record, tape.Event):
+                known.update(record.clock)
+                if record.n == number:
+                    break
+        return VectorClock({**known, incarnation: number})
+
+    def _begun(self, each: Tape) -> tuple[Actor, int]:
+        """An actor as it was when its tape began, or at the snapshot that its tape goes on from;
+        and the event that this is behind."""
+        beginning = self._beginning
+        start = beginning.starts.get(each.incarnation) if beginning is not None else None
+        if start is None:
+            if not each.header.after:
+                return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
+            said = f"begins behind event {each.header.after}, and no snapshot here has that state"
+            raise TapeError(each.path, 16, said)
+        packages = packages_of(start.actor.machine)
+        return thaw(freeze(start.actor, packages), packages, {}), start.part.number
+
+    @cached_property
+    def _beginning(self) -> Beginning[Any] | None:
+        """The snapshot that the tapes go on from, if they do."""
+
+        def begin(place: str | Path, snapshot: str) -> Beginning[Any]:
+            return begin_with(place, snapshot, self.job)
+
+        place = place_of(self.job, run_folder_of(self.path))
+        return begin_tapes(list(self.tapes.values()), place, begin, "")
+
+
+def parse_event(text: str) -> tuple[str, int]:
+    """Split ``syncer.1:540`` into incarnation and event number.
+
+    Raises:
+        ConfigError: it is no event.
+    """
+    incarnation, _, number = text.rpartition(":")
+    if not incarnation or not number.isdecimal():
+        raise ConfigError(f"{text!r} is no event; want INCARNATION:NUMBER, as in syncer.1:540")
+    return incarnation, int(number)
+
+
+def _order(incarnation: str) -> tuple[str, int]:
+    return actor_of(incarnation), number_of(incarnation)

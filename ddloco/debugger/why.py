@@ -1,0 +1,144 @@
+"""The answers of ``ddloco why``: each claim with the events that show it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from clocks import actor_of
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.causes import chain
+from ddloco.debugger.loss_analysis import analyse_losses
+from ddloco.debugger.merge_history import Absence, Merge, MergedContribution
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.monitoring.status_view import seconds
+
+Answer = tuple[list[str], dict[str, Any]]
+"""Lines for people, and the same as plain data."""
+
+CAUSES_MAX = 16
+"""Links of a chain of causes that are printed unless more are asked for."""
+
+
+def why_merge(run: RecordedRun, t: int) -> Answer:
+    """Explain a merge: what its launch waited for, who was in it, and who was not.
+
+    Raises:
+        ConfigError: the run has no such merge.
+    """
+    merge = find_merge(run, t)
+    wait = merge.wait
+    held = (
+        f"launch floor {seconds(wait.floor_s)}, quorum {seconds(wait.quorum_s)}, "
+        f"grace window {seconds(wait.grace_s)}"
+    )
+    lines = [
+        f"merge {t} (fragment {merge.fragment}) was done at {merge.event}, {merge.at:.4f} s",
+        f"  waited {seconds(wait.total_s)} for its launch at {merge.launched}: {held}",
+        *(f"  was repeated: {reason}" for reason in merge.repeats),
+        *(f"  in it: {_contribution_line(each)}" for each in merge.contributions),
+        *(f"  not in it: {_absence_line(each)}" for each in merge.absent),
+    ]
+    return [*lines, *_undecided(merge)], msgspec.to_builtins(merge)
+
+
+def why_absent(run: RecordedRun, learner: str, t: int) -> Answer:
+    """Explain why a learner is not in a merge.
+
+    Args:
+        run: the recorded run.
+        learner: its name or its incarnation.
+        t: the global step of the merge.
+
+    Raises:
+        ConfigError: the run has no such merge or no such learner.
+    """
+    if actor_of(learner) not in run.job.learner_names() and learner not in run.job.learner_names():
+        names = ", ".join(run.job.learner_names()[:8])
+        raise ConfigError(f"{learner!r} is no learner of this job; it has {names}")
+    merge = find_merge(run, t)
+    for each in merge.contributions:
+        if learner in {each.learner, actor_of(each.learner)}:
+            said = f"{each.learner} is in merge {t}: {_contribution_line(each)}"
+            return [said], {"absent": False, **msgspec.to_builtins(each)}
+    for absence in merge.absent:
+        if learner in {absence.learner, actor_of(absence.learner)}:
+            lines = [f"merge {t} without {_absence_line(absence)}", *_undecided(merge)]
+            return lines, {"absent": True, **msgspec.to_builtins(absence)}
+    said = f"{learner} was not connected under that name at {merge.launched}"
+    return [said], {"absent": True, "learner": learner, "reason": said, "event": merge.launched}
+
+
+def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Answer:
+    """Explain an event: the chain of its causes, back to what came from outside.
+
+    Raises:
+        ConfigError: there is no such event.
+    """
+    incarnation, number = parse_event(event)
+    links = chain(run, incarnation, number, most)
+    lines: list[str] = []
+    for link in links:
+        lines.append(f"{link.event}  {link.at:.4f} s  {link.what}")
+        lines.append(f"    because {link.because}")
+    if links and links[-1].before:
+        lines.append(f"    ({most} causes are shown; ask for more with --depth)")
+    return lines, {"event": event, "causes": [msgspec.to_builtins(link) for link in links]}
+
+
+def why_loss(run: RecordedRun) -> Answer:
+    """Explain what led to a blow-up of the loss, if there was one."""
+    findings = analyse_losses(run)
+    return findings.lines(), msgspec.to_builtins(findings)
+
+
+def find_merge(run: RecordedRun, t: int) -> Merge:
+    """Return the merge of a global step.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    before, after = 0, 0
+    for merge in run.merges():
+        if merge.t == t:
+            return merge
+        if merge.t < t:
+            before = max(before, merge.t)
+        elif not after or merge.t < after:
+            after = merge.t
+    near = " and ".join(str(each) for each in (before, after) if each)
+    there = f"; the nearest are {near}" if near else "; it has no merges"
+    raise ConfigError(f"{run.path}: no merge at global step {t}{there}")
+
+
+def _contribution_line(each: MergedContribution) -> str:
+    figures = "" if each.norm is None else f", norm {each.norm:.4g}"
+    figures += "" if each.cosine is None else f", cosine {each.cosine:.3f}"
+    return (
+        f"{each.learner} with weight {each.weight:.3f}: {each.steps} steps and {each.tokens} "
+        f"tokens since version {each.base}{figures}; arrived {seconds(each.wait_s)} after the "
+        f"launch, at {each.event}"
+    )
+
+
+def _absence_line(each: Absence) -> str:
+    figures = "" if each.norm is None else f" (norm {each.norm:.4g}"
+    if figures:
+        figures += ")" if each.cosine is None else f", cosine {each.cosine:.3f})"
+    return f"{each.learner}: {each.reason}{figures}, at {each.event}"
+
+
+def _undecided(merge: Merge) -> Sequence[str]:
+    """What the evidence of a merge cannot decide."""
+    measured = [each.cosine for each in merge.contributions] + [x.cosine for x in merge.absent]
+    if len([each for each in measured if each is not None]) != 2:
+        return ()
+    if not any(each.cosine is not None for each in merge.absent):
+        return ()
+    return [
+        (
+            "  two contributions were compared with each other: their cosine says that they "
+            "disagree, and cannot say which of the two is wrong; ddloco why RUN loss compares "
+            "the learners' losses"
+        )
+    ]

@@ -1,0 +1,71 @@
+"""Events in words, for people."""
+
+from typing import Any
+
+from ddloco.actors.events import WorkFailed
+from ddloco.protocol.events import (
+    FragmentEncoded,
+    FragmentMerged,
+    Started,
+    StepFinished,
+)
+from ddloco.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from transport import MessageArrived, TimerFired
+
+FIELDS_CHARS_MAX = 120
+
+
+def phrase(event: Any) -> str:
+    """Return what happened, on one line."""
+    match event:
+        case MessageArrived():
+            return f"{body_phrase(event.body)} arrived from {event.sender}"
+        case StepFinished():
+            return (
+                f"inner step {event.step} finished: loss {event.loss:.6g}, {event.tokens} tokens, "
+                f"batch {event.batch.hex()[:8]}"
+            )
+        case FragmentMerged():
+            took = ", ".join(event.accepted) or "nobody"
+            refused = "".join(f"; refused {who}: {why}" for who, why in event.refused)
+            return f"a merge finished: took {took}{refused}"
+        case FragmentEncoded():
+            return f"a fragment was encoded: digest {event.digest.hex()[:8]}"
+        case WorkFailed():
+            return f"work failed: {event.reason}"
+        case TimerFired():
+            return f"the timer {event.timer!r} fired"
+        case Started():
+            return f"{event.incarnation} started"
+        case _:
+            return _fields(event)
+
+
+def body_phrase(body: Any) -> str:
+    """Return what a message says, on one line."""
+    match body:
+        case Progress():
+            return f"Progress (step {body.step})"
+        case Pull():
+            return f"Pull (global step {body.t}, fragment {body.fragment})"
+        case Contribution():
+            return (
+                f"Contribution (global step {body.t}, fragment {body.fragment}, from version "
+                f"{body.base}, {body.steps} steps, {body.tokens} tokens)"
+            )
+        case GlobalFragment():
+            return f"GlobalFragment (fragment {body.fragment}, version {body.version})"
+        case _:
+            return _fields(body)
+
+
+def _fields(value: Any) -> str:
+    name = type(value).__name__
+    text = ", ".join(
+        f"{field} {getattr(value, field)!r}"
+        for field in getattr(value, "__struct_fields__", ())
+        if not isinstance(getattr(value, field), bytes)
+    )
+    if len(text) > FIELDS_CHARS_MAX:
+        text = f"{text[: FIELDS_CHARS_MAX - 3]}..."
+    return f"{name} ({text})" if text else name
