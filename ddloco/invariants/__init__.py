@@ -1,1 +1,1 @@
-"""What must hold in every run, checked beside simulated worlds and on tapes."""
+"""Invariants that must hold in every run, checked in simulations and on tapes."""

@@ -1,4 +1,4 @@
-"""What checks are made of: who has handled an event, and where; and how they object."""
+"""The base of all checks: the actors and events that they see, and how they report violations."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,12 +23,12 @@ class Stage(Protocol):
 
     @property
     def plan(self) -> FragmentPlan:
-        """How its parameters are cut."""
+        """How its parameters are split into fragments."""
         ...
 
     @property
     def now(self) -> float:
-        """Seconds since the world's start; on a tape, since its actor's."""
+        """Seconds since the world's start; on a tape, since its actor's start."""
         ...
 
 
@@ -42,7 +42,7 @@ class Role(Protocol):
 
     @property
     def actor_name(self) -> str:
-        """``learner-3``."""
+        """Its name, ``learner-3``."""
         ...
 
     @property
@@ -60,7 +60,7 @@ S = TypeVar("S")
 R = TypeVar("R")
 
 
-class Violation(Exception):  # noqa: N818, it is the field's word
+class Violation(Exception):  # noqa: N818, the usual term
     """An invariant does not hold; the text begins with its name."""
 
     def __init__(self, invariant: str, said: str) -> None:
@@ -76,11 +76,11 @@ def hold(condition: object, invariant: str, said: str) -> None:
 
 
 class Books(Generic[S, R]):
-    """A check that does nothing when actors come and go.
+    """A check; this base class ignores everything.
 
     Attributes:
-        invariants: the names of what it looks at.
-        looked: how often each invariant was looked at.
+        invariants: the names of the invariants that it checks.
+        looked: how often each invariant was checked.
     """
 
     invariants: tuple[str, ...] = ()
@@ -89,28 +89,28 @@ class Books(Generic[S, R]):
         self.looked: Counter[str] = Counter()
 
     def hold(self, condition: object, invariant: str, said: str) -> None:
-        """Count a look, and raise a violation unless ``condition`` holds."""
+        """Count a check, and raise a violation unless ``condition`` holds."""
         self.looked[invariant] += 1
         hold(condition, invariant, said)
 
     def started(self, stage: S, role: R, /) -> None:
-        """An actor is about to take its first event."""
+        """An actor is about to handle its first event."""
 
     def died(self, stage: S, role: R, /) -> None:
-        """An actor is gone."""
+        """An actor has ended."""
 
     def observed(self, role: R, what: Observe, /) -> None:
-        """An actor has observed something."""
+        """An actor has made an observation."""
 
     def see(self, stage: S, role: R, event: Event, effects: Effects, /) -> None:
-        """An event was handled."""
+        """An actor has handled an event."""
 
 
 class PerSyncer(Books[Any, Any]):
-    """A check with books of its own for each syncer of a job.
+    """A check with separate state for each syncer of a job.
 
     Args:
-        make: makes the books.
+        make: creates the check for one syncer.
     """
 
     def __init__(self, make: Callable[[], Books[Any, Any]]) -> None:
@@ -120,7 +120,7 @@ class PerSyncer(Books[Any, Any]):
         self._books: dict[str, Books[Any, Any]] = {}
 
     def started(self, stage: Stage, role: Role) -> None:
-        """A syncer's books know that it has started; learners have none."""
+        """Create the check of a new syncer and tell it of the start; learners have none."""
         name = role.actor_name
         if name in stage.job.syncer_names():
             if name not in self._books:
@@ -129,6 +129,6 @@ class PerSyncer(Books[Any, Any]):
             self._books[name].started(stage, role)
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
-        """It is for the syncer's own books."""
+        """Pass an event of a syncer to that syncer's check."""
         if role.actor_name in self._books:
             self._books[role.actor_name].see(stage, role, event, effects)

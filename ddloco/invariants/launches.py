@@ -1,4 +1,4 @@
-"""When syncs are launched and closed, and who is pulled: quorum-or-grace, overlap,
+"""Checks when syncs are launched and closed, and who is pulled: quorum-or-grace, overlap,
 unmerged-pulled (paper: 3.2 and 3.3)."""
 
 import math
@@ -34,20 +34,20 @@ ROUNDING_S = 1e-6
 PULL = "pull/"
 
 WAITS_FOR_NOBODY = (TimerFired, LaneBroken, StopRequested)
-"""What the driver lets in before anything that has come from outside."""
+"""Events that the driver handles before anything that arrives from outside."""
 
 
 class Launches(Books[Stage, Role]):
     """quorum-or-grace, overlap, unmerged-pulled: how a sync is launched and closed.
 
-    It is launched with a quorum of learners that finished a step since the last launch; not before
-    the steps since then have had their time, not after its grace window. It pulls everybody who has
-    trained steps of its fragment that are in no merge; with ``sync.pull = "fresh"`` only those of
-    the quorum. It is closed by its deadline. No more syncs are under way than may be.
+    A sync is launched with a quorum of learners that finished a step since the last launch; not
+    before its launch floor, and not after its grace window. It pulls every learner with trained
+    steps of its fragment that are in no merge; with ``sync.pull = "fresh"`` only learners of the
+    quorum. It is closed by its deadline. No more than ``sync.overlap`` syncs are in progress.
 
     Args:
-        late_max: arrivals that may be handled after a time that has come, and before its timer; in
-            virtual time none, live the one that came while the driver looked at the clock.
+        late_max: arrivals that may be handled after a timer is due and before it fires: none in
+            virtual time; in a live run one, which arrived while the driver read the clock.
     """
 
     invariants = (GRACE, "overlap", PULLED)
@@ -73,19 +73,19 @@ class Launches(Books[Stage, Role]):
         self._graced: tuple[int, float] | None = None
         self._reports: dict[str, Progress] = {}
         self._bases: dict[tuple[str, int], int] = {}
-        """Per learner and fragment the newest base that it contributed from."""
+        """By learner and fragment, the newest base version that it contributed from."""
         self._versions: Counter[int] = Counter()
         self._unheard: set[str] = set()
-        """Who was pulled and has neither answered nor reported since; parts of snapshots, which the
-        syncer's machine does not hear, are no sign."""
+        """Learners that were pulled and have neither answered nor reported since. Parts of
+        snapshots do not count as a sign of life, because the syncer's machine does not see them."""
 
     def started(self, stage: Stage, role: Role) -> None:
-        """Whatever was under way died with the syncer before this one."""
+        """Forget the syncs of the previous incarnation, which ended with it."""
         if role.actor_name in stage.job.syncer_names():
             self._forget()
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Sequence[Effect]) -> None:
-        """Only the syncer launches."""
+        """Check the events of a syncer; only syncers launch syncs."""
         if not isinstance(role.actor.machine, Syncer):
             return
         if isinstance(event, MessageArrived):
@@ -214,8 +214,8 @@ class Launches(Books[Stage, Role]):
         self._fastest_s = self._known_s()
 
     def _unmerged(self, fragment: int, oldest: int) -> set[str]:
-        """Who has, by its last report, trained steps of ``fragment`` that it never contributed; but
-        for those that have not reported since they were pulled."""
+        """The learners that, by their last report, have steps of ``fragment`` that they never
+        contributed, without those that have not reported since they were pulled."""
         return {
             name
             for name, report in self._reports.items()
@@ -225,11 +225,12 @@ class Launches(Books[Stage, Role]):
         }
 
     def _known_s(self) -> float:
-        """The shortest step of anybody linked; 0 while nobody's is known, and so no floor."""
+        """The shortest known step of any linked learner; 0 if none is known, so there is no
+        floor."""
         return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
 
     def _waits(self, stage: Stage, role: Role, event: Event) -> None:
-        """A sync whose quorum has come is launched when its floor and grace window are over."""
+        """Check that a sync with a quorum is launched when its floor and grace window are over."""
         machine: Any = role.actor.machine
         waiting, at = machine._under_way.waiting if machine.rounds else None, role.at
         self._graced = None

@@ -1,14 +1,14 @@
-"""Which trained tokens reach a merge: the share that no overwrite, loss or refusal took away.
+"""Which trained tokens reach a merge: the share that is not lost to overwrites, faults or refusals.
 
 A trained token changes every fragment, so it can be merged up to P times. Two shares are counted:
 
 * ``merged``: of the trained tokens, those of steps that are in at least one merge;
-* ``in_fragments``: of token times fragment. The difference to 100 % is what an overwrite replaces:
+* ``in_fragments``: of token times fragment. The difference to 100 % is what overwrites replace:
   steps that end between a pull's snapshot and the arrival of the new version (paper, Algorithm 1,
   line 16: up to tau of H steps), and steps since a version that was never pulled.
 
-Steps that the syncers had not heard of when they launched their last sync are not counted: the job
-ended before anybody could have asked for them.
+Steps that had not been reported to the syncers at the launch of their last sync are not counted,
+because they could not have been requested before the job ended.
 """
 
 from collections import Counter
@@ -28,16 +28,16 @@ class Trained:
     """What one incarnation has trained, and which of its steps are in a merge."""
 
     tokens: dict[int, int] = field(default_factory=dict[int, int])
-    """Tokens of each finished step, by step."""
+    """The tokens of each finished step, by step."""
     merged: set[int] = field(default_factory=set[int])
     in_fragments: int = 0
-    """Tokens in merges, counted once for each fragment."""
+    """Tokens in merges, counted once per fragment."""
 
 
 @dataclass(frozen=True)
 class Share:
-    """Percent of ``trained`` tokens that are in ``merged`` merges, and ``in_fragments``; and in how
-    many of all ``merges`` each learner was, by incarnation."""
+    """The percentage of ``trained`` tokens that are in a merge (``merged``), and by fragment
+    (``in_fragments``); and in how many of all ``merges`` each incarnation took part."""
 
     trained: int
     merged: float
@@ -46,7 +46,7 @@ class Share:
     took_part: dict[str, int]
 
     def line(self) -> str:
-        """One line for people."""
+        """The shares on one line, for display."""
         return (
             f"{self.merged:.2f} % of {self.trained} trained tokens are in a merge, "
             f"{self.in_fragments:.2f} % counted by fragment"
@@ -54,7 +54,7 @@ class Share:
 
 
 class MergedTokens(Books[Stage, Role]):
-    """Counts trained and merged tokens from events and effects alone; it objects to nothing."""
+    """Counts trained and merged tokens from events and effects; it raises no violations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,19 +63,19 @@ class MergedTokens(Books[Stage, Role]):
         self._work: dict[tuple[str, int], tuple[int, int]] = {}
         self._heard: dict[str, int] = {}
         self._linked: dict[str, set[str]] = {}
-        """Who is linked, by syncer."""
+        """The linked learners, by syncer."""
         self._until: dict[str, dict[str, int]] = {}
-        """By syncer, whom it was linked to at its last launch, and the step reported by then."""
+        """By syncer, the learners linked at its last launch, and their steps reported by then."""
         self._took_part: Counter[str] = Counter()
         self._merges = 0
 
     def started(self, stage: Stage, role: Role) -> None:
-        """A syncer that has started again is linked to nobody."""
+        """A syncer that has started has no links yet."""
         if role.actor_name in stage.job.syncer_names():
             self._linked[role.actor_name] = set()
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
-        """Count what an event says, and which syncs it launches."""
+        """Count tokens from an event, and note the syncs that it launches."""
         del stage
         if isinstance(event, StepFinished):
             trained = self._trained.setdefault(role.incarnation, Trained())
@@ -126,14 +126,14 @@ class MergedTokens(Books[Stage, Role]):
         }
 
     def results(self, fragments: int) -> dict[str, float]:
-        """Percent by column of a table; nothing where nothing was merged."""
+        """Percentages by column of a table; empty if nothing was merged."""
         share = self.share(fragments)
         if not share.merges:
             return {}
         return {"in a merge": share.merged, "by fragment": share.in_fragments}
 
     def share(self, fragments: int) -> Share:
-        """What share of the tokens is merged, in a job of ``fragments``."""
+        """The shares of the tokens in a job with this many fragments."""
         total, merged, in_fragments = 0, 0, 0
         for name, each in self._trained.items():
             known = [until[name] for until in self._until.values() if name in until]

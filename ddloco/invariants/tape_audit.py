@@ -1,9 +1,9 @@
-"""The invariants of a run, looked at on its tapes: machines decide again, and nobody works.
+"""Checks the invariants of a recorded run: machines decide again, without doing the work.
 
-A tape has events and the digests of what they led to, not the effects themselves. Machines are
-pure, so handing them the same events brings the same effects; where a digest differs, this program
-is not the one that was recorded, and says so. The checks are those of simulated worlds
-(``ddloco.invariants.training``, ``launches``), which look at nothing but events and effects.
+A tape has the events and the digests of their effects, but not the effects themselves. Machines are
+pure, so the same events give the same effects again; if a digest differs, this version decides
+differently from the recorded one, which is reported. The checks are the same as in simulations
+(``ddloco.invariants.training``, ``launches``), which use only events and effects.
 """
 
 from collections import Counter
@@ -25,7 +25,7 @@ from ddloco.protocol.fragment_plan import FragmentPlan
 from replay import Divergence, Player, Tape
 
 SAME = "same-decisions"
-"""Every event led to what the tape says that it led to."""
+"""The invariant that every event has the effects recorded on the tape."""
 
 CLOCK = "clock-causal"
 
@@ -35,18 +35,19 @@ INVARIANTS = (
     PULLED, "no-unhealed-donor", "no-learner-waits-on-learner", "inner-steps-never-block",
     "ack-after-durable",
 )  # fmt: skip
-"""In the order in which they are told."""
+"""In the order of the report."""
 
 LATE_MAX = 1
-"""Live, one arrival may come in while a deadline passes; its timer comes before the next one."""
+"""In a live run one arrival may be handled while a deadline passes; its timer comes before the
+next."""
 
 
 @dataclass
 class Finding:
-    """What came of one invariant: held where there is no ``violation``.
+    """The result for one invariant; it holds if ``violation`` is None.
 
-    ``looked`` is how often there was something to look at; ``ref`` the event where it is violated;
-    ``until`` the event of another violation, after which this invariant was not looked at.
+    ``looked`` is the number of checks; ``ref`` is the event that violates it; ``until`` is the
+    event of another violation, after which this invariant was not checked.
     """
 
     invariant: str
@@ -56,7 +57,7 @@ class Finding:
     until: str | None = None
 
     def line(self) -> str:
-        """One line for people."""
+        """The result on one line, for display."""
         if self.violation is not None:
             return f"{self.invariant:<28} VIOLATED at {self.ref}: {self.violation}"
         if self.until is not None:
@@ -66,7 +67,7 @@ class Finding:
 
 
 class TapeStage:
-    """A set of tapes, as checks see the place where events happen."""
+    """A set of tapes, with the interface that checks expect."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -75,17 +76,17 @@ class TapeStage:
 
     @property
     def plan(self) -> FragmentPlan:
-        """How the parameters are cut; every actor's first event says what they are."""
+        """How the parameters are split; known from each actor's first event."""
         assert self._plan is not None, "an actor's first event is its start"
         return self._plan
 
     def begin(self, started: Started) -> None:
-        """An actor says of what leaves the parameters are."""
+        """Process an actor's start, which contains the parameters' leaves."""
         self._plan = self._plan or self.job.plan(started.leaves)
 
 
 class TapeRole:
-    """The incarnation behind a tape, as checks see it."""
+    """The incarnation that recorded a tape, with the interface that checks expect."""
 
     def __init__(self, job: Job, incarnation: str) -> None:
         self.incarnation = incarnation
@@ -95,13 +96,13 @@ class TapeRole:
 
 
 class Audit:
-    """Looks at tapes of one run, one after the other; the same actor's in order.
+    """Audits the tapes of one run, one after the other; tapes of the same actor in order.
 
     Args:
-        tapes: of one run, or of a part of it.
+        tapes: all tapes of a run, or some of them.
 
     Raises:
-        ConfigError: the recorded job is none that this version can run.
+        ConfigError: this version cannot run the recorded job.
     """
 
     def __init__(self, tapes: Sequence[Tape]) -> None:
@@ -120,7 +121,7 @@ class Audit:
         self._violations: dict[str, Finding] = {}
 
     def run(self) -> list[Finding]:
-        """Look at everything; what came of each invariant.
+        """Audit all tapes; returns the result for each invariant.
 
         Raises:
             TapeError: a tape cannot be read.
@@ -138,7 +139,7 @@ class Audit:
         return findings
 
     def share(self) -> Share:
-        """What share of the trained tokens reached a merge, once ``run`` has looked."""
+        """The share of trained tokens that reached a merge; valid after ``run``."""
         return self._tokens.share(len(self._stage.plan.fragments))
 
     def _look_at(self, tape: Tape) -> None:
@@ -168,11 +169,11 @@ class Audit:
             check.died(stage, role)
 
     def _violated(self, invariant: str, ref: str, said: str) -> None:
-        """The first violation of an invariant is told; what follows may follow from it."""
+        """Record the first violation of an invariant; later ones may be its consequences."""
         self._violations.setdefault(invariant, Finding(invariant, violation=said, ref=ref))
 
     def _stop(self, check: Books[Any, Any], ref: str) -> None:
-        """A check whose books are wrong looks no further."""
+        """Stop using a check after a violation, because its state is wrong then."""
         self._looking.remove(check)
         for name in check.invariants:
             if not any(name in each.invariants for each in self._looking):

@@ -1,29 +1,30 @@
-"""What must hold in every run, checked from events and effects alone: merging, learning, clocks.
+"""Invariants of every run, checked from events and effects alone: merging, learning, clocks.
 
-Each check has the stable name of its invariant. It keeps books of its own from what actors are
-told and what they ask for; where it reads a machine's state, it is to bound it, not to believe it.
-So the same checks look at simulated worlds, beside them, and at the tapes of any run, afterwards:
-there ``ddloco.invariants.tape_audit`` lets the machines decide again.
+Each check has the stable name of its invariant. It keeps its own records of actors' events and
+effects; if it reads a machine's state, it is to bound it, not to rely on it. So the same checks run
+within simulated worlds and, afterwards, on the tapes of any run, where
+``ddloco.invariants.tape_audit`` lets the machines decide again.
 
-Which invariant is looked at where:
+Where each invariant is checked:
 
 * here, in worlds and on tapes: merge-once, token-conservation, outer-monotone, weights-valid,
   staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor, no-learner-waits-on-learner,
-  inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap;
-* in worlds only, where more is known than actors are told: ``truth``: clock-vs-truth, data-cursor,
-  optimizer-with-params, and token-conservation of what arrays really hold. ``bounds``:
-  bounded-memory, control-not-starved. ``oracle``: model-oracle, finite. ``belief``: wrong-refused,
-  honest-believed, starts-over. ``pictures``: cut-consistent, channel-complete,
-  snapshot-terminates, concurrent-snapshots, and of what snapshots hold data-cursor,
-  optimizer-with-params, merge-once. ``hostile``: heal-progress, participation, and by running a
-  world again determinism-check and record-is-inert;
-* in tests, because two worlds are compared: that a learner that is frozen, or dies, changes no
-  other's step times; that steps go on without a syncer; that the order of arrival changes no byte;
-  that the tapes of hostile worlds replay (replay-bit-exact); that snapshots delay no step and no
-  merge (snapshot-does-not-stall). Each check is proved able to fail by the bugs in
-  ``mutations.py`` and ``mutations_pictures.py`` of ``tests/ddloco/simulation``;
-* not yet, for want of what they are about: identity and replay-attack (keys), disk-error-safe
-  beyond what the tape does live.
+  inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap,
+  unmerged-pulled;
+* only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth, data-cursor,
+  optimizer-with-params, and token-conservation of the arrays' real contents. ``resource_bounds``:
+  bounded-memory, control-not-starved. ``merge_oracle``: model-oracle, finite. ``belief``:
+  wrong-refused, honest-believed, starts-over. ``snapshot_checks``: cut-consistent,
+  channel-complete, snapshot-terminates, concurrent-snapshots, and data-cursor,
+  optimizer-with-params and merge-once in the contents of snapshots. ``fuzz``: heal-progress,
+  participation, and by running a world again determinism-check and record-is-inert;
+* in tests, because two worlds are compared: a learner that freezes or dies does not change the step
+  times of others; steps continue without a syncer; the order of arrival changes no byte; tapes of
+  hostile worlds replay (replay-bit-exact); snapshots delay no step and no merge
+  (snapshot-does-not-stall). The bugs in ``mutations.py`` and ``mutations_pictures.py`` of
+  ``tests/ddloco/simulation`` prove that each check can fail;
+* not yet checked: identity and replay-attack (keys), and disk-error-safe beyond what the tape does
+  in live runs.
 """
 
 from collections import Counter, deque
@@ -45,8 +46,8 @@ from transport import Event, MessageArrived, Transmit
 
 @dataclass
 class Desk:
-    """What one syncer has before it: contributions by handle, merges under way by work, and the
-    newest incarnation that it has heard of each learner."""
+    """The state of one syncer's merges: contributions by handle, merges in progress by work, and
+    the newest incarnation of each learner."""
 
     newest: Counter[str]
     arrived: dict[str, tuple[str, Contribution, int]] = field(default_factory=dict[str, Any])
@@ -67,19 +68,19 @@ class Merging(Books[Stage, Role]):
         self.merges: list[tuple[float, int, int, tuple[str, ...]]] = []
         """(seconds, t, fragment, learners) of every merge."""
         self.tokens: Counter[str] = Counter()
-        """Tokens merged, by incarnation, every fragment counted."""
+        """Tokens merged, by incarnation, counted once per fragment."""
         self.versions: Counter[int] = Counter()
         self._spent: set[tuple[str, int, int]] = set()
         self._desks: dict[str, Desk] = {}
 
     def started(self, stage: Stage, role: Role) -> None:
-        """A new syncer has nothing under way, and must not need what only the old one knew."""
+        """A new syncer has no merges in progress, and does not know what only the old one knew."""
         if role.actor_name in stage.job.syncer_names():
             before = self._desks.get(role.actor_name)
             self._desks[role.actor_name] = Desk(before.newest if before else Counter())
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
-        """Only the syncer merges."""
+        """Check the events of a syncer; only syncers merge."""
         if not isinstance(role.actor.machine, Syncer):
             return
         desk = self._desks[role.actor_name]
@@ -99,8 +100,8 @@ class Merging(Books[Stage, Role]):
     def _contribution(
         self, desk: "Desk", event: MessageArrived[Any], said: Contribution, actor: Actor
     ) -> None:
-        """It is taken, or let go of at once: then it was refused, or its sender is no member, and
-        if anybody holds it, it is for a snapshot."""
+        """Note a contribution unless its array is released at once or held only for a snapshot:
+        then it was refused, or its sender is not a member."""
         holders = actor.handles.held().get(event.handle, 0)
         if holders > actor.snapshots.holding().count(event.handle):
             newest = desk.newest[actor_of(event.sender)]
@@ -155,42 +156,42 @@ class Merging(Books[Stage, Role]):
 
 
 STARTS_MAX = 4
-"""Of a fragment a learner has answered at most a few versions ago; older ones are forgotten."""
+"""Versions remembered per fragment: a learner contributes from one of the last few."""
 
 
 @dataclass
 class Trained:
-    """What one learner has trained on, from its steps alone."""
+    """What one learner has trained on, derived from its steps alone."""
 
     held: list[int]
     """Per fragment the version that its parameters started from, -1 for none."""
     tokens: list[int] = field(default_factory=lambda: [0])
-    """Tokens after each step, from 0 on."""
+    """Cumulative tokens after each step, from step 0 on."""
     starts: dict[int, deque[tuple[int, int]]] = field(default_factory=dict[int, Any])
-    """Per fragment (version, step after which it went in), newest last."""
+    """Per fragment (version, step after which it was installed), newest last."""
     coming: tuple[Overwrite, ...] = ()
     installing: tuple[int, ...] = ()
 
     def take(self, fragment: int, version: int, step: int) -> None:
-        """A version goes in after ``step``."""
+        """A version is installed after ``step``."""
         self.held[fragment] = version
         starts = self.starts.setdefault(fragment, deque(maxlen=STARTS_MAX))
         starts.append((version, step))
 
     def finish(self, tokens: int) -> None:
-        """A step is finished, and what went in before it is there."""
+        """A step is finished, with the overwrites requested before it."""
         for each in self.coming:
             self.take(each.fragment, each.version, len(self.tokens) - 1)
         self.coming = ()
         self.tokens.append(self.tokens[-1] + tokens)
 
     def install(self, *, sound: bool) -> None:
-        """A peer's state was taken over, if it is sound."""
+        """A peer's state was installed, if it is sound."""
         for fragment, version in enumerate(self.installing if sound else ()):
             self.take(fragment, version, 0)
 
     def agrees(self, said: Contribution) -> bool:
-        """Whether a contribution counts what was trained since its base, and nothing else."""
+        """Whether a contribution counts exactly what was trained since its base."""
         if said.step >= len(self.tokens):
             return False
         return any(
@@ -203,7 +204,7 @@ class Trained:
 
 class Learning(Books[Stage, Role]):
     """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
-    token-conservation of what learners say that they have trained on."""
+    and token-conservation of what learners report to have trained on."""
 
     invariants = (
         "no-learner-waits-on-learner", "inner-steps-never-block", "outer-monotone",
@@ -218,11 +219,11 @@ class Learning(Books[Stage, Role]):
         self._instead: set[tuple[str, int, int]] = set()
 
     def died(self, stage: Stage, role: Role) -> None:
-        """Nobody asks any more what it held."""
+        """Forget an incarnation that has ended."""
         self._trained.pop(role.incarnation, None)
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
-        """Only learners learn."""
+        """Check the events of a learner; only learners train."""
         if not isinstance(role.actor.machine, Learner):
             return
         name = role.incarnation
@@ -274,19 +275,20 @@ class Learning(Books[Stage, Role]):
 
 
 def begins(event: Event) -> bool:
-    """Whether a learner may begin at this: its parameters have come, or where to go on."""
+    """Whether a learner may begin at this event: its parameters, or the position to resume at, have
+    arrived."""
     if isinstance(event, MessageArrived):
         return isinstance(event.body, GlobalFragment | Resume)
     return isinstance(event, StateInstalled)
 
 
 class Causal(Books[Stage, Role]):
-    """clock-causal: an actor's own entry counts its events; the others only grow, and are no
-    smaller than those of whatever it is told.
+    """clock-causal: an actor's own entry counts its events; other entries only grow, and are not
+    smaller than those of any message it accepts.
 
-    Told are only messages whose session stands. A late Welcome of a lost session is answered and
-    teaches nothing, although the clock may long have heard newer events of its sender: what it
-    says of others may since have been retired there, and not be known here at all.
+    Only messages of the current session count. A late Welcome of a lost session is answered but not
+    merged into the clock: its sender may since have retired entries that it contains, and this
+    actor may never have had them.
     """
 
     invariants = ("clock-causal",)
@@ -296,15 +298,15 @@ class Causal(Books[Stage, Role]):
         self._before: dict[str, dict[str, int]] = {}
 
     def started(self, stage: Stage, role: Role) -> None:
-        """Whoever starts knows nothing."""
+        """A new incarnation knows nothing."""
         self._before[role.incarnation] = {}
 
     def died(self, stage: Stage, role: Role) -> None:
-        """Its clock is nobody's any more."""
+        """Forget the clock of an incarnation that has ended."""
         self._before.pop(role.incarnation, None)
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
-        """Compare the clock with what it was, and with what has come."""
+        """Compare the clock with its previous value and with the received one."""
         me, clock, floors = role.incarnation, role.actor.clock, role.actor.floors
         before = self._before[me]
         number = before.get(me, 0) + 1
@@ -327,28 +329,29 @@ class Causal(Books[Stage, Role]):
 
 
 def _crowded_out(name: str, known: Sequence[str]) -> bool:
-    """Whether newer incarnations of the same actor have taken all its places in a clock."""
+    """Whether newer incarnations of the same actor have replaced an entry in a clock."""
     actor, number = actor_of(name), number_of(name)
     newer = [each for each in known if actor_of(each) == actor and number_of(each) > number]
     return len(newer) >= INCARNATIONS_MAX
 
 
 class Durable(Books[Stage, Role]):
-    """ack-after-durable: what any learner has received, a syncer that starts again still has."""
+    """ack-after-durable: a restarted syncer has every version that any learner has received."""
 
     invariants = ("ack-after-durable",)
 
     def __init__(self) -> None:
         super().__init__()
         self._found: dict[str, dict[int, dict[int, int]]] = {}
-        """By actor, number and fragment the version that an incarnation found."""
+        """By actor and incarnation number, the version of each fragment that was found on disk."""
         self._told: dict[str, dict[int, dict[int, tuple[int, str]]]] = {}
-        """By actor, number and fragment the newest version that one told, and to whom."""
+        """By actor and incarnation number, the newest version of each fragment that was sent, and
+        to whom."""
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
-        """Look when a syncer has found what was kept, and when a learner is told of a version.
+        """Check when a syncer has recovered, and when a learner receives a version.
 
-        Whichever is seen first: tapes are looked at one by one.
+        These may be seen in either order, because tapes are processed one by one.
         """
         if isinstance(event, Recovered):
             kept = {each.fragment: each.version for each in event.kept}

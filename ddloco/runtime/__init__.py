@@ -1,1 +1,1 @@
-"""What drives an actor: the door to clocks, sockets, files and threads, and what lies behind it."""
+"""What runs an actor: the driver, and its access to clocks, sockets, files, threads and signals."""

@@ -1,4 +1,4 @@
-"""What handles point to: an actor's arrays, put and freed as its machine asks."""
+"""The arrays of an actor by handle, stored and freed as its machine requests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ F32 = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A learner's whole parameters after a step, laid out as the plan says."""
+    """A learner's whole parameters after a step, in the layout of the fragment plan."""
 
     region: Region
 
@@ -23,7 +23,7 @@ Stored = HostCopy | Payload | F32
 
 
 class Arrays:
-    """Handles and what they point to. ``None`` stands for what a replay could not compute."""
+    """Arrays by handle. ``None`` stands for an array that a replay could not compute."""
 
     def __init__(self, arena: Arena | None = None) -> None:
         self.arena = arena
@@ -39,36 +39,36 @@ class Arrays:
         return self.arena
 
     def allocate(self, nbytes: int) -> Bytes:
-        """Bytes in the arena, for a payload that is arriving; freed with its handle."""
+        """Allocate bytes in the arena for an arriving payload; freed with its handle."""
         return self.shared.allocate(nbytes).data
 
     def lend(self, data: Bytes) -> Region:
-        """A copy that the worker process can see, to be freed when it has looked."""
+        """A copy that the worker process can read; the caller must free it."""
         region = self.shared.allocate(len(data))
         region.data[:] = data
         return region
 
     def discard(self, data: Bytes) -> None:
-        """Give back bytes that were allocated here; others are left to Python."""
+        """Free bytes that were allocated in the arena; others are left to Python."""
         region = self.arena.find(data) if self.arena is not None else None
         if region is not None and self.arena is not None:
             self.arena.free(region)
 
     def put(self, handle: str, stored: Stored | None) -> None:
-        """Name an array; a handle is named once."""
+        """Store an array under a new handle."""
         assert handle not in self._stored, f"{handle} is named twice"
         self._stored[handle] = stored
 
     def get(self, handle: str) -> Any:
-        """The array."""
+        """The array under a handle."""
         return self._stored[handle]
 
     def known(self, *handles: str) -> bool:
-        """Whether all of these are there and were computed; an empty handle stands for zeros."""
+        """Whether all of these exist and were computed; an empty handle stands for zeros."""
         return all(not handle or self._stored.get(handle) is not None for handle in handles)
 
     def free(self, handle: str) -> None:
-        """Forget an array; what lies in the arena is used again."""
+        """Forget an array; its memory in the arena is reused."""
         stored = self._stored.pop(handle, None)
         if isinstance(stored, HostCopy) and self.arena is not None:
             self.arena.free(stored.region)

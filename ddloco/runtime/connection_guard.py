@@ -1,8 +1,8 @@
-"""The doorkeeper: who may speak at an actor's door, for whom, and of whom.
+"""The connection guard: checks who may send to an actor, for whom, and about whom.
 
-Below the door: what is refused here becomes no event and is on no tape. It knows the job's actors,
-and nothing of what their machines make of a message; what only a machine can judge it refuses by
-itself.
+It works below the door: a message that it rejects becomes no event and is on no tape. It knows the
+names of the job's actors, but not how their machines interpret a message; machines reject by
+themselves what only they can judge.
 """
 
 from collections.abc import Callable, Collection
@@ -12,20 +12,19 @@ from clocks import actor_of, is_incarnation
 from transport import Allowance, Header, RemoteProtocolError
 
 HELLOS_AT_ONCE, HELLOS_PER_S = 32.0, 1.0
-"""Hellos of one actor, whichever of its incarnations it says it is, two to each dial. Whoever has
-lost its link dials after 0.5, 1, 2, 4 and then 8 s, and goes on to be heard after a quarter of an
-hour of trouble; each one that is heard costs an open link and everything that is sent over a new
-one."""
+"""Rate limit of Hellos per actor, over all its incarnations; each dial sends two. An actor that
+lost its link dials after 0.5, 1, 2, 4 and then every 8 s, so it stays within the limit even after a
+quarter of an hour of trouble. Each accepted Hello costs an open link and everything that is sent
+over a new one."""
 
 
 class Doorkeeper:
-    """Judges headers before anything is allocated for their payloads.
+    """Checks headers before memory for their payloads is allocated.
 
     Args:
         me: the actor's incarnation.
         company: the actors of the job, by name.
-        admits: raises RemoteProtocolError where a message's tensors are not what its body must
-            carry.
+        admits: raises RemoteProtocolError if a message's tensors do not match its body.
     """
 
     def __init__(
@@ -37,10 +36,10 @@ class Doorkeeper:
         self._hellos: dict[str, Allowance] = {}
 
     def check(self, peer: str, header: Header[Any]) -> None:
-        """Refuse a message that ``peer`` cannot have said.
+        """Reject a message that ``peer`` cannot have sent.
 
         Raises:
-            RemoteProtocolError: it speaks for somebody else, or of nobody.
+            RemoteProtocolError: its sender is another actor, or it names an unknown one.
         """
         sender = header.sender
         if sender != peer and actor_of(sender) != peer:
@@ -55,7 +54,7 @@ class Doorkeeper:
         self._admits(header)
 
     def may_greet(self, now: float, sender: str) -> bool:
-        """Whether an actor of the job may say Hello once more."""
+        """Whether an actor of the job may send another Hello now."""
         full = Allowance(HELLOS_AT_ONCE, HELLOS_PER_S, HELLOS_AT_ONCE, now)
         return self._hellos.setdefault(actor_of(sender), full).take(now)
 

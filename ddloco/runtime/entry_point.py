@@ -104,8 +104,8 @@ def _installed(top: str) -> ModuleSpec | None:
 
 
 def look_here_first(folder: Path) -> None:
-    """From now on this process imports from ``folder`` before anywhere else, also what has the name
-    of one of our packages. Whoever calls this has imported all of ours that it will need."""
+    """Import from ``folder`` before anywhere else from now on, even modules with the name of one of
+    ddloco's packages. The caller must have imported all of ddloco's modules that it needs."""
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     for package in PACKAGES:
@@ -114,16 +114,16 @@ def look_here_first(folder: Path) -> None:
         if theirs is None or theirs.origin is None or ours is None:
             continue
         if theirs.origin == ours.__file__:
-            continue  # The command was given in a checkout of this program.
+            continue  # The folder is a checkout of ddloco itself.
         for name in [name for name in sys.modules if name.partition(".")[0] == package]:
             del sys.modules[name]
 
 
 def parted(kind: str, spec: str) -> tuple[str, str]:
-    """Module and function.
+    """Split an entry point into module and function.
 
     Raises:
-        NamedError: it has not that form.
+        NamedError: it does not have that form.
     """
     module_name, colon, function_name = spec.partition(":")
     dotted = all(part.isidentifier() for part in module_name.split("."))
@@ -133,5 +133,5 @@ def parted(kind: str, spec: str) -> tuple[str, str]:
 
 
 def in_one_line(error: BaseException) -> str:
-    """What an exception says: a user's may speak over many lines, the promise is one."""
+    """An exception's type and message on one line; user code may raise messages of many lines."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,11 +1,11 @@
-"""What was raised, for people: the one in a group, and what the system said."""
+"""Readable forms of exceptions: the first one in a group, and the text of a system error."""
 
 import errno
 import resource
 
 
 def first_of(error: BaseException) -> BaseException:
-    """The first plain exception in a group, groups within it included."""
+    """The first plain exception in a group, including nested groups."""
     found = error
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
@@ -13,7 +13,7 @@ def first_of(error: BaseException) -> BaseException:
 
 
 def said_of(error: OSError) -> str:
-    """What the system said of which file, in one line; also of errors that name neither."""
+    """A system error and its file, if any, on one line."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno == errno.EMFILE:
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

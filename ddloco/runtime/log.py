@@ -1,7 +1,8 @@
-"""The log: one JSON object a line in ``log.jsonl``, made with structlog, timed by the door.
+"""The log: one JSON object per line in ``log.jsonl``, written with structlog.
 
-Several processes may append to the same file: each line is one write. One that cannot be written,
-as on a full disk, is lost, and the next one that can says so: no actor ends for its log's sake.
+Several processes may append to the same file: each line is a single write. A line that cannot be
+written, as on a full disk, is lost; the next one that can be written is preceded by a line with the
+number of lost lines. No actor ends because of its log.
 """
 
 from collections.abc import Callable, MutableMapping
@@ -14,61 +15,61 @@ import structlog
 from clocks import actor_of
 
 FIRST = ("event", "actor", "at", "ref")
-"""They lead every line, so that people can read it."""
+"""Fields at the beginning of every line, for readability."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ActorLog:
-    """Where one actor's observations go; with ``path`` None they are dropped."""
+    """Writes one actor's observations; with ``path`` None they are discarded."""
 
     def __init__(self, path: Path | None, incarnation: str) -> None:
         self._file = _Lines(path) if path is not None else None
         self._log: Any = None
         if self._file is not None:
-            # A logger that calls what it is given with each line.
+            # The logger calls the given function with each line.
             self._log = structlog.wrap_logger(
                 _Calls(self._file.add), processors=[_first_things_first, _json]
             ).bind(actor=actor_of(incarnation))
         self._incarnation = incarnation
         self._lost = 0
-        """Lines that could not be written, and of which nothing was said yet."""
+        """Lines that could not be written and have not been reported yet."""
 
     def observe(self, event: str, at: float, number: int, fields: dict[str, Any]) -> None:
-        """One line; ``ref`` names the event on the tape that it belongs to."""
+        """Write one line; ``ref`` is the number of the event on the tape that it belongs to."""
         if self._log is not None:
             ref = f"{self._incarnation}:{number}"
             lost = {"count": self._lost}
             if self._lost and self._log.info("log lines lost", at=round(at, 6), ref=ref, **lost):
                 self._lost = 0
-            # What an actor calls as the line calls its own gets another name, and is there.
+            # Fields with the name of a standard field are renamed, so that none is lost.
             said = {f"{name}_" if name in FIRST else name: value for name, value in fields.items()}
             if not self._log.info(event, at=round(at, 6), ref=ref, **said):
                 self._lost += 1
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
 
 class _Calls:
-    """What structlog takes for a logger: hands each line on."""
+    """A logger for structlog that passes each line to a function."""
 
     def __init__(self, add: Callable[[bytes], bool]) -> None:
         self.info = add
 
 
 class _Lines:
-    """Lines at the end of a file."""
+    """Appends lines to a file."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self._torn = False
-        """Whether the last line is there in part."""
+        """Whether the last line was written only in part."""
 
     def add(self, line: bytes) -> bool:
-        """One line, in one write; whether it is there."""
+        """Append a line with a single write; returns whether all of it was written."""
         whole = (b"\n" if self._torn else b"") + line + b"\n"
         try:
             written = self._file.write(whole)
@@ -78,7 +79,7 @@ class _Lines:
         return written == len(whole)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._file.close()
 
 

@@ -1,18 +1,18 @@
-"""Keeping freed memory: large arrays come and go at every merge, and fresh pages cost more than
-the arithmetic on them.
+"""Settings of the memory allocator that keep freed memory: large arrays are allocated and freed at
+every merge, and faulting in new pages costs more than the arithmetic on them.
 
-glibc gives allocations of over 128 KiB back to the system when they are freed, and takes a page
-fault for each 4 KiB of the next one: 21,000 in a round of 4 x 64 MiB. With these settings, and with
-arrivals in the arena, the round went from 0.49 to 0.44 s (medians on two cores).
+By default glibc returns allocations of over 128 KiB to the system when they are freed, and takes a
+page fault for each 4 KiB of the next one: 21,000 in a round of 4 x 64 MiB. With these settings, and
+with arrivals in shared memory, the round went from 0.49 to 0.44 s (medians on two cores).
 
-What is kept must then be used by whoever needs memory next. glibc gives each thread a heap of its
-own, so that each kept the largest that it had ever held: a syncer under a hail of 4 MiB messages
-grew by 8 or 16 MiB now and then, though nothing was in use. One heap serves all threads here; our
-allocations are few and large, so nobody waits for it.
+Kept memory must be usable by all threads. glibc normally gives each thread its own heap, and each
+heap kept the largest size that it had ever had: a syncer that received many messages of 4 MiB grew
+by 8 or 16 MiB now and then, though nothing was in use. So all threads share one heap; allocations
+are few and large, so there is no contention.
 
-What is kept is the most that was ever in use at once, and a burst of messages is that for a moment
-only. So once a minute, where more lies free than is in use, it is given back after all; 100 MiB
-cost 20 ms then, and 110 ms of page faults when they are used again (on two busy cores).
+The kept memory is the largest amount ever in use at once, which a burst of messages may reach only
+for a moment. So once a minute, if more is free than in use, it is returned to the system. Returning
+100 MiB takes 20 ms, and 110 ms of page faults when it is used again (on two busy cores).
 """
 
 import ctypes
@@ -22,40 +22,40 @@ import trio
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 KEPT_BYTES = 32 * 2**20
-"""glibc's own limit for the size from which it maps memory apart."""
+"""glibc's upper limit for the size from which it maps memory separately."""
 
 SPARE_BYTES = 8 * 2**20
-"""So much may lie free in any heap, and as much as is in use in a larger one: the next merge will
-want it."""
+"""Free memory below this, or below the amount in use, is kept for the next merge."""
 
 LOOK_S = 60.0
-"""A minute of bursts is kept at most; a look costs microseconds."""
+"""Interval between checks in seconds: memory of a burst is kept for a minute at most; a check takes
+microseconds."""
 
 
 def keep_freed_memory() -> bool:
-    """Ask the allocator of this process to use freed memory again; whether it will.
+    """Make the allocator of this process reuse freed memory; returns whether it accepted.
 
-    To be asked before threads are started: one that has a heap of its own already keeps it.
+    Call this before threads are started: a thread that already has a heap of its own keeps it.
     """
     if not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
-        return False  # Another C library, which has its own way.
+        return False  # Another C library, with its own interface.
     asked = ((M_MMAP_THRESHOLD, KEPT_BYTES), (M_TRIM_THRESHOLD, 2**31 - 1), (M_ARENA_MAX, 1))
     return all(mallopt(*each) == 1 for each in asked)
 
 
 async def give_back_spare() -> None:
-    """Look now and then how much lies free in this process' heap, and give it back; for ever."""
+    """Check at intervals how much memory of this process is free, and return it; for ever."""
     while True:
         await trio.sleep(LOOK_S)
         await trio.to_thread.run_sync(give_back)
 
 
 def give_back() -> bool:
-    """Give the system what lies free in the heap, if that is much; whether any of it went."""
+    """Return free memory to the system if there is much of it; returns whether any was returned."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -70,8 +70,8 @@ def give_back() -> bool:
 
 
 class _Heap(ctypes.Structure):
-    """What glibc says of its heap, by its names: bytes that lie free (``fordblks``), are in use
-    (``uordblks``), and are in use in mappings of their own (``hblkhd``)."""
+    """glibc's statistics of its heap, in its terms: bytes that are free (``fordblks``), in use
+    (``uordblks``), and in use in separate mappings (``hblkhd``)."""
 
     _fields_ = tuple(
         (name, ctypes.c_size_t)

@@ -1,11 +1,11 @@
-"""What an observer and the window of a syncer say to each other, and the limits on it.
+"""The protocol between observers and a syncer's observer server, and its limits.
 
-An observer is no peer: it has no link, no clock, and nothing of this is on a tape. A notice is one
-msgpack frame; a fragment's bytes follow it raw, cut into pieces as between peers:
+An observer is not a peer: it has no link and no clock, and its messages are on no tape. A notice is
+one msgpack frame. A fragment's bytes follow it raw, in chunks as between peers:
 
-    [Ask]                             from the observer, all that it ever says
-    [Told] [News] [Sorry]             from the window
-    [Fragment, bytes 0 .. 1 MiB)      then [Piece, next 1 MiB) ... until the fragment is whole
+    [Ask]                             from the observer; it sends nothing else
+    [Told] [News] [Sorry]             from the server
+    [Fragment, bytes 0 .. 1 MiB)      then [Piece, next 1 MiB) ... until the fragment is complete
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,35 +22,35 @@ from transport.message import TENSORS_MAX, Count, Reason
 from transport.payload import PAYLOAD_BYTES_MAX, broken_tensor, payload_bytes
 
 VERSION = 1
-"""Of this language alone; an observer of another version is told so."""
+"""The version of this protocol; observers of another version get an answer that says so."""
 
 OBSERVER = "observer-"
-"""How the route of an observer begins, and no actor's name."""
+"""The prefix of observers' routes; no actor's name begins with it."""
 
 ASK_BYTES_MAX = 1024
-"""An ask is a few small numbers."""
+"""A request contains only a few small numbers."""
 
 NOTICE_BYTES_MAX = FRAME_BYTES_MAX
-"""A status of 1,024 learners has an eighth of a megabyte."""
+"""A status of 1,024 learners takes an eighth of a megabyte."""
 
 
 class NoticeError(ValueError):
-    """They said something that this language does not have; one line names the field."""
+    """The other side sent something that is not in this protocol; one line names the field."""
 
 
 class Notice(Struct, frozen=True, tag=True):
-    """Base of everything that is said; the class name is the tag. Unknown fields are let be, so
-    that another version is understood far enough to be told its number."""
+    """Base class of all messages; the class name is the tag. Unknown fields are ignored, so that a
+    request of another version can be decoded far enough to read its version number."""
 
 
 Request = Literal["snapshot", "stop"]
-"""What goes on to the actor's door, and becomes an event."""
+"""Requests that are passed to the actor, where they become events."""
 
 
 class Ask(Notice, frozen=True):
-    """Tell me the status, or (go on to) tell me the news, or take a snapshot, or end the job.
-    ``taken`` is the greatest ``seq`` that the observer has taken in: what it has not, is held
-    against it."""
+    """Asks for the status, for the news from now on, for a snapshot, or for the end of the job.
+    ``taken`` is the greatest ``seq`` that the observer has received, which acknowledges it: the
+    server limits how much is unacknowledged."""
 
     what: Literal["status", "follow", "snapshot", "stop"]
     version: int = VERSION
@@ -59,15 +59,15 @@ class Ask(Notice, frozen=True):
 
 
 class Told(Notice, frozen=True):
-    """What the syncer says of itself: plain data, times as seconds before or after now."""
+    """The syncer's status as plain data; times are seconds relative to now."""
 
     seq: Count
     status: dict[str, Any]
 
 
 class News(Notice, frozen=True):
-    """One observation: ``at`` seconds since the syncer's start, ``ref`` its event on the tape.
-    ``lost`` news did not reach this observer before, since it was slow."""
+    """One observation: ``at`` is in seconds since the syncer's start, ``ref`` is its event on the
+    tape. ``lost`` counts earlier news that this observer missed because it was slow."""
 
     seq: Count
     lost: Count
@@ -87,14 +87,14 @@ class Fragment(Notice, frozen=True):
 
 
 class Piece(Notice, frozen=True):
-    """More bytes of the fragment that was begun."""
+    """The next bytes of the current fragment."""
 
     seq: Count
     index: Count
 
 
 class Sorry(Notice, frozen=True):
-    """Nothing will be told, and why."""
+    """The request is declined, and why."""
 
     reason: Reason
 
@@ -105,10 +105,10 @@ _answer = msgspec.msgpack.Decoder(Told | News | Fragment | Piece | Sorry)
 
 
 def decode_ask(frames: Sequence[Buffer]) -> Ask:
-    """What an observer asks.
+    """Decode an observer's request.
 
     Raises:
-        NoticeError: it is no ask.
+        NoticeError: it is not a valid request.
     """
     if len(frames) != 1:
         raise NoticeError(f"an ask of {len(frames)} parts, 1 expected")
@@ -125,14 +125,14 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: Buffer) -> Any:
 
 
 def cut(said: Fragment, data: Bytes) -> Iterator[list[Buffer]]:
-    """The messages of a fragment: ``data`` (uint8) is sent from where it lies."""
+    """The messages of a fragment; ``data`` (uint8) is sent without copying."""
     yield [encode(said), data[:CHUNK_BYTES].data]
     for index, start in enumerate(range(CHUNK_BYTES, len(data), CHUNK_BYTES), start=1):
         yield [encode(Piece(said.seq, index)), data[start : start + CHUNK_BYTES].data]
 
 
 class Reader:
-    """Reads what a window says, and puts fragments together."""
+    """Decodes what a server sends, and assembles fragments."""
 
     def __init__(self) -> None:
         self._begun: Fragment | None = None
@@ -141,12 +141,12 @@ class Reader:
         self._index = 0
 
     def feed(self, frames: Sequence[Buffer]) -> tuple[Told | News | Fragment | Sorry, Any] | None:
-        """Take one message: a whole notice, with its payload if it has one, or None.
+        """Process one message; returns a whole notice with its payload, if it has one, or None.
 
-        A fragment that stops in the middle is forgotten; the window sends it again.
+        An incomplete fragment is forgotten; the server sends it again.
 
         Raises:
-            NoticeError: it is no notice, or a tensor's bytes do not match its digest.
+            NoticeError: it is not a valid notice, or a tensor's bytes do not match its digest.
         """
         if not 1 <= len(frames) <= 2 or len(frames[0]) > NOTICE_BYTES_MAX:
             raise NoticeError("1 or 2 parts within the limits expected")

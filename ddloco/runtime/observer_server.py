@@ -1,9 +1,9 @@
-"""The window: where observers look at an actor while it runs, without being noticed by it.
+"""The observer server: answers observers of a running actor without affecting it.
 
-It stands below the door. What an observer asks never becomes an event, but for a snapshot, so that
-tapes are the same with and without observers, and it is answered at once or not at all: whatever an
-observer has not yet taken in is held against it, and a slow one loses news instead of holding
-anything up. Of the fragments only the newest version matters, so a slow observer skips versions.
+It works below the door. Only requests for a snapshot or for the end become events, so tapes are the
+same with and without observers. Requests are answered at once or not at all. The server limits how
+much each observer has not acknowledged; a slow one loses news instead of delaying anything. Of the
+fragments only the newest version matters, so a slow observer skips versions.
 """
 
 from collections import deque
@@ -31,52 +31,54 @@ from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
 from transport.endpoint import Buffer
 
 OBSERVERS_MAX = 64
-"""Observers at once; beyond that whoever only asked for something, or has not spoken lately, makes
-room. Whoever asks for a status, a snapshot or the end needs no place: observers lock nobody out."""
+"""Observers at once. Beyond that, one that does not follow, or has been silent for some seconds, is
+removed for a new one. Requests for a status, a snapshot or the end are always answered, so that
+observers cannot lock each other out."""
 
 ATTENTIVE_S = 5.0
-"""Who follows says every second what it has taken in; after so long it may be elsewhere."""
+"""An observer that follows acknowledges every second; one that is silent for this long, in seconds,
+may be replaced."""
 
 SNAPSHOT_ASKS_S_MIN = 1.0
-"""Snapshots are begun for observers at most this often, however many ask."""
+"""Minimum interval between snapshots requested by observers, in seconds, however many ask."""
 
 NEWS_AWAY_MAX = 256
-"""Notices that an observer need not yet have taken in: a second's worth of a fast job."""
+"""Notices that may be unacknowledged: a second's worth in a fast job."""
 
 BYTES_AWAY_MAX = 64 * 2**20
-"""The same in bytes; one fragment may be larger, if it is alone."""
+"""The same limit in bytes; a single fragment may be larger."""
 
 SILENCE_S_MAX = 30.0
-"""An observer says every second what it has taken in. One that is silent for so long is forgotten,
-and what it follows is begun anew when it speaks again."""
+"""An observer acknowledges every second. One that is silent for this long, in seconds, is
+forgotten, and starts over when it sends a request again."""
 
 STATUS_S_MIN = 0.1
-"""A status is made at most this often, however many ask for it."""
+"""Minimum interval between computations of the status, in seconds, however many ask."""
 
 
 @dataclass(slots=True)
 class Watcher:
-    """One observer, as the window sees it."""
+    """The state of one observer."""
 
     heard_at: float
     seq: int
     follows: bool = False
     payloads: bool = False
     pending: dict[int, int] = field(default_factory=dict[int, int])
-    """Fragments whose newest version it has not been sent, and that version."""
+    """Newest versions by fragment that have not been sent to it."""
     away: deque[tuple[int, int]] = field(default_factory=deque[tuple[int, int]])
-    """(seq, bytes) of what it has not said to have taken in."""
+    """(seq, bytes) of each notice that it has not acknowledged."""
     away_bytes: int = 0
     lost: int = 0
-    """Notices that it was too slow for."""
+    """Notices that were not sent because it was too slow."""
 
     def took(self, seq: int) -> None:
-        """It has taken in everything up to ``seq``."""
+        """Process its acknowledgement of everything up to ``seq``."""
         while self.away and self.away[0][0] <= seq:
             self.away_bytes -= self.away.popleft()[1]
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be on their way to it."""
+        """Whether ``nbytes`` more may be sent without an acknowledgement."""
         within = self.away_bytes + nbytes <= BYTES_AWAY_MAX
         return not self.away or (len(self.away) < NEWS_AWAY_MAX and within)
 
@@ -85,13 +87,13 @@ class Window:
     """Answers the observers of one actor.
 
     Args:
-        endpoint: carries the answers, as it carries the actor's own messages.
-        arrays: where the global fragments are, under ``wire/FRAGMENT/T``.
-        now: seconds since the actor's start.
-        status: what is to be told of it, plain data.
-        refuse: told why a frame was refused.
-        request: called when an observer asks for a snapshot, or for the end of the job: these
-            alone go on to the door.
+        endpoint: sends the answers, as it sends the actor's own messages.
+        arrays: holds the global fragments, under ``wire/FRAGMENT/T``.
+        now: returns seconds since the actor's start.
+        status: returns the actor's status as plain data.
+        refuse: called with the reason when a frame is rejected.
+        request: called when an observer requests a snapshot or the end of the job; only these
+            reach the actor.
     """
 
     def __init__(
@@ -113,11 +115,11 @@ class Window:
         self._watchers: dict[str, Watcher] = {}
         self._newest: dict[int, int] = {}
         self._snapshots_from = 0.0
-        """When a snapshot may be begun for an observer again."""
+        """The time from which observers may request another snapshot."""
         self._told: tuple[float, dict[str, Any]] | None = None
 
     def take(self, arrival: Arrival) -> None:
-        """Answer what an observer asks; what is no ask is refused."""
+        """Answer an observer's request; anything else is rejected."""
         route = arrival.route
         try:
             ask = decode_ask(arrival.frames)
@@ -132,7 +134,7 @@ class Window:
             self._decline(route, f"{OBSERVERS_MAX} observers follow this syncer already")
             return
         if watcher is None:
-            watcher = Watcher(self._now(), ask.taken)  # Answered, and forgotten.
+            watcher = Watcher(self._now(), ask.taken)  # Answered, but not remembered.
         watcher.heard_at = self._now()
         watcher.took(ask.taken)
         if ask.what == "status":
@@ -149,7 +151,7 @@ class Window:
         self._hand_over(route, watcher)
 
     def news(self, event: str, at: float, ref: str, fields: dict[str, Any]) -> None:
-        """Something was observed: tell whoever follows. Must not block, and does not."""
+        """Send an observation to the observers that follow; does not block."""
         self._note(event, fields)
         if not self._watchers:
             return
@@ -162,17 +164,17 @@ class Window:
             self._hand_over(route, watcher)
 
     def observers(self) -> list[dict[str, Any]]:
-        """Who looks, and what each was too slow for."""
+        """The observers, and how many notices each has missed."""
         return [
             {"observer": route, "follows": each.follows, "lost": each.lost, "away": len(each.away)}
             for route, each in self._watchers.items()
         ]
 
     def _note(self, event: str, fields: dict[str, Any]) -> None:
-        """Keep in mind which version of each fragment is the newest."""
+        """Track the newest version of each fragment."""
         match event, fields:
             case "listening", {"fragments": int(fragments)}:
-                # A syncer that has recovered begins with later versions than 0.
+                # A recovered syncer begins with versions above 0.
                 self._told = None
                 versions = self._facts().get("versions") or [0] * fragments
                 self._newest = dict(enumerate(versions))
@@ -185,21 +187,21 @@ class Window:
                 pass
 
     def _facts(self) -> dict[str, Any]:
-        """The status, made anew if the last one is old; whatever fails in it harms nobody."""
+        """The status, computed again if the last one is old; an exception does not stop the job."""
         now = self._now()
         if self._told is None or now - self._told[0] >= STATUS_S_MIN:
             try:
                 facts = self._status()
                 encode(facts)
-            except Exception as error:  # noqa: BLE001, the job goes on without being described
+            except Exception as error:  # noqa: BLE001, the job goes on without a status
                 facts = {"problem": f"this is a bug; no status: {type(error).__name__}: {error}"}
             self._told = now, facts
         return self._told[1]
 
-    # Observers come and go.
+    # Adding and removing observers.
 
     def _watcher(self, route: str, taken: int) -> Watcher | None:
-        """The observer of this route, an old one or a new one; None if there is no place."""
+        """The observer of this route, known or new; None if there is no place for it."""
         if route in self._watchers:
             return self._watchers[route]
         self._forget_silent()
@@ -214,7 +216,7 @@ class Window:
             if not idle:
                 return None
             del self._watchers[min(idle, key=lambda each: self._watchers[each].heard_at)]
-        # One that was forgotten goes on counting from what it has.
+        # The numbers of an observer that was forgotten continue where they ended.
         watcher = self._watchers[route] = Watcher(self._now(), taken)
         return watcher
 
@@ -230,14 +232,14 @@ class Window:
             watcher.pending = dict(self._newest)
         watcher.payloads = ask.payloads
 
-    # What is said to one of them.
+    # Sending to one observer.
 
     def _tell(self, route: str, watcher: Watcher) -> None:
         facts = {**self._facts(), "observers": self.observers()}
         self._say(route, watcher, Told(watcher.seq + 1, facts))
 
     def _say(self, route: str, watcher: Watcher, said: Notice) -> None:
-        """One notice of a single frame, or one more that was lost."""
+        """Send a notice of one frame, or count it as lost."""
         frame = encode(said)
         if len(frame) > NOTICE_BYTES_MAX or not watcher.has_room(len(frame)):
             watcher.lost += 1
@@ -245,11 +247,11 @@ class Window:
         self._send(route, watcher, [[frame]], len(frame))
 
     def _hand_over(self, route: str, watcher: Watcher) -> None:
-        """Send newest fragments while there is room; the rest when it has taken these in."""
+        """Send the newest fragments while there is room; others follow after acknowledgements."""
         for fragment, t in list(watcher.pending.items()):
             handle = f"wire/{fragment}/{t}"
             if not self._arrays.known(handle):
-                del watcher.pending[fragment]  # A newer one is about to be told of.
+                del watcher.pending[fragment]  # A newer version is about to be announced.
                 continue
             payload: Payload = self._arrays.get(handle)
             if not watcher.has_room(len(payload.data)):
@@ -260,7 +262,7 @@ class Window:
             del watcher.pending[fragment]
 
     def _send(self, route: str, watcher: Watcher, messages: Any, nbytes: int) -> bool:
-        """Send the messages of one notice; whoever is gone is forgotten."""
+        """Send the messages of one notice; an observer that has gone is forgotten."""
         watcher.seq += 1
         watcher.away.append((watcher.seq, nbytes))
         watcher.away_bytes += nbytes

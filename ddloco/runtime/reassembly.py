@@ -1,8 +1,8 @@
-"""Arrivals: messages on their way in, put together piece by piece below the door.
+"""Reassembly of arriving messages from their chunks, below the door.
 
-Only what is unfinished is kept, and of each actor one message in each lane at most: whose
-incarnation is the newest. So what is held is bounded by the actors of a job, however often they
-come back and whatever a peer calls itself; how large one message may be is the doorkeeper's affair.
+Only incomplete messages are kept, and per actor at most one on each lane, that of the newest
+incarnation. So the number kept is bounded by the number of actors, however often they restart and
+whatever names a peer uses; the connection guard limits the size of each message.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from transport import Assembler, Message, RemoteProtocolError
 from transport.endpoint import Frame
 
 PROGRESS_S = 5.0
-"""How often it is told that a message is still arriving: six times before a sender without credit
-would give its link up, and seldom enough to cost a tape nothing."""
+"""Interval, in seconds, at which the progress of an arriving message is reported: six reports
+before a sender without credit would give up its link, and rare enough not to enlarge the tape."""
 
 
 class Arrivals:
-    """Unfinished messages, by actor and lane.
+    """Incomplete messages, by actor and lane.
 
     Args:
-        assembler: makes what puts the messages of one peer together.
+        assembler: creates the assembler for the messages of one peer.
     """
 
     def __init__(self, assembler: Callable[[str], Assembler[Any]]) -> None:
@@ -33,11 +33,11 @@ class Arrivals:
         return len(self._unfinished)
 
     def feed(self, peer: str, lane: str, frames: Sequence[Frame]) -> Message[Any] | None:
-        """Take one ZeroMQ message; returns the message that it completes, if it does.
+        """Process one ZeroMQ message; returns the message that it completes, or None.
 
         Raises:
-            RemoteProtocolError: see `Assembler.feed`; or a newer incarnation of the same actor is
-                in the middle of a message.
+            RemoteProtocolError: see `Assembler.feed`; or a newer incarnation of the same actor has
+                an incomplete message.
         """
         key = (actor_of(peer), lane)
         other, begun = self._unfinished.get(key, ("", None))
@@ -57,12 +57,12 @@ class Arrivals:
         return None
 
     def progress(self, at: float, peer: str, lane: str) -> int | None:
-        """Bytes that have come of a message that takes long, when it is time to tell; else None.
+        """The bytes received of a message that takes long, when a report is due; otherwise None.
 
         Args:
-            at: seconds; now.
-            peer: who sends it.
-            lane: in which lane.
+            at: the current time in seconds.
+            peer: the sender.
+            lane: the lane.
         """
         key = (actor_of(peer), lane)
         if key not in self._unfinished:

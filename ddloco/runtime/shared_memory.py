@@ -1,12 +1,12 @@
-"""Memory shared with a worker process: the host copies and the fragments that overwrite them.
+"""Memory shared with a worker process, for host copies and the fragments that overwrite them.
 
-Two unnamed files, handed to the worker as descriptors: one in memory where the system has such a
-place, and one in the folder for temporary files, for what has no room there. Both are gone with the
-last process that has them, also after a SIGKILL. Regions are mapped one by one, so the files can
-grow; freed ones are used again for the same size.
+It consists of two unnamed files whose descriptors the worker inherits: one in memory, if the system
+supports that, and one in the folder for temporary files, used when the first is full. Both vanish
+with the last process that has them open, even after SIGKILL. Regions are mapped one by one, so the
+files can grow; freed regions are reused for the same size.
 
-What is mapped is reserved first: a write to a page that a full file system cannot give ends a
-process by SIGBUS, without a word.
+Space is reserved before it is mapped: writing to a page for which a full file system has no room
+kills a process with SIGBUS.
 """
 
 import errno
@@ -26,14 +26,15 @@ PAGE = mmap.ALLOCATIONGRANULARITY
 MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108, a place that tempfile may use, not a file name
 
 FILE_OFFSETS = 2**48
-"""An offset names its file, too: those of the second one begin here, beyond any file's size."""
+"""An offset also identifies its file: those of the second file begin here, beyond any file's
+size."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A piece of the arena: where it lies, and its bytes (uint8)."""
+    """A piece of the arena: its offset, and its bytes (uint8)."""
 
     offset: int
     data: Bytes
@@ -43,11 +44,11 @@ class Arena:
     """The owner's side: allocates and frees.
 
     Args:
-        folders: where its files lie, the first one with room before the second; by default in
-            memory, and in the folder for temporary files (``TMPDIR``).
+        folders: the folders for its files, in order of preference; by default memory, and the
+            folder for temporary files (``TMPDIR``).
 
     Raises:
-        OSError: no file can be made in either.
+        OSError: no file can be created in either.
     """
 
     def __init__(self, folders: Sequence[Path] | None = None) -> None:
@@ -60,14 +61,14 @@ class Arena:
         self._by_address: dict[int, Region] = {}
 
     def filenos(self) -> tuple[int, ...]:
-        """The descriptors that a worker process inherits; -1 for a file that could not be made."""
+        """The descriptors that a worker inherits; -1 for a file that could not be created."""
         return tuple(-1 if file is None else file.fileno() for file in self._files)
 
     def allocate(self, nbytes: int) -> Region:
-        """A region of ``nbytes``, whose content is whatever was there before.
+        """A region of ``nbytes`` with arbitrary contents.
 
         Raises:
-            OSError: there is no room for it anywhere; says what helps.
+            OSError: there is no room; says what helps.
         """
         pool = self._free.get(nbytes)
         if pool:
@@ -80,7 +81,7 @@ class Arena:
         raise self._no_room(nbytes)
 
     def _reserve(self, index: int, nbytes: int) -> Region | None:
-        """A region of one file; None where that has no room."""
+        """A region in one file; None if the file system is full."""
         file, offset, span = self._files[index], self._ends[index], _span(nbytes)
         if file is None:
             return None
@@ -90,7 +91,7 @@ class Arena:
         except OSError as error:
             if error.errno not in NO_ROOM:
                 raise
-            os.ftruncate(file.fileno(), offset)  # What there was of it is given back.
+            os.ftruncate(file.fileno(), offset)  # Return what was reserved in part.
             return None
         self._ends[index] += span
         return Region(index * FILE_OFFSETS + offset, data)
@@ -102,23 +103,23 @@ class Arena:
         return OSError(errno.ENOSPC, f"{said}; {helps}", first)
 
     def find(self, data: Bytes) -> Region | None:
-        """The region that these bytes are, if they lie here."""
+        """The region that consists of these bytes; None if they are not in the arena."""
         region = self._by_address.get(_address(data))
         return region if region is not None and len(region.data) == len(data) else None
 
     def free(self, region: Region) -> None:
-        """Give a region back; nobody reads it any more."""
+        """Make a region available for reuse; nobody may read it any more."""
         self._free.setdefault(len(region.data), []).append(region)
 
     def close(self) -> None:
-        """Let go of the files; mappings live on with their arrays."""
+        """Close the files; mappings stay valid as long as their arrays."""
         for file in self._files:
             if file is not None:
                 file.close()
 
 
 class ArenaView:
-    """The worker's side: looks at regions that the owner names."""
+    """The worker's side: maps regions that the owner names."""
 
     def __init__(self, filenos: Sequence[int]) -> None:
         self._filenos = filenos
@@ -134,7 +135,7 @@ class ArenaView:
 
 
 def _open(folder: Path) -> IO[bytes] | None:
-    """An unnamed file in a folder; None where none can be made."""
+    """An unnamed file in a folder; None if it cannot be created."""
     try:
         return tempfile.TemporaryFile(dir=folder)
     except OSError:

@@ -1,4 +1,4 @@
-"""Requests that come from outside: Ctrl-C, SIGTERM, the parent process and its end."""
+"""Requests from outside: Ctrl-C, SIGTERM, and a parent process that asks for the end or exits."""
 
 import os
 import signal
@@ -9,14 +9,14 @@ import trio
 Request = Callable[[str], None]
 
 STOP = b"s"
-"""What a parent process writes to the standard input of an actor that is to end its job."""
+"""The byte that a parent process writes to an actor's standard input to end its job."""
 
 
 async def stop_on_signal(stop: Request, leave: Request | None = None) -> None:
-    """Turn the first SIGINT into a request, and the first SIGTERM into another.
+    """Turn the first SIGINT into a stop request, and the first SIGTERM into a leave request.
 
-    A second SIGINT is a person's who wants it to end at once. SIGTERM comes from programs, which
-    may send it to a process and to its group, or again: once is enough.
+    A second SIGINT is from a user who wants an immediate end. SIGTERM comes from programs, which
+    may send it to a process and to its group, or repeatedly; repetitions are ignored.
     """
     seen: set[int] = set()
     try:
@@ -36,7 +36,7 @@ async def stop_on_signal(stop: Request, leave: Request | None = None) -> None:
 
 
 async def stop_with_parent(stop: Request, leave: Request) -> None:
-    """Do what the parent process asks on standard input, and leave when it ends."""
+    """Pass on the parent process's requests from standard input, and leave when it ends."""
     await trio.lowlevel.wait_readable(0)
     while os.read(0, 1):
         stop("asked to stop by the process that started this one")
