@@ -1,5 +1,5 @@
 """Decoupled DiLoCo: learners, syncer, driver and command line.
 
-Machines decide (``learner``, ``syncer``), workers compute (``workers``, ``worker``), and the
-``driver`` is the only door. See ARCHITECTURE.md for the way through.
+Machines decide (``machines``), workers compute (``workers``), and the driver (``runtime``) is their
+only connection to the outside. See ARCHITECTURE.md for an overview.
 """

@@ -1,1 +1,1 @@
-"""Examples to run and to read; a package, so that no other project's can be found instead."""
+"""Examples to run and to read; a package, so that its modules do not conflict with others."""

@@ -1,11 +1,11 @@
-"""Gossip averaging: peers that train alone and average with one neighbour at a time, no server.
+"""Gossip averaging: peers train alone and average with one neighbour at a time, without a server.
 
     ddloco perform examples.gossip:program --dir runs/gossip --set peers=6
     ddloco replay runs/gossip
 
 Every peer takes gradient steps on data of its own. After each step it sends its parameters to one
-linked peer, another one each time, and whoever receives them takes the mean of both. Half of the
-peers have only ever seen one half of the features, so without the others none could solve the task.
+linked peer, a different one each time, which averages them with its own. Each peer sees only half
+of the features, so no peer could solve the task alone.
 """
 
 from functools import partial
@@ -30,13 +30,13 @@ class Done(Body, frozen=True):
 
 @computation
 def initialize() -> Vector:
-    """Make the first parameters."""
+    """Make the initial parameters."""
     return np.zeros(FEATURES)
 
 
 @computation
 def train(theta: Vector, *arrived: Vector, seed: list[int], half: int) -> tuple[Vector, float]:
-    """Average with what has arrived, then take one step; the error is that of all features."""
+    """Average with received parameters, then take one step; returns the error on all features."""
     theta = np.mean([theta, *arrived], axis=0)
     batch = np.random.default_rng(seed).standard_normal((BATCH, FEATURES))
     batch[:, half::2] = 0.0
@@ -45,7 +45,7 @@ def train(theta: Vector, *arrived: Vector, seed: list[int], half: int) -> tuple[
 
 
 class Peer(UserActor):
-    """Trains, and averages with whoever is linked."""
+    """Trains, and averages with linked peers."""
 
     def __init__(self, number: int, dials: tuple[str, ...], steps: int) -> None:
         self.number, self.dials, self.steps = number, dials, steps
@@ -103,7 +103,7 @@ class Peer(UserActor):
 
 
 def program(peers: int = 4, steps: int = 300) -> Program:
-    """What ``ddloco perform`` calls: every peer dials those before it."""
+    """Return the program for ``ddloco perform``: every peer dials those before it."""
     names = [f"peer-{number}" for number in range(peers)]
     roles: dict[str, Role] = {}
     for number, name in enumerate(names):

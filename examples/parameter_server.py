@@ -4,8 +4,8 @@
     ddloco replay runs/ps
 
 Each trainer computes gradients of a linear regression at the newest parameters that it has. The
-server applies the gradients that have arrived and waits for nobody. Every so often it begins a
-snapshot of all actors. The documentation explains how actors are written (docs/own-actors.md).
+server applies the gradients that have arrived, without waiting for slow trainers. At intervals it
+initiates a snapshot of all actors. See docs/own-actors.md for how actors are written.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ class Gradient(Body, frozen=True):
 
 
 class Done(Body, frozen=True):
-    """The last version is there."""
+    """The server has made the last version."""
 
 
 @computation
@@ -42,7 +42,7 @@ def apply(theta: Vector, *gradients: Vector) -> Vector:
 
 @computation
 def initialize() -> Vector:
-    """Make the first parameters."""
+    """Make the initial parameters."""
     return np.zeros(FEATURES)
 
 
@@ -55,7 +55,7 @@ def differentiate(theta: Vector, *, seed: list[int]) -> tuple[Vector, float]:
 
 
 class Server(UserActor):
-    """Merges the gradients that have arrived into one version after the other."""
+    """Applies the gradients that have arrived, one version after the other."""
 
     def __init__(self, versions: int, snapshot_every: int) -> None:
         self.versions, self.snapshot_every = versions, snapshot_every
@@ -83,7 +83,7 @@ class Server(UserActor):
 
     def applied(self, theta: Array) -> None:
         if self.version == self.versions:
-            return  # It was stopped meanwhile.
+            return  # The server was stopped in the meantime.
         self.theta, self.version, self.busy = theta, self.version + 1, False
         self.log("step", version=self.version)
         if self.version % self.snapshot_every == 0:
@@ -110,7 +110,7 @@ class Server(UserActor):
 
 
 class Trainer(UserActor):
-    """Computes one gradient after the other, each at the newest parameters."""
+    """Computes gradients one after the other, each at the newest parameters."""
 
     def __init__(self, shard: int) -> None:
         self.shard, self.step, self.busy = shard, 0, False
@@ -141,7 +141,7 @@ class Trainer(UserActor):
 
 
 def program(trainers: int = 3, versions: int = 200, snapshot_every: int = 50) -> Program:
-    """What ``ddloco perform`` calls; ``--set trainers=4`` is an argument."""
+    """Return the program for ``ddloco perform``; ``--set trainers=4`` sets an argument."""
     roles = {"server": Role(partial(Server, versions, snapshot_every))}
     for shard in range(trainers):
         roles[f"trainer-{shard}"] = Role(partial(Trainer, shard), dials=("server",))

@@ -1,8 +1,8 @@
-"""Search the outer learning rate and momentum at the size of the quickstart; write what came out.
+"""Search the outer learning rate and momentum at the size of the quickstart; write the results.
 
-The lineage's values (0.7 and 0.9) come from large models and hundreds of inner steps between two
-merges; at this size they are worse than not merging at all. Run with ``make sweep`` (about half
-an hour on two idle cores); the outcome is kept in ``examples/sweep.md``.
+The usual values (0.7 and 0.9) come from large models with hundreds of inner steps between merges;
+at this size others are better. Run with ``make sweep`` (about half an hour on two idle cores); the
+results are in ``examples/sweep.md``.
 """
 
 import json
@@ -24,13 +24,13 @@ GRID = [
     (1.0, 0.0),
     (0.7, 0.0),
 ]
-"""(learning rate, momentum); the first two are DiLoCo's and Streaming DiLoCo's."""
+"""(learning rate, momentum); the first two are those of DiLoCo and Streaming DiLoCo."""
 
 SEEDS = (0, 1, 2)
 
 
 def run(folder: Path, seed: int, *settings: str) -> tuple[float, int]:
-    """One job; its held-out loss and the inner steps of its learners."""
+    """Run one job; returns its held-out loss and its learners' inner steps in total."""
     overrides = [f"--set={setting}" for setting in (f"job.seed={seed}", *settings)]
     command = [sys.executable, "-m", "ddloco", "run", str(JOB), "--dir", str(folder), "--overwrite"]
     subprocess.run([*command, *overrides], check=True, stdout=subprocess.DEVNULL)  # noqa: S603
@@ -40,7 +40,7 @@ def run(folder: Path, seed: int, *settings: str) -> tuple[float, int]:
 
 
 def main() -> None:
-    """Every point of the grid with every seed; ``sweep.py SEED...`` for some seeds only."""
+    """Run every grid point with every seed; ``sweep.py SEED...`` selects seeds."""
     seeds = tuple(int(seed) for seed in sys.argv[1:]) or SEEDS
     rows = ["| outer lr | momentum | seed | held-out loss | inner steps |", "|---|---|---|---|---|"]
     with tempfile.TemporaryDirectory() as scratch:

@@ -1,15 +1,14 @@
-"""A small byte-level GPT that learns to write Python, in plain JAX, one file.
+"""A small byte-level GPT that learns to write Python, in plain JAX, in one file.
 
 The text is the source of Python's own standard library, so there is nothing to download. Every
-byte is a token. Every 16th file is held out; the learners share the bytes of the others, each with
-a stretch of its own.
+byte is a token. Every 16th file is held out; each learner trains on its own part of the others.
 
-Train it alone for a minute, to see what the learners of a cluster have to match:
+Train it alone for a minute, for comparison with a job of several learners:
 
     NPROC=1 .venv/bin/python -m examples.tiny_gpt
 
-NPROC=1 gives XLA one thread. Results are then the same to the last bit whatever else runs, and a
-machine with as many learners as cores loses nothing by it.
+NPROC=1 gives XLA one thread. Then results are the same to the last bit whatever else runs, and with
+one learner per core no performance is lost.
 """
 
 import sysconfig
@@ -24,26 +23,26 @@ import numpy as np
 
 
 class Size(NamedTuple):
-    """The one dial. Parameters: about 12 * layers * width ** 2."""
+    """The size of the model. Parameters: about 12 * layers * width ** 2."""
 
     layers: int
     width: int
     heads: int
-    context: int  # how many bytes the model looks back
+    context: int  # how many bytes the model sees
     batch: int  # windows in one batch
 
 
 SIZES = {
     "tiny": Size(layers=1, width=32, heads=2, context=32, batch=4),  # for tests: a millisecond
     "small": Size(layers=2, width=128, heads=4, context=64, batch=14),  # 0.4 M parameters
-    "medium": Size(layers=6, width=384, heads=6, context=256, batch=32),  # 11 M: have a GPU
+    "medium": Size(layers=6, width=384, heads=6, context=256, batch=32),  # 11 M: needs a GPU
 }
 
 VOCABULARY = 256  # bytes
-TEXT_BYTES_MAX = 4 << 20  # plenty for a minute, and quick to read
+TEXT_BYTES_MAX = 4 << 20  # enough for a minute of training, and quick to read
 HELD_OUT_EVERY = 16  # every 16th file is for evaluation only
-HELD_OUT_WINDOWS = 128  # how many of its windows are looked at
-# Tests are repetitive, the rest may or may not be installed.
+HELD_OUT_WINDOWS = 128  # windows of the held-out files in an evaluation
+# Tests are repetitive; the others are not always installed.
 SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "ensurepip"}
 
 # ---------------------------------------------------------------------------------------------
@@ -52,13 +51,13 @@ SKIPPED = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-package
 
 @cache
 def corpus() -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files to train on and the files held out, in an order that never changes."""
+    """Return the training files and the held-out files, always in the same order."""
     root = Path(sysconfig.get_path("stdlib"))
     found = [
         path.relative_to(root)
         for path in root.rglob("*.py")
         if not SKIPPED.intersection(path.relative_to(root).parts)
-        and not path.name.startswith("_sysconfigdata")  # written by each machine's own build
+        and not path.name.startswith("_sysconfigdata")  # differs between machines
     ]
     chosen: list[Path] = []
     total = 0
@@ -79,10 +78,10 @@ def text(held_out: bool) -> np.ndarray:
 
 
 class Windows:
-    """Random windows of one stretch of text. The state is how many batches were drawn.
+    """Random windows of one stretch of text. The state is the number of batches drawn.
 
-    Each batch has a generator of its own, keyed by what identifies the batch, so that going back
-    to one needs no replaying of those before.
+    Each batch has its own random generator, keyed by the batch's number, so that a stream can be
+    restored without drawing the batches before.
     """
 
     def __init__(self, stretch: np.ndarray, size: Size, key: tuple[int, int]) -> None:
@@ -100,11 +99,11 @@ class Windows:
         return self.stretch[starts[:, None] + np.arange(length)]
 
     def state(self) -> int:
-        """Return how many batches were drawn."""
+        """Return the number of batches drawn."""
         return self.index
 
     def restore(self, state: int) -> None:
-        """Go to where `state` batches were drawn."""
+        """Go to the position after `state` batches."""
         self.index = state
 
 
@@ -113,14 +112,14 @@ class Windows:
 
 
 def init(key: jax.Array, size: Size) -> dict[str, Any]:
-    """Return the parameters: a nested dict, whose paths read like blocks/0/attn/qkv."""
+    """Return the parameters: a nested dict with paths such as blocks/0/attn/qkv."""
     width = size.width
     keys = iter(jax.random.split(key, 2 + 4 * size.layers))
 
     def matrix(rows: int, columns: int, scale: float = 0.02) -> jax.Array:
         return scale * jax.random.normal(next(keys), (rows, columns), jnp.float32)
 
-    # What is added to the residual stream starts smaller, as there are 2 * layers such additions.
+    # Outputs to the residual stream are smaller, because there are 2 * layers of them.
     out = 0.02 / (2 * size.layers) ** 0.5
     embed = {"token": matrix(VOCABULARY, width), "position": matrix(size.context, width)}
     blocks = {
@@ -148,12 +147,12 @@ def logits(params: dict[str, Any], tokens: jax.Array, size: Size) -> jax.Array:
         block = params["blocks"][str(i)]
         x += attention(block["attn"], x, size.heads)
         x += mlp(block["mlp"], x)
-    # The embedding serves both ends: it says what a byte means, and which byte was meant.
+    # The token embedding is shared between input and output.
     return normalised(x, params["norm"]) @ params["embed"]["token"].T
 
 
 def attention(params: dict[str, jax.Array], x: jax.Array, heads: int) -> jax.Array:
-    """Let every position gather from those before it."""
+    """Causal self-attention."""
     batch, length, width = x.shape
     qkv = normalised(x, params["norm"]) @ params["qkv"]
     q, k, v = jnp.moveaxis(qkv.reshape(batch, length, 3, heads, width // heads), 2, 0)
@@ -164,12 +163,12 @@ def attention(params: dict[str, jax.Array], x: jax.Array, heads: int) -> jax.Arr
 
 
 def mlp(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """Think about what was gathered, each position on its own."""
+    """A feed-forward layer, applied to each position separately."""
     return jax.nn.gelu(normalised(x, params["norm"]) @ params["up"]) @ params["down"]
 
 
 def normalised(x: jax.Array, gain: jax.Array) -> jax.Array:
-    """Bring each position to unit root mean square."""
+    """Scale each position to unit root mean square."""
     return gain * x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + 1e-6)
 
 
@@ -178,14 +177,14 @@ def normalised(x: jax.Array, gain: jax.Array) -> jax.Array:
 
 
 class TinyGPT:
-    """What `ddloco` asks of a task: init, loss, batches, tokens, and a held-out loss."""
+    """The task for `ddloco`: init, loss, batches, tokens, and a held-out loss."""
 
     def __init__(self, size: Size) -> None:
         self.size = size
         self.jitted_loss = jax.jit(self.loss)
 
     def init(self, key: jax.Array) -> dict[str, Any]:
-        """Return fresh parameters."""
+        """Return new parameters."""
         return init(key, self.size)
 
     def loss(self, params: dict[str, Any], batch: jax.Array) -> jax.Array:
@@ -201,7 +200,7 @@ class TinyGPT:
         return Windows(data[start:stop], self.size, (seed, shard))
 
     def tokens(self, batch: np.ndarray) -> int:
-        """Return how many bytes the batch asks the model to guess."""
+        """Return how many bytes of the batch the model predicts."""
         return batch.shape[0] * (batch.shape[1] - 1)
 
     def evaluate(self, params: dict[str, Any]) -> float:
@@ -218,8 +217,8 @@ def task(size: str = "small") -> TinyGPT:
 
 
 def main(steps: int = 700, seed: int = 0, rate: float = 2e-3) -> None:
-    """Train alone, with AdamW and a short warm-up, and say how it goes."""
-    import optax  # noqa: PLC0415  only a lone learner brings its own optimizer
+    """Train alone, with AdamW and a short warm-up, and print the progress."""
+    import optax  # noqa: PLC0415  not needed when learners import this module
 
     alone = task()
     optimizer = optax.adamw(optax.linear_schedule(0.0, rate, 50), weight_decay=0.01)

@@ -1,9 +1,9 @@
-"""Train a real model under simulated failures, and compare what they cost.
+"""Train a real model under simulated failures, and compare their cost.
 
-Every case of ``under_failures.toml`` is simulated, which leaves tapes; the quickstart's model is
-trained along those tapes; the outcome is kept in ``under_failures.md``. Run with ``make failures``
-(about five minutes on two idle cores). All cases train on the same number of batches, so what
-failures cost is time and quality, and both are shown.
+Every case of ``under_failures.toml`` is simulated, which records tapes; the quickstart's model is
+then trained along those tapes. The results are in ``under_failures.md``. Run with ``make failures``
+(about five minutes on two idle cores). All cases train on the same number of batches, so failures
+cost time and quality; both are shown.
 """
 
 import json
@@ -21,7 +21,7 @@ SETTINGS = ["--set=job.name=under-failures", "--set=outer.lr=0.7", "--set=outer.
 
 
 def case(name: str, seed: int, folder: Path) -> dict[str, float]:
-    """Simulate a case, train along its tapes; what came of both."""
+    """Simulate a case and train along its tapes; returns the results of both."""
     simulate = ["simulate", str(SCENARIO), "--case", name, "--seed", str(seed), "--json"]
     tapes = ["--dir", str(folder / "schedule")]
     simulated = subprocess.run([*DDLOCO, *simulate, *tapes], check=True, capture_output=True)  # noqa: S603
@@ -36,7 +36,7 @@ def case(name: str, seed: int, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    """Every case with every seed; ``under_failures.py SEED...`` for others than 1."""
+    """Run every case with every seed; ``under_failures.py SEED...`` selects seeds, default 1."""
     seeds = tuple(int(seed) for seed in sys.argv[1:]) or (1,)
     names = [each["name"] for each in tomllib.loads(SCENARIO.read_text())["case"]]
     rows = [

@@ -1,1 +1,1 @@
-"""The command line: what people type, what each command does, and its exit code."""
+"""The command line: its options, what each command does, and the exit codes."""

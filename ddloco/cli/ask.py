@@ -1,4 +1,4 @@
-"""A command that asks running syncers: how long it waits, and with which line and code it ends."""
+"""Common parts of the commands that ask running syncers: timeouts, error lines and exit codes."""
 
 import argparse
 import math
@@ -16,7 +16,7 @@ from ddloco.workers.process import WorkerDiedError
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:
-    """Look at a job; whatever is wrong comes out of trio's groups as its one line."""
+    """Run a command that asks a job; an error, even in trio's groups, is printed as one line."""
     try:
         trio.run(what)
     except BaseException as error:
@@ -33,16 +33,16 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
 
 
 def complain(problem: object, code: int = BAD_INPUT) -> int:
-    """One line on standard error for what is wrong; the exit code."""
+    """Print one line about a problem to standard error; returns the exit code."""
     sys.stderr.write(f"ddloco: {problem}\n")
     return code
 
 
 def timeout_of(given: argparse.Namespace) -> float:
-    """How long an answer may take.
+    """The timeout for an answer, in seconds.
 
     Raises:
-        ConfigError: no such time.
+        ConfigError: it is not a positive finite number.
     """
     if not 0 < given.timeout < math.inf:
         raise ConfigError(f"--timeout {given.timeout}: want seconds, more than 0")

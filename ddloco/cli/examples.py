@@ -1,4 +1,4 @@
-"""The examples, as they come with the wheel or lie in a checkout; copied for their user."""
+"""The examples, from the wheel or a checkout, copied for the user."""
 
 import shutil
 from pathlib import Path
@@ -6,16 +6,17 @@ from pathlib import Path
 from ddloco.config.toml import ConfigError
 
 EXAMPLES = "examples"
-"""The folder's name in a checkout, inside the installed package, and where it is copied to: tasks
-are named ``examples.MODULE:FUNCTION`` in all three."""
+"""The folder's name in a checkout, in the installed package, and in the copy: tasks are named
+``examples.MODULE:FUNCTION`` in all three."""
 
 HERE = Path(__file__).parents[1]
 SOURCES = (HERE / EXAMPLES, HERE.parent / EXAMPLES)
-"""Where they are: in the package that a wheel installs, or beside it in a checkout."""
+"""Where they are: in the package installed from a wheel, or beside it in a checkout."""
 
 
 def put_examples(folder: Path) -> tuple[list[Path], list[Path]]:
-    """Copy the examples to ``folder/examples``; the files that were made, and those left alone.
+    """Copy the examples to ``folder/examples``; returns the new files, and existing ones not
+    changed.
 
     Raises:
         ConfigError: they cannot be read or written.

@@ -1,4 +1,4 @@
-"""What ``--help`` teaches beside the options."""
+"""Texts that ``--help`` prints in addition to the options."""
 
 OVERVIEW = """\
 Decoupled DiLoCo training that you can rewind.

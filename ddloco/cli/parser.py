@@ -1,9 +1,9 @@
-"""The command line: what people type, and the exit codes that they get.
+"""The command line: the commands, their options, and the exit codes.
 
-0 success; 1 the command ran and found a difference, a gap or a failed check; 2 the input was bad,
-and one line names the file, field or byte and what would be right; 75 the process left in good
-order and should be started again. Heavy modules are imported inside the commands, so that
-``--help`` answers at once.
+0: success. 1: the command ran and found a difference, a gap or a failed check. 2: the input was
+invalid; one line names the file, field or byte and what would be valid. 75: the process left in
+good order and should be started again. Large modules are imported inside the commands, so that
+``--help`` is fast.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from ddloco.cli.help_text import (
 
 
 def parser() -> argparse.ArgumentParser:
-    """The commands and their options."""
+    """The parser of all commands and options."""
     top = argparse.ArgumentParser(
         prog="ddloco",
         description=OVERVIEW,
@@ -52,14 +52,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 LEARNER_PATIENCE_S = 600.0
-"""A syncer that moves to another host is back within minutes; while it is away the learner occupies
-its host."""
+"""A syncer that moves to another host returns within minutes; until then the learner occupies its
+host."""
 
 SYNCER_PATIENCE_S = 3600.0
-"""Learners may have to queue for their hosts, and a syncer costs little."""
+"""Learners may have to wait for their hosts, and a waiting syncer costs little."""
 
 Orders = Any
-"""What add_subparsers returns; argparse keeps its type to itself."""
+"""The result of add_subparsers, whose type is private to argparse."""
 
 
 def _command(orders: Orders, name: str, what: str, more: str = "") -> argparse.ArgumentParser:
@@ -460,7 +460,7 @@ def _add_simulate(orders: Orders) -> None:
 
 
 def add_bandwidth(command: argparse.ArgumentParser) -> None:
-    """The options of ``simulate bandwidth``; by default those of the paper's headline."""
+    """Add the options of ``simulate bandwidth``; the defaults are the paper's headline."""
     add = command.add_argument_group("options of bandwidth").add_argument
     add("--parameters", metavar="N", type=float, help="of the model, such as 12e9")
     add("--layers", metavar="L", type=int, help="layers of the model")
@@ -473,7 +473,7 @@ def add_bandwidth(command: argparse.ArgumentParser) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command and leave with its exit code."""
+    """Run the command and exit with its code."""
     top = parser()
     given = top.parse_args(arguments)
     if given.version:
@@ -481,13 +481,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not hasattr(given, "run"):
         top.print_help()
         sys.exit(2)
-    from ddloco.cli import run as commands  # noqa: PLC0415, so that --help does not wait for it
+    from ddloco.cli import run as commands  # noqa: PLC0415, so that --help is fast
 
     try:
         code = getattr(commands, given.run)(given)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader of our output has closed the pipe; that is no error.
+        # The reader of the output has closed the pipe, which is not an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
-"""What ``ddloco perform`` does: a user's own actors, all of them here or some of them on each host.
+"""The command ``ddloco perform``: runs a user's own actors, all of them here or some on each host.
 
-The actors are a program's (``ddloco.programs.program``); their sockets, folders and addresses are
-made here, as those of a job are made in ``cluster`` and ``serve``.
+The actors are defined by a program (``ddloco.programs.program``); this module makes their sockets,
+folders and addresses, as ``single_process`` and ``serve`` do for the actors of a job.
 """
 
 import argparse
@@ -38,11 +38,11 @@ from transport.curve_auth import Curve
 from transport.zeromq import ZmqEndpoint, open_context
 
 ANYWHERE = "tcp://127.0.0.1:*"
-"""Where an actor listens that others on this machine dial."""
+"""The default address of an actor that others on this machine dial."""
 
 
 def perform(given: argparse.Namespace) -> int:
-    """``ddloco perform``."""
+    """Run ``ddloco perform``; returns its exit code."""
     try:
         here = find_programs()
         production = load_production(given.program, options_said(given.overrides))
@@ -62,8 +62,8 @@ def perform(given: argparse.Namespace) -> int:
 
 
 def find_programs() -> Path:
-    """Programs are found from the folder in which one works; which is that. They are built on our
-    packages, which are imported already and so are what a program finds under their names."""
+    """Make programs importable from the current folder; returns it. Programs are built on ddloco's
+    packages, which are imported already and so take precedence over modules of the same name."""
     here = Path.cwd()
     if str(here) not in sys.path:
         sys.path.insert(0, str(here))
@@ -71,10 +71,10 @@ def find_programs() -> Path:
 
 
 def options_said(overrides: Sequence[str]) -> dict[str, Any]:
-    """What ``--set key=value`` says, for the program's function.
+    """Convert ``--set key=value`` options to arguments of the program's function.
 
     Raises:
-        ConfigError: it is not of that form.
+        ConfigError: one does not have that form.
     """
     plain: dict[str, Any] = {"options": {}}
     for said in overrides:
@@ -93,7 +93,7 @@ def _names(production: Production, only: Sequence[str]) -> tuple[str, ...]:
 
 
 def _addresses(production: Production, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
-    """Where the actors are that others dial: as said, here anywhere."""
+    """The addresses of the actors that others dial: those given, or else any port on loopback."""
     listeners = production.listeners()
     at = dict.fromkeys((name for name in listeners if name in names), ANYWHERE)
     for each in said:
@@ -118,7 +118,7 @@ def _curve(keys: Path | None, production: Production, name: str) -> Curve | None
 def _check_binds(
     production: Production, names: Sequence[str], at: Mapping[str, str], *, keys: bool
 ) -> None:
-    """Refuse to listen to everyone without keys."""
+    """Refuse to listen on addresses other than loopback without keys."""
     for name in production.listeners():
         if name in names and not keys and not is_loopback(at[name]):
             raise ConfigError(
@@ -158,7 +158,7 @@ async def _connected(
     curves: Mapping[str, Curve | None],
     context: Any,
 ) -> dict[str, ZmqEndpoint]:
-    """Every actor's endpoint, by incarnation: some listen, then all dial whom they need."""
+    """Create every actor's endpoint, by incarnation: listeners first, then all dials."""
     addresses, incarnations = dict(at), {name: _incarnation(company, name) for name in names}
     endpoints = {incarnations[name]: new_endpoint(context, curves[name]) for name in names}
     for name in names:

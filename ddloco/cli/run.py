@@ -60,20 +60,20 @@ from snapshot import SnapshotError, StorageError
 PORT_MAX = 65535
 
 BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
-"""What a replay says about what it was given."""
+"""Errors about the input of a replay."""
 
 ELSEWHERE = (why, perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
-"""Commands that have modules of their own; all are found here, by name."""
+"""Commands defined in other modules; the parser finds all commands here by name."""
 
 
 def show_version(_: argparse.Namespace) -> int:
-    """``ddloco --version``."""
+    """Print the version."""
     print(f"ddloco {version('ddloco')}")
     return HELD
 
 
 def init(given: argparse.Namespace) -> int:
-    """``ddloco init``: the examples, where their owner can run and change them."""
+    """``ddloco init``: copy the examples to a folder where the user can change and run them."""
     try:
         made, left = put_examples(given.folder)
     except ConfigError as error:
@@ -89,10 +89,10 @@ def _job(given: argparse.Namespace) -> Job:
 
 
 def run(given: argparse.Namespace) -> int:
-    """``ddloco run``: a whole job here."""
+    """``ddloco run``: run a whole job on this machine."""
     try:
         job = load_job(given.job, given.overrides, given.chaos)
-        task_digest(job.job.task)  # A wrong name is said before there is a run folder.
+        task_digest(job.job.task)  # Reports a wrong name before a run folder is created.
         check_place(job)
         folder = given.folder or next_folder(Path("runs"), job.job.name)
         if given.schedule is not None:
@@ -130,7 +130,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
 
 
 def _check_chaos(job: Job, given: argparse.Namespace) -> None:
-    """Refuse faults that nobody would apply."""
+    """Refuse faults that would not be applied."""
     if given.chaos is None and not (job.chaos.fault or job.chaos.storm):
         return
     asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
@@ -229,12 +229,12 @@ def _run_baseline(job: Job, folder: Path) -> int:
 
 
 def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
-    keep_freed_memory()  # Before there is a thread, libzmq's above all.
+    keep_freed_memory()  # Before any thread starts, in particular libzmq's.
     try:
         job = with_keys(_job(given), given.keys)
         task_digest(job.job.task)
         check_place(job)
-        again = holds_job(given.folder, job)  # The same command, given once more.
+        again = holds_job(given.folder, job)  # The same command was given before.
         open_folder(given.folder, job, join=given.join or again)
         finish: Finish = trio.run(serve, job)
     except BaseExceptionGroup as group:
@@ -252,10 +252,10 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
 
 
 def _patience(given: argparse.Namespace) -> float:
-    """How long an actor waits for others.
+    """How long an actor waits for others, in seconds.
 
     Raises:
-        ConfigError: no such time.
+        ConfigError: the value is invalid.
     """
     if not 0 <= given.patience < math.inf:
         raise ConfigError(f"--patience {given.patience}: want seconds, or 0 for ever")
@@ -263,7 +263,7 @@ def _patience(given: argparse.Namespace) -> float:
 
 
 def syncer(given: argparse.Namespace) -> int:
-    """``ddloco syncer``."""
+    """``ddloco syncer``: run a syncer or a shard."""
 
     async def serve(job: Job) -> Finish:
         shard = given.name, given.connect
@@ -279,7 +279,7 @@ def syncer(given: argparse.Namespace) -> int:
 
 
 def learner(given: argparse.Namespace) -> int:
-    """``ddloco learner``."""
+    """``ddloco learner``: run one learner."""
 
     async def serve(job: Job) -> Finish:
         folder, connect, name = given.folder, given.connect, given.name
@@ -295,7 +295,7 @@ def learner(given: argparse.Namespace) -> int:
 
 
 def stop(given: argparse.Namespace) -> int:
-    """``ddloco stop``: end a job for everybody."""
+    """``ddloco stop``: end a job for all actors."""
 
     async def ask() -> None:
         await stop_job(
@@ -306,7 +306,7 @@ def stop(given: argparse.Namespace) -> int:
 
 
 def keys(given: argparse.Namespace) -> int:
-    """``ddloco keys``: the key pairs of a job's actors."""
+    """``ddloco keys``: make the key pairs of a job's actors."""
     try:
         learners = given.learners if given.job is None else load_job(given.job).job.learners
         names = names_for(learners, given.names)
@@ -320,7 +320,7 @@ def keys(given: argparse.Namespace) -> int:
 
 
 def status(given: argparse.Namespace) -> int:
-    """``ddloco status``: how running syncers are, or a recorded job at one of its events."""
+    """``ddloco status``: show running syncers, or a recorded job at one of its events."""
     if given.at:
         if len(given.addresses) != 1:
             return complain(f"--at {given.at}: want one run folder, not {len(given.addresses)}")
@@ -373,8 +373,8 @@ def _sinks(given: argparse.Namespace) -> list[Sink]:
 def replay(given: argparse.Namespace) -> int:
     """``ddloco replay``: execute tapes again and compare."""
     console = Console(stderr=True)
-    # Shown once there is something to play, and on terminals only: elsewhere it would leave an
-    # empty line beside the one that says what is wrong.
+    # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
+    # line next to an error message.
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     shown = bar.add_task("replaying", total=None)
     try:
@@ -407,15 +407,15 @@ def rerun_of(
     task: str,
     trust: bool,
 ) -> Rerun:
-    """The second run of a job, or of a user's program.
+    """Prepare the replay of a job or of a user's program.
 
     Args:
         folder: the run folder, or any set of its tapes.
-        progress: called with the number of events played so far.
-        warn: called with what differs before the replay starts.
-        snapshot: one to begin with.
-        task: what the user names in place of the task that the tapes name.
-        trust: whether the user says that what the tapes name may be called.
+        progress: called with the number of events replayed so far.
+        warn: called with differences known before the replay starts.
+        snapshot: a snapshot to begin from.
+        task: a task to use in place of the one that the tapes name.
+        trust: whether the user allows calling what the tapes name.
 
     Raises:
         TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
@@ -424,7 +424,7 @@ def rerun_of(
     plain = tapes[0].header.job
     simulated = all(
         is_simulated(each.header) for each in tapes
-    )  # Nothing that they name is called.
+    )  # A simulated task calls no user code.
     if task:
         parted("--task", task)
     elif not (trust or simulated):
@@ -450,7 +450,7 @@ def _print_report(report: Report) -> None:
 
 
 def simulate(given: argparse.Namespace) -> int:
-    """``ddloco simulate``: machines in virtual time."""
+    """``ddloco simulate``: run machines in virtual time."""
     try:
         if given.scenario == "bandwidth":
             return bandwidth(given)
@@ -462,7 +462,7 @@ def simulate(given: argparse.Namespace) -> int:
 
 
 def tape_show(given: argparse.Namespace) -> int:
-    """``ddloco tape show``: one line per event."""
+    """``ddloco tape show``: print one line per event."""
     try:
         for line in show_tapes(given.folder, as_json=given.json):
             print(line)
@@ -472,7 +472,7 @@ def tape_show(given: argparse.Namespace) -> int:
 
 
 def tape_verify(given: argparse.Namespace) -> int:
-    """``ddloco tape verify``: records, clocks, invariants."""
+    """``ddloco tape verify``: check records, clocks and invariants."""
     try:
         held, lines = verify_folder(given.folder, as_json=given.json)
     except (TapeError, ConfigError) as error:

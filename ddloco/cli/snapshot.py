@@ -1,4 +1,4 @@
-"""What ``ddloco snapshot`` does: snapshots taken, listed, verified, and made into a model."""
+"""The commands ``ddloco snapshot``: take, list and verify snapshots, and export a model."""
 
 import argparse
 import json
@@ -24,18 +24,18 @@ from ddloco.runtime.observer_protocol import News
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
-"""The entry in which a syncer keeps a fragment: its number, and the version of the parameters."""
+"""The name of a fragment's entry in a syncer's part: its number, and the parameters' version."""
 
 
 class PlaceError(ValueError):
-    """Nothing can be looked at there."""
+    """The user named a place, snapshot or file that cannot be used."""
 
 
 Command = Callable[[argparse.Namespace, Store], int]
 
 
 def _on_place(command: Command, given: argparse.Namespace) -> int:
-    """Run a command on a place; what is wrong with that is one line."""
+    """Run a command on a store; an error is printed as one line."""
     try:
         return command(given, open_store(given.place))
     except PlaceError as error:
@@ -45,13 +45,13 @@ def _on_place(command: Command, given: argparse.Namespace) -> int:
 
 
 def open_store(place: str) -> Store:
-    """The store of a place, or of a run folder that has one.
+    """Open the store at a place, or the store of a run folder.
 
     Raises:
         PlaceError: there is none.
     """
     path = Path(place)
-    # A place has a folder of that name, too, for its manifests; but none of blobs within it.
+    # A store also has a subfolder of that name, for its manifests, but without blobs in it.
     inner = path / SNAPSHOTS
     is_run = "://" not in place and (
         (inner / "blobs").is_dir() or (inner / SNAPSHOTS).is_dir() or (path / "job.toml").exists()
@@ -66,9 +66,9 @@ def open_store(place: str) -> Store:
 
 
 def _store_of_run(folder: Path) -> Store:
-    """The place that a run's own job file names, and there the snapshots of that run."""
+    """The store named in a run's job file, limited to that run's snapshots."""
     file = folder / "job.toml"
-    if not file.exists() or "job" not in read_toml(file):  # Of a program, then.
+    if not file.exists() or "job" not in read_toml(file):  # The run of a program.
         return Store(folder / SNAPSHOTS)
     job = load_job(file)
     return Store(place_of(job, folder), run_of_place(job, folder))
@@ -85,7 +85,7 @@ def _id_of(store: Store, snapshot: str) -> str:
 
 
 def snapshot_take(given: argparse.Namespace) -> int:
-    """``ddloco snapshot take``: have a running job take one."""
+    """``ddloco snapshot take``: request a snapshot of a running job."""
 
     async def ask() -> None:
         async with open_observer(given.address, timeout_of(given), given.keys) as observer:
@@ -97,7 +97,7 @@ def snapshot_take(given: argparse.Namespace) -> int:
 
 
 def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
-    """What became of it: the id, then who is not in it, and why.
+    """The lines about its result: the id, then the absent participants with reasons.
 
     Raises:
         UnansweredError: there is no such snapshot.
@@ -123,7 +123,7 @@ def _without(id_: str, who: str, why: str) -> str:
 
 
 def snapshot_list(given: argparse.Namespace) -> int:
-    """``ddloco snapshot list``: one line for each."""
+    """``ddloco snapshot list``: print one line per snapshot."""
     return _on_place(_list, given)
 
 
@@ -141,9 +141,9 @@ def _list(given: argparse.Namespace, store: Store) -> int:
 
 
 def rows_of(store: Store, listed: list[Listed]) -> list[dict[str, Any]]:
-    """What there is to say of snapshots, newest first.
+    """A description of each snapshot, newest first.
 
-    ``new_bytes`` are those that no older snapshot of the place shares.
+    ``new_bytes`` are those that it does not share with an older snapshot in the store.
     """
     seen: set[str] = set()
     rows: list[dict[str, Any]] = []
@@ -173,7 +173,7 @@ def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> list[str]:
-    """The rows as people read them."""
+    """The rows as lines of a table."""
     cells = [["id", "order", "participants", "absent", "bytes", "new bytes"]]
     for row in rows:
         if "problem" not in row:
@@ -203,7 +203,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def snapshot_verify(given: argparse.Namespace) -> int:
-    """``ddloco snapshot verify``: every byte of one snapshot, or of all."""
+    """``ddloco snapshot verify``: check every byte of one snapshot, or of all."""
     return _on_place(_verify, given)
 
 
@@ -243,7 +243,7 @@ def _verify(given: argparse.Namespace, store: Store) -> int:
 
 
 def snapshot_export(given: argparse.Namespace) -> int:
-    """``ddloco snapshot export``: the global parameters as one file."""
+    """``ddloco snapshot export``: write the global parameters to one file."""
     return _on_place(_export, given)
 
 
@@ -266,7 +266,7 @@ def _export(given: argparse.Namespace, store: Store) -> int:
 
 
 def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
-    """The global parameters by name, of each fragment the newest version, and which that is.
+    """The newest version of the global parameters by name, and the version of each fragment.
 
     Raises:
         SnapshotError: the snapshot does not have all of them, or a file is damaged.
@@ -295,5 +295,5 @@ def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]
 
 
 def _is_syncer(who: str) -> bool:
-    """``syncer.1``, and with shards ``syncer-0.1``; learners' names begin otherwise."""
+    """Whether a name is ``syncer.1``, or with shards ``syncer-0.1``."""
     return re.fullmatch(r"syncer(-[0-9]+)?\.[0-9]+", who) is not None

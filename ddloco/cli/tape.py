@@ -1,4 +1,4 @@
-"""Looking at tapes: one line per event, and the checks that need no execution."""
+"""Displaying tapes, one line per event, and the checks that need no execution."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ VALUE_CHARS_MAX = 60
 
 
 class Arrival(msgspec.Struct, frozen=True):
-    """What is read of a message that arrived."""
+    """The fields of a MessageArrived event that are needed here."""
 
     peer: str
     lane: str
@@ -31,7 +31,7 @@ class Arrival(msgspec.Struct, frozen=True):
 
 
 class ShownEvent:
-    """An event with what a line about it needs; read with msgpack, without any schema."""
+    """An event with the fields of its line; decoded with msgpack, without a schema."""
 
     def __init__(self, actor: str, record: tape.Event, clock: VectorClock) -> None:
         self.actor = actor
@@ -42,7 +42,7 @@ class ShownEvent:
         self.effects: tape.Effects | tape.Raised | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain data; bytes as hex."""
+        """The event as plain data; bytes are hexadecimal."""
         return {
             "event": f"{self.actor}:{self.number}",
             "at": self.at,
@@ -52,7 +52,7 @@ class ShownEvent:
         }
 
     def line(self) -> str:
-        """One line for people."""
+        """The event on one line, for display."""
         fields = {**self.fields}
         kind = str(fields.pop("type", "?"))
         fields.pop("clock", None)
@@ -72,7 +72,7 @@ class ShownEvent:
 
 
 def show(folder: Path, *, as_json: bool) -> Iterator[str]:
-    """The events of all tapes in one causal order, a line each.
+    """The events of all tapes in one causal order, one line each.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -99,15 +99,16 @@ def events_of(each: Tape) -> list[ShownEvent]:
 
 
 def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
-    """Check all tapes, their records, clocks and invariants; whether they hold, what to print.
+    """Check all tapes, their records, clocks and invariants; returns whether they hold, and a
+    report.
 
     Raises:
         TapeError: a tape cannot be read.
-        ConfigError: the recorded job is none that this version can run.
+        ConfigError: this version cannot run the recorded job.
     """
     tapes = open_recording(folder)
     verdicts, between = verify(tapes, receipt_of)
-    goes_on = any(each.header.after for each in tapes)  # What checks count began before that.
+    goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.
     program = is_production(tapes[0].header.job)
     findings: list[Finding] = []
     share: Share | None = None
@@ -153,21 +154,21 @@ def verify_folder(folder: Path, *, as_json: bool) -> tuple[bool, list[str]]:
 
 
 def _missing_syncers(tapes: Sequence[Tape]) -> list[str]:
-    """The syncers without a tape: what was merged, and from what, stands on theirs alone."""
+    """The syncers without a tape; without theirs, merges cannot be verified."""
     there = {actor_of(each.incarnation) for each in tapes}
     return [name for name in job_of(tapes[0]).syncer_names() if name not in there]
 
 
 def dropped_before(each: Tape) -> str:
-    """What is not there any more of a tape, in words."""
+    """A description of the deleted part of a tape."""
     return f"begins behind event {each.header.after}: what lay before it was dropped"
 
 
 def receipt_of(event: dict[str, Any]) -> Receipt | None:
-    """The receipt in an arrival, as plain data has it.
+    """The receipt in an arrival, which is given as plain data.
 
     Raises:
-        ValueError: it is no arrival as any version writes one.
+        ValueError: it does not have the fields of an arrival.
     """
     if event.get("type") != "MessageArrived":
         return None

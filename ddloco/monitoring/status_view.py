@@ -1,6 +1,6 @@
-"""What a syncer says of itself, as typed data and as people read it.
+"""A syncer's status as typed data, and its display.
 
-Times are seconds: ``since_s`` ago, ``until_s`` from now.
+Times are durations in seconds: ``since_s`` in the past, ``until_s`` in the future.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 class Waiting(Struct, frozen=True):
-    """Why the next sync has not been launched, and whose report is missing."""
+    """Why the next sync has not been launched, and which reports are missing."""
 
     t: int
     fragment: int
@@ -26,7 +26,7 @@ class Waiting(Struct, frozen=True):
 
 
 class InFlight(Struct, frozen=True):
-    """A sync under way: who was asked for the fragment, who has answered."""
+    """A sync in progress: which learners were asked for the fragment, and which have answered."""
 
     t: int
     fragment: int
@@ -38,7 +38,7 @@ class InFlight(Struct, frozen=True):
 
 
 class MemberStatus(Struct, frozen=True):
-    """One learner as its syncer sees it; ``heard_s`` ago it was heard last."""
+    """One learner as its syncer sees it; its last message arrived ``heard_s`` ago."""
 
     learner: str
     step: int = 0
@@ -49,18 +49,18 @@ class MemberStatus(Struct, frozen=True):
     versions_behind: int = 0
     refused: int = 0
     refused_for: str = ""
-    """Why its last refused contribution was."""
+    """Why its last refused contribution was refused."""
 
     @property
     def state(self) -> str:
-        """In words: silent, or whether its newest report is unused; how many newest versions of
-        fragments it does not show yet, which for a step or two is one or more."""
+        """The state in words: silent, or whether its newest report is unused; and how many newer
+        versions of fragments it lacks, which is normal for a step or two."""
         said = "silent" if self.silent else "fresh" if self.fresh else "reported"
         return f"{said}, {self.versions_behind} behind" if self.versions_behind else said
 
 
 class Recovering(Struct, frozen=True):
-    """A learner that has come back and takes a peer's state."""
+    """A learner that has returned and receives a peer's state."""
 
     learner: str
     donor: str
@@ -69,7 +69,7 @@ class Recovering(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """A whole status. What a machine does not say (an averager says little) is left empty."""
+    """A whole status. Fields that a machine does not report stay empty."""
 
     address: str = ""
     name: str = ""
@@ -96,16 +96,16 @@ class Status(Struct, frozen=True):
 
 
 def status_from(plain: dict[str, Any]) -> Status:
-    """Plain data as a status; fields that this version does not know are let be.
+    """Convert plain data to a status; unknown fields are ignored.
 
     Raises:
-        msgspec.ValidationError: a field is of a wrong type.
+        msgspec.ValidationError: a field has a wrong type.
     """
     return msgspec.convert(plain, Status)
 
 
 def picture(status: Status) -> Group:
-    """Everything: a line on the job, a table of members, syncs under way, who waits for whom."""
+    """The whole display: the job, a table of members, syncs in progress, and what they wait for."""
     lines = [header(status), counts(status)]
     if status.standstill:
         lines.append(f"[red]{escape(status.standstill)}[/red]")
@@ -131,7 +131,7 @@ def picture(status: Status) -> Group:
 
 
 def header(status: Status) -> str:
-    """Job, progress and the tape, on one line."""
+    """Job, progress and times, on one line."""
     said = [f"[bold]{escape(status.name or status.job)}[/bold] at {escape(status.address)}"]
     if status.t is not None:
         said.append(f"global step {status.t}/{status.steps}")
@@ -145,7 +145,7 @@ def header(status: Status) -> str:
 
 
 def counts(status: Status) -> str:
-    """Learners live, taking part, averaged into the newest merge; what is on the tape."""
+    """Learners live, taking part, and averaged into the newest merge; events and tape size."""
     numbers = (status.live, status.taking_part, status.averaged)
     live, part, averaged = ("-" if number is None else number for number in numbers)
     said = f"learners: {live} live / {part} taking part / {averaged} averaged"
@@ -154,7 +154,7 @@ def counts(status: Status) -> str:
 
 
 def members(status: Status) -> Table:
-    """A row for each learner."""
+    """A table with a row for each learner."""
     table = Table("learner", "step", "step time", "last contact", "state", "refused")
     for each in status.members:
         heard = f"{seconds(each.heard_s)} ago" if each.heard_s is not None else "-"
@@ -165,7 +165,7 @@ def members(status: Status) -> Table:
 
 
 def in_words(sync: InFlight) -> str:
-    """What a sync under way waits for."""
+    """What a sync in progress waits for."""
     what = f"global step {sync.t}, fragment {sync.fragment}"
     since = f"since {seconds(sync.since_s)}"
     if sync.merging:
@@ -183,14 +183,14 @@ def waits_in_words(waiting: Waiting) -> list[str]:
 
 
 def waiting_in_words(waiting: Waiting) -> str:
-    """What the next sync waits for before it is launched, since when, until when."""
+    """What the next sync waits for before it is launched, since when and until when."""
     what = f"global step {waiting.t}, fragment {waiting.fragment}: waits for {waiting.reason}"
     missing = f" ({_names(waiting.missing)} missing)" if waiting.missing else ""
     return f"{what}{missing}, since {seconds(waiting.since_s)}, {_until(waiting.until_s)}"
 
 
 NAMES_MAX = 8
-"""Names on one line; of a large job nobody reads them all."""
+"""Names on one line; in a large job a full list is of no use."""
 
 
 def _names(names: list[str] | tuple[str, ...]) -> str:
@@ -203,7 +203,7 @@ def _until(until_s: float | None) -> str:
 
 
 def seconds(duration_s: float) -> str:
-    """A duration as people say it: 12 ms, 3.4 s, 5 min 2 s, 2 h 3 min."""
+    """A duration in readable form: 12 ms, 3.4 s, 5 min 2 s, 2 h 3 min."""
     if duration_s < 1:
         return f"{max(duration_s, 0.0) * 1000:.0f} ms"
     if duration_s < 60:

@@ -1,1 +1,1 @@
-"""The method without a network: the machines in virtual time, and links and failures counted."""
+"""Simulation: the real machines in virtual time, with simulated work, links and failures."""

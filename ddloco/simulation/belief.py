@@ -1,9 +1,8 @@
-"""What the syncer believes of contributions, held against what is known of them: wrong-refused,
-honest-believed, starts-over.
+"""Checks of the outlier test against the truth: wrong-refused, honest-believed, starts-over.
 
-Whether a contribution is wrong stands beside its numbers (``Content.wrong``), where no machine
-looks. How wrong is too wrong is said here a second time, from every norm that was ever accepted
-and not from a median of some, so that only what is beyond any doubt is demanded.
+Whether a contribution is wrong is recorded next to its numbers (``Content.wrong``), which no
+machine reads. This check has its own threshold for what must be rejected, based on all accepted
+norms rather than a median, so that it demands only rejections that are beyond doubt.
 """
 
 from collections import Counter
@@ -30,17 +29,19 @@ HONEST = "honest-believed"
 OVER = "starts-over"
 
 BEYOND = 1.05
-"""Times the band of the longest norm that was ever accepted; what is beyond that is beyond all."""
+"""A contribution beyond this multiple of the band around the longest accepted norm must be
+rejected."""
 
 OPPOSED = -0.75
 ELEMENTS_MIN = 128
-"""Below this cosine to two honest ones or more, of at least so many elements, a sign has turned;
-of fewer, honest ones do not always agree by more than chance (seed 1857)."""
+"""Below this cosine to at least two correct contributions of at least this many elements, a sign
+was flipped. With fewer elements, correct ones do not always agree better than by chance (seed
+1857)."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A contribution as it was when its merge was asked for."""
+    """A contribution at the time when its merge was requested."""
 
     name: str
     wrong: str
@@ -50,13 +51,13 @@ class Evidence:
 
     @property
     def norm(self) -> float:
-        """The length of its change."""
+        """The norm of its change."""
         return float(np.sqrt((self.delta * self.delta).sum()))
 
 
 class Belief(Books[World, Node]):
-    """Whoever is wrong beyond doubt is refused, whoever is honest never; whoever was refused so
-    often in a row is sent everything."""
+    """Checks that clearly wrong contributions are rejected, that correct ones are accepted, and
+    that a learner rejected several times in a row is sent all fragments."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,12 +70,12 @@ class Belief(Books[World, Node]):
         self._row: Counter[str] = Counter()
 
     def started(self, world: World, node: Node) -> None:
-        """A syncer that starts knows nothing of what is usual."""
+        """Forget the usual values when a syncer starts."""
         if node.actor_name in world.vaults:
             self._forget()
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
-        """Only the syncer believes."""
+        """Check the events of a syncer; only syncers reject contributions."""
         if not isinstance(node.actor.machine, Syncer):
             return
         for effect in effects:
@@ -101,7 +102,8 @@ class Belief(Books[World, Node]):
         for each in shares:
             what = f"{each.name} in merge {merge.t}, norm {each.norm:.4g} after {each.steps} steps"
             if each.name in refused and not each.wrong and np.isfinite(each.delta).all():
-                # Whoever was fooled once, when nothing was known, may hold it against the honest.
+                # After a wrong contribution was accepted for lack of data, correct ones may look
+                # wrong.
                 said = f"{what}: {refused[each.name]}"
                 hold(p in self._fooled, HONEST, said)
             elif each.name in event.accepted and each.wrong and each.level:
@@ -121,7 +123,7 @@ class Belief(Books[World, Node]):
     def _healed(
         self, world: World, node: Node, event: FragmentMerged, effects: Sequence[Effect]
     ) -> None:
-        """Three in a row: every fragment is on its way, or waits to be."""
+        """After three rejections in a row, every fragment must be sent or queued."""
         machine: Any = node.actor.machine
         links: Any = node.actor.links
         for name in event.accepted:
@@ -152,7 +154,7 @@ def _evidence(node: Node, merge: MergeFragment) -> list[Evidence]:
 
 
 def _cosine(one: Evidence, others: Sequence[Evidence]) -> float:
-    """To the sum of the others, one vote each."""
+    """The cosine to the sum of the others' unit vectors."""
     whole = sum((each.delta / max(each.norm, 1e-30) for each in others), 0.0 * one.delta)
     length = float(np.sqrt((whole * whole).sum()))
     return float((one.delta * whole).sum()) / max(one.norm * length, 1e-30)

@@ -1,9 +1,8 @@
-"""A simulation with the speeds and delays of a real run: what if the schedule had been another?
+"""A simulation with the speeds and delays of a recorded run, to try another schedule.
 
-What a run's log and tapes tell: when each learner joined, how long each of its steps took, what
-encoding and merging took, how long messages were on their way. Simulated with the run's own
-schedule it must give the run's own merges (a test compares them); with another it says what would
-have come of it.
+A run's log and tapes contain when each learner joined, the duration of each of its steps, and the
+times for encoding, merging and sending messages. With the run's own schedule the simulation must
+reproduce the run's merges, which a test checks; with another it predicts their effect.
 """
 
 import json
@@ -37,7 +36,7 @@ from transport import MessageArrived
 
 
 class RecordedPace(Pace):
-    """Steps that take what they took; after the recorded ones, what they took on the whole."""
+    """Steps with the recorded durations; after the last one, with their median."""
 
     def __init__(self, durations: Sequence[float], rng: random.Random) -> None:
         super().__init__(median(durations) if durations else 1.0, 0.0, rng)
@@ -45,7 +44,7 @@ class RecordedPace(Pace):
         self._begun = 0
 
     def step(self, now: float, slow: float) -> float:
-        """The next step's duration."""
+        """The duration of the next step."""
         seconds = super().step(now, slow)
         if self._begun < len(self._durations):
             seconds = self._durations[self._begun] * slow
@@ -56,10 +55,10 @@ class RecordedPace(Pace):
 
 @dataclass(frozen=True)
 class Recording:
-    """A run folder, as a scenario of one case.
+    """A run folder, as a scenario with one case.
 
     Raises:
-        ConfigError: it is no run that can be simulated.
+        ConfigError: it is not a run that can be simulated.
     """
 
     folder: Path
@@ -68,19 +67,19 @@ class Recording:
 
     @property
     def scenario(self) -> About:
-        """What it is called."""
+        """The scenario's name and description."""
         about = f"{self.folder}, with the speeds and delays of the run"
         return About(name=self.folder.name or "run", about=about)
 
     def resolved(self, source: str) -> Job:
-        """The run's job, keys overridden; its parameters are stood in for by as many fragments."""
+        """The run's job with overrides; a simulated model has the same number of fragments."""
         del source
         job = load_job(self.folder / JOB_FILE, self.overrides)
         table = replace(job.job, task="simulated:tensors")
         return replace(job, job=table, task={TENSORS: self._fragments}, learner={})
 
     def physics(self, job: Job, seed: int, folder: Path | None = None) -> Physics:
-        """What was measured."""
+        """The measured speeds and delays."""
         steps: dict[str, list[float]] = {}
         for line in self._said("step"):
             steps.setdefault(line["actor"], []).append(line["step_s"])
@@ -98,7 +97,7 @@ class Recording:
         )
 
     def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:
-        """Learners join when they did."""
+        """Learners join at the recorded times."""
         del job, seed, until_s
         delay_s = self._measured[2]
         first: dict[str, float] = {}
@@ -126,7 +125,7 @@ class Recording:
 
     @cached_property
     def _measured(self) -> tuple[float, float, float]:
-        """Median seconds that encoding, merging, and a message's way took."""
+        """Median seconds for encoding, merging, and the delay of a message."""
         decode = Decoder(Happened).decode
         at: dict[tuple[str, int], float] = {}
         came: list[tuple[str, str, int, float]] = []
@@ -155,7 +154,7 @@ class Recording:
         for me, sender, number, then in came:
             if (sender, number) in at:
                 ways[actor_of(me) == SYNCER].append(then - at[sender, number])
-        # Each actor counts its own seconds; there and back the difference cancels out.
+        # Each actor has its own time origin; in the sum of both directions the offset cancels.
         there_and_back = sum(median(way) for way in ways.values() if way)
         some = [0.001]
         return median(encode or some), median(merge or some), max(there_and_back / 2, 0.0)

@@ -1,13 +1,13 @@
-"""A learner made of many chips: slices that fail and return, and what each change costs.
+"""A learner with many chips: slices that fail and return, and the cost of each change.
 
-Goodput simulation (paper section 7): failures of chips are a Poisson process, the time until a
-slice is back follows an exponentiated Weibull distribution. A learner that is elastic goes on with
-the slices that are left after ``downscale_s``, and takes slices in again after ``upscale_s``: at
-the next failure, which stops it anyway, or when they have waited ``patience_s``. One that is not
-elastic stops for ``restart_s`` at every failure. What happens during a stop is part of it.
+Goodput simulation (paper section 7): chip failures are a Poisson process, and the time until a
+slice returns has an exponentiated Weibull distribution. An elastic learner continues with its
+remaining slices after ``downscale_s``. It adds returned slices, which takes ``upscale_s``, at the
+next failure, which stops it anyway, or when they have waited ``patience_s``. A learner that is not
+elastic stops for ``restart_s`` at every failure. Failures during a stop are handled within it.
 
-The paper does not publish these durations. The defaults are calibrated to its Table 1, and stated
-wherever they are shown; see ``scenarios/goodput.toml``.
+The paper does not publish these durations. The defaults are calibrated to its Table 1, and are
+printed wherever results are; see ``scenarios/goodput.toml``.
 """
 
 import heapq
@@ -28,19 +28,19 @@ More = Annotated[float, Meta(gt=0.0)]
 
 
 class Chips(Section, frozen=True):
-    """``[chips]``: what learners are made of, and how that fails.
+    """``[chips]``: what learners consist of, and how it fails.
 
     Attributes:
-        total: chips of the whole job, shared evenly by its learners.
+        total: chips of the whole job, divided evenly among its learners.
         slice: chips that fail and return together.
         mtbi_s: mean time between interruptions of one chip.
-        elastic: whether a learner goes on without a slice that failed.
+        elastic: whether a learner continues without a failed slice.
         downscale_s: how long an elastic learner stops at a failure.
-        upscale_s: how long it stops to take slices in again.
-        patience_s: how long a slice that is back waits for a stop that is due anyway.
+        upscale_s: how long it stops to add slices.
+        patience_s: how long a returned slice waits for a stop that is due anyway.
         restart_s: how long a learner that is not elastic stops at a failure.
         back_scale_s, back_shape, back_power: exponentiated Weibull distribution of the time until a
-            slice is back: P(T < x) = (1 - exp(-(x / scale) ** shape)) ** power.
+            slice returns: P(T < x) = (1 - exp(-(x / scale) ** shape)) ** power.
         back_max_s: a slice that takes longer is replaced.
     """
 
@@ -58,7 +58,7 @@ class Chips(Section, frozen=True):
     back_max_s: Seconds = 4 * 3600.0
 
     def back_s(self, rng: random.Random) -> float:
-        """Draw the time until a slice is back."""
+        """Draw the time until a slice returns."""
         inner = 1.0 - rng.random() ** (1.0 / self.back_power)
         if inner <= 0.0:
             return self.back_max_s
@@ -67,17 +67,17 @@ class Chips(Section, frozen=True):
 
 
 class ChipPace(Pace):
-    """The pace of a learner of many chips.
+    """The pace of a learner with many chips.
 
-    A step is a fixed amount of work: with fewer slices it takes longer. A stop interrupts the step
-    that runs; it goes on afterwards.
+    A step is a fixed amount of work: with fewer slices it takes longer. A stop interrupts the
+    current step, which continues afterwards.
 
     Args:
-        chips: how they fail.
-        count: how many this learner has.
-        step_s: seconds of a step with all of them.
-        variance: standard deviation of a step's duration, as a share of it.
-        rng: the learner's own stream.
+        chips: the failure model.
+        count: the number of chips of this learner.
+        step_s: seconds of a step with all chips.
+        variance: standard deviation of a step's duration, as a fraction of it.
+        rng: the learner's own random stream.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ChipPace(Pace):
         super().__init__(step_s, variance, rng)
         self.stops = 0
         self.stopped: list[tuple[float, float]] = []
-        """When it stood still, from and to, since somebody last took this list."""
+        """Intervals in which it was stopped; the ledger takes and clears this list."""
         self._chips = chips
         self._slices = max(count // chips.slice, 1)
         self._rate = count / chips.mtbi_s
@@ -97,7 +97,7 @@ class ChipPace(Pace):
         self._failure = rng.expovariate(self._rate)
 
     def step(self, now: float, slow: float) -> float:
-        """A step begins; how long it takes, stops included."""
+        """Begin a step; returns its duration including stops."""
         work = super().step(now, slow)
         self._running_s = self.step_s
         at = now
@@ -111,7 +111,7 @@ class ChipPace(Pace):
             at = change(max(due, at))
 
     def _next(self) -> tuple[float, Callable[[float], float]]:
-        """What changes next, and when."""
+        """The next change and its time."""
         back = self._returns[0] if self._returns else math.inf
         upscale = self._ready_since + self._chips.patience_s
         due = min(self._failure, back, upscale)
@@ -148,7 +148,7 @@ class ChipPace(Pace):
         self._ready, self._ready_since = 0, math.inf
 
     def _stop(self, at: float, seconds: float) -> float:
-        """Stand still; what fails meanwhile is dealt with in the same stop."""
+        """Stop for some time; further failures meanwhile are handled in the same stop."""
         end = at + seconds
         self.stops += 1
         self.stopped.append((at, end))

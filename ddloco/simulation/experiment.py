@@ -1,4 +1,4 @@
-"""One run of one case, and the table that many of them make."""
+"""Running one case of a scenario, which gives one row of a table."""
 
 import time
 from collections.abc import Callable
@@ -20,12 +20,12 @@ from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import World
 
 HOURS_MAX = 24 * 365.0
-"""A case without ``hours`` that is not over after a year never will be."""
+"""A case without ``hours`` that has not ended after a year will never end."""
 
 
 @dataclass
 class Row:
-    """What one case led to, averaged over its seeds."""
+    """The results of one case, averaged over its seeds."""
 
     case: str
     seed: int
@@ -38,15 +38,15 @@ class Row:
 
 
 FAULTS_S_MAX = 31 * 24 * 3600.0
-"""A case without an end of its own has a month of faults drawn for it."""
+"""A case without an end of its own gets a month of faults."""
 
 
 ENDING_S_MAX = 1000.0
-"""A job that is asked to end has ended by then."""
+"""A job that is asked to end must have ended within this time."""
 
 
 def checks_of(scenario: Scenario | Recording) -> list[Check]:
-    """Every check that a scenario's worlds can be held against."""
+    """All checks that apply to a scenario's worlds."""
     if not scenario.scenario.checks:
         return []
     checks: list[Check] = [Merging(), Launches(), Learning(), Causal(), Clocks(), Contents()]
@@ -57,7 +57,7 @@ def checks_of(scenario: Scenario | Recording) -> list[Check]:
 def run_case(
     case: Case, scenario: Scenario | Recording, seed: int, folder: Path | None = None
 ) -> Row:
-    """Let one case happen once; its actors leave tapes and a log in ``folder``, if it is given.
+    """Run one case once; its actors write tapes and a log to ``folder``, if given.
 
     Raises:
         ConfigError: the folder cannot be used.
@@ -77,13 +77,13 @@ def run_case(
         world.run(until_s, until=_enough(world, scenario.scenario.inner_steps))
     except Violation as violation:
         row.violation = str(violation)
-    except Exception as error:  # noqa: BLE001, a machine that raises is a finding like any other
+    except Exception as error:  # noqa: BLE001, a machine that raises is a finding as well
         row.violation = f"raised: {type(error).__name__}: {error}"
     row.wall_s = time.perf_counter() - begun
     row.events = world.events
     row.values = {**ledger.results(world), **tokens.results(len(world.plan.fragments))}
     if folder is not None and not world.over and row.violation is None:
-        # Whoever follows these tapes wants a job that has come to its end.
+        # Tools that read these tapes expect a job that has ended.
         world.stop(world.lead, "enough")
         world.run(world.now + ENDING_S_MAX)
     world.close()
@@ -92,7 +92,7 @@ def run_case(
 
 
 def _enough(world: World, steps: int | None) -> Callable[[], bool] | None:
-    """Whether all learners together have done ``steps``; None where that is no matter."""
+    """A condition: all learners together have done ``steps``; None if there is no such limit."""
     if steps is None:
         return None
 

@@ -1,8 +1,8 @@
-"""Small hostile worlds: everything about them drawn from one seed, as far apart as they can be.
+"""Small hostile worlds, each drawn from one seed and as varied as possible.
 
 Swarm testing: each seed draws its own sizes, speeds, links and kinds of faults, so that some worlds
-have only crashes and others all at once. Two phases: until ``heal_at`` everything may go wrong;
-after that nothing does, and the job must come to its end with everybody taking part.
+have only crashes and others everything at once. There are two phases: until ``heal_at`` anything
+may fail; after that nothing fails, and the job must end with all learners taking part.
 """
 
 import random
@@ -40,26 +40,27 @@ from ddloco.workers.simulated.work import leaves_of
 from transport import Effect, Event
 
 EVENTS_MAX = 60_000
-"""A small world that needs more never ends: the largest drawn ones take a third of it."""
+"""A small world with more events is considered endless: the largest ones take a third of it."""
 
 LEARNER_KINDS: tuple[Kind, ...] = (
     "crash", "stall", "slow", "leave", "cut", "reset", "delay", "bandwidth",
 )  # fmt: skip
 WRONG_STEPS = 16
-"""Half as many as there would have to be in vain until bands are forgotten: see ``bands``."""
+"""Half as many steps as it takes until an outlier history is forgotten: see ``outlier_history``."""
 
 SLOW_MAX = 40.0
-"""Two minutes for a step of the slowest learner."""
+"""Limits the slowest learner's step to two minutes."""
 
 LATEST_S = 600.0
-"""After the last fault a job must be over within so many seconds of the slowest learner's steps."""
+"""After the last fault a job must end within this time in addition to the slowest learner's
+steps."""
 
 
 @dataclass(frozen=True)
 class Hostile:
-    """One world, as drawn. Of those ``poisoned``, chips make no numbers between two times; what
-    those who are ``wrong`` contribute is finite, and not what they trained. Those who are ``asked``
-    begin snapshots, beside those of the job file."""
+    """One world as drawn. Learners in ``poisoned`` produce NaN between two times; contributions of
+    those in ``wrong`` are finite but corrupted. Actors in ``asked`` initiate snapshots, in addition
+    to the job's schedule."""
 
     seed: int
     job: Job
@@ -73,7 +74,7 @@ class Hostile:
 
 
 def _job(rng: random.Random, seed: int) -> Job:
-    """Sizes and settings, as far apart as they can be; a quarter of the worlds have shards."""
+    """A job with widely varied sizes and settings; a quarter of the worlds have shards."""
     learners = rng.randint(1, 5)
     interval = rng.randint(2, 8)
     parts = rng.randint(1, interval)
@@ -103,7 +104,7 @@ def _job(rng: random.Random, seed: int) -> Job:
 
 
 def draw(seed: int, tapes: Path | None = None) -> Hostile:
-    """The hostile world of a seed; its actors leave tapes in ``tapes``, if it is given."""
+    """The hostile world of a seed; its actors write tapes to ``tapes``, if given."""
     rng = random.Random(f"hostile {seed}")
     job = _job(rng, seed)
     steps, interval = job.job.steps, job.sync.interval
@@ -172,15 +173,15 @@ def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
 
 
 def _healed(fault: Fault, heal_at: float) -> Fault:
-    """A fault that is over when the quiet phase begins."""
+    """A fault, shortened so that it ends before the quiet phase."""
     if fault.for_s is None:
         return fault
     return replace(fault, for_s=min(fault.for_s, heal_at - fault.at_s))
 
 
 def _bearable(faults: Sequence[Fault]) -> tuple[Fault, ...]:
-    """Without what would make a learner so slow that a step outlasts the world: factors multiply,
-    and a step keeps the pace with which it began."""
+    """The faults without those that would make a step last longer than the world: factors of
+    overlapping faults multiply, and a step keeps the pace with which it began."""
     kept: list[Fault] = []
     for fault in faults:
         factor = fault.factor
@@ -201,7 +202,7 @@ def _owner(world: World, t: int) -> str:
 
 
 class Healing(Books[World, Node]):
-    """heal-progress, participation: once nothing goes wrong any more, everybody takes part."""
+    """heal-progress, participation: once there are no more faults, every learner takes part."""
 
     def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:
         self._merging = merging
@@ -211,12 +212,12 @@ class Healing(Books[World, Node]):
         self._scored = self._kept = False
 
     def started(self, world: World, node: Node) -> None:
-        """What a syncer had to repeat is lost with it."""
+        """Forget the syncs that a restarted syncer would have repeated."""
         if node.actor_name in world.vaults:
             self._repeated -= {t for t in self._repeated if _owner(world, t) == node.actor_name}
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
-        """Look when the syncer that leads ends the job."""
+        """Check the end of the job, at the leading syncer."""
         if node.actor_name not in world.vaults:
             return
         if node.actor_name == world.lead and isinstance(event, ModelSaved | Started):
@@ -237,7 +238,8 @@ class Healing(Books[World, Node]):
                     pass
 
     def _saved(self, world: World, node: Node, effect: SaveModel) -> None:
-        """The model is whole, and of the newest merges; one that came back may make more."""
+        """The saved model must be complete and have the newest merges; a restarted syncer may have
+        merged since."""
         for p, handle in enumerate(effect.fragments):
             (fragment, version, *_), newest = node.contents[handle].what, self._merging.versions[p]
             owner = world.nodes[world.job.syncer_of(p)]
@@ -246,7 +248,7 @@ class Healing(Books[World, Node]):
             hold(fragment == p and late, "model-whole", said)
 
     def _ended(self, world: World, finish: Finish) -> None:
-        # A lead that dies after all is kept and told finds, when it is back, its shards gone.
+        # A leading syncer that dies after saving the model may find its shards gone on return.
         done = finish.status == "done" or (self._scored and world.nodes[world.lead].number > 1)
         hold(done, "heal-progress", f"the job ended: {finish.reason}")
         kept = self._kept or finish.status != "done"
@@ -256,14 +258,14 @@ class Healing(Books[World, Node]):
         quiet = [merge for merge in self._merging.merges if merge[0] > self._heal_at]
         averaged = {name for merge in quiet for name in merge[3]}
         if len(quiet) < 2 * world.job.sync.fragments + 6:
-            return  # It ended too early to tell.
+            return  # The job ended too early to tell.
         for actor, other in world.nodes.items():
             if actor in world.vaults:
                 continue
             steps = [at for at in self._learning.steps[other.incarnation] if at > self._heal_at]
             sync = world.job.sync
             if other.pace.step_s * 2 >= sync.staleness * sync.interval:
-                continue  # So slow that whatever it does is stale when it is done.
+                continue  # So slow that all its contributions are stale.
             if len(steps) >= 2 * sync.interval:
                 took = other.incarnation in averaged
                 said = f"{other.incarnation} is in none of the {len(quiet)} merges after the faults"
@@ -272,7 +274,7 @@ class Healing(Books[World, Node]):
 
 @dataclass
 class Outcome:
-    """What one seed led to."""
+    """The result of one seed."""
 
     seed: int
     events: int = 0
@@ -299,7 +301,7 @@ class Watch:
         self.endings = Endings(self.heal_at)
 
     def checks(self) -> list[Check]:
-        """All of them, in order."""
+        """All checks, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
         told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
         known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle()]
@@ -307,12 +309,12 @@ class Watch:
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
-    """Let the hostile world of a seed happen, checks beside it; what came of it."""
+    """Run the hostile world of a seed with all checks; returns the result."""
     return happen(draw(seed, tapes))
 
 
 def happen(drawn: Hostile) -> Outcome:
-    """Let a world happen, checks beside it; what came of it."""
+    """Run a world with all checks; returns the result."""
     watch = Watch(drawn.heal_at)
     world = World(drawn.job, drawn.physics, watch.checks())
     outcome = Outcome(drawn.seed, faults=len(drawn.faults))
@@ -337,7 +339,7 @@ def happen(drawn: Hostile) -> Outcome:
         outcome.violation, outcome.invariant = str(violation), violation.invariant
     except EndlessError as error:
         outcome.violation, outcome.invariant = f"heal-progress: {error}", "heal-progress"
-    except Exception as error:  # noqa: BLE001, a machine that raises is a finding like any other
+    except Exception as error:  # noqa: BLE001, a machine that raises is a finding as well
         outcome.violation = f"raised: {type(error).__name__}: {error}"
         outcome.invariant = "raised"
     finally:
@@ -350,11 +352,12 @@ def happen(drawn: Hostile) -> Outcome:
 
 
 TWICE_EVERY = 20
-"""One seed in so many is run again plainly, and with tapes (determinism-check, record-is-inert)."""
+"""One seed in this many runs again, once without and once with tapes (determinism-check,
+record-is-inert)."""
 
 
 def run_checked(seed: int) -> Outcome:
-    """As ``run``; one seed in twenty runs again, and once more with tapes, and must be the same."""
+    """Like ``run``; one seed in twenty runs again, and again with tapes, with the same result."""
     outcome = run(seed)
     if seed % TWICE_EVERY == 0 and outcome.violation is None:
         with tempfile.TemporaryDirectory(prefix="ddloco-hostile-") as folder:

@@ -1,7 +1,7 @@
-"""How a world's time was spent: goodput, uptime, participation (paper: section 7.1).
+"""How the time of a world was spent: goodput, uptime, participation (paper: section 7.1).
 
-Goodput is the share of the learners' allocated time that went into steps that were finished, at
-full capacity; uptime the share of the time in which at least one learner was training.
+Goodput is the share of the learners' allocated time spent in steps that finished, at full capacity.
+Uptime is the share of the time in which at least one learner was training.
 """
 
 from collections.abc import Sequence
@@ -13,13 +13,13 @@ from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 
 FOLD_S = 3600.0
-"""How often what is known of standstills is added up and forgotten, so that memory stays flat."""
+"""Interval at which recorded downtimes are summed and discarded, so that memory stays constant."""
 
 Span = tuple[float, float]
 
 
 class Ledger(Books[World, Node]):
-    """Keeps a world's times, for as long as it lasts, in constant memory."""
+    """Accounts for a world's time in constant memory."""
 
     def __init__(self) -> None:
         self.merges = 0
@@ -30,32 +30,32 @@ class Ledger(Books[World, Node]):
         self._folded = 0.0
 
     def watch(self, world: World) -> None:
-        """Begin: every learner of the job counts from the start, also one that joins later."""
+        """Begin: every learner of the job counts from the start, even if it joins later."""
         for name in world.job.learner_names():
             self._down[name] = []
             self._away[name] = 0.0
         world.call(FOLD_S, self._fold_again, world)
 
     def started(self, world: World, node: Node) -> None:
-        """A learner is there."""
+        """A learner has started: record its downtime."""
         if node.actor_name not in world.vaults and node.actor_name in self._away:
             since = self._away.pop(node.actor_name)
             if world.now > since:
                 self._down[node.actor_name].append((since, world.now))
 
     def died(self, world: World, node: Node) -> None:
-        """A learner is gone."""
+        """A learner has ended: its downtime begins."""
         if node.actor_name not in world.vaults:
             self._away[node.actor_name] = world.now
 
     def observed(self, node: Node, what: Observe) -> None:
-        """Count merges, and how many took part."""
+        """Count merges and their contributions."""
         if what.event == "merge":
             self.merges += 1
             self.averaged += what.fields["averaged"]
 
     def fold(self, world: World) -> None:
-        """Add up to now how long everybody stood still at once."""
+        """Sum up to now the time in which all learners were stopped at once."""
         now, spans = world.now, self._down
         for name, down in spans.items():
             pace = world.pace_of(name)
@@ -76,7 +76,7 @@ class Ledger(Books[World, Node]):
         world.call(world.now + FOLD_S, self._fold_again, world)
 
     def results(self, world: World) -> dict[str, float]:
-        """Percent and counts, by column."""
+        """Percentages and counts, by column."""
         self.fold(world)
         learners = world.job.learner_names()
         paces = [world.pace_of(name) for name in learners]
@@ -93,7 +93,7 @@ class Ledger(Books[World, Node]):
 
 
 def together(spans: Sequence[Sequence[Span]]) -> float:
-    """Seconds that lie in a span of every list; those of one list may overlap."""
+    """Seconds covered by every list of spans; the spans of one list may overlap."""
     edges: list[tuple[float, int]] = []
     for each in spans:
         for begin, end in union(each):
@@ -109,7 +109,7 @@ def together(spans: Sequence[Sequence[Span]]) -> float:
 
 
 def union(spans: Sequence[Span]) -> list[Span]:
-    """The same time without overlaps, in order."""
+    """The same time as spans without overlaps, in order."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:

@@ -1,7 +1,7 @@
-"""model-oracle, finite: every merge against a reference that shares nothing with the kernel.
+"""model-oracle, finite: compares every merge with a reference that shares no code with the kernel.
 
-Forty lines of plain numpy in float64, without blocks, threads or buffers; and what is installed is
-always finite.
+The reference is forty lines of plain numpy in float64, without blocks, threads or buffers. Results
+must also be finite.
 """
 
 from collections.abc import Sequence
@@ -24,21 +24,21 @@ Inputs = tuple[F64, F64, list[tuple[str, float, F64]]]
 """Parameters, momentum, and (name, weight, parameters) of the shares."""
 
 CHANGE_MAX = 1e30
-"""What changes more than this is refused like what is no number: float32 cannot hold its square."""
+"""A larger change is rejected like NaN: float32 cannot hold its square."""
 
 ROUNDING = 1e-6
 TOLERANCE = 1e-4
-"""Relative; the kernel sums in float32 where the reference sums in float64."""
+"""Relative; the kernel sums in float32, the reference in float64."""
 
 
 class Oracle(Books[World, Node]):
-    """Computes every merge again, from what its shares held when it was asked for."""
+    """Computes every merge again, from the contents of its shares at the time of the request."""
 
     def __init__(self) -> None:
         self._asked: dict[tuple[str, int], tuple[MergeFragment, Inputs]] = {}
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
-        """Compute when a merge is asked for; compare when it is done."""
+        """Compute a merge when it is requested; compare it when it is done."""
         if not isinstance(node.actor.machine, Syncer):
             return
         if isinstance(event, FragmentMerged):
@@ -67,7 +67,7 @@ class Oracle(Books[World, Node]):
 
     def _compare(self, world: World, node: Node, event: FragmentMerged) -> None:
         merge, inputs = self._asked.pop((node.incarnation, event.work))
-        # Whether those who were measured, and not believed, deserved it is what ``belief`` checks.
+        # Whether rejections by the outlier test were justified is checked in ``belief``.
         measured = [each.name for each in event.measured]
         doubted = [name for name, _ in event.refused if name in measured]
         names, theta, momentum = self._merge(world, merge, inputs, doubted)
@@ -79,14 +79,14 @@ class Oracle(Books[World, Node]):
         if not names:
             return
         for handle, got, expected in zip(merge.out, found, (theta, momentum), strict=False):
-            # Differences of large parameters, as a flipped bit leaves them, are rounded to these.
+            # Small differences of large parameters, as after a bit flip, have larger rounding.
             rounding = ROUNDING * float(np.abs(inputs[0]).max())
             near = np.allclose(got, expected, rtol=TOLERANCE, atol=TOLERANCE + rounding)
             hold(near, "model-oracle", f"{what}: {handle} is off by {np.abs(got - expected).max()}")
 
 
 def _inputs(node: Node, merge: MergeFragment) -> Inputs:
-    """What a merge is made of, looked at when it is asked for."""
+    """The inputs of a merge, read when it is requested."""
     theta = numbers(node.contents[merge.theta])
     momentum = numbers(node.contents[merge.momentum]) if merge.momentum else 0.0 * theta
     shares = [(s.name, s.weight, numbers(node.contents[s.handle])) for s in merge.shares]

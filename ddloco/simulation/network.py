@@ -1,8 +1,8 @@
-"""Simulated links: delay, bandwidth, what is cut, what is lost. One per learner incarnation.
+"""Simulated links, with delay, bandwidth, cuts and losses; one per learner incarnation and syncer.
 
-A link stands for the learner's two connections (lanes) to the syncer. As over TCP, what is sent in
-one lane and direction arrives in order; a cut holds it back; a reset loses what is on the way, in
-both directions, and leaves the gap that ZeroMQ leaves.
+A link stands for the learner's two connections (lanes) to the syncer. As over TCP, messages arrive
+in order per lane and direction. A cut holds messages back. A reset loses those in flight in both
+directions, and leaves a gap, as with ZeroMQ.
 """
 
 import math
@@ -16,7 +16,7 @@ Way = Literal["to-syncer", "from-syncer"]
 WAYS: tuple[Way, Way] = ("to-syncer", "from-syncer")
 
 CONTROL_BYTES = 400
-"""A report of 24 fragments with its clock, as measured on real tapes."""
+"""The size of a report of 24 fragments with its clock, measured on real tapes."""
 
 Item = tuple[Any, ...]
 
@@ -37,7 +37,7 @@ class Direct:
 
 @dataclass(frozen=True)
 class Wire:
-    """What a link is like when nothing is wrong with it."""
+    """The properties of a link without faults."""
 
     delay_s: float = 0.01
     jitter_s: float = 0.0
@@ -45,16 +45,17 @@ class Wire:
 
 
 class Line:
-    """One learner's link to the syncer.
+    """One learner's link to a syncer.
 
     Args:
-        wire: how it is when nothing is wrong.
-        rng: where jitter is drawn from; its own, so that no other link's traffic changes it.
+        wire: its properties without faults.
+        rng: a random stream for jitter; each link has its own, so that links do not affect each
+            other.
     """
 
     def __init__(self, wire: Wire, rng: random.Random) -> None:
         self.generation = 0
-        """Grows with every reset: whatever was sent under an older one is lost."""
+        """Increases with every reset: messages sent with an older value are lost."""
         self._wire = wire
         self._rng = rng
         self.ways: dict[str, Direct] = {
@@ -62,12 +63,12 @@ class Line:
         }
 
     def begins(self, way: Way, lane: str, now: float) -> float:
-        """When a message that is sent now begins to arrive, seconds."""
+        """The time in seconds when a message sent now begins to arrive."""
         direct = self.ways[way]
         return max(direct.free[lane], now) + direct.delay_s
 
     def arrival(self, way: Way, lane: str, now: float, nbytes: int) -> float:
-        """When a message of ``nbytes`` sent now arrives: after the one before it in its lane."""
+        """When a message of ``nbytes`` sent now has arrived: after the previous one in its lane."""
         direct = self.ways[way]
         at = now + direct.delay_s
         if direct.bytes_per_s != math.inf:
@@ -82,7 +83,7 @@ class Line:
         return at
 
     def begin(self, fault: Fault) -> None:
-        """A fault of the link sets in, on top of those that have not ended."""
+        """A fault of the link begins, in addition to those in effect."""
         if fault.what == "reset":
             self.generation += 1
             return
@@ -91,7 +92,7 @@ class Line:
             self._feel(direct, fault)
 
     def end(self, fault: Fault) -> list[Item]:
-        """A fault of the link is over; whatever nothing holds back any more, in order."""
+        """A fault of the link ends; returns the messages that are no longer held, in order."""
         freed: list[Item] = []
         for direct in self._of(fault.direction):
             direct.faults.remove(fault)
@@ -102,7 +103,7 @@ class Line:
         return freed
 
     def _feel(self, direct: Direct, changed: Fault) -> None:
-        """What a direction is like follows from its faults of the kind that has changed."""
+        """Recompute a direction's properties from its active faults of the kind that changed."""
         active = [each for each in direct.faults if each.what == changed.what]
         match changed.what:
             case "cut":

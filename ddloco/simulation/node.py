@@ -1,4 +1,4 @@
-"""One actor of a simulated world, what its work costs in time, and the pace of its steps."""
+"""One actor of a simulated world, the durations of its work, and the pace of its steps."""
 
 import random
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from replay import Recorder
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds that work takes, steps apart."""
+    """Durations of work other than steps, in seconds."""
 
     encode_s: float = 0.01
     merge_s: float = 0.05
@@ -25,7 +25,7 @@ class Costs:
     rest_s: float = 0.1
 
     def of(self, work: Work) -> float:
-        """What one piece of work takes."""
+        """The duration of one piece of work."""
         match work:
             case EncodeFragment():
                 return self.encode_s
@@ -38,18 +38,18 @@ class Costs:
 
 
 class Pace:
-    """How long a learner's steps take, and how its time was spent; it outlives incarnations.
+    """The durations of a learner's steps, and how its time was spent, over all incarnations.
 
     Args:
         step_s: seconds of one step.
-        variance: standard deviation of a step's duration, as a share of it.
-        rng: the learner's own stream.
+        variance: standard deviation of a step's duration, as a fraction of it.
+        rng: the learner's own random stream.
     """
 
     def __init__(self, step_s: float, variance: float, rng: random.Random) -> None:
         self.step_s = step_s
         self.useful_s = 0.0
-        """Time that went into steps that were finished."""
+        """Time spent in steps that finished."""
         self.steps = 0
         self._variance = variance
         self._rng = rng
@@ -57,11 +57,11 @@ class Pace:
 
     @classmethod
     def even(cls, _: str, rng: random.Random) -> "Pace":
-        """A second a step, always."""
+        """A pace of one second per step, without variance."""
         return cls(1.0, 0.0, rng)
 
     def step(self, now: float, slow: float) -> float:
-        """A step begins at ``now``, ``slow`` times slower than usual; how long it takes."""
+        """Begin a step at ``now``, ``slow`` times slower than usual; returns its duration."""
         del now
         seconds = self.step_s * slow
         if self._variance:
@@ -70,13 +70,13 @@ class Pace:
         return seconds
 
     def done(self, now: float) -> None:
-        """The step that ran is finished."""
+        """The current step is finished."""
         del now
         self.useful_s += self._running_s
         self.steps += 1
 
     def away(self, now: float) -> None:
-        """The learner has gone; the step that ran is lost."""
+        """The learner has ended; its current step is lost."""
         del now
         self._running_s = 0.0
 
@@ -102,16 +102,16 @@ class Node:
     held: list[tuple[Callable[[Any, Any], None], Any]] = field(default_factory=list[Any])
     contents: dict[str, Content] = field(default_factory=dict[str, Content])
     step_until: float = 0.0
-    """When the step that runs will be done, as far as anybody knows."""
+    """When the current step will be done, unless that changes."""
     timers: dict[str, float] = field(default_factory=dict[str, float])
 
     @property
     def number(self) -> int:
-        """2 for ``learner-3.2``."""
+        """The incarnation's number: 2 for ``learner-3.2``."""
         return number_of(self.incarnation)
 
     def close(self) -> None:
-        """Nothing more is written of it: its tape and its log are whole up to here."""
+        """Close its tape and its log, which are complete up to here."""
         if self.recorder is not None:
             self.recorder.close(self.actor.number, self.finish.reason if self.finish else None)
         if self.log is not None:

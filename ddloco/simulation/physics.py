@@ -1,4 +1,4 @@
-"""What a world is made of, and who looks at it."""
+"""The parameters of a simulated world, and the interfaces of its observers and checks."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -18,43 +18,43 @@ if TYPE_CHECKING:
 
 
 class Clerk(Protocol):
-    """Somebody who notes who comes and goes, and what they observe."""
+    """An observer that is told when actors start and end, and of their observations."""
 
     def started(self, world: "World", node: Node, /) -> None:
-        """An actor is about to take its first event."""
+        """An actor is about to handle its first event."""
         ...
 
     def died(self, world: "World", node: Node, /) -> None:
-        """An actor is gone, killed or finished."""
+        """An actor has ended, killed or finished."""
         ...
 
     def observed(self, node: Node, what: Observe, /) -> None:
-        """An actor has observed something."""
+        """An actor has made an observation."""
         ...
 
 
 class Check(Clerk, Protocol):
-    """Something that looks at every event, and raises when what must hold does not."""
+    """A check that sees every event, and raises when an invariant is violated."""
 
     def see(self, world: "World", node: Node, event: Event, effects: Sequence[Effect], /) -> None:
-        """An event was handled; its effects are about to be performed."""
+        """An actor has handled an event; its effects are about to be performed."""
         ...
 
 
 @dataclass(frozen=True)
 class Physics:
-    """What a world is made of, beside the job.
+    """The parameters of a world, in addition to the job.
 
     Attributes:
-        seed: everything that is left to chance.
+        seed: determines everything random.
         leaves: the model's tensors.
-        wire: what links are like when nothing is wrong with them.
-        costs: what work costs in time.
-        fragment_bytes: what a fragment weighs on a link; 0 for what its simulated tensors weigh.
-        arithmetic: whether there are numbers behind the contents.
-        pace: makes a learner's pace, from its name and a stream of its own.
-        recorder: makes the pen at an incarnation's door.
-        log: makes an incarnation's log.
+        wire: the properties of links without faults.
+        costs: the durations of work.
+        fragment_bytes: the size of a fragment on a link; 0 for that of the simulated tensors.
+        arithmetic: whether contents have numbers.
+        pace: creates a learner's pace, from its name and a random stream.
+        recorder: creates the recorder of an incarnation's tape.
+        log: creates an incarnation's log.
     """
 
     leaves: tuple[Leaf, ...]

@@ -1,4 +1,4 @@
-"""``ddloco simulate``: many worlds, a progress bar, and what came of them in a table."""
+"""``ddloco simulate``: runs many worlds with a progress bar, and prints the results in a table."""
 
 import argparse
 import json
@@ -24,12 +24,11 @@ from ddloco.simulation.sweep import sweep
 
 T = TypeVar("T")
 World = Scenario | Recording
-"""What a case happens in: described by a file, or taken from a run."""
+"""Where a case runs: described by a scenario file, or taken from a recorded run."""
 
 HELD, FOUND = 0, 1
 COLUMNS = ("goodput", "uptime", "taking part", "in a merge", "by fragment", "time")
-"""What a table shows of a case, in percent, where it was measured; ``time`` relative to the first
-case."""
+"""Columns of the table, in percent, if measured; ``time`` is relative to the first case."""
 
 COLUMNS_MIN = 132
 """Width of a table that is written to a file."""
@@ -39,7 +38,7 @@ SHOWN_MAX = 10
 
 
 def scenario_table(given: argparse.Namespace) -> int:
-    """Run the cases of a scenario file, every one with every seed.
+    """Run the cases of a scenario file, each with every seed.
 
     Raises:
         ConfigError: the scenario or an option cannot be used.
@@ -72,7 +71,7 @@ def scenario_table(given: argparse.Namespace) -> int:
     return FOUND if broken else HELD
 
 
-def _one(  # noqa: PLR0917, a partial that another process calls with the last one
+def _one(  # noqa: PLR0917, a partial of it is called in other processes with the last argument
     path: Path,
     overrides: tuple[str, ...],
     among: str,
@@ -86,7 +85,7 @@ def _one(  # noqa: PLR0917, a partial that another process calls with the last o
 
 
 def chosen(path: Path, overrides: tuple[str, ...], among: str) -> list[tuple[Case, World]]:
-    """The case that is called ``among``, or those whose names contain it; a run folder has one.
+    """The case named ``among``, or those whose names contain it; a run folder has one case.
 
     Raises:
         ConfigError: it cannot be used.
@@ -131,7 +130,7 @@ def _averaged(rows: Sequence[Row]) -> Row:
 
 
 def _relative_times(rows: Sequence[Row]) -> None:
-    """The time of each case that ends relative to the first of its kind (``paper.time`` is 1)."""
+    """Compute the time of each case relative to the one whose ``paper.time`` is 1."""
     base = 0.0
     for row in rows:
         if row.paper.get("time") == 1.0:
@@ -168,7 +167,7 @@ def _show(console: Console, about: Any, rows: Sequence[Row], seeds: int) -> None
 
 
 def _wide_enough() -> Console:
-    """A console that breaks no row, also where there is no terminal."""
+    """A console wide enough for the rows, also without a terminal."""
     console = Console()
     return console if console.is_terminal else Console(width=COLUMNS_MIN)
 
@@ -200,7 +199,7 @@ def _show_agreement(console: Console, column: str, rows: Sequence[Row]) -> None:
 
 
 def _report_broken(console: Console, path: Path, given: argparse.Namespace, row: Row) -> None:
-    """Say how to see it again, and leave its tapes."""
+    """Print how to reproduce a violation, and record its tapes."""
     folder = given.folder
     if folder is None:
         folder = next_folder(Path("runs"), f"simulated-{row.seed}")
@@ -213,7 +212,7 @@ def _report_broken(console: Console, path: Path, given: argparse.Namespace, row:
 
 
 def hostile_worlds(given: argparse.Namespace) -> int:
-    """Run small hostile worlds, every check beside them; one in twenty twice.
+    """Run small hostile worlds with every check; one in twenty runs repeatedly.
 
     Raises:
         ConfigError: an option cannot be used.

@@ -1,4 +1,4 @@
-"""When snapshots are taken in a hostile world, and who asks for more of them."""
+"""The snapshot schedules of hostile worlds, and additional requests for snapshots."""
 
 import random
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from ddloco.config.job import Job, SnapshotTable
 from ddloco.simulation.world import World
 
 SHARE = 0.3
-"""Of all worlds; a snapshot of a small world costs as much as some dozens of its events."""
+"""The share of worlds with snapshots; a snapshot of a small world costs as much as some dozens of
+its events."""
 
 MBIT_MIN = 0.01
-"""What snapshots say does not fit through less, with all the rest: a line that is told faster than
-it can say is behind for as long as it was slow, also when nothing is wrong with it any more."""
+"""Minimum bandwidth of links: with less, the messages of snapshots and everything else do not fit,
+and the link lags behind for a long time after the fault has ended."""
 
 TABLES = (
     SnapshotTable(every_s=0.5),
@@ -25,13 +26,13 @@ TABLES = (
 )
 
 Asked = tuple[tuple[float, str], ...]
-"""When, and who."""
+"""Pairs of time and actor."""
 
 
 def requests(seed: int, job: Job, heal_at: float) -> tuple[SnapshotTable, Asked]:
-    """When snapshots are taken, if at all, and who begins some more; now and then several at once.
+    """The snapshot schedule, if any, and additional requests; sometimes several at once.
 
-    From a stream of its own, so that worlds without snapshots are as they were.
+    They have a random stream of their own, so that worlds without snapshots do not change.
     """
     rng = random.Random(f"snapshots {seed}")
     if rng.random() >= SHARE:
@@ -44,11 +45,11 @@ def requests(seed: int, job: Job, heal_at: float) -> tuple[SnapshotTable, Asked]
 
 
 def not_too_narrow(faults: Sequence[Fault]) -> list[Fault]:
-    """Links that stay wide enough for snapshots."""
+    """The faults with enough bandwidth for snapshots."""
     return [replace(each, mbit=max(each.mbit, MBIT_MIN)) for each in faults]
 
 
 def ask(world: World, name: str) -> None:
-    """An actor is asked to begin a snapshot; nobody, if it is not there."""
+    """Request a snapshot of an actor; does nothing if it does not run."""
     if name in world.nodes and world.nodes[name].present:
         world.tell(world.nodes[name], SnapshotRequested())

@@ -1,4 +1,4 @@
-"""What actors may hold: bounded-memory, control-not-starved, and who holds each array."""
+"""Limits on what actors hold: bounded-memory, control-not-starved, and the references to arrays."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,19 +21,19 @@ Effects = Sequence[Effect]
 
 
 class Bounds(Books[World, Node]):
-    """bounded-memory, control-not-starved: arrays, clocks, what waits, who is remembered."""
+    """bounded-memory, control-not-starved: arrays, clocks, queues, remembered incarnations."""
 
     def __init__(self) -> None:
         self._newest: dict[str, dict[str, int]] = {}
-        """Per syncer the newest incarnation that it has heard of each learner."""
+        """By syncer, the newest incarnation of each learner that it has heard of."""
 
     def started(self, world: World, node: Node) -> None:
-        """A new syncer has heard of nobody."""
+        """A new syncer has heard of no learner."""
         if node.actor_name in world.vaults:
             self._newest[node.actor_name] = {}
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Count what the actor holds."""
+        """Compare what the actor holds with the limits."""
         if node.finish is not None or any(isinstance(effect, Finish) for effect in effects):
             return
         if node.actor_name in world.vaults:
@@ -59,7 +59,7 @@ class Bounds(Books[World, Node]):
                 hold(not starved, "control-not-starved", f"{me}: {waiting} wait for {peer}")
 
     def _remembered(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Of an actor that has come back a syncer remembers nothing of its former selves."""
+        """A syncer must remember nothing of earlier incarnations of an actor that returned."""
         joined = [
             each.fields["learner"]
             for each in effects
@@ -82,22 +82,22 @@ class Bounds(Books[World, Node]):
 
 
 class Holders(Books[World, Node]):
-    """bounded-memory, to the letter: every holder of an array is accounted for by some state, and
-    every handle is an array, or soon will be."""
+    """bounded-memory, exactly: the state accounts for every reference to an array, and every handle
+    refers to an array that exists or is being computed."""
 
     def __init__(self) -> None:
         self._pending: dict[str, dict[int, tuple[str, ...]]] = {}
 
     def started(self, world: World, node: Node) -> None:
-        """No work is under way."""
+        """No work is in progress at the start."""
         self._pending[node.incarnation] = {}
 
     def died(self, world: World, node: Node) -> None:
-        """Its work is nobody's any more."""
+        """Forget the work of an incarnation that has ended."""
         del self._pending[node.incarnation]
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
-        """Compare the actor's counts with what its machine and its links hold."""
+        """Compare the actor's reference counts with what its machine and its links hold."""
         if not isinstance(node.actor.machine, Syncer | Learner):
             return
         pending = self._pending[node.incarnation]
@@ -122,7 +122,7 @@ class Holders(Books[World, Node]):
 
 
 def holders(actor: Actor) -> int:
-    """How many holders of arrays an actor's state accounts for."""
+    """The number of references to arrays in an actor's state."""
     machine: Any = actor.machine
     links: Any = actor.links
     total = len(actor.snapshots.holding()) + sum(

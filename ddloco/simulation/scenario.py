@@ -1,7 +1,7 @@
-"""Scenario files: a job, what it runs on, what goes wrong, and cases that vary it.
+"""Scenario files: a job, its simulated environment, faults, and cases that vary them.
 
 The job's own tables ([job], [sync], [outer], [chaos], [learner.NAME]) are those of a job file. A
-case overrides keys with ``set``, as ``--set`` does, and may carry the paper's numbers beside.
+case overrides keys with ``set``, like ``--set``, and may contain the paper's numbers.
 """
 
 import random
@@ -26,17 +26,17 @@ from ddloco.simulation.tapes import logbook, pen
 from ddloco.workers.simulated.work import leaves_of
 
 BUILT_IN = Path(__file__).parent / "scenarios"
-"""Where the scenarios lie that come with the package; each is known by its name."""
+"""The folder of the scenarios in this package, each known by its name."""
 
 JOB_TABLES = ("job", "sync", "outer", "chaos", "learner", "elastic")
 
 
 class About(Section, frozen=True):
-    """``[scenario]``: its name, what it shows, and for how long it runs.
+    """``[scenario]``: its name, what it shows, and how long it runs.
 
-    ``hours`` of virtual time at most, until ``inner_steps`` are done by all learners together, or
-    else to the end of its job. ``checks`` lets every invariant be checked beside it. ``note`` is
-    printed under the table.
+    It runs for at most ``hours`` of virtual time, until all learners together have done
+    ``inner_steps``, or else to the end of its job. ``checks`` enables all invariant checks.
+    ``note`` is printed below the table.
     """
 
     name: str
@@ -49,7 +49,7 @@ class About(Section, frozen=True):
 
 
 class Work(Section, frozen=True):
-    """``[work]``: what work costs, in seconds; steps vary by ``variance`` (a share of them)."""
+    """``[work]``: durations of work in seconds; ``variance`` of steps is a fraction of them."""
 
     step_s: More = 1.0
     variance: Annotated[float, Meta(ge=0.0, lt=1.0)] = 0.0
@@ -61,7 +61,7 @@ class Work(Section, frozen=True):
 
 
 class Network(Section, frozen=True):
-    """``[network]``: what every link is like; ``mbit`` per second and direction."""
+    """``[network]``: the properties of every link; ``mbit`` is per second and direction."""
 
     delay_s: Seconds = 0.01
     jitter_s: Seconds = 0.0
@@ -69,15 +69,15 @@ class Network(Section, frozen=True):
 
 
 class Lending(Section, frozen=True):
-    """``[lending]``: learners beyond the first ``base`` are there for ``with_s``, then gone for
-    ``without_s``, again and again, beginning without them ("scavenging", paper: section 9.3)."""
+    """``[lending]``: learners beyond the first ``base`` are repeatedly absent for ``without_s`` and
+    present for ``with_s``, beginning absent ("scavenging", paper: section 9.3)."""
 
     base: Annotated[int, Meta(ge=1)]
     with_s: More
     without_s: More
 
     def faults(self, learners: Sequence[str], until_s: float) -> list[Fault]:
-        """How they come and go, in the language of faults."""
+        """Their coming and going as faults."""
         faults: list[Fault] = []
         for name in learners[self.base :]:
             at_s = self.without_s
@@ -90,7 +90,7 @@ class Lending(Section, frozen=True):
 
 
 class Case(Section, frozen=True):
-    """``[[case]]``: a row of the table. ``paper`` holds what the paper says of it, by column."""
+    """``[[case]]``: a row of the table. ``paper`` contains the paper's values, by column."""
 
     name: str
     set: dict[str, Any] = {}
@@ -129,7 +129,7 @@ class Scenario(Section, frozen=True):
         return job_from({table: keys for table, keys in plain.items() if keys}, source)
 
     def physics(self, job: Job, seed: int, folder: Path | None = None) -> Physics:
-        """What this scenario's worlds are made of."""
+        """The parameters of this scenario's worlds."""
         work, network = self.work, self.network
         bytes_per_s = network.mbit * 1e6 / 8 if network.mbit else float("inf")
         return Physics(
@@ -145,7 +145,7 @@ class Scenario(Section, frozen=True):
         )
 
     def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:
-        """Everything that goes wrong, or comes and goes, in order of time."""
+        """All faults, and the coming and going of learners, in order of time."""
         names = job.learner_names()
         drawn = schedule(replace(job.chaos, seed=job.chaos.seed + seed), names, until_s=until_s)
         if self.lending is None:
@@ -154,7 +154,7 @@ class Scenario(Section, frozen=True):
         return tuple(sorted((*drawn, *lent), key=lambda each: each.at_s))
 
     def pace(self, job: Job) -> Callable[[str, random.Random], Pace]:
-        """Makes the pace of each learner."""
+        """A function that creates the pace of each learner."""
         return partial(_pace, job, self.work, self.chips)
 
 
@@ -167,10 +167,10 @@ def _pace(job: Job, work: Work, chips: Chips | None, name: str, rng: random.Rand
 
 
 def find(name: str) -> Path:
-    """The file of a scenario: a path, or the name of one that comes with the package.
+    """The file of a scenario: a path, or the name of one in this package.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is no such scenario.
     """
     path = Path(name)
     if path.suffix == ".toml" or path.exists():
@@ -184,12 +184,12 @@ def find(name: str) -> Path:
 
 
 def cases_of(path: Path, overrides: Sequence[str] = ()) -> list[tuple[Case, Scenario]]:
-    """Every case of a scenario file with its scenario, keys overridden; one if there are none.
+    """Every case of a scenario file with its scenario after overrides; one case if it has none.
 
-    ``overrides`` are of the form ``chips.total=300000``, and outweigh a case's own.
+    ``overrides`` have the form ``chips.total=300000``, and take precedence over a case's own.
 
     Raises:
-        ConfigError: the file cannot be read, or a field of it or of a case is wrong.
+        ConfigError: the file cannot be read, or a field of it or of a case is invalid.
     """
     plain = read_toml(path)
     whole = convert(plain, Scenario, str(path))

@@ -1,6 +1,7 @@
-"""What must hold of snapshots in simulated worlds, where it is known what was said, heard and done.
+"""Checks of snapshots in simulated worlds, where all messages and events are known.
 
-A cut is at the end of an event: what an actor said and heard up to its number is before it.
+A cut is at the end of an event: everything that an actor sent and received up to that event's
+number is before the cut.
 """
 
 from bisect import bisect_right
@@ -31,39 +32,39 @@ TERMINATES = "snapshot-terminates"
 CONCURRENT = "concurrent-snapshots"
 
 QUIET_S = 10.0
-"""So long after the last trouble every link that can be open is: it is dialled every 8 s."""
+"""This long after the last fault every link that can be open is open: redials are 8 s apart."""
 
 Lane = tuple[str, str, str, int]
-"""Who said it, to whom as its link is called where it was dialled, lane, session."""
+"""The sender, the receiver under the name that its link was dialled with, the lane, the session."""
 
 
 @dataclass
 class Said:
-    """One lane of one session, in one direction: by order of messages their numbers in the lane,
-    and of the events with which they were said, and heard."""
+    """One direction of one lane in one session: in the order of the messages, their sequence
+    numbers, and the numbers of the events at which they were sent and received."""
 
     seqs: list[int] = field(default_factory=list[int])
     said: list[int] = field(default_factory=list[int])
     heard: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """Numbers of the receiver's events, as many as have come; where it has died meanwhile, the
-    rest may reach the next one."""
+    """By receiver, the numbers of its events at which messages arrived; if the receiver has died
+    meanwhile, later messages may reach its next incarnation."""
 
     def between(self, sender: int, receiver: Part) -> list[int]:
-        """What was said before the sender's cut and not heard before the receiver's; the markers
-        of the cut are the last of it."""
+        """Sequence numbers of messages sent before the sender's cut and not received before the
+        receiver's; the last ones are the markers of the cut."""
         come = bisect_right(self.heard[receiver.who], receiver.number)
         before = bisect_right(self.said, sender)
         return self.seqs[come:before]
 
     def too_early(self, sender: int, receiver: Part) -> int:
-        """How many were heard before the receiver's cut that were said after the sender's."""
+        """How many messages were received before the receiver's cut but sent after the sender's."""
         come = bisect_right(self.heard[receiver.who], receiver.number)
         return max(come - bisect_right(self.said, sender), 0)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """One participant of a snapshot, as it was written."""
+    """One participant of a snapshot, as written."""
 
     part: Part
     actor: Actor
@@ -73,7 +74,7 @@ class Seen:
 
 
 def seen(album: Album, part: Part) -> Seen:
-    """Look at what one participant wrote."""
+    """Read what one participant wrote."""
     pictures = [album.pictures[name] for name in part.contents]
     state = next(each for each in pictures if each.worker is not None)
     flight = next(each for each in pictures if each.worker is None)
@@ -81,8 +82,8 @@ def seen(album: Album, part: Part) -> Seen:
 
 
 class Pictures(Books[World, Node]):
-    """cut-consistent, channel-complete, data-cursor, optimizer-with-params, merge-once: snapshots
-    that were taken, held against what really happened before them."""
+    """cut-consistent, channel-complete, data-cursor, optimizer-with-params, merge-once: compares
+    committed snapshots with what really happened before them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,10 +92,10 @@ class Pictures(Books[World, Node]):
         """The lanes from one incarnation to another, or to an actor."""
         self._merging: dict[tuple[str, int], MergeFragment] = {}
         self._merged: dict[str, list[tuple[str, int, str, int, int]]] = defaultdict(list)
-        """Of each syncer (its incarnation, number, whose, fragment, base) of what it merged."""
+        """By syncer, its merged contributions: (its incarnation, event, sender, fragment, base)."""
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Note what was said, heard and merged; look at a snapshot when it stands."""
+        """Record messages and merges; check a snapshot when it is committed."""
         number = role.actor.number
         if isinstance(event, MessageArrived) and type(event.body) not in GREETINGS:
             dialled = event.peer != event.sender
@@ -125,7 +126,7 @@ class Pictures(Books[World, Node]):
         known.said.append(number)
 
     def _heard(self, lane: Lane, seq: int, node: Node) -> None:
-        """What comes after a hole is not heard: the link breaks."""
+        """Record a received message; after a gap nothing is received, because the link breaks."""
         known = self._lanes[lane]
         heard = known.heard[node.incarnation]
         if known.seqs[len(heard)] == seq:
@@ -147,7 +148,7 @@ class Pictures(Books[World, Node]):
                 self._syncer(commit.snapshot, world, each, machine)
 
     def _channels(self, snapshot: str, one: Seen, other: Seen) -> None:
-        """What ``one`` said to ``other``."""
+        """Check the messages from ``one`` to ``other``."""
         sender, receiver = one.part.who, other.part.who
         cuts = one.part.number, other.part
         between = f"{snapshot}: {sender} at {cuts[0]}, {receiver} at {other.part.number}"
@@ -172,7 +173,7 @@ class Pictures(Books[World, Node]):
         self.hold(recorded == expected, "channel-complete", said)
 
     def _learner(self, snapshot: str, each: Seen, learner: Any) -> None:
-        """Its worker's state is that of the frozen machine when the step that runs is done."""
+        """The worker's state must match the frozen machine at the end of the current step."""
         assert each.state.worker is not None, "a state has one"
         device, batches, _ = each.state.worker
         said = f"{snapshot}: {each.part.who} has drawn {learner.drawn}, its worker {batches}"
@@ -186,7 +187,7 @@ class Pictures(Books[World, Node]):
         self._arrays(snapshot, each)
 
     def _syncer(self, snapshot: str, world: World, each: Seen, syncer: Any) -> None:
-        """No token that it has merged is in what is still to be merged."""
+        """No contribution that is still to be merged may have been merged already."""
         self._arrays(snapshot, each)
         who, number = each.part.who, each.part.number
         actor = who.rpartition(".")[0]
@@ -209,7 +210,7 @@ class Pictures(Books[World, Node]):
             self.hold(not forgotten, "merge-once", what)
 
     def _arrays(self, snapshot: str, each: Seen) -> None:
-        """Whatever is held is written, and is what its name says."""
+        """Every array that is held must be written, with the contents that its name implies."""
         who = each.part.who
         for handle, content in each.state.contents.items():
             kind, _, rest = handle.partition("/")
@@ -224,11 +225,11 @@ class Pictures(Books[World, Node]):
 
 
 class Endings(Books[World, Node]):
-    """snapshot-terminates, concurrent-snapshots: whatever is under way awaits something that will
-    come, and where nothing goes wrong everybody is in.
+    """snapshot-terminates, concurrent-snapshots: each snapshot in progress waits for something that
+    will happen, and without faults all participants are included.
 
     Args:
-        heal_at: when nothing goes wrong any more.
+        heal_at: the time after which there are no more faults.
     """
 
     def __init__(self, heal_at: float) -> None:
@@ -236,23 +237,23 @@ class Endings(Books[World, Node]):
         self._trouble_at = heal_at
         self._begun: dict[str, float] = {}
         self._full: dict[str, float] = {}
-        """When each incarnation had as many under way as there may be."""
+        """When each incarnation last had the maximum number of snapshots in progress."""
         self._works: dict[str, set[int]] = defaultdict(set)
         self.settled: dict[str, str] = {}
-        """What became of each, empty for taken."""
+        """By snapshot why it was discarded; empty if it was committed."""
 
     def started(self, stage: World, role: Node) -> None:
-        """There may be more of them than a snapshot has found."""
+        """A new actor may be missing in snapshots in progress."""
         self._trouble_at = max(stage.now, self._trouble_at)
 
     def died(self, stage: World, role: Node) -> None:
-        """There are fewer; what it had begun will not be."""
+        """An actor may now be missing in snapshots, and those that it initiated end."""
         self._trouble_at = max(stage.now, self._trouble_at)
         for snapshot in [s for s in self._begun if s.startswith(f"{role.incarnation}:")]:
             del self._begun[snapshot]
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Look at what is under way, and at what is over."""
+        """Check the snapshots in progress, and those that have ended."""
         broken = isinstance(event, MessageArrived) and type(event.body) in GREETINGS | {Bye}
         if broken or isinstance(event, LaneBroken):
             self._trouble_at = max(stage.now, self._trouble_at)
@@ -283,14 +284,14 @@ class Endings(Books[World, Node]):
         self.hold(not early, CONCURRENT, f"{snapshot}: {early} refused with less under way")
         if begun > self._trouble_at + QUIET_S and not refused:
             present = {each.incarnation: each for each in world.nodes.values() if each.present}
-            # Who is in a long step may not have noticed that a syncer is another one.
+            # A learner in a long step may not have noticed that a syncer was replaced.
             known = {who for each in present.values() for who in each.actor.snapshots.peers()}
             lacking = sorted((known & present.keys()) - set(fields.get("parts", ())))
             said = f"{snapshot} lacks {lacking}, and nothing went wrong: {reason or absent}"
             self.hold(not lacking, TERMINATES, said)
 
     def _under_way(self, world: World, node: Node) -> None:
-        """By what it knows itself: of each there is work under way, or a timer is set."""
+        """For each snapshot that an actor knows of, work must be in progress or a timer be set."""
         actor, cutting = node.actor, node.actor.snapshots
         inside: Any = cutting
         participant = inside._participant
@@ -322,5 +323,5 @@ class Endings(Books[World, Node]):
         self.hold(not works, TERMINATES, f"{me} waits for work {sorted(works)}, which is over")
 
     def ended(self, world: World) -> None:
-        """Whoever began one, and is still there, knows what became of it."""
+        """Every initiator that still runs must know what became of its snapshots."""
         self.hold(not self._begun, TERMINATES, f"at the end {sorted(self._begun)} are under way")

@@ -1,4 +1,4 @@
-"""Many worlds: seeds over processes, their outcomes in order of seed, and failures shown again."""
+"""Runs many worlds in several processes and returns their results in order of seed."""
 
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -8,15 +8,15 @@ from typing import TypeVar
 T = TypeVar("T")
 
 CHUNK = 8
-"""Seeds that one process takes at a time: seconds of work, so that progress shows."""
+"""Seeds that a process takes at a time: seconds of work, so that progress is visible."""
 
 
 def sweep(
     run: Callable[[int], T], seeds: Sequence[int], jobs: int, progress: Callable[[int], None]
 ) -> Iterator[T]:
-    """``run`` for every seed, over ``jobs`` processes; outcomes in the order of ``seeds``.
+    """Run ``run`` for every seed in ``jobs`` processes; yields results in the order of ``seeds``.
 
-    ``run`` must be importable by name. ``progress`` hears how many are done.
+    ``run`` must be importable by name. ``progress`` is called with the number of finished seeds.
     """
     done = 0
     if jobs == 1 or len(seeds) == 1:

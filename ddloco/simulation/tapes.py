@@ -1,4 +1,4 @@
-"""Tapes of simulated actors: like any other, except for what their fingerprint names."""
+"""Tapes of simulated actors, which differ from others only in their fingerprint."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,8 @@ from replay import Header, Recorder, TapeWriter
 
 
 def pen(job: Job, folder: Path | None, *, arithmetic: bool) -> Callable[[str], Recorder | None]:
-    """Makes recorders for incarnations, in a run folder; without one, nothing is recorded."""
+    """Return a function that creates recorders of incarnations; without a folder, it returns
+    None."""
     if folder is None:
         return lambda _: None
 
@@ -26,7 +27,7 @@ def pen(job: Job, folder: Path | None, *, arithmetic: bool) -> Callable[[str], R
 
 
 def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> Header:
-    """How the tape of a simulated incarnation begins."""
+    """The header of a simulated incarnation's tape."""
     return Header(
         incarnation=incarnation,
         job_id=job.id,
@@ -42,5 +43,5 @@ def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> Header:
 
 
 def logbook(folder: Path | None) -> Callable[[str], ActorLog | None]:
-    """Makes the logs of incarnations, in a run folder; without one, nothing is logged."""
+    """Return a function that creates logs of incarnations; without a folder, it returns None."""
     return lambda incarnation: ActorLog(folder / LOG_FILE, incarnation) if folder else None

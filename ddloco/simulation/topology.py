@@ -1,7 +1,7 @@
-"""Who is connected to whom in a simulated world, and what is on its way between them.
+"""The connections of a simulated world, and the messages in flight on them.
 
-A star for each syncer: learners dial every shard, and the other shards dial the first one. Whoever
-dials has a line; its messages wait where nobody listens, as in a socket's queue.
+Each syncer is the centre of a star: learners dial every shard, and the other shards dial the first.
+Each dialler has a line; messages wait while nobody listens, as in a socket's queue.
 """
 
 import random
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddloco.simulation.world import World
 
 DEALER_MESSAGES_MAX = 1000
-"""Messages of all diallers that wait while a listener is not there; later ones are lost."""
+"""Messages of all diallers that wait while a listener is absent; later ones are lost."""
 
 Key = tuple[str, str]
 
@@ -26,7 +26,7 @@ class Switch:
     """The lines of a world.
 
     Args:
-        world: whose.
+        world: the world.
     """
 
     def __init__(self, world: "World") -> None:
@@ -40,18 +40,18 @@ class Switch:
         self._bulk_bytes = int(world.physics.fragment_bytes or size)
 
     def _listeners(self, actor: str) -> tuple[str, ...]:
-        """Whom an actor dials."""
+        """The actors that an actor dials."""
         if actor not in self._names:
             return self._names
         return () if actor == self._names[0] else self._names[:1]
 
     def of(self, node: Node) -> list[Line]:
-        """The lines of one that dials."""
+        """The lines of an actor that dials."""
         pairs = ((node.incarnation, each) for each in self._listeners(node.actor_name))
         return [self.lines[pair] for pair in pairs if pair in self.lines]
 
     def plug(self, node: Node) -> None:
-        """An actor is there: it dials whom it dials, and what was held for it comes in."""
+        """Connect a new actor's lines."""
         physics, me = self._world.physics, node.incarnation
         for listener in self._listeners(node.actor_name):
             name = f"{physics.seed}/link of {me}"
@@ -61,19 +61,19 @@ class Switch:
             self._dialled[me] = node
 
     def unplug(self, node: Node) -> None:
-        """It is gone: whatever is said to it from now on breaks the lane at the sender."""
+        """Disconnect an actor that has ended: messages to it break the lane at the sender."""
         for listener in self._listeners(node.actor_name):
             del self.lines[node.incarnation, listener]
             self._dialled.pop(node.incarnation, None)
 
     def reset(self, actor: str) -> None:
-        """Whoever listens is killed: what was on its way, either way, is lost."""
+        """Lose the messages in flight to and from a listener that was killed."""
         for (_, listener), line in self.lines.items():
             if listener == actor:
                 line.generation += 1
 
     def cut_connections(self, node: Node) -> None:
-        """The connections of one that dials break."""
+        """Break the connections of an actor that dials."""
         for listener in self._listeners(node.actor_name):
             self._world.tell(node, LaneBroken(listener, BULK, "reset"))
 
@@ -109,14 +109,14 @@ class Switch:
         self._world.push(at, target, self.arrive, (*item, line, way, line.generation))
 
     def _progress(self, node: Node, item: Any) -> None:
-        """A large message is still arriving, unless its connection is gone, or its line is cut."""
+        """A large message is still arriving, unless its connection was reset or its line is cut."""
         said, sender, nbytes, line, way, generation = item
         if generation == line.generation and not line.ways[way].held:
             peer = actor_of(sender) if way == "from-syncer" else sender
             self._world.admit(node, BytesArrived(peer, said.lane, nbytes))
 
     def unpark(self, actor: str) -> None:
-        """A syncer is there again: what the diallers' queues held comes in."""
+        """Deliver the messages that waited for a syncer that has started again."""
         parked, self._parked[actor] = self._parked.get(actor, []), []
         for item in parked:
             line = self.lines.get((item[1], actor))
@@ -124,7 +124,7 @@ class Switch:
                 self._send(line, "to-syncer", self._world.nodes[actor], item)
 
     def arrive(self, node: Node, item: Any) -> None:
-        """A message is there, unless it was lost with its connection, or its line is cut."""
+        """A message arrives, unless it was lost with its connection, or its line is cut."""
         said, sender, content, line, way, generation = item
         if generation != line.generation:
             return
@@ -137,9 +137,9 @@ class Switch:
             handle = f"in/{node.actor.number + 1}"
             node.contents[handle] = content
             digest = content.digest
-        # The side that dialled knows the other by the name that it dialled.
+        # The dialling side knows its peer by the name that it dialled.
         peer = actor_of(sender) if way == "from-syncer" else sender
-        # Whoever decodes a message has a clock of its own; messages of one event may share theirs.
+        # A decoded message has its own copy of the clock; messages of one event may share theirs.
         clock = dict(said.clock)
         came = said.lane, sender, said.session, said.seq, clock, said.body, digest, handle
         self._world.admit(node, MessageArrived(peer, *came))

@@ -1,6 +1,6 @@
-"""What must hold in simulated worlds, where more is known than actors are told.
+"""Checks of simulated worlds that use more than the actors know.
 
-A world knows what really happened before what, and what every array really holds.
+A world knows the true order of events, and the true contents of every array.
 """
 
 from collections import Counter
@@ -24,15 +24,15 @@ from transport import Event, LaneBroken, MessageArrived, Transmit
 
 
 class Contents(Books[World, Node]):
-    """token-conservation, data-cursor: what contributions hold is what they say, and nobody leaves
-    out data that was not used."""
+    """token-conservation, data-cursor: contributions contain what they claim, and no learner skips
+    unused data."""
 
     def __init__(self) -> None:
         super().__init__()
         self._batches: Counter[str] = Counter()
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Look into what arrives at a syncer, and at what steps leave out."""
+        """Check arrays that arrive at a syncer, and the batches that steps skip."""
         if isinstance(role.actor.machine, Syncer):
             if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
                 self._contribution(role, event, event.body)
@@ -54,7 +54,7 @@ class Contents(Books[World, Node]):
         self.hold(counted, "token-conservation", f"{by}: {said.tokens}")
 
     def _data(self, node: Node, run: RunStep) -> None:
-        """Who comes back goes on in its data: it leaves out nothing but what was used."""
+        """A learner that returns must continue in its data, and skip only used batches."""
         used = self._batches[node.actor_name]
         said = f"{node.incarnation} leaves out {run.skip} batches, {used} were used"
         self.hold(run.skip <= used, "data-cursor", said)
@@ -65,26 +65,26 @@ class Contents(Books[World, Node]):
 
 
 class Clocks(Books[World, Node]):
-    """clock-vs-truth: vector clocks against the happened-before that really was."""
+    """clock-vs-truth: compares vector clocks with the true happened-before relation."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lossless = True
-        """Until something was lost; after that a clock may know less than the truth, never more."""
+        """Whether nothing was lost so far; after a loss a clock may know less than the truth."""
         self._truth: dict[str, dict[str, int]] = {}
         self._said: dict[tuple[str, int], dict[str, int]] = {}
-        """The truth at each event with which somebody said something."""
+        """The true clock at each event at which messages were sent."""
 
     def started(self, stage: World, role: Node) -> None:
-        """Whoever starts knows nothing."""
+        """A new incarnation knows nothing."""
         self._truth[role.incarnation] = {}
 
     def died(self, stage: World, role: Node) -> None:
-        """What was on its way to or from it may be lost."""
+        """Messages to or from an actor that ends may be lost."""
         self.lossless = False
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Keep the truth, and compare."""
+        """Update the true clock, and compare."""
         me, clock = role.incarnation, role.actor.clock
         truth = self._truth[me]
         self.lossless = self.lossless and not isinstance(event, LaneBroken)
@@ -110,8 +110,8 @@ class Clocks(Books[World, Node]):
             self._said[me, number] = dict(truth)
 
     def _believed(self, actor: Actor, event: MessageArrived[Any]) -> bool:
-        """Whether the clock took in a message; until something is lost all those teach that belong
-        to an open session."""
+        """Whether the clock merged a message's clock; as long as nothing was lost it must merge
+        those of all messages in an open session."""
         if actor.clock[event.sender] >= event.clock[event.sender]:
             return True
         said = f"{event.sender}:{event.clock[event.sender]} taught {actor.incarnation} nothing"
@@ -121,10 +121,10 @@ class Clocks(Books[World, Node]):
 
 
 class Optimizer(Books[World, Node]):
-    """optimizer-with-params: momentum has the version of the parameters that it belongs to."""
+    """optimizer-with-params: momentum has the same version as its parameters."""
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Look at what is to be merged, and at what was kept."""
+        """Check the inputs of merges, and recovered fragments."""
         if isinstance(event, Recovered):
             for each in event.kept:
                 self._agree(role, *names(each.fragment, each.version))
@@ -142,7 +142,7 @@ class Optimizer(Books[World, Node]):
 
 
 class Trail(Books[World, Node]):
-    """One value for all that happened, to compare two runs of the same world."""
+    """A digest of everything that happened, to compare two runs of the same world."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -150,10 +150,10 @@ class Trail(Books[World, Node]):
         self._encode = Encoder(order="deterministic").encode
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
-        """Take in an event and what it led to."""
+        """Add an event and its effects."""
         self._digest.update(f"{stage.now!r} {role.incarnation} ".encode())
         self._digest.update(self._encode((event, list(effects))))
 
     def value(self) -> str:
-        """The value so far."""
+        """The digest so far."""
         return self._digest.hexdigest()

@@ -1,9 +1,9 @@
-"""The heap world: the real machines in virtual time, with links, simulated work and faults.
+"""The simulated world: the real machines in virtual time, with links, simulated work and faults.
 
-A plain loop over a heap, no event loop. One seed fixes everything: what is drawn comes from streams
-of its own for every learner and link, so that a fault on one changes nothing for another. The same
-door as live: an event is stamped, written to the tape (where there is one), handled, and what it
-asks for is done. After every event the checks look at it.
+It is a plain loop over a heap, without an event loop. One seed determines everything: each learner
+and link has its own random stream, so that a fault of one does not affect others. Events pass the
+same door as in a live run: an event is stamped, written to the tape (if there is one) and handled,
+and then its effects are performed. The checks see every event.
 """
 
 import heapq
@@ -38,11 +38,11 @@ from transport import (
 )
 
 LEAVING_S = 0.5
-"""How often it is looked whether an actor that leaves has gone, so that it may return."""
+"""Interval for checking whether an actor that leaves has ended, so that it may return."""
 
 
 class EndlessError(Exception):
-    """A world that is not over when it must be."""
+    """A world has not ended when it should have."""
 
 
 class World:
@@ -61,14 +61,14 @@ class World:
         self._clerks: list[Clerk] = [*checks, *clerks]
         self.now = 0.0
         self.over = False
-        """Whether the job has ended: the syncer that leads has finished, and nobody is left."""
+        """Whether the job has ended: the leading syncer has finished, and no actor is left."""
         self.events = 0
         self.plan: FragmentPlan = job.plan(physics.leaves)
         self.vaults = {name: Vault() for name in job.syncer_names()}
         self.album = Album()
         self.lead = job.syncer_names()[0]
         self.nodes: dict[str, Node] = {}
-        """The newest incarnation of each actor, dead or alive, by actor."""
+        """The newest incarnation of each actor, running or not, by actor."""
         self.switch = Switch(self)
         self._paces: dict[str, Pace] = {}
         self._heap: list[tuple[Any, ...]] = []
@@ -82,10 +82,10 @@ class World:
             Observe: self._observe,
         }
 
-    # Actors come and go.
+    # Starting and ending actors.
 
     def begin(self, faults: Sequence[Fault] = ()) -> None:
-        """Start the syncers and the learners, and let the faults happen when they are due."""
+        """Start the syncers and the learners, and schedule the faults."""
         late = {fault.who for fault in faults if fault.what == "join"}
         for name in self.job.names():
             if name not in late:
@@ -94,15 +94,15 @@ class World:
             self.call(fault.at_s, self._befall, fault)
 
     def paces(self) -> list[Pace]:
-        """How the time of everybody has been spent, who was ever there."""
+        """The paces of all actors that were ever started."""
         return list(self._paces.values())
 
     def pace_of(self, actor: str) -> Pace | None:
-        """How an actor's time has been spent, None before it was ever there."""
+        """The pace of an actor; None before its first start."""
         return self._paces.get(actor)
 
     def start(self, actor: str) -> Node:
-        """The next incarnation of an actor takes its first event."""
+        """Start the next incarnation of an actor."""
         before = self.nodes.get(actor)
         incarnation = f"{actor}.{before.number + 1 if before else 1}"
         physics = self.physics
@@ -134,7 +134,7 @@ class World:
         return node
 
     def kill(self, actor: str) -> None:
-        """It is gone at once, and whatever is said to it breaks the lane at the sender."""
+        """End an actor at once; messages to it break the lane at the sender."""
         node = self.nodes[actor]
         if not node.present:
             return
@@ -153,16 +153,16 @@ class World:
         node.close()
 
     def close(self) -> None:
-        """The world is left as it is; so are the tapes of those who are there."""
+        """Close the tapes and logs of the actors that still run."""
         for node in [each for each in self.nodes.values() if each.present]:
             node.close()
 
     def freeze(self, actor: str) -> None:
-        """Nothing happens to it any more, as after a SIGSTOP."""
+        """Stop handling events of an actor, as after SIGSTOP."""
         self.nodes[actor].frozen = True
 
     def thaw(self, node: Node) -> None:
-        """It goes on: timers that have come due first, then whatever waited, in order."""
+        """Resume an actor: due timers are handled first, then held events, in order."""
         if not node.frozen:
             return
         node.frozen = False
@@ -171,13 +171,13 @@ class World:
             self._happen(node, happen, item)
 
     def stop(self, actor: str, reason: str = "enough") -> None:
-        """Somebody outside asks an actor to end in good order."""
+        """Ask an actor to end cleanly."""
         node = self.nodes[actor]
         if node.present:
             self.tell(node, StopRequested(reason))
 
     def _befall(self, fault: Fault) -> None:
-        """A fault happens to whoever is there; to nobody if it is not."""
+        """Apply a fault; it has no effect on an actor that does not run."""
         node = self.nodes.get(fault.who)
         back = None if fault.for_s is None else self.now + fault.for_s
         if fault.what == "join":
@@ -204,12 +204,12 @@ class World:
             self.thaw(node)
 
     def _feel(self, node: Node) -> None:
-        """Stalled while any stall lasts; as slow as all that makes it slow."""
+        """Recompute whether the node is stalled, and how slow it is, from its active faults."""
         node.slow = math.prod(each.factor for each in node.faults if each.what == "slow")
         node.frozen = node.frozen or any(each.what == "stall" for each in node.faults)
 
     def _return(self, node: Node) -> None:
-        """The actor comes back, once its former self has finished its last step."""
+        """Start the actor again once its previous incarnation has ended."""
         if node.present:
             self.call(self.now + LEAVING_S, self._return, node)
         elif self.nodes[node.actor_name] is node:
@@ -228,25 +228,25 @@ class World:
             self._happen(node, self.switch.arrive, item)
 
     def _happen(self, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
-        """What was held back happens now: before what is due now and may follow it in its lane."""
+        """Deliver a held message now, before others that may follow it in its lane."""
         if node.frozen:
             node.held.append((happen, item))
         elif node.present:
             happen(node, item)
 
-    # The loop.
+    # The event loop.
 
     def call(self, at: float, function: Callable[..., Any], *arguments: Any) -> None:
-        """Let something happen to the world itself at ``at``."""
+        """Schedule a call that is not an actor's event at time ``at``."""
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, None, function, arguments))
 
     def tell(self, node: Node, event: Event) -> None:
-        """Let an event happen to an actor now, after whatever is due now already."""
+        """Schedule an event of an actor now, after what is already due."""
         self.push(self.now, node, self.admit, event)
 
     def push(self, at: float, node: Node, happen: Callable[[Node, Any], None], item: Any) -> None:
-        """Let something happen to an actor at ``at``."""
+        """Schedule something for an actor at time ``at``."""
         self._order += 1
         heapq.heappush(self._heap, (at, self._order, node, happen, item))
 
@@ -257,7 +257,7 @@ class World:
         events_max: float = math.inf,
         until: Callable[[], bool] | None = None,
     ) -> None:
-        """Let time pass until everybody has finished, ``until_s`` is there, or ``until`` holds.
+        """Run until all actors have finished, until time ``until_s``, or until ``until`` holds.
 
         Raises:
             EndlessError: more events than ``events_max``.
@@ -281,8 +281,8 @@ class World:
             self.now = until_s
 
     def admit(self, node: Node, event: Event) -> None:
-        """Let an event in, show it to the checks, and perform what the actor asks for."""
-        # Never backwards: a difference of two times rounds now one way, now the other.
+        """Admit an event, show it to the checks, and perform its effects."""
+        # Never backwards: differences of times may be rounded up or down.
         at = node.at = max(self.now - node.zero, node.at)
         effects = admit(node.actor, node.recorder, at, event)
         self.events += 1

@@ -1,4 +1,4 @@
-"""Bandwidth as pictures: bars of text on logarithmic scales, and utilisation curves as SVG."""
+"""Figures of bandwidth: text bars on logarithmic scales, and utilisation curves as SVG."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ DECADES = range(-1, 4)
 
 
 def range_bars(setting: Setting) -> list[str]:
-    """For each method the bandwidths from the lowest target to the highest; one column a step."""
+    """For each method, the bandwidths from the lowest target to the highest; one column per grid
+    value."""
     lines = [" " * LABEL_CHARS + _ticks("Gbit/s")]
     for method in METHODS:
         ends = [_column(each) for each in needed(utilisation, setting, method)]
@@ -32,7 +33,7 @@ def _column(gbit_s: float | None) -> int:
 
 
 def _ticks(unit: str) -> str:
-    """A scale whose columns are the grid's values; decades stand 12 or 13 columns apart."""
+    """A scale with one column per grid value; decades are 12 or 13 columns apart."""
     line = ""
     for decade in DECADES:
         line = line.ljust(_column(10.0**decade * (1 - 1e-9))) + f"{10.0**decade:g}"
@@ -40,7 +41,7 @@ def _ticks(unit: str) -> str:
 
 
 def ratio_bars(links: Sequence[Link]) -> list[str]:
-    """How many times faster on each link; a decade is as long as any other."""
+    """How many times faster on each link, on a logarithmic scale."""
     longest = max(math.log10(link.faster) for link in links) or 1.0
     lines: list[str] = []
     for link in links:
@@ -50,7 +51,7 @@ def ratio_bars(links: Sequence[Link]) -> list[str]:
 
 
 def svg(setting: Setting) -> str:
-    """Utilisation against bandwidth for every method, as a file that needs nothing else."""
+    """Utilisation against bandwidth for every method, as a self-contained SVG file."""
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12"'
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',

@@ -1,16 +1,17 @@
 """How much bandwidth a method needs to keep its accelerators busy (paper 8.2). Pure arithmetic.
 
-Compute utilisation (CU) is compute time over wall time; the answer is the smallest bandwidth of a
-fixed grid that reaches a target. Two models give two opinions:
+Compute utilisation (CU) is compute time over wall time; the result is the smallest bandwidth of a
+fixed grid that reaches a target. There are two independent models:
 
-* *simulated*: a graph of events as Streaming DiLoCo describes it. Per layer a forward, a backward
-  with respect to activations (not for the first layer), a backward with respect to parameters and
-  a reduction, ``4 L - 1`` nodes a step; one compute and one network resource, both in order. One
-  constant is fitted, the volume. All bandwidths are simulated at once, as arrays.
+* *simulated*: a graph of events as Streaming DiLoCo describes it. Each layer has a forward, a
+  backward with respect to activations (except the first layer), a backward with respect to
+  parameters, and a reduction: ``4 L - 1`` nodes per step, on one compute and one network resource,
+  both in order. One constant is fitted, the volume. All bandwidths are simulated at once, as
+  arrays.
 * *closed*: the formulas of paper 8.2, with five fitted constants.
 
-Decoupled DiLoCo has no utilisation in this sense, for its learners never wait. What it needs is
-read as the bandwidth at which the syncer keeps its interval; again there are two models.
+Decoupled DiLoCo has no utilisation in this sense, because its learners never wait. Its requirement
+is defined as the bandwidth at which the syncer keeps its interval; again there are two models.
 
 Units: parameters are counts, bandwidths Gbit/s in each direction of one site's link, times s.
 """
@@ -25,27 +26,28 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 GRID: Array = np.logspace(-1, 3, 50)
-"""Gbit/s; every value of the published tables lies on it (paper 8.2)."""
+"""Gbit/s; contains every value of the published tables (paper 8.2)."""
 
 TARGETS = (0.50, 0.75, 0.80, 0.90, 0.95, 0.99)
-"""Compute utilisations that the two papers tabulate."""
+"""The compute utilisations in the tables of the two papers."""
 
 GBIT_PER_BILLION = 13.45
 """Gbit per 1e9 nominal parameters at 16 bits, for the simulation. Fitted: 13.38 to 13.49 give the
-same 48 of 50 published cells. It is less than 16; what the difference is was not published."""
+same 48 of 50 published cells. It is less than 16; the reason was not published."""
 
 GBIT_PER_BILLION_CLOSED = 13.3
 HIDDEN_DATA_PARALLEL = 0.65
 HIDDEN_DILOCO = 0.6
 HIDDEN_STREAMING = 0.55
 HIDDEN_BESIDE_OVERLAP = 0.5
-"""The closed form's constants, fitted together (paper 8.2): volume as above, and steps of
-communication that computing hides, per reduction; with overlap this beside the overlap itself,
+"""The constants of the closed form, fitted together (paper 8.2): the volume as above, and the steps
+of communication hidden by compute, per reduction; with overlap this is added to the overlap itself,
 1.5 at an overlap of one step."""
 
 ROUNDS = 3
-"""Rounds of ``interval`` steps that are simulated; the last one's communication counts whole. Two
-to five match 48 published cells; one matches 45, ten 47, twenty 46, when that end hardly counts."""
+"""Simulated rounds of ``interval`` steps; the communication of the last one counts as a whole. Two
+to five rounds match 48 published cells; one matches 45, ten 47, and twenty, where the end hardly
+matters, 46."""
 
 Method = Literal[
     "data-parallel",
@@ -75,13 +77,14 @@ class Setting:
 
     Args:
         parameters: nominal count, such as 10e9.
-        layers: of the model; reductions go layer by layer.
+        layers: number of layers of the model; reductions are per layer.
         step_s: seconds of compute in one step.
-        sites: data centres; each a learner, or all together data-parallel.
+        sites: number of data centres; each is a learner, or all together are data-parallel.
         interval: H, steps between two exchanges of one fragment.
-        fragments: P; Streaming's are whole layers, so at most ``layers`` of them count there.
-        overlap: tau, steps that an exchange may take while computing goes on.
-        bits: of one exchanged value.
+        fragments: P; Streaming DiLoCo's fragments are whole layers, so there at most ``layers``
+            of them count.
+        overlap: tau, steps that an exchange may take while compute continues.
+        bits: size of an exchanged value.
     """
 
     parameters: float
@@ -95,7 +98,7 @@ class Setting:
 
 
 def as_method(setting: Setting, method: Method) -> Setting:
-    """The setting as a method uses it: each is a special case of the next."""
+    """The setting with a method's restrictions: each method is a special case of the next."""
     match method:
         case "data-parallel":
             return replace(setting, interval=1, fragments=1, overlap=0)
@@ -110,14 +113,14 @@ def as_method(setting: Setting, method: Method) -> Setting:
 
 
 def copy_gbit(setting: Setting, per_billion: float = GBIT_PER_BILLION) -> float:
-    """Gbit of one copy of all that is exchanged, at ``setting.bits`` a value."""
+    """Gbit of one copy of everything that is exchanged, with ``setting.bits`` per value."""
     return per_billion * setting.parameters / 1e9 * setting.bits / 16
 
 
 def reduction_copies(sites: int) -> float:
-    """Copies that a ring all-reduce sends and receives at each site: 2 (M - 1) / M.
+    """Copies that each site sends and receives in a ring all-reduce: 2 (M - 1) / M.
 
-    One for two sites, as in Streaming DiLoCo's tables, to which the volume was fitted.
+    That is one for two sites, as in Streaming DiLoCo's tables, to which the volume was fitted.
     """
     return 2 * (sites - 1) / sites
 
@@ -125,9 +128,9 @@ def reduction_copies(sites: int) -> float:
 def simulated(setting: Setting, bandwidth: Array) -> Array:
     """CU of the event graph at each bandwidth (paper 8.2).
 
-    Fragments are strided layers, as Streaming DiLoCo's main setting has them; each leaves layer by
-    layer in the last of its share of the interval's steps, and a layer's next forward but
-    ``overlap`` waits for it.
+    Fragments are strided layers, as in Streaming DiLoCo's main setting. Each fragment is sent layer
+    by layer in the last step of its share of the interval, and after ``overlap`` further steps the
+    next forward pass of a layer waits for it.
     """
     layers, interval = setting.layers, setting.interval
     fragments = min(setting.fragments, layers)
@@ -162,18 +165,18 @@ def simulated(setting: Setting, bandwidth: Array) -> Array:
 
 
 def closed(setting: Setting, bandwidth: Array) -> Array:
-    """CU by the fitted formulas (paper 8.2): what computing does not hide is waited for.
+    """CU by the fitted formulas (paper 8.2): communication not hidden by compute is waited for.
 
-    With overlap this is also Decoupled's model (A). It counts hidden time once per fragment, so
-    where ``fragments * (overlap + 0.5)`` exceeds the interval it promises more than a link carries:
-    time that two fragments share is then counted twice.
+    With overlap this is also Decoupled DiLoCo's model (A). It counts hidden time once per fragment.
+    So where ``fragments * (overlap + 0.5)`` exceeds the interval, time shared by several fragments
+    is counted more than once, and the result exceeds what the link can carry.
     """
     volume_gbit = copy_gbit(setting, GBIT_PER_BILLION_CLOSED) * reduction_copies(setting.sites)
     return _waiting(setting, volume_gbit, bandwidth)
 
 
 def _hidden_steps(setting: Setting) -> float:
-    """Steps' worth of communication that a round hides."""
+    """How much communication a round hides, in steps."""
     if setting.overlap:
         return setting.fragments * (setting.overlap + HIDDEN_BESIDE_OVERLAP)
     if setting.interval == 1:
@@ -188,9 +191,9 @@ def _waiting(setting: Setting, volume_gbit: float, bandwidth: Array) -> Array:
 
 
 def decoupled_waiting(setting: Setting, bandwidth: Array) -> Array:
-    """Model (A) of paper 8.2: as if a learner waited like Streaming with overlap.
+    """Model (A) of paper 8.2: as if a learner waited as in Streaming DiLoCo with overlap.
 
-    One copy goes each way whatever the number of sites: to the syncer, and back.
+    One copy is sent in each direction for any number of sites: to the syncer, and back.
     """
     return _waiting(setting, copy_gbit(setting), bandwidth)
 
@@ -202,7 +205,7 @@ def decoupled_sustained(setting: Setting, bandwidth: Array) -> Array:
 
 
 def utilisation(setting: Setting, method: Method, bandwidth: Array) -> Array:
-    """CU of a method: simulated; for Decoupled DiLoCo what the link sustains, model (B)."""
+    """CU of a method, simulated; for Decoupled DiLoCo, what the link sustains, model (B)."""
     if method in {"decoupled", "decoupled-4bit"}:
         return decoupled_sustained(as_method(setting, method), bandwidth)
     return simulated(as_method(setting, method), bandwidth)
@@ -219,19 +222,19 @@ Model = Callable[[Setting, Method, Array], Array]
 
 
 def needed(model: Model, setting: Setting, method: Method) -> list[float | None]:
-    """The smallest bandwidth of the grid for each target, Gbit/s; None where none is enough."""
+    """The smallest sufficient bandwidth of the grid for each target, in Gbit/s; None if none is."""
     reached = model(setting, method, GRID)
     return [on_grid(reached, target) for target in TARGETS]
 
 
 def on_grid(reached: Array, target: float) -> float | None:
-    """The smallest bandwidth of the grid whose CU is at least the target."""
+    """The smallest bandwidth of the grid with a CU of at least the target; None if none has."""
     enough = np.flatnonzero(reached >= target - 1e-12)
     return float(GRID[enough[0]]) if enough.size else None
 
 
 def needed_exactly(model: Model, setting: Setting, method: Method, target: float) -> float:
-    """The smallest bandwidth for a target, Gbit/s, off the grid; to about nine digits."""
+    """The smallest bandwidth for a target, in Gbit/s, not on the grid; to about nine digits."""
     low, high = 1e-9, 1e12
     for _ in range(8):
         points = np.geomspace(low, high, 50)
@@ -241,10 +244,10 @@ def needed_exactly(model: Model, setting: Setting, method: Method, target: float
 
 
 def in_time_gbit_s(setting: Setting, method: Method) -> float:
-    """Gbit/s at which a pulled fragment is merged and back within the overlap (paper 8.2).
+    """Gbit/s at which a pulled fragment is merged and returned within the overlap (paper 8.2).
 
-    ``V / (P B)`` each way in ``tau t``; merging itself is left out. Below it a fragment arrives
-    late, which costs freshness, not steps. Infinite without overlap.
+    ``V / (P B)`` in each direction within ``tau t``; the time to merge is ignored. Below it
+    fragments arrive late, which makes them stale but stops no learner. Infinite without overlap.
     """
     used = as_method(setting, method)
     if not used.overlap:

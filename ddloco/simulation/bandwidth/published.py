@@ -1,8 +1,8 @@
-"""Published bandwidth figures, and what our models make of them (paper 8.1 and 8.3).
+"""Published bandwidth figures, compared with the results of our models (paper 8.1 and 8.3).
 
-Streaming DiLoCo's tables are checked cell by cell. Decoupled DiLoCo's own figures came without
-their assumptions; settings are searched in which our models give them, and whatever is found is our
-reading, not the authors'.
+Streaming DiLoCo's tables are compared cell by cell. Decoupled DiLoCo's own figures were published
+without their assumptions. So we search for settings in which our models give those figures; the
+result is our interpretation, not the authors'.
 """
 
 from collections.abc import Iterator
@@ -57,7 +57,7 @@ REFERENCES: dict[str, tuple[Setting, dict[Method, tuple[float, ...]]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One published number beside ours; ``steps`` of the grid that ours is above it."""
+    """A published number and ours; ``steps`` is how many grid steps ours is above it."""
 
     table: str
     method: Method
@@ -68,7 +68,7 @@ class Cell:
 
 
 def compare(model: Model) -> list[Cell]:
-    """Every cell of the reference tables beside a model's."""
+    """Every cell of the reference tables with a model's result."""
     cells: list[Cell] = []
     for table, (setting, rows) in REFERENCES.items():
         for method, row in rows.items():
@@ -83,7 +83,7 @@ def compare(model: Model) -> list[Cell]:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """How a model stands beside the references, in cells and steps of the grid."""
+    """How well a model agrees with the references, in cells and grid steps."""
 
     cells: int
     exact: int
@@ -93,7 +93,7 @@ class Agreement:
 
 
 def agreement(model: Model) -> Agreement:
-    """Count how many cells match."""
+    """Count the cells that match."""
     cells = compare(model)
     off = [abs(cell.steps) for cell in cells]
     misses = tuple(cell for cell in cells if cell.steps)
@@ -106,15 +106,15 @@ BITS: tuple[tuple[int, Method], ...] = ((16, "decoupled"), (4, "decoupled-4bit")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Two published figures, and the settings that are searched for them.
+    """Two published figures, and the settings in which they are searched.
 
     Args:
         gbit_s: data-parallel training and Decoupled DiLoCo, Gbit/s.
-        half_digits: what counts as the same; half of the last digit that was printed.
-        gridded: whether the figures lie on the grid.
+        half_digits: the tolerance: half of the last printed digit.
+        gridded: whether the figures are values of the grid.
         sizes: parameters in 1e9.
-        steps_s: seconds.
-        sites: data centres.
+        steps_s: step times in seconds.
+        sites: numbers of data centres.
     """
 
     gbit_s: tuple[float, float]
@@ -133,8 +133,8 @@ HEADLINE_CLAIM = Claim(
     steps_s=tuple(n / 10 for n in range(1, 51)),
     sites=(8,),
 )
-"""The announcement: between 8 data centres 0.84 instead of 198 Gbit/s (paper 8.1). Searched: the
-sizes that were trained, steps up to 5 s. Neither figure lies on the grid."""
+"""The announcement: 0.84 instead of 198 Gbit/s between 8 data centres (paper 8.1). The search
+covers the model sizes that were trained, and steps of up to 5 s. Neither figure is on the grid."""
 
 PAIR_CLAIM = Claim(
     gbit_s=(104.8, 1.7),
@@ -144,29 +144,30 @@ PAIR_CLAIM = Claim(
     steps_s=(1.0,),
     sites=(2, 4, 8, 16),
 )
-"""The one known pair of the paper's table, at a step of 1 s (paper 8.1). Size, sites and column
-were not reported; both figures are taken from one column."""
+"""The one published pair of the paper's table, at a step of 1 s (paper 8.1). Size, sites and column
+were not reported; both figures are assumed to be from one column."""
 
 HEADLINE = Setting(parameters=12e9, layers=32, step_s=1.6, sites=8)
 HEADLINE_TARGET = 0.80
-"""Our reading of the headline, one of ``search(HEADLINE_CLAIM)``: the size that was announced with
-it, H = P = 24 and tau = 2 as in the paper, 4 bits, each pull sustained (model B)."""
+"""Our interpretation of the headline, one result of ``search(HEADLINE_CLAIM)``: the model size that
+was announced with it, H = P = 24 and tau = 2 as in the paper, 4 bits, each pull sustained (model
+B)."""
 
 REGIONS = replace(HEADLINE, sites=4)
 """The same model and step across 4 regions (paper 8.1: 12B, 2 to 5 Gbit/s)."""
 
 LINKS: Array = np.array([0.1, 1.0, 2.0, 5.0, 10.0, 25.0, 100.0, 400.0])
-"""Gbit/s of links that people have."""
+"""Typical links, in Gbit/s."""
 
 
 ModelName = Literal["A", "B"]
 MODELS: tuple[tuple[Model, ModelName], ...] = ((second_opinion, "A"), (utilisation, "B"))
-"""Decoupled's two, as paper 8.2 names them."""
+"""The two models of Decoupled DiLoCo, with their names in paper 8.2."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A setting in which our models give both figures of a claim, with what they give; Gbit/s."""
+    """A setting in which our models give both figures of a claim, with the results in Gbit/s."""
 
     setting: Setting
     target: float
@@ -176,7 +177,7 @@ class Reading:
 
 
 def search(claim: Claim) -> tuple[int, list[Reading]]:
-    """How many settings were tried, and those in which both figures come out."""
+    """The number of settings tried, and those that give both figures."""
     found: list[Reading] = []
     choices = list(product(claim.sizes, LAYERS, claim.steps_s, claim.sites, TARGETS))
     for size, layers, step_s, sites, target in choices:
@@ -199,7 +200,7 @@ def _with_decoupled(
 
 
 def _said(claim: Claim, exact: float) -> float:
-    """As the claim would print it: on the grid or not."""
+    """The value as the claim would print it: on the grid or not."""
     return float(GRID[np.searchsorted(GRID, exact * (1 - 1e-9))]) if claim.gridded else exact
 
 
@@ -211,10 +212,10 @@ def _same(claim: Claim, which: int, exact: float) -> bool:
 
 @cache
 def _load(layers: int, target: float) -> float:
-    """Step times' worth of transfer in a data-parallel step at a target, by simulation.
+    """The transfer time of a data-parallel step at a target, in step times, by simulation.
 
-    Volume, step time and bandwidth matter only as this ratio, so that a search needs one
-    simulation for each of these pairs.
+    Volume, step time and bandwidth matter only in this ratio, so a search needs one simulation for
+    each pair of arguments.
     """
     unit = Setting(parameters=1e9, layers=layers, step_s=1.0)
     return copy_gbit(unit) / needed_exactly(utilisation, unit, "data-parallel", target)
@@ -222,10 +223,10 @@ def _load(layers: int, target: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """One link's cost to both methods; seconds of wall time a step, and their ratios.
+    """The cost of one link for both methods: seconds of wall time per step, and their ratios.
 
     Args:
-        gbit_s: of the link, each way.
+        gbit_s: bandwidth of the link in each direction.
         data_parallel_s: a step with its reduction.
         decoupled_s: a learner's step; it never waits.
         faster: wall time to the same tokens, data-parallel over Decoupled.
@@ -246,9 +247,9 @@ class Link:
 def wall_clock(setting: Setting, links: Array = LINKS) -> list[Link]:
     """Wall time to the same number of tokens on several links.
 
-    Every site computes the same batch in the same time with either method, and a token is taken to
-    be worth the same; so times to the same tokens are as the steps' wall times. Latency, loss of
-    packets and the syncer's own link, which carries all learners, are left out.
+    Every site computes the same batch in the same time with either method, and a token is assumed
+    to have the same value, so the ratio of total times is that of the steps. Latency, packet loss
+    and the syncer's own link, which carries all learners' traffic, are ignored.
     """
     slow = setting.step_s / utilisation(setting, "data-parallel", links)
     whole, small = (utilisation(setting, method, links) for _, method in BITS)

@@ -1,4 +1,4 @@
-"""``ddloco simulate bandwidth``: what each method needs, beside what was published."""
+"""``ddloco simulate bandwidth``: what each method needs, compared with published figures."""
 
 import argparse
 import json
@@ -42,10 +42,11 @@ from ddloco.simulation.bandwidth.published import (
 )
 
 WIDTH = 100
-"""Columns of what is printed, whatever the terminal: the bars are as long as they are."""
+"""Columns of the output, for any terminal, because the bars have a fixed length."""
 
 WHOLE_MAX = 10_000
-"""Most layers, steps of an interval or fragments: all at once take a few seconds."""
+"""Maximum of layers, steps of an interval and fragments; all at their maximum take a few
+seconds."""
 
 RANGES: dict[str, tuple[float, float]] = {
     "parameters": (1e6, 1e15),
@@ -60,17 +61,17 @@ RANGES: dict[str, tuple[float, float]] = {
 OPTIONS = {name: f"--{name.replace('_', '-')}" for name in RANGES}
 
 STEPS_S = (0.4, 0.8, 1.6, 3.2, 6.4)
-"""Step times for which a ratio is said, to show how much it owes to them."""
+"""Step times for which a ratio is printed, to show how much it depends on them."""
 
 STEPS_GBIT_S = 5.0
-"""The link that is said for."""
+"""The link for those ratios."""
 
 
 def bandwidth(given: argparse.Namespace) -> int:
-    """Print everything; exit code 0.
+    """Print everything; returns exit code 0.
 
     Raises:
-        ConfigError: an option is out of range, or the drawing cannot be written.
+        ConfigError: an option is out of range, or the figure cannot be written.
     """
     setting = checked(given)
     if given.svg is not None:
@@ -89,10 +90,10 @@ def bandwidth(given: argparse.Namespace) -> int:
 
 
 def checked(given: argparse.Namespace) -> Setting:
-    """The options as a setting.
+    """Convert the options to a setting.
 
     Raises:
-        ConfigError: names the option and what would be right.
+        ConfigError: an option is invalid; names it and the valid range.
     """
     values: dict[str, Any] = {}
     for name, (low, high) in RANGES.items():
@@ -115,7 +116,7 @@ def checked(given: argparse.Namespace) -> Setting:
 
 
 def needed_table(setting: Setting) -> Table:
-    """Gbit/s for every method and target; the other model's answer below where it differs."""
+    """Gbit/s for every method and target; the other model's result below it if that differs."""
     table = Table(title=f"Gbit/s per site for a compute utilisation of ...\n{_said(setting)}")
     table.add_column("", no_wrap=True)
     for target in TARGETS:
@@ -130,7 +131,7 @@ def needed_table(setting: Setting) -> Table:
 
 
 def lines(setting: Setting) -> Iterator[str]:
-    """Everything below the table."""
+    """The text below the table."""
     yield "Simulated layer by layer; each number is the smallest of a grid of 50 that is enough. A"
     yield "Decoupled learner never waits: its share is what the link sustains of its schedule (B)."
     yield "(A) counts time that several fragments share once for each, and can promise too much."
@@ -259,7 +260,7 @@ def _wall_clock(setting: Setting) -> Iterator[str]:
 
 
 def link_for(setting: Setting, ratio: float) -> float:
-    """Gbit/s at which data-parallel steps take so many times as long as computing them."""
+    """Gbit/s at which a data-parallel step takes ``ratio`` times as long as its compute."""
     return needed_exactly(utilisation, setting, "data-parallel", 1 / ratio)
 
 
@@ -269,7 +270,7 @@ def _at_step(step_s: float) -> Link:
 
 
 def as_dict(setting: Setting) -> dict[str, Any]:
-    """All of it as plain data; None where no bandwidth of the grid is enough."""
+    """All results as plain data; None where no bandwidth of the grid is sufficient."""
     slow, fast = headline_figures()
     tried, found = search(HEADLINE_CLAIM)
     pairs_tried, pairs = search(PAIR_CLAIM)
