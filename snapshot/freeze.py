@@ -13,9 +13,9 @@ The bytes depend only on the state: dicts keep their order, sets are sorted.
 import functools
 import sys
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import FunctionType, MethodType
 from typing import Any, cast
 
@@ -38,6 +38,8 @@ UNTOUCHED = PLAIN - {str}
 INT_BITS = 63
 """Integers of up to this many bits fit a msgpack integer of either sign; longer ones are written as
 text."""
+
+INT_END = 2**INT_BITS
 
 NODES = frozenset({list, dict, set, deque})
 
@@ -118,7 +120,7 @@ def bare(cls: type) -> bool:
 class _Writer:
     """Writes mutable and shared objects as numbered nodes, and other values in place."""
 
-    def __init__(self, packages: Collection[str], path: list[str], depth: int) -> None:
+    def __init__(self, packages: Collection[str], path: list[tuple[type, str]], depth: int) -> None:
         self._packages = packages
         self._nodes: list[Any] = []
         self._seen: dict[int, int] = {}
@@ -128,7 +130,7 @@ class _Writer:
         self._depth = depth
         self._known: dict[type, str] = {}
         """Classes that have been accepted, with their written names."""
-        self._around: list[int] = []
+        self._around: tuple[int, ...] = ()
         """The nodes of the structs that directly contain what is being written."""
 
     def whole(self, state: object) -> bytes:
@@ -162,7 +164,7 @@ class _Writer:
 
     def _put(self, thing: Any, kind: type) -> list[Any]:
         if kind is tuple:
-            return ["t", *map(self.put, thing)]
+            return ["t", *self._all(thing)]
         if kind is frozenset:
             return ["f", *self._sorted(thing)]
         if isinstance(thing, Enum):
@@ -186,21 +188,21 @@ class _Writer:
         self._alive.append(thing)
         self._nodes.append(None)
         around = self._around
-        self._around = [*around, number] if isinstance(thing, msgspec.Struct) else []
+        self._around = (*around, number) if is_struct(kind) else ()
         self._nodes[number] = self._content(thing, kind)
         self._around = around
         return number
 
     def _content(self, thing: Any, kind: type) -> list[Any]:
         if kind is list:
-            return ["l", *map(self.put, thing)]
+            return ["l", *self._all(thing)]
         if kind is dict:
-            return ["d", *(self.put(each) for pair in thing.items() for each in pair)]
+            return ["d", *self._all(chain.from_iterable(thing.items()))]
         if kind is set:
             return ["s", *self._sorted(thing)]
         if kind is deque:
-            return ["q", thing.maxlen, *map(self.put, thing)]
-        if isinstance(thing, msgspec.Struct):
+            return ["q", thing.maxlen, *self._all(thing)]
+        if is_struct(kind):
             more = not only_fields(kind) or getattr(thing, "__dict__", None)
             if (more and _more(thing)) or not made_bare(kind):
                 raise self._refusal(f"{kind.__qualname__} is more than its fields")
@@ -215,13 +217,28 @@ class _Writer:
         written: dict[str, Any] = {}
         for name, value in fields:
             kind = type(value)
-            if kind in UNTOUCHED or (kind is str and value.isascii()):
+            if (
+                kind in UNTOUCHED
+                or (kind is int and -INT_END < value < INT_END)
+                or (kind is str and value.isascii())
+            ):
                 written[name] = value
                 continue
-            self._path.append(f"{type(thing).__name__}.{name}")
+            self._path.append((type(thing), name))
             written[name] = self.put(value)
             self._path.pop()
         return written
+
+    def _all(self, things: Iterable[Any]) -> list[Any]:
+        """Write several values; plain ones, which are the most, without a call for each."""
+        return [
+            each
+            if (kind := type(each)) in UNTOUCHED
+            or (kind is int and -INT_END < each < INT_END)
+            or (kind is str and each.isascii())
+            else self.put(each)
+            for each in things
+        ]
 
     def _sorted(self, things: Collection[Any]) -> list[Any]:
         """Write the members of a set, sorted by the bytes of each member written on its own, since
@@ -250,12 +267,19 @@ class _Writer:
         return name
 
     def _refusal(self, what: str) -> FreezeError:
-        return FreezeError(f"{' > '.join(self._path) or 'the state itself'}: {what}")
+        path = " > ".join(f"{cls.__name__}.{name}" for cls, name in self._path)
+        return FreezeError(f"{path or 'the state itself'}: {what}")
 
 
 def _more(struct: msgspec.Struct) -> bool:
     """Whether a struct has attributes besides its fields."""
     return bool(dict(attributes(struct)).keys() - {*struct.__struct_fields__})
+
+
+@functools.cache
+def is_struct(cls: type) -> bool:
+    """Whether a class is a msgspec struct; cached, because ``isinstance`` is slow on structs."""
+    return issubclass(cls, msgspec.Struct)
 
 
 @functools.cache

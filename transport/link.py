@@ -65,6 +65,7 @@ from transport.message import (
     CONTROL,
     GREETINGS,
     LANES,
+    LINK_TALK,
     Bye,
     Credit,
     Hello,
@@ -328,6 +329,8 @@ class Links:
         if verdict is Verdict.GAP:
             due = lane.incoming.expected
             return self._break(at, link, event, f"message {event.seq} where {due} was due")
+        if type(event.body) not in LINK_TALK:
+            return self._taken(link, lane, event)
         match event.body:
             case Credit(of_lane, taken) if taken > link.lanes[of_lane].outbox.sent:
                 return self._break(at, link, event, f"credit for {taken} messages, more than sent")
@@ -335,16 +338,17 @@ class Links:
                 return self._credited(link, of_lane, (taken, arrived))
             case Marker():
                 return [event], []
-            case Bye(reason):
-                # The dialling side keeps trying, because a failed syncer may come back.
-                return self._lose(at, link, reason)
-            case _:
-                lane.taken += 1
-                owed = (lane.taken - lane.credited) / WINDOW_MESSAGES[event.lane]
-                if owed >= OWED_SHARE_MAX:
-                    return [event], self._sending.give_credit(link, event.lane)
-                link.owes = link.owes or owed >= OWED_SHARE
-                return [event], []
+            case _:  # Bye. The dialling side keeps trying, because a failed syncer may come back.
+                return self._lose(at, link, event.body.reason)
+
+    def _taken(self, link: Link, lane: LaneState, event: MessageArrived[Any]) -> Heard:
+        """Count a message that is passed on to the machine, and return credit if it is due."""
+        lane.taken += 1
+        owed = (lane.taken - lane.credited) / WINDOW_MESSAGES[event.lane]
+        if owed >= OWED_SHARE_MAX:
+            return [event], self._sending.give_credit(link, event.lane)
+        link.owes = link.owes or owed >= OWED_SHARE
+        return [event], []
 
     def _credited(self, link: Link, lane: Lane, advanced: tuple[int, int]) -> Heard:
         state = link.lanes[lane]

@@ -95,6 +95,8 @@ class Link:
 
 def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
     """The first entry on which two agreements differ, as text; None if they are equal."""
+    if ours == theirs:
+        return None
     for key in sorted({*ours, *theirs}):
         if ours.get(key) != theirs.get(key):
             said = f"{key} differs: {ours.get(key)} here, {theirs.get(key)} there"

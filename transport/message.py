@@ -98,6 +98,9 @@ class Marker(Body, frozen=True):
 GREETINGS = frozenset({Hello, Welcome, Reset, Refused})
 """Bodies of the handshake, which have no sequence number in an open session."""
 
+LINK_TALK = frozenset({Credit, Bye, Marker})
+"""Bodies that links of an open session handle themselves; all others are for the machine."""
+
 LinkBody = Hello | Welcome | Refused | Reset | Credit | Bye | Marker
 
 B = TypeVar("B", bound=Body)

@@ -48,8 +48,11 @@ FRAGMENTS = 6
 PARTS = {
     "clocks": ("/clocks/",),
     "links": ("/transport/",),
-    "snapshots": ("/snapshot/", "/stage/cutting.py"),
-    "rounds": ("/ddloco/rounds.py", "/ddloco/pacing.py", "/ddloco/syncs.py", "/ddloco/member"),
+    "snapshots": ("/snapshot/", "/ddloco/actors/snapshot_adapter.py"),
+    "rounds": tuple(
+        f"/ddloco/machines/syncer/{name}.py"
+        for name in ("rounds", "pacing", "schedule", "global_fragments", "members", "membership")
+    ),
 }
 """Where in the source the time of a part is spent; the rest is the actor and the syncer."""
 
@@ -143,6 +146,8 @@ class Profiled:
             part = (name for name, parts in PARTS.items() if any(each in file for each in parts))
             shares[next(part, "rest")] += own_s
         total_s = sum(shares.values())
+        unseen = [name for name, own_s in shares.items() if not own_s]
+        assert not unseen, f"no time in {unseen}: were their files moved?"
         return {name: own_s / total_s for name, own_s in shares.items()}
 
 

@@ -140,6 +140,19 @@ def test_all_who_were_told_with_one_event_are_told_the_same():
     assert clock.since(1, "b.1") == {"b.1": 2, ME: 4}
 
 
+def test_all_between_whom_nothing_changed_are_told_the_same():
+    """A crowd that was last told at different events is told one delta, if none of them matters."""
+    clock = RunningClock(ME)
+    clock.tick({"a.1": 1}, "a.1")
+    for _ in range(9):
+        clock.tick()
+    clock.tick({"b.1": 1}, "b.1")
+    told = {id(clock.since(number)) for number in range(2, 11)}
+    assert len(told) <= 2, "one of the first who asked, one of all others"
+    assert clock.since(0) == {"a.1": 1, "b.1": 1, ME: 11}
+    assert clock.since(5) == {"b.1": 1, ME: 11}
+
+
 def test_a_delta_is_in_the_order_of_names_whatever_came_first():
     """Both sides of a link remember the same order."""
     clock = RunningClock("m.1")

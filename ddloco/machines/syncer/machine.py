@@ -110,7 +110,7 @@ class Syncer:
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
-        if isinstance(event, LeaveRequested):
+        if type(event) is LeaveRequested:
             return self._leave(event.reason)
         effects = self._take(at, event)
         return effects + self._advance(at)
@@ -123,23 +123,25 @@ class Syncer:
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
+            # The most frequent ones first.
+            case MessageArrived():
+                return self._message(at, event)
+            case LaneAdvanced(peer):
+                if peer in self._members:
+                    self._members[peer].moved_at = at
+                return []
             case Started():
                 return self._started(event)
             case Recovered():
                 return self._recovered(event)
             case ParametersMade():
                 return self._parameters_made(at)
-            case MessageArrived():
-                return self._message(at, event)
             case FragmentMerged():
                 return self._merged(at, event)
             case PeerJoined(peer, incarnation):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
                 return self._lost(at, peer, reason)
-            case LaneAdvanced(peer) if peer in self._members:
-                self._members[peer].moved_at = at
-                return []
             case BytesArrived(peer):
                 return [*self._relay.moving(at, peer), *self._waits_for_shard(at, peer)]
             case PeerRefused(peer, reason, again):
@@ -333,7 +335,8 @@ class Syncer:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
         actor = actor_of(member.incarnation)
         self.membership.note_batches(actor, progress.batches, progress.cursor)
-        pacing = self._under_way.pacing
+        rounds = self._under_way
+        pacing = rounds.pacing
         # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.step_s is None and progress.step_s:
             pacing.observe_steps(self.membership.step_times())
@@ -341,7 +344,7 @@ class Syncer:
             return []
         if progress.versions != self._globals.versions:
             ahead = self._globals.ahead(progress.versions)
-            self._under_way.catch_up(min(ahead, self._job.job.steps))
+            rounds.catch_up(min(ahead, self._job.job.steps))
         effects: list[Effect] = []
         newcomer = progress.step == 0 and self._name == self._lead
         if newcomer or self._relay.waits(member.peer):
@@ -372,8 +375,9 @@ class Syncer:
             return [*released, *self._farewell.leave(len(self._members) + self._shards.away())]
         if not self._ready:
             return []
-        effects = self._under_way.advance(at)
-        if self._under_way.over:
+        rounds = self._under_way
+        effects = rounds.advance(at)
+        if rounds.over:
             effects += self._wind_up(at)
         return effects
 

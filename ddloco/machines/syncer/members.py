@@ -116,9 +116,10 @@ class Member:
         held = self.progress.versions[fragment] if self.progress is not None else -1
         if held >= version:
             return False
-        patience = max(RESEND_STEPS * self.step_s, RESEND_S_MIN)
-        since = max(self.sent_at[fragment], self.moved_at)
-        return self.sent[fragment] < version or at - since > patience
+        if self.sent[fragment] < version:
+            return True
+        quiet_s = at - max(self.sent_at[fragment], self.moved_at)
+        return quiet_s > RESEND_S_MIN and quiet_s > RESEND_STEPS * self.step_s
 
     def tell(self, at: float, fragment: int, version: int) -> None:
         """Note that ``version`` is sent, with the time and the learner's step at its first send."""

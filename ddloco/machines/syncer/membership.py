@@ -128,7 +128,9 @@ class Membership:
 
         The order is that of the decoded message, so that both sides see the same one.
         """
-        return {name: number for name, number in sorted(self.newest.items()) if number > 1}
+        if max(self.newest.values(), default=1) == 1:
+            return {}
+        return dict(sorted(pair for pair in self.newest.items() if pair[1] > 1))
 
     def _merged(self, incarnation: str) -> list[int]:
         return self.merged.setdefault(incarnation, [-1] * self.fragments)
@@ -278,9 +280,10 @@ class Membership:
 
     def silent(self, at: float, member: Member) -> bool:
         """Whether a member has sent no report for longer than its own pace explains."""
-        step_s = member.step_s
-        patience = max(SILENCE_STEPS * step_s, SILENCE_S_MIN) if step_s else SILENCE_S_UNKNOWN
-        return at - member.heard_at > patience
+        step_s, quiet_s = member.step_s, at - member.heard_at
+        if not step_s:
+            return quiet_s > SILENCE_S_UNKNOWN
+        return quiet_s > SILENCE_S_MIN and quiet_s > SILENCE_STEPS * step_s
 
     def step_times(self) -> list[float]:
         """Return the members' smoothed step times in seconds; 0 where it is still unknown."""

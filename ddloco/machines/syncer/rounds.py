@@ -94,7 +94,9 @@ class Rounds:
     @property
     def over(self) -> bool:
         """Whether no sync is in flight and none will be launched."""
-        return not self.syncs and (self._stopping or self.schedule.next() is None)
+        if self.syncs or self.waiting is not None:
+            return False
+        return self._stopping or self.schedule.next() is None
 
     def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
         """Return the records of every merged fragment.
