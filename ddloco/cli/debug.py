@@ -12,7 +12,8 @@ from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
-from ddloco.debugger.why import Answer, why_absent, why_event, why_loss, why_merge
+from ddloco.debugger.run_diff import compare
+from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
@@ -44,7 +45,7 @@ def why(given: argparse.Namespace) -> int:
     return explained(given, answer)
 
 
-def _answer(run: RecordedRun, given: argparse.Namespace) -> Answer:
+def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
     match given.question:
         case "merge":
             return why_merge(run, given.t)
@@ -54,6 +55,22 @@ def _answer(run: RecordedRun, given: argparse.Namespace) -> Answer:
             return why_event(run, given.event, given.depth)
         case _:
             return why_loss(run)
+
+
+def diff(given: argparse.Namespace) -> int:
+    """``ddloco diff``: where two runs part first, and of what kind the difference is."""
+
+    def answer(run: RecordedRun) -> int:
+        found = compare(run, RecordedRun(given.other))
+        if given.json:
+            plain: dict[str, Any] = msgspec.to_builtins(found)
+            print(json.dumps({"same": found.same, **plain}, indent=2))
+        else:
+            for line in found.lines():
+                print(line)
+        return HELD if found.same else FOUND
+
+    return explained(given, answer)
 
 
 def status_at(given: argparse.Namespace) -> int:

@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _add_stop(orders)
     _add_replay(orders)
     _add_why(orders)
+    _add_diff(orders)
     _add_simulate(orders)
     _add_tape(orders)
     _add_snapshot(orders)
@@ -347,6 +348,22 @@ def _add_replay(orders: Orders) -> None:
     )
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
+
+
+def _add_diff(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "diff",
+        "compare two recorded runs: where they part first, and of what kind the difference is",
+        "Inner steps, contributions and merges are compared by what they mean; times and event\n"
+        "numbers do not count. A difference is of data, arithmetic, timing, code, environment or\n"
+        "configuration.\n\n"
+        "Exit code 0: everything is equal. 1: the runs differ.",
+    )
+    command.add_argument("folder", metavar="RUN_A", type=Path, help="a run folder")
+    command.add_argument("other", metavar="RUN_B", type=Path, help="another run folder")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.set_defaults(run="diff")
 
 
 def _add_why(orders: Orders) -> None:

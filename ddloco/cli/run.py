@@ -18,7 +18,7 @@ from rich.progress import Progress
 from clocks import actor_of
 from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.cli.debug import status_at, why
+from ddloco.cli.debug import diff, status_at, why
 from ddloco.cli.examples import EXAMPLES, put_examples
 from ddloco.cli.perform import find_programs, perform
 from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
@@ -62,7 +62,7 @@ PORT_MAX = 65535
 BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
 """Errors about the input of a replay."""
 
-ELSEWHERE = (why, perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
+ELSEWHERE = (diff, why, perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
 """Commands defined in other modules; the parser finds all commands here by name."""
 
 

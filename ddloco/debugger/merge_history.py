@@ -40,8 +40,8 @@ class Wait(Struct, frozen=True):
     grace_s: float
 
 
-class MergedContribution(Struct, frozen=True):
-    """One learner's contribution to a merge.
+class Answer(Struct, frozen=True):
+    """One learner's contribution to a merge, merged or refused.
 
     Attributes:
         learner: its incarnation.
@@ -49,7 +49,9 @@ class MergedContribution(Struct, frozen=True):
         base: the version that it was trained from.
         steps: inner steps since then.
         tokens: tokens since then.
-        weight: its share in the merge; the weights of a merge add up to 1.
+        step: the learner's inner step after which it was taken.
+        digest: of its bytes, in hex.
+        weight: its share in the merge; the weights of a merge add up to 1. 0 if it was refused.
         norm: the norm of its outer gradient; None where it was not measured.
         cosine: its cosine to the sum of the others' outer gradients; None where there were none.
         wait_s: seconds from the launch to its arrival.
@@ -60,6 +62,8 @@ class MergedContribution(Struct, frozen=True):
     base: int
     steps: int
     tokens: int
+    step: int
+    digest: str
     weight: float
     norm: float | None
     cosine: float | None
@@ -97,8 +101,10 @@ class Merge(Struct, frozen=True):
         wait: what held the launch.
         live: learners that were connected at the launch.
         contributions: what was merged, in the order of summation.
+        refused: contributions that arrived in time and were refused.
         absent: who is not in it, and why.
         moved: the distance that the outer step went (norm).
+        theta: digest of the new parameters, in hex; ``momentum`` and ``wire`` likewise.
         repeats: why earlier launches of it came to nothing, each with its event.
     """
 
@@ -110,9 +116,13 @@ class Merge(Struct, frozen=True):
     launched_at: float
     wait: Wait
     live: int
-    contributions: tuple[MergedContribution, ...]
+    contributions: tuple[Answer, ...]
+    refused: tuple[Answer, ...]
     absent: tuple[Absence, ...]
     moved: float
+    theta: str
+    momentum: str
+    wire: str
     repeats: tuple[str, ...] = ()
 
     @property
@@ -129,8 +139,8 @@ class _Open:
     launched: str
     absent: dict[str, Absence]
     live: int
-    arrived: dict[str, tuple[str, float, Contribution]] = field(
-        default_factory=dict[str, tuple[str, float, Contribution]]
+    arrived: dict[str, tuple[str, float, MessageArrived[Contribution]]] = field(
+        default_factory=dict[str, tuple[str, float, MessageArrived[Contribution]]]
     )
 
 
@@ -172,7 +182,7 @@ class MergeHistory:
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
             under_way = self._open.get(event.body.t)
             if under_way is not None:
-                under_way.arrived.setdefault(event.peer, (ref, step.at, event.body))
+                under_way.arrived.setdefault(event.peer, (ref, step.at, event))
         merged: dict[str, Any] | None = None
         for effect in step.effects:
             if type(effect) is Observe:
@@ -231,34 +241,18 @@ class MergeHistory:
     def _merged(self, ref: str, at: float, seen: dict[str, Any], event: FragmentMerged) -> Merge:
         t, p = seen["t"], seen["fragment"]
         done = self._open.pop(t)
-        sync, measured = done.sync, {each.name: each for each in event.measured}
-        shares: list[MergedContribution] = []
-        for learner, weight in zip(event.accepted, event.weights, strict=True):
-            where, came_at, said = done.arrived[learner]
-            found = measured.get(learner)
-            self._used[learner, p, said.base] = t
-            shares.append(
-                MergedContribution(
-                    learner=learner,
-                    event=where,
-                    base=said.base,
-                    steps=said.steps,
-                    tokens=said.tokens,
-                    weight=weight,
-                    norm=found.norm if found else None,
-                    cosine=found.cosine if found else None,
-                    wait_s=came_at - sync.launched_at,
-                )
-            )
+        sync = done.sync
+        weights = dict(zip(event.accepted, event.weights, strict=True))
+        for learner in event.accepted:
+            self._used[learner, p, done.arrived[learner][2].body.base] = t
         for learner in sync.pulled:
-            if learner not in event.accepted and learner not in done.absent:
+            if learner not in weights and learner not in done.absent:
                 said = "was pulled, and did not answer before the sync was closed"
                 done.absent[learner] = Absence(learner, said, done.launched)
-        for learner, reason in event.refused:
-            found = measured.get(learner)
-            figures = (found.norm, found.cosine) if found else (None, None)
+        refused = [_answer(done, learner, 0.0, event) for learner, _ in event.refused]
+        for each, (_, reason) in zip(refused, event.refused, strict=True):
             said = f"its contribution was refused: {reason}"
-            done.absent[learner] = Absence(learner, said, ref, *figures)
+            done.absent[each.learner] = Absence(each.learner, said, ref, each.norm, each.cosine)
         return Merge(
             t=t,
             fragment=p,
@@ -268,11 +262,35 @@ class MergeHistory:
             launched_at=sync.launched_at,
             wait=wait_of(sync.waited, sync.launched_at),
             live=done.live,
-            contributions=tuple(shares),
+            contributions=tuple(_answer(done, who, share, event) for who, share in weights.items()),
+            refused=tuple(refused),
             absent=tuple(done.absent[name] for name in sorted(done.absent, key=str.encode)),
             moved=event.moved,
+            theta=event.theta.hex(),
+            momentum=event.momentum.hex(),
+            wire=event.wire.hex(),
             repeats=tuple(self._repeats.pop(t, ())),
         )
+
+
+def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> Answer:
+    """A contribution that was part of the work of a merge."""
+    where, came_at, arrival = done.arrived[learner]
+    found = next((each for each in event.measured if each.name == learner), None)
+    said = arrival.body
+    return Answer(
+        learner=learner,
+        event=where,
+        base=said.base,
+        steps=said.steps,
+        tokens=said.tokens,
+        step=said.step,
+        digest=arrival.payload.hex(),
+        weight=weight,
+        norm=found.norm if found else None,
+        cosine=found.cosine if found else None,
+        wait_s=came_at - done.sync.launched_at,
+    )
 
 
 def wait_of(waited: Waiting, launched_at: float) -> Wait:

@@ -3,7 +3,7 @@
 Nothing is executed but machines, so no JAX process is started and nothing is written.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -188,6 +188,28 @@ class RecordedRun:
                 if record.n == number:
                     break
         return VectorClock({**known, incarnation: number})
+
+    def clock_sums(self, events: Iterable[str]) -> dict[str, int]:
+        """Return the sum of the clock's entries of each event, given as ``syncer.1:540``.
+
+        An event has a larger sum than every event in its causal past, so sorting by the sum gives
+        a causal order that depends on nothing but the tapes.
+        """
+        wanted: dict[str, set[int]] = {}
+        for event in events:
+            incarnation, number = parse_event(event)
+            wanted.setdefault(incarnation, set()).add(number)
+        sums: dict[str, int] = {}
+        for incarnation, numbers in wanted.items():
+            found = self.tape_of(incarnation)
+            known = dict(found.header.clock)
+            for record in found.records():
+                if isinstance(record, tape.Event):
+                    known.update(record.clock)
+                    if record.n in numbers:
+                        others = sum(n for who, n in known.items() if who != incarnation)
+                        sums[f"{incarnation}:{record.n}"] = others + record.n
+        return sums
 
     def _begun(self, each: Tape) -> tuple[Actor, int]:
         """An actor as it was when its tape began, or at the snapshot that its tape goes on from;

@@ -9,18 +9,18 @@ from clocks import actor_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.causes import chain
 from ddloco.debugger.loss_analysis import analyse_losses
-from ddloco.debugger.merge_history import Absence, Merge, MergedContribution
+from ddloco.debugger.merge_history import Absence, Answer, Merge
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.monitoring.status_view import seconds
 
-Answer = tuple[list[str], dict[str, Any]]
+Told = tuple[list[str], dict[str, Any]]
 """Lines for people, and the same as plain data."""
 
 CAUSES_MAX = 16
 """Links of a chain of causes that are printed unless more are asked for."""
 
 
-def why_merge(run: RecordedRun, t: int) -> Answer:
+def why_merge(run: RecordedRun, t: int) -> Told:
     """Explain a merge: what its launch waited for, who was in it, and who was not.
 
     Raises:
@@ -42,7 +42,7 @@ def why_merge(run: RecordedRun, t: int) -> Answer:
     return [*lines, *_undecided(merge)], msgspec.to_builtins(merge)
 
 
-def why_absent(run: RecordedRun, learner: str, t: int) -> Answer:
+def why_absent(run: RecordedRun, learner: str, t: int) -> Told:
     """Explain why a learner is not in a merge.
 
     Args:
@@ -69,7 +69,7 @@ def why_absent(run: RecordedRun, learner: str, t: int) -> Answer:
     return [said], {"absent": True, "learner": learner, "reason": said, "event": merge.launched}
 
 
-def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Answer:
+def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Told:
     """Explain an event: the chain of its causes, back to what came from outside.
 
     Raises:
@@ -86,7 +86,7 @@ def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Answer:
     return lines, {"event": event, "causes": [msgspec.to_builtins(link) for link in links]}
 
 
-def why_loss(run: RecordedRun) -> Answer:
+def why_loss(run: RecordedRun) -> Told:
     """Explain what led to a blow-up of the loss, if there was one."""
     findings = analyse_losses(run)
     return findings.lines(), msgspec.to_builtins(findings)
@@ -111,7 +111,7 @@ def find_merge(run: RecordedRun, t: int) -> Merge:
     raise ConfigError(f"{run.path}: no merge at global step {t}{there}")
 
 
-def _contribution_line(each: MergedContribution) -> str:
+def _contribution_line(each: Answer) -> str:
     figures = "" if each.norm is None else f", norm {each.norm:.4g}"
     figures += "" if each.cosine is None else f", cosine {each.cosine:.3f}"
     return (
@@ -132,9 +132,9 @@ def _undecided(merge: Merge) -> Sequence[str]:
     """What the evidence of a merge cannot decide."""
     measured = [each.cosine for each in merge.contributions] + [x.cosine for x in merge.absent]
     if len([each for each in measured if each is not None]) != 2:
-        return ()
+        return []
     if not any(each.cosine is not None for each in merge.absent):
-        return ()
+        return []
     return [
         (
             "  two contributions were compared with each other: their cosine says that they "

@@ -127,8 +127,13 @@ def test_a_loss_that_leaves_its_band_for_good_is_found_at_its_first_step(bad):
 def test_with_two_voters_nobody_is_blamed():
     """With two voters nobody is blamed."""
     absent = Absence("b.1", "its contribution was refused", "s.1:9", 1.0, -0.7)
-    merge = Merge(4, 0, "s.1:9", 1.0, "s.1:5", 0.5, Wait(0, 0, 0, 0), 2, (), (absent,), 0.0)
-    assert _undecided(merge) == ()
     other = Absence("a.1", "its contribution was refused", "s.1:9", 1.0, -0.7)
-    both = Merge(4, 0, "s.1:9", 1.0, "s.1:5", 0.5, Wait(0, 0, 0, 0), 2, (), (absent, other), 0.0)
-    assert "cannot say which of the two is wrong" in _undecided(both)[0]
+    assert _undecided(merge_without(absent)) == []
+    assert "cannot say which of the two is wrong" in _undecided(merge_without(absent, other))[0]
+
+
+def merge_without(*absent):
+    """A merge that refused these."""
+    return Merge(
+        4, 0, "s.1:9", 1.0, "s.1:5", 0.5, Wait(0, 0, 0, 0), 2, (), (), absent, 0.0, "", "", ""
+    )

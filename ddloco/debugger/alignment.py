@@ -1,0 +1,190 @@
+"""What a recorded run computed, by meaning: so that two runs can be compared that were timed
+differently.
+
+Event numbers and times differ between any two live runs. What can be compared is a learner's inner
+step, what was installed before it, a contribution to a merge, and a merge. Each of these is an
+*item* with a key that both runs share, its content, and the items that it was computed from.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple
+
+from ddloco.config.job import DATA_PARALLEL
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.merge_history import Answer, Merge
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.events import Evaluated, StepFinished
+from ddloco.protocol.messages import GlobalFragment, Resume, StatePiece
+from transport import MessageArrived
+
+Kind = Literal["install", "step", "contribution", "merge"]
+
+
+class Key(NamedTuple):
+    """What an item is.
+
+    Attributes:
+        kind: an inner step, what was installed before it, a contribution, or a merge.
+        who: the learner's incarnation; for a merge its fragment, as ``fragment 3``.
+        number: the inner step; for a contribution and a merge the global step.
+    """
+
+    kind: Kind
+    who: str
+    number: int
+
+    def __str__(self) -> str:
+        """Return it in words."""
+        match self.kind:
+            case "install":
+                return f"what {self.who} installed before inner step {self.number}"
+            case "step":
+                return f"inner step {self.number} of {self.who}"
+            case "contribution":
+                return f"the contribution of {self.who} to merge {self.number}"
+            case _:
+                return f"merge {self.number} ({self.who})"
+
+
+class Item(NamedTuple):
+    """One item.
+
+    Attributes:
+        event: the event that shows it.
+        decided: what arrival times and pacing decide: who takes part, which versions, which step.
+        data: the digest of its batch; empty but for steps.
+        computed: what came out: bits of a loss, weights, digests.
+        causes: the items that it was computed from.
+    """
+
+    event: str
+    decided: tuple[Any, ...]
+    data: bytes
+    computed: tuple[Any, ...]
+    causes: tuple[Key, ...]
+
+    @property
+    def content(self) -> tuple[Any, ...]:
+        """All that must be equal."""
+        return self.decided, self.data, self.computed
+
+
+class AlignedRun:
+    """All items of a run.
+
+    Args:
+        run: the recorded run.
+
+    Attributes:
+        items: by key.
+        losses: per learner's incarnation, the loss of each inner step.
+        held_out: the held-out loss of the final model; None if it is not on the tapes.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: the job's method has no merges of fragments.
+    """
+
+    def __init__(self, run: RecordedRun) -> None:
+        method = run.job.job.method
+        if method in DATA_PARALLEL:
+            raise ConfigError(f"{run.path}: job.method = {method!r} has no merges to compare")
+        self.items: dict[Key, Item] = {}
+        self.losses: dict[str, dict[int, float]] = {}
+        self.held_out: float | None = None
+        for learner in run.learners:
+            self.items.update(self._steps(run, learner))
+        newest: dict[int, Key] = {}
+        for merge in run.merges():
+            self.items.update(_items_of(merge, newest.get(merge.fragment)))
+            newest[merge.fragment] = _merge_key(merge.fragment, merge.t)
+        for syncer in run.syncers:
+            for _, event in run.events(syncer):
+                if isinstance(event, Evaluated):
+                    self.held_out = event.loss
+
+    def _steps(self, run: RecordedRun, learner: str) -> Iterator[tuple[Key, Item]]:
+        """Yield a learner's steps, each after what was installed before it.
+
+        A step begins when the one before it is finished, and takes every fragment that has arrived
+        by then; when the first one begins is asked of the machine.
+        """
+        begun = _first_step(run, learner)
+        losses = self.losses.setdefault(learner, {})
+        arrived: list[tuple[int, int, bytes]] = []
+        installed: list[tuple[int, int, bytes]] = []
+        before: tuple[Key, ...] = ()
+        started = False
+        resumed: tuple[Any, ...] = ()
+        """Where a learner that came back began: batches skipped, donor, and the donor's step."""
+        for record, event in run.events(learner):
+            if not started and record.n > begun:
+                started, installed, arrived = True, arrived, []
+            if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+                arrived.append((event.body.fragment, event.body.version, event.payload))
+            elif isinstance(event, MessageArrived) and isinstance(event.body, Resume):
+                resumed = event.body.batches, event.body.donor
+            elif isinstance(event, MessageArrived) and isinstance(event.body, StatePiece):
+                resumed = (*resumed[:2], event.body.copy)
+            elif isinstance(event, StepFinished):
+                losses[event.step] = event.loss
+                ref = f"{learner}:{record.n}"
+                install, step = (Key(kind, learner, event.step) for kind in ("install", "step"))
+                merges = tuple(_merge_key(p, version) for p, version, _ in installed if version)
+                versions = tuple(sorted((p, version) for p, version, _ in installed))
+                bytes_of = tuple(sorted((p, digest) for p, _, digest in installed))
+                yield install, Item(ref, versions, b"", bytes_of, (*before, *merges))
+                loss = struct.pack("<d", event.loss)
+                yield step, Item(ref, resumed, event.batch, (loss,), (*before, install))
+                before, installed, arrived, resumed = (step,), arrived, [], ()
+
+
+def _first_step(run: RecordedRun, learner: str) -> int:
+    """Return the number of the event at which a learner asked for its first step."""
+    for step in run.stepper(learner).steps():
+        if any(isinstance(effect, RunStep) for effect in step.effects):
+            return step.number
+    return run.tapes[learner].events
+
+
+def _items_of(merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
+    """Yield the contributions to a merge, then the merge; ``before`` is that of the same fragment
+    before it."""
+    causes: list[Key] = []
+    for each in (*merge.contributions, *merge.refused):
+        key = Key("contribution", each.learner, merge.t)
+        causes.append(key)
+        yield key, _contribution(each, merge.fragment)
+    took = tuple(sorted(key.who for key in causes))
+    weights = [(each.learner, struct.pack("<d", each.weight)) for each in merge.contributions]
+    computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
+    if before is not None:
+        causes.append(before)
+    yield _merge_key(merge.fragment, merge.t), Item(merge.event, took, b"", computed, tuple(causes))
+
+
+def _contribution(each: Answer, fragment: int) -> Item:
+    causes = (Key("step", each.learner, each.step), _merge_key(fragment, each.base))
+    decided = (each.base, each.step, each.steps, each.tokens)
+    return Item(each.event, decided, b"", (each.digest,), causes)
+
+
+def _merge_key(fragment: int, t: int) -> Key:
+    return Key("merge", f"fragment {fragment}", t)
+
+
+def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> list[Key]:
+    """Return the items that differ although all that they were computed from is equal, by key.
+
+    An item that only one of the runs has differs from nothing. What an item was computed from may
+    be another set in the other run, and the causes of both runs together may go round in a circle;
+    where no item is left then, those of the first run decide.
+    """
+    differing = {
+        key for key, item in one.items() if key in other and item.content != other[key].content
+    }
+    here = [key for key in differing if differing.isdisjoint(one[key].causes)]
+    both = [key for key in here if differing.isdisjoint(other[key].causes)]
+    return sorted(both or here)

@@ -1,0 +1,271 @@
+"""Where two runs part first, of what kind the difference is, and how far they part over time."""
+
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.tape_facts import TASK
+
+Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
+"""What kind of difference it is.
+
+data: another batch. timing: arrival times or pacing decided otherwise. The others: the same inputs
+led to another result; ``code``, ``environment`` or ``configuration`` if only that was recorded
+differently, else ``arithmetic``.
+"""
+
+LISTED_MAX = 4
+"""Differences that are printed, and settings."""
+
+
+class Difference(Struct, frozen=True):
+    """One item that differs although all that it was computed from is equal.
+
+    Attributes:
+        what: the item, in words.
+        kind: what kind of difference it is.
+        detail: how the two differ, in words.
+        one: the event of the first run that shows it.
+        other: likewise of the second run.
+    """
+
+    what: str
+    kind: Class
+    detail: str
+    one: str
+    other: str
+
+
+class Distance(Struct, frozen=True):
+    """How far a learner's losses have parted.
+
+    Attributes:
+        learner: its incarnation.
+        since: the first inner step whose losses differ.
+        most: the largest difference of two losses of the same inner step.
+        most_at: that inner step.
+        last: the last inner step that both runs have.
+        one: the loss of that step in the first run.
+        other: likewise in the second run.
+    """
+
+    learner: str
+    since: int
+    most: float
+    most_at: int
+    last: int
+    one: float
+    other: float
+
+    def line(self) -> str:
+        """Return it in words."""
+        return (
+            f"losses of {self.learner} differ from inner step {self.since} on, by at most "
+            f"{self.most:.4g} (step {self.most_at}); at step {self.last} they are "
+            f"{self.one:.6g} and {self.other:.6g}"
+        )
+
+
+class RunDiff(Struct, frozen=True):
+    """What ``compare`` found.
+
+    Attributes:
+        equal: how many items both runs have and which are equal.
+        differing: how many items both runs have and which differ.
+        recorded: what was recorded differently (settings, versions, sources), in words.
+        first: the differences whose causes are all equal, in a causal order of the first run.
+        distances: how far the losses of each learner part.
+        held_out: the held-out losses, where both have one.
+        only: what only one of the runs has, in words.
+    """
+
+    equal: int
+    differing: int
+    recorded: tuple[str, ...]
+    first: tuple[Difference, ...]
+    distances: tuple[Distance, ...]
+    held_out: tuple[float, float] | None
+    only: tuple[str, ...]
+
+    @property
+    def same(self) -> bool:
+        """Whether everything that both runs have is equal, and neither has more."""
+        return not self.differing and not self.only
+
+    def lines(self) -> list[str]:
+        """Return the findings in words."""
+        lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
+        if self.same:
+            return [*lines, f"equal: {self.equal} steps, contributions and merges, to the bit"]
+        for position, each in enumerate(self.first[:LISTED_MAX]):
+            order = "first difference" if not position else "also, independent of it"
+            lines.append(f"{order}: {each.what}: {each.detail}; cause: {each.kind}")
+            lines.append(f"    {each.one} in the one, {each.other} in the other")
+        more = len(self.first) - LISTED_MAX
+        lines += [f"and {more} more"] if more > 0 else []
+        if self.first:
+            lines.append("everything that these were computed from is equal in both runs")
+        lines += list(self.only)
+        lines += [each.line() for each in self.distances]
+        if self.held_out is not None:
+            lines.append(f"held-out loss: {self.held_out[0]:.6g} and {self.held_out[1]:.6g}")
+        lines.append(f"{self.equal} items are equal, {self.differing} differ")
+        return lines
+
+
+def compare(one: RecordedRun, other: RecordedRun) -> RunDiff:
+    """Compare two runs by what their items mean; times and event numbers do not count.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: the method of one of the jobs has no merges.
+        Divergence: this program decides otherwise than a tape says.
+    """
+    mine, theirs = AlignedRun(one), AlignedRun(other)
+    both = [key for key in mine.items if key in theirs.items]
+    differing = sum(mine.items[key].content != theirs.items[key].content for key in both)
+    recorded = list(_recorded(one, other))
+    categories: set[Class] = {category for category, _ in recorded}
+    keys = first_differences(mine.items, theirs.items)
+    sums = one.clock_sums(mine.items[key].event for key in keys)
+    first = tuple(
+        _difference(key, mine.items[key], theirs.items[key], categories)
+        for key in sorted(keys, key=lambda key: (sums[mine.items[key].event], key))
+    )
+    held_out = None
+    if mine.held_out is not None and theirs.held_out is not None:
+        held_out = (mine.held_out, theirs.held_out)
+    return RunDiff(
+        equal=len(both) - differing,
+        differing=differing,
+        recorded=tuple(said for _, said in recorded),
+        first=first,
+        distances=tuple(_distances(mine, theirs)) if differing else (),
+        held_out=held_out,
+        only=(*_only(mine, theirs, str(one.path)), *_only(theirs, mine, str(other.path))),
+    )
+
+
+def _difference(key: Key, one: Item, other: Item, categories: set[Class]) -> Difference:
+    kind: Class
+    if one.decided != other.decided:
+        kind, detail = "timing", _decided(key, one.decided, other.decided)
+    elif one.data != other.data:
+        kind = "data" if categories != {"code"} else "code"
+        detail = f"batch {one.data.hex()[:12]} in the one, {other.data.hex()[:12]} in the other"
+    else:
+        [kind] = categories if len(categories) == 1 else ("arithmetic",)
+        detail = _computed(key)
+    return Difference(str(key), kind, detail, one.event, other.event)
+
+
+def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+    """How two decisions differ, in words."""
+    match key.kind:
+        case "merge":
+            return f"took {_names(one)} in the one, {_names(other)} in the other"
+        case "install":
+            return f"{_versions(one)} in the one, {_versions(other)} in the other"
+        case _:
+            mine, theirs = (f"version {d[0]}, after step {d[1]}" for d in (one, other))
+            return f"trained from {mine} in the one, from {theirs} in the other"
+
+
+def _computed(key: Key) -> str:
+    """What came out differently, in words."""
+    match key.kind:
+        case "step":
+            return "the loss differs, of the same batch and the same parameters"
+        case "install":
+            return "the same versions have other bytes"
+        case "contribution":
+            return "its bytes differ, taken after the same step"
+        case _:
+            return "the result differs, of the same contributions"
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(names) or "nobody"
+
+
+def _versions(pairs: tuple[tuple[int, int], ...]) -> str:
+    return ", ".join(f"version {version} of fragment {p}" for p, version in pairs) or "nothing"
+
+
+def _distances(one: AlignedRun, other: AlignedRun) -> Iterator[Distance]:
+    """How far the losses of each learner part over the inner steps that both runs have."""
+    for learner, mine in one.losses.items():
+        theirs = other.losses.get(learner, {})
+        shared = sorted(mine.keys() & theirs.keys())
+        apart = [step for step in shared if _bits(mine[step]) != _bits(theirs[step])]
+        if not apart:
+            continue
+        gaps = {step: abs(mine[step] - theirs[step]) for step in apart}
+        most_at = max(apart, key=lambda step: (math.isnan(gaps[step]), gaps[step]))
+        last = shared[-1]
+        yield Distance(learner, apart[0], gaps[most_at], most_at, last, mine[last], theirs[last])
+
+
+def _bits(loss: float) -> bytes:
+    return struct.pack("<d", loss)
+
+
+def _only(one: AlignedRun, other: AlignedRun, where: str) -> Iterator[str]:
+    """What only one run has, by kind and actor, in words."""
+    counts: dict[tuple[str, str], int] = {}
+    for key in one.items:
+        if key not in other.items and key.kind in {"step", "merge"}:
+            who = key.who if key.kind == "step" else ""
+            counts[key.kind, who] = counts.get((key.kind, who), 0) + 1
+    for (kind, who), count in sorted(counts.items()):
+        of = f" of {who}" if who else ""
+        yield f"only in {where}: {count} {'inner steps' if kind == 'step' else 'merges'}{of}"
+
+
+# What was recorded differently.
+
+
+def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
+    """Compare headers: settings, versions of code, source of the task, environment."""
+    yield from _settings(one, other)
+    mine = {actor_of(name): each.header for name, each in one.tapes.items()}
+    theirs = {actor_of(name): each.header for name, each in other.tapes.items()}
+    seen: set[str] = set()
+    for actor in sorted(mine.keys() & theirs.keys()):
+        a, b = mine[actor], theirs[actor]
+        code = {"program": (a.code, b.code), "task source": _pair(a.facts, b.facts, TASK)}
+        for name, (x, y) in code.items():
+            if x != y and name not in seen:
+                seen.add(name)
+                yield "code", f"code: {name} {x} and {y}"
+        for name in sorted({*a.fingerprint, *b.fingerprint}):
+            x, y = _pair(a.fingerprint, b.fingerprint, name)
+            if x != y and name not in seen:
+                seen.add(name)
+                yield "environment", f"environment: {name} {x} and {y}, of {actor}"
+
+
+def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[str, str]:
+    return one.get(key, "not set"), other.get(key, "not set")
+
+
+def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
+    mine, theirs = dict(_flat(one.job.as_plain())), dict(_flat(other.job.as_plain()))
+    for key in sorted({*mine, *theirs}):
+        x, y = mine.get(key, "not set"), theirs.get(key, "not set")
+        if x != y:
+            yield "configuration", f"setting: {key} = {x!r} and {y!r}"
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            yield f"{prefix}{key}", value

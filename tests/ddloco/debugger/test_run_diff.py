@@ -1,0 +1,130 @@
+"""Two runs compared: equal ones are equal, and a planted fault is named where it was planted."""
+
+import json
+
+import pytest
+
+from ddloco.cli.debug import diff
+from ddloco.cli.parser import parser
+from ddloco.debugger.alignment import AlignedRun, Key
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.run_diff import compare
+from ddloco.invariants.tape_audit import SAME, Audit
+from replay import open_tapes
+from tests.ddloco.debugger.plants import KINDS, draw
+
+PLANTS = 20
+PLANTS_SLOW = 200
+
+SMALL = ("job.steps=96", "job.learners=3", "chaos.fault=[]", "learner={}")
+
+
+@pytest.fixture(scope="module")
+def first(simulate):
+    """The execution without a fault."""
+    return simulate(*SMALL)
+
+
+def find(seed, first, simulate, monkeypatch):
+    """Plant a fault in a second execution, and check that it is named where it is."""
+    plant = draw(seed)
+    with monkeypatch.context() as patch:
+        plant.hook(patch)
+        second = simulate(*SMALL)
+    assert plant.where is not None, f"{plant} never had its turn"
+    if plant.kind == "effect":
+        findings = {each.invariant: each for each in Audit(open_tapes(second)).run()}
+        assert findings[SAME].ref == "{}:{}".format(*plant.where)
+        return
+    found = compare(RecordedRun(first), RecordedRun(second))
+    assert not found.same
+    if plant.kind == "pace":
+        # A slow step near the end may change nothing but how many steps there are.
+        assert {each.kind for each in found.first} == ({"timing"} if found.differing else set())
+        return
+    named = found.first[0]
+    key, kind = expected(plant, RecordedRun(second))
+    assert (named.what, named.kind) == (str(key), kind)
+    assert len(found.first) == 1
+    assert named.other == AlignedRun(RecordedRun(second)).items[key].event
+
+
+def expected(plant, run):
+    """The item that a fault must be found at, and the kind of the difference."""
+    match plant.kind:
+        case "payload":
+            learner, digest = plant.where
+            items = AlignedRun(run).items.items()
+            [key] = [
+                key
+                for key, item in items
+                if key.kind == "contribution" and key.who == learner and item.computed == (digest,)
+            ]
+            return key, "arithmetic"
+        case "weight":
+            (t,) = plant.where
+            [key] = [key for key in AlignedRun(run).items if key[::2] == ("merge", t)]
+            return key, "arithmetic"
+        case _:
+            return Key("step", *plant.where), "data"
+
+
+@pytest.mark.parametrize("seed", range(PLANTS))
+def test_a_planted_fault_is_named_at_its_event_with_its_kind(seed, first, simulate, monkeypatch):
+    """One fault in the second execution, of any kind, anywhere."""
+    find(seed, first, simulate, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(PLANTS, PLANTS + PLANTS_SLOW))
+def test_two_hundred_planted_faults_are_named(seed, first, simulate, monkeypatch):
+    """The same, two hundred times."""
+    find(seed, first, simulate, monkeypatch)
+
+
+def test_every_kind_is_among_the_plants():
+    """No kind of fault is left out of the sample."""
+    assert {draw(seed).kind for seed in range(PLANTS)} == set(KINDS)
+
+
+def test_two_executions_without_a_fault_are_equal(first, simulate):
+    """The comparison finds nothing where there is nothing."""
+    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL)))
+    assert found.same
+    assert found.equal > 300
+    assert (found.differing, found.first, found.only) == (0, (), ())
+
+
+def test_another_setting_is_named_as_what_was_recorded_differently(first, simulate):
+    """A difference of arithmetic is put down to the one thing that was recorded differently."""
+    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "outer.lr=0.4")))
+    assert found.recorded == ("setting: outer.lr = 0.7 and 0.4",)
+    assert found.first[0].kind == "configuration"
+    assert found.first[0].what.startswith("merge ")
+    assert "the result differs, of the same contributions" in found.first[0].detail
+    assert found.distances
+    assert found.held_out is not None
+
+
+def test_another_seed_of_the_times_is_a_difference_of_timing(first, simulate):
+    """Who arrives when decides otherwise; what was computed before is equal."""
+    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "scenario.seed=9")))
+    assert {each.kind for each in found.first} == {"timing"}
+    assert any("took" in line or "after step" in line for line in found.lines())
+
+
+def test_a_run_that_ends_early_is_said_to(first, simulate):
+    """What only one of the runs has is counted."""
+    found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "job.steps=48")))
+    assert any("merges" in each and str(first) in each for each in found.only)
+
+
+def test_the_command_says_whether_they_are_equal(first, simulate, capsys):
+    """Exit code 0 for equal runs, 1 for others, 2 for what is no run."""
+    again, other = simulate(*SMALL), simulate(*SMALL, "outer.lr=0.4")
+    assert diff(parser().parse_args(["diff", str(first), str(again)])) == 0
+    assert "equal: " in capsys.readouterr().out
+    assert diff(parser().parse_args(["diff", str(first), str(other), "--json"])) == 1
+    assert json.loads(capsys.readouterr().out)["same"] is False
+    assert diff(parser().parse_args(["diff", str(first), str(first.parent)])) == 2
+    assert "no tapes here" in capsys.readouterr().err
