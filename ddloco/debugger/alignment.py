@@ -185,6 +185,22 @@ def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> lis
     differing = {
         key for key, item in one.items() if key in other and item.content != other[key].content
     }
-    here = [key for key in differing if differing.isdisjoint(one[key].causes)]
-    both = [key for key in here if differing.isdisjoint(other[key].causes)]
+    parted = differing | _parted_steps(one, differing)
+    here = [key for key in differing if parted.isdisjoint(one[key].causes)]
+    both = [key for key in here if parted.isdisjoint(other[key].causes)]
     return sorted(both or here)
+
+
+def _parted_steps(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
+    """Return the inner steps behind a difference of their learner.
+
+    A small difference of parameters may be rounded away in the loss of a step, and show only in the
+    loss of a later one; the parameters differ all the time.
+    """
+    parted: set[Key] = set()
+    for key, item in items.items():  # A learner's steps are in order.
+        if key.kind == "step" and any(
+            cause in parted or cause in differing for cause in (key, *item.causes)
+        ):
+            parted.add(key)
+    return parted
