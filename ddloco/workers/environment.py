@@ -10,20 +10,18 @@ HASH_SEED = "PYTHONHASHSEED"
 of strings: a task that builds a vocabulary from a set would have a different one in each worker.
 Workers get 0."""
 
-FINGERPRINTED = (
-    "NPROC", "XLA_", "JAX_", "OMP_", "OPENBLAS_", "MKL_", "BLIS_", "NUMEXPR_", "CUDA_", "TF_",
-    HASH_SEED,
-)  # fmt: skip
-"""Variables with these prefixes can change arithmetic, or the order of what a task builds."""
-
 ENTRY = "env."
 """The prefix of environment variables among a fingerprint's entries."""
 
-REPLAYED = frozenset({
+RECORDED = frozenset({
     "NPROC", HASH_SEED, "XLA_FLAGS",
     "JAX_PLATFORMS", "JAX_ENABLE_X64", "JAX_DEFAULT_MATMUL_PRECISION", "JAX_DEFAULT_PRNG_IMPL",
     "JAX_NUMPY_DTYPE_PROMOTION", "JAX_THREEFRY_PARTITIONABLE", "JAX_DEFAULT_DTYPE_BITS",
     "JAX_DISABLE_JIT", "JAX_DISABLE_MOST_OPTIMIZATIONS", "JAX_NUM_CPU_DEVICES",
+    "JAX_ALLOW_F16_REDUCTIONS", "JAX_DEFAULT_DEVICE", "JAX_ENABLE_CUSTOM_PRNG", "JAX_ENABLE_PGLE",
+    "JAX_EXEC_TIME_OPTIMIZATION_EFFORT", "JAX_LEGACY_PRNG_KEY", "JAX_MEMORY_FITTING_EFFORT",
+    "JAX_MEMORY_FITTING_LEVEL", "JAX_OPTIMIZATION_LEVEL", "JAX_RANDOM_SEED_OFFSET",
+    "JAX_SOFTMAX_CUSTOM_JVP", "JAX_THREEFRY_GPU_KERNEL_LOWERING",
     "OMP_NUM_THREADS", "OMP_DYNAMIC", "OMP_SCHEDULE", "OMP_PROC_BIND",
     "OPENBLAS_NUM_THREADS", "OPENBLAS_CORETYPE",
     "MKL_NUM_THREADS", "MKL_CBWR", "MKL_DYNAMIC", "MKL_ENABLE_INSTRUCTIONS",
@@ -31,9 +29,9 @@ REPLAYED = frozenset({
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER",
     "TF_CUDNN_DETERMINISTIC", "TF_DETERMINISTIC_OPS", "TF_ENABLE_ONEDNN_OPTS",
 })  # fmt: skip
-"""The variables that a replay takes from a tape: they change arithmetic and name no files. Other
-variables with the same prefixes say where to read programs or write files; a tape must not set
-them."""
+"""The variables that tapes record and that a replay takes from them: they change arithmetic, or the
+order of what a task builds, and name no files. No other variable is on a tape, so that no secret of
+the environment is (a prefix such as ``TF_`` is that of Terraform's variables, too)."""
 
 VALUE = re.compile(r"[A-Za-z0-9_.,:;=+ -]{0,4096}")
 """Allowed values of variables from a tape: no NUL byte, with which no process can be started, and
@@ -48,37 +46,34 @@ def worker_environment(
     Args:
         base: this process's environment.
         worker: ``[worker]`` of the job file: threads (NPROC) and more.
-        recorded: a tape's fingerprint; its variables that are in ``REPLAYED`` replace everything
-            that can change arithmetic.
+        recorded: a tape's fingerprint. Its variables take the place of all ``RECORDED`` ones.
     """
     env = dict(base)
     env[HASH_SEED] = "0"
     if recorded is None:
         env["NPROC"] = str(worker.threads)
         env.update(worker.env)
-    else:
-        for name in [name for name in env if name.startswith(FINGERPRINTED)]:
-            if name != HASH_SEED:
-                del env[name]
-        env.update(_taken(base, worker, recorded))
+        return env
+    for name in RECORDED - {HASH_SEED}:
+        env.pop(name, None)
+    env.update(_taken(base, worker, recorded))
     return env
 
 
 def _taken(
     base: Mapping[str, str], worker: Worker, recorded: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    """The variables of a tape that its replay uses: harmless ones, and those with the same value in
-    the job file or in this process. The replay reports the others as differences."""
+    """Yield the variables of a tape that its replay uses: those with a harmless value, and those
+    with the same value in the job file or in this process. The replay reports the others as
+    differences."""
     for entry, value in recorded.items():
         name = entry.removeprefix(ENTRY)
-        if not entry.startswith(ENTRY):
+        if not entry.startswith(ENTRY) or name not in RECORDED:
             continue
-        harmless = name in REPLAYED and VALUE.fullmatch(value) is not None
-        same = value in (worker.env.get(name), base.get(name))
-        if harmless or (same and name.startswith(FINGERPRINTED)):
+        if VALUE.fullmatch(value) is not None or value in (worker.env.get(name), base.get(name)):
             yield name, value
 
 
 def fingerprinted(env: Mapping[str, str]) -> dict[str, str]:
-    """The entries of a fingerprint that come from an environment."""
-    return {f"{ENTRY}{name}": env[name] for name in sorted(env) if name.startswith(FINGERPRINTED)}
+    """Return the entries of a fingerprint that come from an environment."""
+    return {f"{ENTRY}{name}": env[name] for name in sorted(RECORDED) if name in env}

@@ -5,8 +5,8 @@ import pytest
 from ddloco.config.job import Worker
 from ddloco.workers.environment import (
     ENTRY,
-    FINGERPRINTED,
     HASH_SEED,
+    RECORDED,
     fingerprinted,
     worker_environment,
 )
@@ -62,20 +62,28 @@ def test_a_recorded_fingerprint_replaces_all_that_changes_arithmetic():
 
 def test_a_fingerprint_holds_what_changes_arithmetic_in_order_of_names():
     """Only the variables that matter, sorted, each under its prefix."""
-    env = {f"{name}X": "1" for name in reversed(FINGERPRINTED)} | {"HOME": "/", "MY_XLA_": "x"}
+    env = dict.fromkeys(RECORDED, "1") | {"HOME": "/", "MY_XLA_": "x"}
 
     entries = fingerprinted(env)
 
-    assert list(entries) == sorted(f"{ENTRY}{name}X" for name in FINGERPRINTED)
+    assert list(entries) == sorted(f"{ENTRY}{name}" for name in RECORDED)
     assert set(entries.values()) == {"1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["TF_VAR_token", "JAX_SECRET", "XLA_", "CUDA_X", "OMP_TOOL_LIBRARIES", "AWS_SECRET"]
+)
+def test_no_other_variable_is_on_a_tape(name):
+    """A prefix does not make a variable harmless: Terraform keeps tokens in TF_VAR_ ones."""
+    assert fingerprinted({name: "secret"}) == {}
 
 
 def test_what_was_recorded_is_built_again():
     """A worker started from its own fingerprint has that fingerprint."""
-    worker = Worker(threads=3, env={"XLA_FLAGS": "--a", "TF_X": "1"})
+    worker = Worker(threads=3, env={"XLA_FLAGS": "--a"})
     recorded = fingerprinted(worker_environment(BASE, worker))
 
-    again = worker_environment({"NPROC": "64", "CUDA_X": "1"}, worker, recorded)
+    again = worker_environment({"NPROC": "64", "CUDA_VISIBLE_DEVICES": "1"}, worker, recorded)
 
     assert fingerprinted(again) == recorded
 
@@ -87,6 +95,7 @@ def test_what_was_recorded_is_built_again():
         ("PYTHONPATH", "/home/me"),
         ("PATH", "/home/me"),
         ("JAX_COMPILATION_CACHE_DIR", "/home/me/theirs"),
+        ("TF_VAR_token", "theirs"),
         ("CUDA_INJECTION64_PATH", "/home/me/theirs.so"),
         ("XLA_FLAGS", "--xla_dump_to=/home/me"),
         ("XLA_FLAGS", "--a\0b"),
@@ -102,9 +111,11 @@ def test_a_tape_has_no_say_in_what_runs(name, value):
 
 
 def test_what_this_process_says_itself_is_no_say_of_a_tape():
-    """The folder of compiled programs is the same one, so the replay goes on using it."""
-    base = {**BASE, "JAX_COMPILATION_CACHE_DIR": "/home/me/cache", "JAX_X": "1"}
+    """The folder of compiled programs is this process's own, and a flag with a path is used where
+    this process has the same."""
+    base = {**BASE, "JAX_COMPILATION_CACHE_DIR": "/home/me/cache", "XLA_FLAGS": "--x=/home/me"}
 
     env = worker_environment(base, Worker(), fingerprinted(base))
 
     assert fingerprinted(env) == {**fingerprinted(base), f"{ENTRY}{HASH_SEED}": "0"}
+    assert env["JAX_COMPILATION_CACHE_DIR"] == "/home/me/cache"
