@@ -8,6 +8,7 @@ and the digest of the task's source, so what differs is said before anything is 
     [Want]      from the actor, again until there is an answer
     [Granted]   from the lead: this number, which nobody else has
     [Denied]    no number, and why: other settings
+    [Known]     the newest numbers, between a shard and the lead; see ``incarnation_gate``
 
 Whose number it is stands nowhere in here: it is the peer of the route, which keys prove. The route
 also has a number that the asker has drawn, so that a question that is said twice is answered twice
@@ -31,7 +32,7 @@ from transport.endpoint import Buffer
 from transport.message import Reason
 from transport.zeromq import ZmqEndpoint
 
-VERSION = 1
+VERSION = 2
 LANE = "grant"
 
 WORD_BYTES_MAX = 2**16
@@ -81,6 +82,12 @@ class Denied(Struct, frozen=True, tag=True):
     reason: Reason
 
 
+class Known(Struct, frozen=True, tag=True):
+    """The newest number of each actor of which any is known."""
+
+    numbers: dict[Short, Number]
+
+
 class GrantError(ValueError):
     """They said something that this language does not have; one line names the field."""
 
@@ -94,17 +101,27 @@ class SilentError(Exception):
 
 
 encode = msgspec.msgpack.Encoder().encode
-_want = msgspec.msgpack.Decoder(Want)
+_question = msgspec.msgpack.Decoder(Want | Known)
+_known = msgspec.msgpack.Decoder(Known)
 _answer = msgspec.msgpack.Decoder(Granted | Denied)
 
 
-def decode_want(frames: Sequence[Buffer]) -> Want:
-    """What an actor asks.
+def decode_question(frames: Sequence[Buffer]) -> Want | Known:
+    """What an actor or a shard asks.
 
     Raises:
         GrantError: it is no such question.
     """
-    return _decoded(_want, frames)
+    return _decoded(_question, frames)
+
+
+def decode_known(frames: Sequence[Buffer]) -> Known:
+    """What the lead tells a shard.
+
+    Raises:
+        GrantError: it is something else.
+    """
+    return _decoded(_known, frames)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Buffer]) -> Any:

@@ -7,6 +7,7 @@ the same number again, as long as it asks under the same route.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,9 @@ from ddloco.nodes.incarnation_grants import (
     Denied,
     Granted,
     GrantError,
+    Known,
     Want,
-    decode_want,
+    decode_question,
     differences,
     encode,
     settings_of,
@@ -54,6 +56,10 @@ ROUTES_MAX = 4096
 NUMBERS_AT_ONCE, NUMBERS_PER_S = 16.0, 0.1
 """New numbers of one actor. An engine that starts a failing learner again at once, each second, is
 slowed to one start in ten seconds; whoever asks in another's name ends its link as seldom."""
+
+SHARDS_S = 10.0
+"""How long a lead that knows of no learner waits for its shards, before it gives learners numbers:
+it may have lost its folder, and then the shards know what was given. Whoever asks does so again."""
 
 REFUSALS_LOGGED_MAX = 20
 """Whoever asks again and again fills no disk."""
@@ -145,6 +151,12 @@ class Registrar:
         """By actor of this job that has asked."""
         self._newest: dict[str, int] = {}
         """By actor of this job that was heard, the newest of which it is known that it exists."""
+        self._learners = frozenset(job.learner_names())
+        self._shards: dict[str, str] = {}
+        """By shard that was heard, the newest route to it."""
+        self._begun = self._time.now()
+        self._new = bool(job.syncer_names()[1:]) and not any(map(record.newest, self._learners))
+        """Whether the shards may know of learners that the record does not."""
         self._refused = 0
         self._given: dict[str, Granted] = {}
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
@@ -166,9 +178,7 @@ class Registrar:
         name, number = actor_of(peer), number_of(peer)
         if name not in self._names or not is_incarnation(peer):
             return True  # Whoever that is, the door judges it.
-        if name not in self._newest:
-            self._newest[name] = self._record.newest(name)
-        newest = self._newest[name]
+        newest = self._newest_of(name)
         if number <= newest:
             return True
         if newest or number > AHEAD_MAX:
@@ -183,19 +193,54 @@ class Registrar:
             answer = await trio.to_thread.run_sync(self.answer, arrival)
             if answer is None:
                 continue
-            try:
-                self._endpoint.send_nowait(arrival.route, [encode(answer)])
-            except (LaneFull, PeerGone):
-                continue  # It asks again.
+            self._send(arrival.route, answer)
+            if isinstance(answer, Granted):
+                for route in self._shards.values():
+                    self._send(route, self._known())
 
-    def answer(self, arrival: Arrival) -> Granted | Denied | None:
-        """The answer to one question; None to what is none."""
+    def _send(self, route: str, answer: Granted | Denied | Known) -> None:
+        with suppress(LaneFull, PeerGone):  # It asks again.
+            self._endpoint.send_nowait(route, [encode(answer)])
+
+    def _known(self) -> Known:
+        """The newest numbers of learners, for the shards."""
+        numbers = {name: self._newest_of(name) for name in sorted(self._learners)}
+        return Known({name: number for name, number in numbers.items() if number})
+
+    def _newest_of(self, name: str) -> int:
+        if name not in self._newest:
+            self._newest[name] = self._record.newest(name)
+        return self._newest[name]
+
+    def _heard_of_shard(self, route: str, name: str, known: Known) -> Known | None:
+        """Take the numbers that a shard was told before, and tell it the newest."""
+        if name not in self._job.syncer_names()[1:]:
+            return self._refuse(name, "it is no shard")
+        for learner in sorted(self._learners & known.numbers.keys()):
+            number, newest = known.numbers[learner], self._newest_of(learner)
+            if newest < number <= newest + AHEAD_MAX:
+                self._newest[learner] = number
+        self._shards[name] = route
+        return self._known()
+
+    def _waits_for_shards(self) -> bool:
+        self._new = (
+            self._new
+            and len(self._shards) < len(self._job.syncer_names()) - 1
+            and self._time.now() - self._begun < SHARDS_S
+        )
+        return self._new
+
+    def answer(self, arrival: Arrival) -> Granted | Denied | Known | None:
+        """The answer to one question; None to what is none, and while there is none yet."""
         route = arrival.route
         name = actor_of(route.removesuffix(f"/{LANE}"))
         try:
-            want = decode_want(arrival.frames)
+            want = decode_question(arrival.frames)
         except GrantError as error:
             return self._refuse(name, str(error))
+        if isinstance(want, Known):
+            return self._heard_of_shard(route, name, want)
         if name not in self._names:
             refused = f"{name[:64]} is nobody of this job"
         elif want.version != VERSION:
@@ -203,6 +248,8 @@ class Registrar:
         elif want.job != self._job.id:
             said = differences(self._settings, want.settings) if want.settings else ""
             refused = f"its job file differs: {said or f'{self._job.id} here, {want.job} there'}"
+        elif name in self._learners and self._waits_for_shards():
+            return None
         else:
             return self._given.get(route) or self._give(route, name, want)
         self._refuse(name, refused)

@@ -22,6 +22,7 @@ from ddloco.monitoring.live_display import follow
 from ddloco.network.endpoints import dial, new_endpoint
 from ddloco.network.keys import curve_of
 from ddloco.nodes.auth_log import Refusals
+from ddloco.nodes.incarnation_gate import Gate
 from ddloco.nodes.incarnation_grants import LANE as GRANTS
 from ddloco.nodes.incarnation_grants import (
     DeniedError,
@@ -117,16 +118,17 @@ async def serve_syncer(
                 return found
             incarnation, beginning = found
             await _dial(endpoint, lead, connect, incarnation)
+            identity = f"{incarnation}/{GRANTS}"
+            await endpoint.dial(connect, route=f"{lead}/{GRANTS}", identity=identity)
         write_address(folder, name, address, terms.advertise)
         hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning)
-        registrar = None
+        numbers = _gives_numbers(hosted) if connect is None else _hears_of_numbers(hosted, lead)
         if connect is None:
-            registrar = _gives_numbers(hosted)
             if job.tape.ships:
                 take_in_tapes(hosted)
         elif job.tape.ships:
             await ship_tape(hosted, lead, connect)
-        return await _serve(hosted, endpoint, terms, registrar)
+        return await _serve(hosted, endpoint, terms, numbers)
 
 
 def _gives_numbers(hosted: Hosted) -> Registrar:
@@ -135,6 +137,14 @@ def _gives_numbers(hosted: Hosted) -> Registrar:
     registrar = Registrar(hosted.job, Record(hosted.folder), endpoint, hosted.note)
     hosted.endpoint = SideLane(endpoint, GRANTS, registrar.take, registrar.heeds)
     return registrar
+
+
+def _hears_of_numbers(hosted: Hosted, lead: str) -> Gate:
+    """Let a shard hear only the incarnations that the lead has given."""
+    endpoint = hosted.endpoint
+    gate = Gate(hosted.job, endpoint, lead, hosted.note)
+    hosted.endpoint = SideLane(endpoint, GRANTS, gate.take, gate.heeds)
+    return gate
 
 
 async def serve_learner(
@@ -278,7 +288,7 @@ def _note_waiting(folder: Path, name: str, whom: str) -> None:
 
 
 async def _serve(
-    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, registrar: Registrar | None
+    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
 ) -> Finish:
     keep_freed_memory()
     async with trio.open_nursery() as nursery:
@@ -286,8 +296,8 @@ async def _serve(
         nursery.start_soon(Refusals(endpoint, hosted).run)
         nursery.start_soon(give_back_spare)
         nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
-        if registrar is not None:
-            nursery.start_soon(registrar.run)
+        if numbers is not None:
+            nursery.start_soon(numbers.run)
         if terms.with_parent:
             requests = hosted.request_stop, hosted.request_leave
             nursery.start_soon(stop_with_parent, *requests)

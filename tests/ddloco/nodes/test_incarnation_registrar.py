@@ -11,7 +11,7 @@ from ddloco.nodes.incarnation_grants import (
     Denied,
     Granted,
     GrantError,
-    decode_want,
+    decode_question,
     encode,
     want_of,
 )
@@ -124,7 +124,7 @@ def test_nobody_else_has_a_number(desk, route):
 def test_what_is_no_question_is_not_answered(desk, frames):
     """It is counted, and logged a few times."""
     with pytest.raises(GrantError):
-        decode_want(frames)
+        decode_question(frames)
     for _ in range(50):
         assert desk.registrar.answer(Arrival("learner-0.1/grant", frames)) is None
     assert len(desk.notes) == 20
