@@ -1,7 +1,7 @@
 """The happened-before relation of vector clocks: comparison, causal sort, consistent cuts."""
 
 import heapq
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -48,11 +48,13 @@ def causal_sort(
     sequences: Mapping[str, Sequence[C]],
     cut_short: Collection[str] = (),
     after: Mapping[str, int] | None = None,
+    rank: Callable[[C], float] | None = None,
 ) -> list[C]:
     """Merge the actors' event sequences into one order in which every cause precedes its effect.
 
     The result is a linear extension of happened-before and depends only on the input: among events
-    that may come next, the one with the smaller number goes first, then the smaller name. Some
+    that may come next, the one with the smaller number goes first (or the smaller ``rank``, such as
+    a time), then the smaller name. Some
     causes are assumed to have happened: those in actors that are not given, those after the last
     event of the actors in ``cut_short``, and those up to ``after[actor]``, where the sequence of
     that actor begins.
@@ -64,7 +66,7 @@ def causal_sort(
     lasts = {name: done[name] + len(sequences[name]) for name in cut_short if name in sequences}
     position = dict.fromkeys(sequences, 0)
     waiting: dict[tuple[str, int], list[str]] = {}
-    ready: list[tuple[int, str]] = []
+    ready: list[tuple[float, str]] = []
     merged: list[C] = []
 
     def offer(actor: str) -> None:
@@ -76,16 +78,17 @@ def causal_sort(
             if cause != actor and cause in done and done[cause] < count:
                 waiting.setdefault((cause, count), []).append(actor)
                 return
-        heapq.heappush(ready, (event.number, actor))
+        heapq.heappush(ready, (event.number if rank is None else rank(event), actor))
 
     for actor in sorted(sequences, key=str.encode):
         offer(actor)
     while ready:
-        number, actor = heapq.heappop(ready)
-        merged.append(sequences[actor][position[actor]])
+        _, actor = heapq.heappop(ready)
+        event = sequences[actor][position[actor]]
+        merged.append(event)
         position[actor] += 1
-        done[actor] = number
-        for woken in waiting.pop((actor, number), []):
+        done[actor] = event.number
+        for woken in waiting.pop((actor, event.number), []):
             offer(woken)
         offer(actor)
     if waiting:

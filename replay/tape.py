@@ -224,19 +224,26 @@ MARK_EVENTS = 512
 class Tape:
     """A tape opened for reading.
 
+    Args:
+        path: the file.
+        salvage: whether to read a damaged tape up to the damage, as if it ended there.
+
     Attributes:
         header: its first record.
         events: number of the last event; known after ``scan``.
         truncated_at: the byte where the last whole record ends, if the tape ends in the middle of
             another (its process was killed while writing it); known after reading to the end.
         closed: the reason of its orderly end, if it had one.
+        damage: what is damaged, with its byte, if a damaged tape was salvaged; otherwise empty.
 
     Raises:
         TapeError: no tape, another version of one, or damaged.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, salvage: bool = False) -> None:
         self.path = Path(path)
+        self.damage = ""
+        self._salvage = salvage
         self.truncated_at: int | None = None
         self.closed: str | None = None
         self.events = 0
@@ -279,7 +286,7 @@ class Tape:
         """
         mark = self._mark_before(after)
         previous = mark.number
-        for start, chain, record in self._records(mark):
+        for start, chain, record in self._whole(mark):
             if isinstance(record, Header):
                 if start != _PREFIX.size:
                     raise TapeError(self.path, start, "a second header")
@@ -303,6 +310,17 @@ class Tape:
         if after >= self._marks[-1].number:
             return self._marks[-1]
         return self._marks[max(bisect(self._marks, after, key=attrgetter("number")) - 1, 0)]
+
+    def _whole(
+        self, mark: Mark
+    ) -> Iterator[tuple[int, int, Header | Event | Effects | Raised | Closed]]:
+        """The records up to the end, or up to the damage of a tape that is salvaged."""
+        try:
+            yield from self._records(mark)
+        except TapeError as error:
+            if not self._salvage:
+                raise
+            self.truncated_at, self.damage = error.byte, f"byte {error.byte}: {error.problem}"
 
     def _records(
         self, mark: Mark | None = None

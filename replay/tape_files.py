@@ -86,6 +86,7 @@ class Chain(Tape):
         self.path, self.header, self.events = first.path, first.header, first.header.after
         self.truncated_at: int | None = None
         self.closed: str | None = None
+        self.damage = ""
         self.files = tuple(files)
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
@@ -103,7 +104,11 @@ class Chain(Tape):
                 last = record.n
                 yield record
             before = file
-        self.truncated_at, self.closed = self.files[-1].truncated_at, self.files[-1].closed
+            if file.damage:
+                self.damage = f"{file.path.name}: {file.damage}"
+                break
+        assert before is not None, "a chain has files"
+        self.truncated_at, self.closed = before.truncated_at, before.closed
 
 
 def _check_joint(before: Tape | None, last: int, file: Tape) -> None:
@@ -121,8 +126,12 @@ def _check_joint(before: Tape | None, last: int, file: Tape) -> None:
         raise TapeError(file.path, 16, problem)
 
 
-def open_tapes(folder: Path) -> list[Tape]:
-    """The tapes of a run folder (or one tape, given its file), scanned, in order of names.
+def open_tapes(folder: Path, *, salvage: bool = False) -> list[Tape]:
+    """Open the tapes of a run folder (or one tape, given its file), scanned, in order of names.
+
+    Args:
+        folder: the run folder, the folder of tapes, or one file.
+        salvage: whether to read damaged tapes up to the damage; ``damage`` of each names it.
 
     Raises:
         TapeError: there is none, two are of one incarnation, a chain has a hole, or one cannot be
@@ -130,7 +139,7 @@ def open_tapes(folder: Path) -> list[Tape]:
     """
     folder = Path(folder)
     if folder.is_file():
-        return [_named(folder).scan()]
+        return [_named(folder, salvage=salvage).scan()]
     inner = folder / "tapes" if (folder / "tapes").is_dir() else folder
     paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
     if not paths:
@@ -139,7 +148,7 @@ def open_tapes(folder: Path) -> list[Tape]:
     unbegun: list[UnbegunError] = []
     for path in paths:
         try:
-            opened = _named(path)
+            opened = _named(path, salvage=salvage)
         except UnbegunError as error:
             unbegun.append(error)
             continue
@@ -151,9 +160,9 @@ def open_tapes(folder: Path) -> list[Tape]:
     return list(tapes.values())
 
 
-def _named(path: Path) -> Tape:
+def _named(path: Path, *, salvage: bool) -> Tape:
     """A tape whose header says what its file's name says."""
-    opened = Tape(path)
+    opened = Tape(path, salvage=salvage)
     name, after = whose(path)
     if name != opened.incarnation:
         raise TapeError(path, 16, f"a tape of {opened.incarnation}; its file is named for {name}")

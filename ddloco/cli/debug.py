@@ -22,7 +22,7 @@ from snapshot import SnapshotError, StorageError
 def explained(given: argparse.Namespace, answer: Callable[[RecordedRun], int]) -> int:
     """Open the run in ``given.folder``, answer, and say in one line what is wrong with it."""
     try:
-        return answer(RecordedRun(given.folder))
+        return answer(RecordedRun(given.folder, salvage=given.salvage))
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     except Divergence as found:
@@ -61,7 +61,7 @@ def diff(given: argparse.Namespace) -> int:
     """``ddloco diff``: where two runs part first, and of what kind the difference is."""
 
     def answer(run: RecordedRun) -> int:
-        found = compare(run, RecordedRun(given.other))
+        found = compare(run, RecordedRun(given.other, salvage=given.salvage))
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(found)
             print(json.dumps({"same": found.same, **plain}, indent=2))
@@ -85,5 +85,5 @@ def status_at(given: argparse.Namespace) -> int:
             Console(soft_wrap=True).print(told.picture())
         return HELD
 
-    [given.folder] = given.addresses
+    [given.folder], given.salvage = given.addresses, False
     return explained(given, answer)

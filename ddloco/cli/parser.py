@@ -346,8 +346,26 @@ def _add_replay(orders: Orders) -> None:
         action="store_true",
         help="call the task that the tapes name, although another user recorded them",
     )
+    _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
+
+
+def _add_salvage(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--salvage",
+        action="store_true",
+        help="read a damaged tape up to the damage, and name the rest as a gap",
+    )
+
+
+def _add_wanted(command: argparse.ArgumentParser) -> None:
+    add = command.add_argument
+    add("--actor", metavar="NAME", default="", help="of this actor: learner-1, or learner-1.2")
+    add("--type", metavar="TYPE", default="", help="of this type: StepFinished, Contribution")
+    add("--merge", metavar="T", type=int, help="only messages about the merge of global step T")
+    add("--around", metavar="EVENT", default="", help="ten events before and after syncer.1:540")
+    add("--full", action="store_true", help="do not cut off long values")
 
 
 def _add_diff(orders: Orders) -> None:
@@ -362,6 +380,7 @@ def _add_diff(orders: Orders) -> None:
     )
     command.add_argument("folder", metavar="RUN_A", type=Path, help="a run folder")
     command.add_argument("other", metavar="RUN_B", type=Path, help="another run folder")
+    _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run="diff")
 
@@ -391,6 +410,7 @@ def _add_why(orders: Orders) -> None:
             question.add_argument(
                 "--depth", metavar="N", type=int, default=16, help="causes to show (default: 16)"
             )
+        _add_salvage(question)
         question.add_argument("--json", action="store_true", help="print JSON")
         question.set_defaults(run="why")
 
@@ -404,6 +424,9 @@ def _add_tape(orders: Orders) -> None:
     ):
         command = _command(actions, name, what)
         command.add_argument("folder", metavar="RUN_OR_TAPE", type=Path, help="folder or file")
+        if name == "show":
+            _add_wanted(command)
+        _add_salvage(command)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
 

@@ -22,8 +22,9 @@ from ddloco.cli.debug import diff, status_at, why
 from ddloco.cli.examples import EXAMPLES, put_examples
 from ddloco.cli.perform import find_programs, perform
 from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
-from ddloco.cli.tape import show as show_tapes
-from ddloco.cli.tape import verify_folder
+from ddloco.cli.tape_show import Wanted
+from ddloco.cli.tape_show import show as show_tapes
+from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import check_place, holds_job, next_folder, open_folder
 from ddloco.config.toml import ConfigError
@@ -385,6 +386,7 @@ def replay(given: argparse.Namespace) -> int:
             given.snapshot,
             task=given.task,
             trust=given.trust,
+            salvage=given.salvage,
         )
         bar.update(shown, total=rerun.total)
         with bar:
@@ -406,6 +408,7 @@ def rerun_of(
     *,
     task: str,
     trust: bool,
+    salvage: bool = False,
 ) -> Rerun:
     """Prepare the replay of a job or of a user's program.
 
@@ -416,11 +419,12 @@ def rerun_of(
         snapshot: a snapshot to begin from.
         task: a task to use in place of the one that the tapes name.
         trust: whether the user allows calling what the tapes name.
+        salvage: whether to read damaged tapes up to the damage.
 
     Raises:
         TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
     """
-    tapes = open_recording(folder)
+    tapes = open_recording(folder, salvage=salvage)
     plain = tapes[0].header.job
     simulated = all(
         is_simulated(each.header) for each in tapes
@@ -430,9 +434,9 @@ def rerun_of(
     elif not (trust or simulated):
         check_trust(run_folder_of(folder), plain)
     if not is_production(plain):
-        return JobRerun(folder, progress, warn, snapshot, task)
+        return JobRerun(folder, progress, warn, snapshot, task, salvage=salvage)
     find_programs()
-    return ProgramRerun(folder, progress, warn, snapshot, task)
+    return ProgramRerun(folder, progress, warn, snapshot, task, salvage=salvage)
 
 
 def _print_report(report: Report) -> None:
@@ -464,9 +468,13 @@ def simulate(given: argparse.Namespace) -> int:
 def tape_show(given: argparse.Namespace) -> int:
     """``ddloco tape show``: print one line per event."""
     try:
-        for line in show_tapes(given.folder, as_json=given.json):
+        wanted = Wanted(given.actor, given.type, given.merge, given.around)
+        shown = show_tapes(
+            given.folder, wanted, as_json=given.json, full=given.full, salvage=given.salvage
+        )
+        for line in shown:
             print(line)
-    except TapeError as error:
+    except (TapeError, ConfigError) as error:
         return complain(error)
     return HELD
 
@@ -474,7 +482,7 @@ def tape_show(given: argparse.Namespace) -> int:
 def tape_verify(given: argparse.Namespace) -> int:
     """``ddloco tape verify``: check records, clocks and invariants."""
     try:
-        held, lines = verify_folder(given.folder, as_json=given.json)
+        held, lines = verify_folder(given.folder, salvage=given.salvage, as_json=given.json)
     except (TapeError, ConfigError) as error:
         return complain(error)
     for line in lines:

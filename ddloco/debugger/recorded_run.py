@@ -34,6 +34,7 @@ class RecordedRun:
 
     Args:
         path: the run folder, a folder of tapes, or one tape.
+        salvage: whether to read damaged tapes up to the damage.
 
     Attributes:
         tapes: by incarnation, sorted by actor and incarnation number.
@@ -44,9 +45,9 @@ class RecordedRun:
         ConfigError: the tapes are of a program of the user's own.
     """
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, *, salvage: bool = False) -> None:
         self.path = Path(path)
-        tapes = open_recording(self.path)
+        tapes = open_recording(self.path, salvage=salvage)
         if is_production(tapes[0].header.job):
             raise ConfigError(f"{path}: of a program of your own; this command explains jobs")
         ordered = sorted(tapes, key=lambda each: _order(each.incarnation))

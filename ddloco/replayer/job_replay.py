@@ -26,6 +26,7 @@ class JobRerun(Rerun):
         warn: called with what differs before the replay starts.
         snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
         task: what is called in place of the task that the tapes name.
+        salvage: whether to read damaged tapes up to the damage.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -40,8 +41,10 @@ class JobRerun(Rerun):
         warn: Callable[[str], None] = lambda _: None,
         snapshot: str = "",
         task: str = "",
+        *,
+        salvage: bool = False,
     ) -> None:
-        tapes = open_recording(folder)
+        tapes = open_recording(folder, salvage=salvage)
         self.job = job_of(tapes[0])
         self.task = task or self.job.job.task
         self.warn = warn

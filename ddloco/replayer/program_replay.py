@@ -88,6 +88,7 @@ class ProgramRerun(Rerun):
         warn: called with what differs before the replay starts.
         snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
         program: what is called in place of the program that the tapes name.
+        salvage: whether to read damaged tapes up to the damage.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -102,8 +103,10 @@ class ProgramRerun(Rerun):
         warn: Callable[[str], None],
         snapshot: str = "",
         program: str = "",
+        *,
+        salvage: bool = False,
     ) -> None:
-        tapes = open_tapes(folder)
+        tapes = open_tapes(folder, salvage=salvage)
         plain = tapes[0].header.job
         self.production = production_from({**plain, "program": program or plain["program"]})
         self.warn = warn

@@ -27,14 +27,18 @@ def run_folder_of(path: Path) -> Path:
     return inner.parent if inner.name == TAPES else inner
 
 
-def open_recording(path: Path) -> list[Tape]:
-    """The tapes of a run, scanned; all are of the job or the program that their folder is of.
+def open_recording(path: Path, *, salvage: bool = False) -> list[Tape]:
+    """Open the tapes of a run, scanned; all are of the job or the program that their folder is of.
+
+    Args:
+        path: the run folder, a folder of tapes, or one tape.
+        salvage: whether to read damaged tapes up to the damage.
 
     Raises:
         TapeError: one cannot be read, or is of another job, or of another version's semantics.
         ConfigError: the recorded job, or the folder's own, is none that this version can run.
     """
-    tapes = open_tapes(path)
+    tapes = open_tapes(path, salvage=salvage)
     folder = run_folder_of(path)
     program = is_production(tapes[0].header.job)
     for each in tapes:

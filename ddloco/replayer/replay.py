@@ -71,6 +71,11 @@ class Report:
         }
 
 
+def damage_said(each: Tape) -> str:
+    """Return what is not read of a salvaged tape, in words."""
+    return f"damaged at {each.damage}; read up to event {each.events}"
+
+
 class Rerun(ABC):
     """Replays the tapes of one run.
 
@@ -96,6 +101,9 @@ class Rerun(ABC):
         if beginning is not None and any(each.dropped for each in tapes):
             self.note(f"begins with snapshot {beginning.snapshot}: events before it were dropped")
         self.tapes = [each for each in tapes if not self._is_past(each)]
+        for each in self.tapes:
+            if each.damage:
+                self.gap(f"{each.incarnation}: {damage_said(each)}")
         self.total = sum(max(each.events - self._after(each), 0) for each in self.tapes)
         if not self.total:
             # Nothing compared is nothing found equal.

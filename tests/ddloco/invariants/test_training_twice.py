@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 import trio
 
-from ddloco.cli.tape import verify_folder
+from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.faults import SYNCER, Fault
 from ddloco.config.run_folder import open_folder
 from ddloco.invariants.base import Books

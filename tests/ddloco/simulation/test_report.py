@@ -10,7 +10,7 @@ import trio
 
 from ddloco.cli.parser import parser
 from ddloco.cli.run import simulate
-from ddloco.cli.tape import verify_folder
+from ddloco.cli.tape_verify import verify_folder
 from ddloco.machines.syncer import global_fragments
 from ddloco.replayer.job_replay import JobRerun
 from ddloco.simulation import fuzz, report

@@ -6,7 +6,7 @@ import pytest
 import trio
 from msgspec.structs import replace as changed
 
-from ddloco.cli.tape import verify_folder
+from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.job import SnapshotTable
 from ddloco.config.run_folder import open_folder
 from ddloco.invariants.training import Learning, Merging

@@ -1,0 +1,129 @@
+"""``ddloco tape show``: one line per event."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clocks import actor_of
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.recorded_run import parse_event
+from ddloco.debugger.timeline import TimelineEvent, timeline
+from replay import open_tapes, tape
+
+VALUE_CHARS_MAX = 60
+"""Longer values are cut off, unless ``--full`` is given."""
+
+AROUND_EVENTS = 10
+"""Events shown before and after that of ``--around``."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which events to show; empty means all.
+
+    Attributes:
+        actor: of this actor or incarnation only.
+        kind: of this type only, such as StepFinished, or of messages with this body.
+        merge: only what names this global step; None for all.
+        around: only the events around this one, as ``syncer.1:540``.
+    """
+
+    actor: str = ""
+    kind: str = ""
+    merge: int | None = None
+    around: str = ""
+
+    def has(self, event: TimelineEvent) -> bool:
+        """Whether an event is to be shown, wherever it stands."""
+        body = event.body or {}
+        if self.actor and self.actor not in {event.actor, actor_of(event.actor)}:
+            return False
+        if self.kind and self.kind not in {event.kind, str(body.get("type", ""))}:
+            return False
+        if self.merge is None:
+            return True
+        return self.merge in {body.get("t"), body.get("version"), event.fields.get("t")}
+
+
+def show(
+    folder: Path,
+    wanted: Wanted | None = None,
+    *,
+    as_json: bool,
+    full: bool = False,
+    salvage: bool = False,
+) -> Iterator[str]:
+    """Yield the wanted events of all tapes in one causal order, a line each.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: there is no event to show them around.
+    """
+    wanted = wanted or Wanted()
+    events = timeline(open_tapes(folder, salvage=salvage))
+    if wanted.around:
+        events = _around(events, wanted.around)
+    for event in events:
+        if wanted.has(event):
+            yield json.dumps(as_dict(event)) if as_json else line(event, full=full)
+
+
+def _around(events: list[TimelineEvent], ref: str) -> list[TimelineEvent]:
+    who, number = parse_event(ref)
+    for place, event in enumerate(events):
+        if (event.actor, event.number) == (who, number):
+            return events[max(place - AROUND_EVENTS, 0) : place + AROUND_EVENTS + 1]
+    raise ConfigError(f"--around {ref}: no tape has this event")
+
+
+def as_dict(event: TimelineEvent) -> dict[str, Any]:
+    """Return an event as plain data; bytes are hexadecimal."""
+    return {
+        "event": f"{event.actor}:{event.number}",
+        "at": event.at,
+        "common_at": event.common_at,
+        "clock": event.clock.wire(),
+        **_plain(event.fields),
+        "effects": event.effects.count if isinstance(event.effects, tape.Effects) else None,
+    }
+
+
+def line(event: TimelineEvent, *, full: bool = False) -> str:
+    """Return an event on one line; its time is that of the common axis."""
+    fields = {**event.fields}
+    kind = str(fields.pop("type", "?"))
+    fields.pop("clock", None)
+    body = fields.pop("body", None)
+    if isinstance(body, dict):
+        kind += f" {body.get('type', '?')}"
+        rest = {key: value for key, value in body.items() if key != "type"}
+        fields = {"peer": fields.get("peer"), "seq": fields.get("seq"), **rest}
+    said = " ".join(f"{key}={_short(value, full=full)}" for key, value in fields.items())
+    match event.effects:
+        case tape.Effects(_, count):
+            outcome = f"-> {count} effects"
+        case tape.Raised(_, error):
+            outcome = f"-> raised {error}"
+        case _:
+            outcome = "-> not recorded (killed here)"
+    return f"{event.actor}:{event.number:<6} {event.common_at:10.4f} s  {kind} {said} {outcome}"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
+
+def _short(value: Any, *, full: bool) -> str:
+    text = value.hex() if isinstance(value, bytes) else str(value)
+    if full:
+        return text
+    text = text[:8] if isinstance(value, bytes) else text
+    return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."

@@ -1,0 +1,101 @@
+"""``ddloco tape verify``: the checks of tapes that need no execution."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from clocks import actor_of
+from ddloco.debugger.timeline import receipt_of
+from ddloco.invariants.merged_tokens import Share
+from ddloco.invariants.tape_audit import Audit, Finding
+from ddloco.programs.program import is_production
+from ddloco.replayer.recording import job_of, open_recording
+from ddloco.replayer.replay import damage_said
+from ddloco.replayer.start_point import final_clock
+from replay import Tape, verify
+
+
+def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tuple[bool, list[str]]:
+    """Check all tapes, their records, clocks and invariants.
+
+    Returns:
+        Whether everything held and nothing is missing, and the lines to print.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: this version cannot run the recorded job.
+    """
+    tapes = open_recording(folder, salvage=salvage)
+    verdicts, between = verify(tapes, receipt_of)
+    goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.
+    program = is_production(tapes[0].header.job)
+    findings: list[Finding] = []
+    share: Share | None = None
+    if not (goes_on or program):
+        audit = Audit(tapes)
+        findings, share = audit.run(), audit.share()
+    gaps = [f"{name}: no tape" for name in _missing(tapes, folder)]
+    gaps += [f"{each.incarnation}: {each.lost}" for each in verdicts if each.lost is not None]
+    gaps += [f"{each.incarnation}: {damage_said(each)}" for each in tapes if each.damage]
+    sound = not between and not any(verdict.problems for verdict in verdicts)
+    sound = sound and not any(finding.violation for finding in findings)
+    held = sound and not gaps
+    if as_json:
+        found = {
+            "tapes": [asdict(verdict) for verdict in verdicts],
+            "between": between,
+            "gaps": gaps,
+            "invariants": [asdict(finding) for finding in findings],
+            "tokens": asdict(share) if share is not None and share.merges else None,
+        }
+        return held, [json.dumps({"held": held, **found}, indent=2)]
+    lines: list[str] = []
+    for verdict in verdicts:
+        counts = f"{verdict.events} events, {verdict.messages} messages"
+        lines.append(f"{verdict.incarnation:<14} {counts}, ends: {verdict.ends}")
+        lines += [f"  {verdict.incarnation} {problem}" for problem in verdict.problems]
+    lines += [*between, *(f"gap: {gap}" for gap in gaps), *(each.line() for each in findings)]
+    if share is not None and share.merges:
+        lines.append(share.line())
+    lines += [f"{each.incarnation:<14} {dropped_before(each)}" for each in tapes if each.dropped]
+    if not held:
+        return held, [*lines, "not held: parts of the run are missing" if sound else "failed"]
+    total = sum(verdict.events for verdict in verdicts)
+    checked = _checked(tapes, program=program)
+    return held, [*lines, f"held: {total} events of {len(verdicts)} tapes, {checked}"]
+
+
+def _checked(tapes: Sequence[Tape], *, program: bool) -> str:
+    """What was checked, in words."""
+    if program:
+        return "every record and clock"
+    if not any(each.header.after for each in tapes):
+        return "every record, clock and invariant"
+    dropped = any(each.dropped for each in tapes)
+    why = "have lost their beginnings" if dropped else "go on from a snapshot"
+    return f"every record and clock; invariants were not checked: these tapes {why}"
+
+
+def _missing(tapes: Sequence[Tape], folder: Path) -> list[str]:
+    """The incarnations that some tape has heard of and that have no tape here.
+
+    A single tape is expected to come without the others. Where tapes are bounded by snapshots,
+    those of former incarnations may have been deleted.
+    """
+    if folder.is_file():
+        return []
+    present = {each.incarnation for each in tapes}
+    heard = {name for each in tapes for name in final_clock(each)}
+    if not is_production(tapes[0].header.job):
+        there = {actor_of(name) for name in (*present, *heard)}
+        heard |= {name for name in job_of(tapes[0]).syncer_names() if name not in there}
+    if any(each.header.after for each in tapes):
+        here = {actor_of(name) for name in present}
+        heard = {name for name in heard if actor_of(name) not in here}
+    return sorted(heard - present)
+
+
+def dropped_before(each: Tape) -> str:
+    """A description of the deleted part of a tape."""
+    return f"begins behind event {each.header.after}: what lay before it was dropped"

@@ -1,0 +1,172 @@
+"""Events of all tapes in one causal order, on one time axis.
+
+Every actor's times count from its own start. How far the clocks of two actors are apart is
+estimated from the messages between them, in both directions, assuming that the fastest message each
+way takes equally long (as NTP does). The estimate orders and labels events; it decides nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgpack
+import msgspec
+
+from clocks import VectorClock, causal_sort
+from replay import Receipt, Tape, tape
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """The fields of a MessageArrived event that are needed here."""
+
+    peer: str
+    lane: str
+    session: int
+    sender: str
+    seq: int
+    clock: dict[str, int]
+
+
+class TimelineEvent:
+    """One event, decoded without a schema, so that tapes of any program can be shown.
+
+    Attributes:
+        actor: the incarnation.
+        number: the event's number.
+        clock: all that the actor had heard of, this event included.
+        at: the time on the actor's own clock, in seconds.
+        common_at: the time on the clock of the reference actor, in seconds, as estimated.
+        fields: the event as plain data.
+        effects: what the tape says of its handling; None if the actor was killed there.
+    """
+
+    __slots__ = ("actor", "at", "clock", "common_at", "effects", "fields", "number")
+
+    def __init__(self, actor: str, record: tape.Event, clock: VectorClock, offset_s: float) -> None:
+        self.actor = actor
+        self.number = record.n
+        self.clock = clock
+        self.at = record.at
+        self.common_at = record.at + offset_s
+        self.fields: dict[str, Any] = msgpack.unpackb(record.event)
+        self.effects: tape.Effects | tape.Raised | None = None
+
+    @property
+    def kind(self) -> str:
+        """The type of the event, such as StepFinished."""
+        return str(self.fields.get("type", "?"))
+
+    @property
+    def body(self) -> dict[str, Any] | None:
+        """The body of the message, if the event is an arrival."""
+        body = self.fields.get("body")
+        return body if isinstance(body, dict) else None
+
+
+def timeline(tapes: Sequence[Tape]) -> list[TimelineEvent]:
+    """Return all events in one causal order; among concurrent ones the earlier comes first.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        CausalityError: the tapes cannot be of one run.
+    """
+    offsets = clock_offsets(tapes)
+    events = {each.incarnation: list(_events_of(each, offsets)) for each in tapes}
+    cut_short = [each.incarnation for each in tapes if each.closed is None]
+    after = {each.incarnation: each.header.after for each in tapes}
+    return causal_sort(events, cut_short, after, rank=lambda event: event.common_at)
+
+
+def _events_of(each: Tape, offsets: Mapping[str, float]) -> Iterator[TimelineEvent]:
+    clock = VectorClock(each.header.clock)
+    newest: TimelineEvent | None = None
+    for record in each.records():
+        if isinstance(record, tape.Event):
+            clock = clock.merge(record.clock).tick(each.incarnation)
+            newest = TimelineEvent(
+                each.incarnation, record, clock, offsets.get(each.incarnation, 0.0)
+            )
+            yield newest
+        elif isinstance(record, tape.Effects | tape.Raised) and newest is not None:
+            newest.effects = record
+
+
+def clock_offsets(tapes: Iterable[Tape]) -> dict[str, float]:
+    """Return the seconds to add to each actor's times to get those of the reference actor.
+
+    The reference is the actor that has exchanged messages with most others: in a job, a syncer. An
+    actor that exchanged none with it, directly or through others, gets 0.
+    """
+    times, fastest = _delays(tapes)
+    links: dict[str, set[str]] = {name: set() for name in times}
+    for sender, receiver in fastest:
+        links[sender].add(receiver)
+        links[receiver].add(sender)
+    if not links:
+        return {}
+    reference = max(sorted(links), key=lambda name: len(links[name]))
+    offsets = {reference: 0.0}
+    reached = [reference]
+    for one in reached:
+        for other in sorted(links[one] - offsets.keys()):
+            offsets[other] = offsets[one] + _offset(
+                fastest.get((one, other)), fastest.get((other, one))
+            )
+            reached.append(other)
+    return {name: offsets.get(name, 0.0) for name in times}
+
+
+def _offset(there_s: float | None, back_s: float | None) -> float:
+    """Return how far the clock of the other actor is behind, in seconds.
+
+    Args:
+        there_s: the least difference of arrival and departure of messages to it, each on the clock
+            of its own actor; None if there were none.
+        back_s: likewise of messages from it.
+    """
+    if there_s is not None and back_s is not None:
+        return (back_s - there_s) / 2
+    if there_s is not None:
+        return -there_s
+    return back_s if back_s is not None else 0.0
+
+
+def _delays(
+    tapes: Iterable[Tape],
+) -> tuple[dict[str, list[float]], dict[tuple[str, str], float]]:
+    """Return the times of every actor's events, and per sender and receiver the least difference of
+    arrival and departure."""
+    opened = list(tapes)
+    times: dict[str, list[float]] = {}
+    first: dict[str, int] = {}
+    arrivals: list[tuple[str, str, int, float]] = []
+    for each in opened:
+        own = times.setdefault(each.incarnation, [])
+        first[each.incarnation] = each.header.after + 1
+        for record in each.records():
+            if not isinstance(record, tape.Event):
+                continue
+            own.append(record.at)
+            receipt = receipt_of(msgpack.unpackb(record.event)) if record.clock else None
+            if receipt is not None:
+                sent = receipt.clock.get(receipt.sender, 0)
+                arrivals.append((receipt.sender, each.incarnation, sent, record.at))
+    fastest: dict[tuple[str, str], float] = {}
+    for sender, receiver, number, at in arrivals:
+        place = number - first.get(sender, 1)
+        if sender not in times or not 0 <= place < len(times[sender]):
+            continue
+        took_s = at - times[sender][place]
+        fastest[sender, receiver] = min(took_s, fastest.get((sender, receiver), took_s))
+    return times, fastest
+
+
+def receipt_of(event: dict[str, Any]) -> Receipt | None:
+    """The receipt in an arrival, which is given as plain data.
+
+    Raises:
+        ValueError: it does not have the fields of an arrival.
+    """
+    if event.get("type") != "MessageArrived":
+        return None
+    said = msgspec.convert(event, Arrival)
+    return Receipt(said.sender, (said.peer, said.lane, said.session), said.seq, said.clock)
