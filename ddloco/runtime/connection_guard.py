@@ -18,7 +18,7 @@ quarter of an hour of trouble. Each accepted Hello costs an open link and everyt
 over a new one."""
 
 
-class Doorkeeper:
+class ConnectionGuard:
     """Checks headers before memory for their payloads is allocated.
 
     Args:

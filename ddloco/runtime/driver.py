@@ -27,7 +27,7 @@ from ddloco.actors.events import (
 )
 from ddloco.actors.timers import Timers
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.connection_guard import Doorkeeper
+from ddloco.runtime.connection_guard import ConnectionGuard
 from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.observer_protocol import OBSERVER, Request
@@ -137,7 +137,7 @@ class Driver:
         self.refused: dict[str, int] = {}
         """The number of refused messages, by peer."""
         self._job_id = job_id
-        self._doorkeeper = Doorkeeper(actor.incarnation, company, admits)
+        self._guard = ConnectionGuard(actor.incarnation, company, admits)
         self._endpoint = endpoint
         self._worker = worker
         self._arrays = arrays
@@ -410,10 +410,10 @@ class Driver:
                 self._inbox.send_nowait(BytesArrived(peer, lane, nbytes))
 
     def _may_greet(self, sender: str) -> bool:
-        return self._doorkeeper.may_greet(self._time.now(), sender)
+        return self._guard.may_greet(self._time.now(), sender)
 
     def _assembler(self, peer: str) -> Assembler[Any]:
-        check = partial(self._doorkeeper.check, peer)
+        check = partial(self._guard.check, peer)
         if self._allocate is None:
             return Assembler(self._codec, check)
         return Assembler(self._codec, check, self._allocate, self._arrays.discard)

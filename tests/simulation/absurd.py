@@ -18,7 +18,7 @@ from clocks import actor_of
 from ddloco.protocol.fragment_plan import wire_layout
 from ddloco.protocol.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
 from ddloco.protocol.validation import admission
-from ddloco.runtime.connection_guard import Doorkeeper
+from ddloco.runtime.connection_guard import ConnectionGuard
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
 from ddloco.workers.simulated.work import PIECE, TOKENS, Content
@@ -268,12 +268,12 @@ class Puppet:
         ]
 
 
-def door_of(world: World, target: str) -> Doorkeeper:
+def door_of(world: World, target: str) -> ConnectionGuard:
     """Who judges at an actor's door."""
     doors = world.__dict__.setdefault("doors", {})
     if target not in doors:
         admits = admission(world.plan, STATE_BYTES)
-        doors[target] = Doorkeeper(f"{target}.1", world.job.names(), admits)
+        doors[target] = ConnectionGuard(f"{target}.1", world.job.names(), admits)
     return doors[target]
 
 

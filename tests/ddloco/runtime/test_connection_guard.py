@@ -1,9 +1,9 @@
-"""The doorkeeper: nobody speaks for somebody else, or of anybody who is no actor of the job."""
+"""The guard: nobody speaks for somebody else, or of anybody who is no actor of the job."""
 
 import pytest
 
 from ddloco.protocol.messages import Progress, Pull
-from ddloco.runtime.connection_guard import Doorkeeper
+from ddloco.runtime.connection_guard import ConnectionGuard
 from transport import PROTOCOL_VERSION, Header, RemoteProtocolError
 
 COMPANY = ("syncer", "learner-0", "learner-1")
@@ -17,7 +17,7 @@ def header(sender="learner-0.1", clock=None, body=None):
 @pytest.fixture
 def keeper():
     """Of a syncer's door."""
-    return Doorkeeper("syncer.1", COMPANY, lambda header: None)
+    return ConnectionGuard("syncer.1", COMPANY, lambda header: None)
 
 
 @pytest.mark.parametrize("peer", ["learner-0.1", "learner-0"])
@@ -50,7 +50,7 @@ def test_who_speaks_for_others_stays_outside(keeper, peer, said, field):
 def test_what_a_body_must_carry_is_asked_last():
     """Of those who may speak at all."""
     asked = []
-    keeper = Doorkeeper("syncer.1", COMPANY, asked.append)
+    keeper = ConnectionGuard("syncer.1", COMPANY, asked.append)
     said = header(body=Progress(1, 1.0, (0,), (1,), (1,)))
     keeper.check("learner-0.1", said)
     assert [said] == asked
