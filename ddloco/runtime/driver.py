@@ -31,7 +31,7 @@ from ddloco.runtime.connection_guard import ConnectionGuard
 from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.observer_protocol import OBSERVER, Request
-from ddloco.runtime.observer_server import Window
+from ddloco.runtime.observer_server import ObserverServer
 from ddloco.runtime.reassembly import Arrivals
 from replay import Recorder, TapeError
 from transport import (
@@ -148,7 +148,7 @@ class Driver:
         self._allocate = allocate
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")
-        self._window = Window(
+        self._observers = ObserverServer(
             endpoint, arrays, time.now, self._status, refuse, request=self._requested
         )
         self._arrivals = Arrivals(self._assembler)
@@ -328,10 +328,10 @@ class Driver:
                 self._arrays.free(handle)
             case Observe(event, fields):
                 self._log.observe(event, at, self.actor.number, fields)
-                self._window.news(event, at, self._ref, fields)
+                self._observers.news(event, at, self._ref, fields)
             case Finish(status, reason):
                 self._finish = effect
-                self._window.news("ended", at, self._ref, {"status": status, "reason": reason})
+                self._observers.news("ended", at, self._ref, {"status": status, "reason": reason})
             case _:
                 assert isinstance(effect, Work), f"nobody performs {effect}"
                 self._nursery.start_soon(self._work, self._worker.do(effect))
@@ -385,7 +385,7 @@ class Driver:
     async def _deliver(self, arrival: Arrival) -> None:
         """Reassemble an arrival; a complete message enters the inbox, an invalid one is refused."""
         if arrival.route.startswith(OBSERVER):
-            self._window.take(arrival)
+            self._observers.take(arrival)
             return
         peer, _, lane_name = arrival.route.rpartition("/")
         lane = LANE_NAMES.get(lane_name)

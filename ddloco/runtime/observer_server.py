@@ -83,7 +83,7 @@ class Watcher:
         return not self.away or (len(self.away) < NEWS_AWAY_MAX and within)
 
 
-class Window:
+class ObserverServer:
     """Answers the observers of one actor.
 
     Args:

@@ -12,7 +12,7 @@ from ddloco.monitoring import client
 from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.observer_protocol import News, Told
-from ddloco.runtime.observer_server import NEWS_AWAY_MAX, Window
+from ddloco.runtime.observer_server import NEWS_AWAY_MAX, ObserverServer
 from transport import Payload, describe
 from transport.memory import MemoryFabric
 
@@ -33,7 +33,7 @@ class Syncer:
         self.endpoint = self.fabric.endpoint("syncer")
         self.arrays, self.refused, self.requests, self.stops = Arrays(), [], 0, 0
         ways = Time().now, lambda: {"t": 3}, self.refused.append
-        self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
+        self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 
     def request(self, what):
         """Somebody asks for a snapshot, or for the end."""

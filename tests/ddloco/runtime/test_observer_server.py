@@ -24,7 +24,7 @@ from ddloco.runtime.observer_server import (
     OBSERVERS_MAX,
     SILENCE_S_MAX,
     SNAPSHOT_ASKS_S_MIN,
-    Window,
+    ObserverServer,
 )
 from replay import Header, Recorder, Tape, TapeWriter
 from transport import Payload, describe
@@ -50,7 +50,7 @@ class Stand:
         self.refused = []
         self.requests = self.stops = 0
         ways = self.time.now, lambda: self.facts, self.refused.append
-        self.window = Window(self.endpoint, self.arrays, *ways, request=self.request)
+        self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 
     def request(self, what):
         """Somebody asks for a snapshot, or for the end."""
