@@ -273,7 +273,7 @@ class Hosted:
             actor,
             said=Said,
             job_id=self.job.id,
-            company=self.job.names(),
+            actors=self.job.names(),
             endpoint=self.endpoint,
             worker=slowed(workers, self.job.learner_table(name).factor),
             arrays=arrays,

@@ -104,7 +104,7 @@ class Company:
             start.actor if start is not None else Actor(incarnation, role.machine()),
             said=production.bodies,
             job_id=production.id,
-            company=production.program.cast,
+            actors=production.program.cast,
             endpoint=endpoint,
             worker=Computing(role.compute, arrays, Stored(Store(self.place), facts)),
             arrays=arrays,

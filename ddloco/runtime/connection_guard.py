@@ -23,15 +23,15 @@ class ConnectionGuard:
 
     Args:
         me: the actor's incarnation.
-        company: the actors of the job, by name.
+        actors: the actors of the job, by name.
         admits: raises RemoteProtocolError if a message's tensors do not match its body.
     """
 
     def __init__(
-        self, me: str, company: Collection[str], admits: Callable[[Header[Any]], None]
+        self, me: str, actors: Collection[str], admits: Callable[[Header[Any]], None]
     ) -> None:
         self._me = actor_of(me)
-        self._company = frozenset(company)
+        self._actors = frozenset(actors)
         self._admits = admits
         self._hellos: dict[str, Allowance] = {}
 
@@ -59,4 +59,4 @@ class ConnectionGuard:
         return self._hellos.setdefault(actor_of(sender), full).take(now)
 
     def _is_known(self, name: str) -> bool:
-        return actor_of(name) in self._company and is_incarnation(name)
+        return actor_of(name) in self._actors and is_incarnation(name)

@@ -103,7 +103,7 @@ class Driver:
         actor: the actor to run.
         said: the union of the message bodies that the codec accepts.
         job_id: sent with every message; messages of another job are refused.
-        company: the names of the job's actors; messages that name others are refused.
+        actors: the names of the job's actors; messages that name others are refused.
         endpoint: carries messages; the caller dials and listens on its addresses.
         worker: performs work effects.
         arrays: the arrays by handle.
@@ -122,7 +122,7 @@ class Driver:
         *,
         said: Any,
         job_id: str,
-        company: Collection[str],
+        actors: Collection[str],
         endpoint: Endpoint,
         worker: Worker,
         arrays: Arrays,
@@ -137,7 +137,7 @@ class Driver:
         self.refused: dict[str, int] = {}
         """The number of refused messages, by peer."""
         self._job_id = job_id
-        self._guard = ConnectionGuard(actor.incarnation, company, admits)
+        self._guard = ConnectionGuard(actor.incarnation, actors, admits)
         self._endpoint = endpoint
         self._worker = worker
         self._arrays = arrays

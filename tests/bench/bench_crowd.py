@@ -207,7 +207,7 @@ def serve_crowd(
                     Actor(who, machine_for(job, who)),
                     said=Said,
                     job_id=job.id,
-                    company=job.names(),
+                    actors=job.names(),
                     endpoint=endpoint,
                     worker=Stub(plan, arrays),
                     arrays=arrays,

@@ -187,7 +187,7 @@ def make_driver(
         Actor(incarnation, machine_for(job, incarnation)),
         said=Said,
         job_id=job.id,
-        company=job.names(),
+        actors=job.names(),
         endpoint=endpoint,
         worker=worker,
         arrays=arrays,

@@ -400,7 +400,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
         Actor("syncer.1", Machine()),
         said=Said,
         job_id="small-1",
-        company=("syncer",),
+        actors=("syncer",),
         endpoint=endpoint,
         worker=None,
         arrays=Arrays(),
