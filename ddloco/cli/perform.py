@@ -85,11 +85,11 @@ def options_said(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _names(production: Production, only: Sequence[str]) -> tuple[str, ...]:
-    cast = production.program.cast
+    roles = production.program.roles
     for name in only:
-        if name not in cast:
-            raise ConfigError(f"--only {name}: the cast is {', '.join(cast)}")
-    return tuple(name for name in cast if not only or name in only)
+        if name not in roles:
+            raise ConfigError(f"--only {name}: no such actor; the program has {', '.join(roles)}")
+    return tuple(name for name in roles if not only or name in only)
 
 
 def _addresses(production: Production, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
@@ -105,7 +105,7 @@ def _addresses(production: Production, names: Sequence[str], said: Sequence[str]
         check(f"--at {name}:", address)
         at[name] = address
     for name in names:
-        for other in production.program.cast[name].dials:
+        for other in production.program.roles[name].dials:
             if other not in at:
                 raise ConfigError(f"--only: {name} dials {other}; say where with --at {other}=...")
     return at
@@ -123,7 +123,7 @@ def _check_binds(
         if name in names and not keys and not is_loopback(at[name]):
             raise ConfigError(
                 f"--at {name}={at[name]}: whoever reaches this address could take part; make keys "
-                f"with `ddloco keys DIR --names {','.join(production.program.cast)}` and name "
+                f"with `ddloco keys DIR --names {','.join(production.program.roles)}` and name "
                 "them with --keys DIR"
             )
 
@@ -166,7 +166,7 @@ async def _connected(
             endpoint = endpoints[incarnations[name]]
             addresses[name] = await _listen(endpoint, company.folder, name, at[name])
     for name in names:
-        for other in company.production.program.cast[name].dials:
+        for other in company.production.program.roles[name].dials:
             try:
                 await dial(
                     endpoints[incarnations[name]], other, addresses[other], incarnations[name]

@@ -52,14 +52,14 @@ class Program:
     """The return value of a user's function.
 
     Attributes:
-        cast: the actors, by name.
+        roles: the actors, by name.
         said: the union of message bodies, subclasses of ``transport.Body``.
         happened: the union of work results, subclasses of ``Computed``; ``Returned`` is included.
         payload_bytes_max: the largest payload of a message; memory for it is allocated when its
             header arrives.
     """
 
-    cast: Mapping[str, Role]
+    roles: Mapping[str, Role]
     said: Any
     happened: Any = Returned
     payload_bytes_max: int = 2**28
@@ -104,9 +104,9 @@ class Production:
         return arrived | HappensToAll | Begun | Returned | self.program.happened
 
     def listeners(self) -> tuple[str, ...]:
-        """The actors that others dial, in the order of the cast."""
-        dialled = {name for role in self.program.cast.values() for name in role.dials}
-        return tuple(name for name in self.program.cast if name in dialled)
+        """The actors that others dial, in their order in the program."""
+        dialled = {name for role in self.program.roles.values() for name in role.dials}
+        return tuple(name for name in self.program.roles if name in dialled)
 
     def as_plain(self) -> dict[str, Any]:
         """The spec and options as plain data, for a tape's header."""
@@ -153,12 +153,12 @@ def load_production(spec: str, options: Mapping[str, Any]) -> Production:
 def _problem(program: Any) -> str | None:
     if not isinstance(program, Program):
         return f"returns {type(program).__name__}, want a ddloco.programs.Program"
-    if not program.cast:
-        return "the cast is empty"
-    for name, role in program.cast.items():
+    if not program.roles:
+        return "it has no actors"
+    for name, role in program.roles.items():
         if not name or "." in name or "/" in name:
-            return f"cast: {name!r} is no name; want one without '.' and '/'"
+            return f"{name!r} is not an actor's name; want one without '.' and '/'"
         for other in role.dials:
-            if other not in program.cast or other == name:
-                return f"cast: {name} dials {other}, which is not one of the others"
+            if other not in program.roles or other == name:
+                return f"{name} dials {other}, which is not another actor of the program"
     return None

@@ -96,7 +96,7 @@ class Company:
 
     def _open(self, incarnation: str, endpoint: Endpoint, log: ActorLog) -> Driver:
         production, arrays = self.production, Arrays()
-        start, role = self._start(incarnation), production.program.cast[actor_of(incarnation)]
+        start, role = self._start(incarnation), production.program.roles[actor_of(incarnation)]
         if start is not None:
             start.lay_out(arrays)
         facts = {"job": production.id, "name": production.name}
@@ -104,7 +104,7 @@ class Company:
             start.actor if start is not None else Actor(incarnation, role.machine()),
             said=production.bodies,
             job_id=production.id,
-            actors=production.program.cast,
+            actors=production.program.roles,
             endpoint=endpoint,
             worker=Computing(role.compute, arrays, Stored(Store(self.place), facts)),
             arrays=arrays,
@@ -123,7 +123,7 @@ class Company:
         start, beginning = self._start(incarnation), self.beginning
         if start is None or beginning is None:
             return Begun(incarnation), []
-        missing = beginning.missing(start, list(self.production.program.cast))
+        missing = beginning.missing(start, list(self.production.program.roles))
         restored = Restored(beginning.snapshot, missing)
         return restored, start.arrivals(self.production.id)
 

@@ -33,7 +33,7 @@ def beginning_of(place: str | Path, snapshot: str, production: Production) -> Be
     """
 
     def load(store: Store, part: Written) -> Start:
-        role = production.program.cast.get(actor_of(part.who))
+        role = production.program.roles.get(actor_of(part.who))
         packages = packages_of(role.machine()) if role is not None else ()
         return load_start(store, part, packages)
 
@@ -45,9 +45,9 @@ class ProgramPart(Part[Computing]):
 
     def __init__(self, rerun: "ProgramRerun", tape: Tape) -> None:
         production = rerun.production
-        role = production.program.cast.get(actor_of(tape.incarnation))
+        role = production.program.roles.get(actor_of(tape.incarnation))
         if role is None:
-            raise TapeError(tape.path, 16, f"{tape.incarnation} is not in the program's cast now")
+            raise TapeError(tape.path, 16, f"{tape.incarnation} is not an actor of the program now")
         super().__init__(rerun, tape, Actor(tape.incarnation, role.machine()), production.events)
         self._arrays = Arrays()
         self._workers = Computing(role.compute, self._arrays, Digested())
@@ -110,7 +110,7 @@ class ProgramRerun(Rerun):
         plain = tapes[0].header.job
         self.production = production_from({**plain, "program": program or plain["program"]})
         self.warn = warn
-        names = list(self.production.program.cast)
+        names = list(self.production.program.roles)
         begin = partial(beginning_of, production=self.production)
         # A run folder may have been copied; what is in it is where it is now.
         inner = folder / SNAPSHOTS

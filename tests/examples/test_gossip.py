@@ -64,7 +64,7 @@ def test_it_replays(played, capsys):
 def test_a_peer_can_be_part_of_a_snapshot():
     """Its state is plain data: it is written and read back, and asks for the same again."""
     packages = ("ddloco", "transport", "examples")
-    peer = gossip.program(peers=2).cast["peer-1"].machine()
+    peer = gossip.program(peers=2).roles["peer-1"].machine()
     peer.handle(0.0, Begun("peer-1.1"))
     again = thaw(freeze(peer, packages), packages)
     done = Returned(1)

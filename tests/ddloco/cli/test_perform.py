@@ -59,8 +59,8 @@ class Client:
 
 def program(what=""):
     """A server and its client."""
-    cast = {"server": Role(lambda: Server(what)), "client": Role(Client, dials=("server",))}
-    return Program(cast, said=Hi | Ho, happened=Computed)
+    roles = {"server": Role(lambda: Server(what)), "client": Role(Client, dials=("server",))}
+    return Program(roles, said=Hi | Ho, happened=Computed)
 
 
 def perform(*words):
@@ -72,7 +72,7 @@ def perform(*words):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--only", "waiter"], "--only waiter: the cast is server, client"),
+        (["--only", "waiter"], "--only waiter: no such actor; the program has server, client"),
         (["--only", "client"], "--only: client dials server; say where with --at server=..."),
         (["--at", "client=tcp://127.0.0.1:1"], "where NAME is one of server"),
         (["--at", "server=tcp://0.0.0.0:1"], "--at server=tcp://0.0.0.0:1: whoever reaches this"),

@@ -20,13 +20,13 @@ class Quiet:
 
 def good(who="server"):
     """Two actors."""
-    cast = {who: Role(Quiet), "client": Role(Quiet, dials=(who,))}
-    return Program(cast, said=Hello | Bye, happened=Hello, payload_bytes_max=100)
+    roles = {who: Role(Quiet), "client": Role(Quiet, dials=(who,))}
+    return Program(roles, said=Hello | Bye, happened=Hello, payload_bytes_max=100)
 
 
 def other():
     """No program."""
-    return {"cast": ()}
+    return {"roles": ()}
 
 
 def empty():
@@ -53,9 +53,9 @@ def broken():
         (f"{HERE}:good", {"many": 3}, "does not take these options: .*many"),
         (f"{HERE}:broken", {}, "broken failed: RuntimeError: no luck$"),
         (f"{HERE}:other", {}, "returns dict, want a ddloco.programs.Program"),
-        (f"{HERE}:empty", {}, "the cast is empty"),
-        (f"{HERE}:strange", {}, "cast: a dials b, which is not one of the others"),
-        (f"{HERE}:good", {"who": "a.b"}, "cast: 'a.b' is no name"),
+        (f"{HERE}:empty", {}, "it has no actors"),
+        (f"{HERE}:strange", {}, "a dials b, which is not another actor"),
+        (f"{HERE}:good", {"who": "a.b"}, "'a.b' is not an actor's name"),
     ],
 )
 def test_one_line_says_what_is_wrong(spec, options, said):
@@ -73,7 +73,7 @@ def test_a_production_is_found_again():
     assert production.id.startswith("good-")
     assert production.id != load_production(f"{HERE}:good", {}).id
     assert production.listeners() == ("master",)
-    assert set(again.program.cast) == {"master", "client"}
+    assert set(again.program.roles) == {"master", "client"}
 
 
 def test_a_message_that_brings_too_much_is_refused():
