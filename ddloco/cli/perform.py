@@ -26,7 +26,7 @@ from ddloco.network.keys import load_curve
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.nodes.incarnation_registrar import newest_on_tape
 from ddloco.nodes.serve import is_loopback
-from ddloco.programs.program import Production, load_production
+from ddloco.programs.program import LoadedProgram, load_program
 from ddloco.programs.runner import Company
 from ddloco.replayer.program_replay import beginning_of
 from ddloco.runtime.entry_point import NamedError
@@ -45,16 +45,16 @@ def perform(given: argparse.Namespace) -> int:
     """Run ``ddloco perform``; returns its exit code."""
     try:
         here = find_programs()
-        production = load_production(given.program, options_said(given.overrides))
-        names = _names(production, given.only)
-        at = _addresses(production, names, given.at)
-        curves = {name: _curve(given.keys, production, name) for name in names}
-        _check_binds(production, names, at, keys=given.keys is not None)
-        folder = given.folder or next_folder(here / "runs", production.name)
-        beginning = _beginning(production, given.snapshot, folder)
-        open_folder(folder, production, overwrite=given.overwrite, join=bool(given.only))
+        loaded = load_program(given.program, options_said(given.overrides))
+        names = _names(loaded, given.only)
+        at = _addresses(loaded, names, given.at)
+        curves = {name: _curve(given.keys, loaded, name) for name in names}
+        _check_binds(loaded, names, at, keys=given.keys is not None)
+        folder = given.folder or next_folder(here / "runs", loaded.name)
+        beginning = _beginning(loaded, given.snapshot, folder)
+        open_folder(folder, loaded, overwrite=given.overwrite, join=bool(given.only))
         place = given.place or str((folder / SNAPSHOTS).absolute())
-        company = Company(production, folder, place, code_version(), beginning)
+        company = Company(loaded, folder, place, code_version(), beginning)
         finishes = trio.run(_play, company, names, at, curves)
     except (ConfigError, NamedError, SnapshotError, StorageError) as error:
         return complain(error)
@@ -84,17 +84,17 @@ def options_said(overrides: Sequence[str]) -> dict[str, Any]:
     return plain["options"]
 
 
-def _names(production: Production, only: Sequence[str]) -> tuple[str, ...]:
-    roles = production.program.roles
+def _names(loaded: LoadedProgram, only: Sequence[str]) -> tuple[str, ...]:
+    roles = loaded.program.roles
     for name in only:
         if name not in roles:
             raise ConfigError(f"--only {name}: no such actor; the program has {', '.join(roles)}")
     return tuple(name for name in roles if not only or name in only)
 
 
-def _addresses(production: Production, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
+def _addresses(loaded: LoadedProgram, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
     """The addresses of the actors that others dial: those given, or else any port on loopback."""
-    listeners = production.listeners()
+    listeners = loaded.listeners()
     at = dict.fromkeys((name for name in listeners if name in names), ANYWHERE)
     for each in said:
         name, equals, address = each.partition("=")
@@ -105,33 +105,33 @@ def _addresses(production: Production, names: Sequence[str], said: Sequence[str]
         check(f"--at {name}:", address)
         at[name] = address
     for name in names:
-        for other in production.program.roles[name].dials:
+        for other in loaded.program.roles[name].dials:
             if other not in at:
                 raise ConfigError(f"--only: {name} dials {other}; say where with --at {other}=...")
     return at
 
 
-def _curve(keys: Path | None, production: Production, name: str) -> Curve | None:
-    return load_curve(keys, name, production.listeners()) if keys is not None else None
+def _curve(keys: Path | None, loaded: LoadedProgram, name: str) -> Curve | None:
+    return load_curve(keys, name, loaded.listeners()) if keys is not None else None
 
 
 def _check_binds(
-    production: Production, names: Sequence[str], at: Mapping[str, str], *, keys: bool
+    loaded: LoadedProgram, names: Sequence[str], at: Mapping[str, str], *, keys: bool
 ) -> None:
     """Refuse to listen on addresses other than loopback without keys."""
-    for name in production.listeners():
+    for name in loaded.listeners():
         if name in names and not keys and not is_loopback(at[name]):
             raise ConfigError(
                 f"--at {name}={at[name]}: whoever reaches this address could take part; make keys "
-                f"with `ddloco keys DIR --names {','.join(production.program.roles)}` and name "
+                f"with `ddloco keys DIR --names {','.join(loaded.program.roles)}` and name "
                 "them with --keys DIR"
             )
 
 
-def _beginning(production: Production, said: str, folder: Path) -> Beginning[Start] | None:
+def _beginning(loaded: LoadedProgram, said: str, folder: Path) -> Beginning[Start] | None:
     if not said:
         return None
-    return beginning_of(*place_outside(said, folder), production)
+    return beginning_of(*place_outside(said, folder), loaded)
 
 
 async def _play(
@@ -166,7 +166,7 @@ async def _connected(
             endpoint = endpoints[incarnations[name]]
             addresses[name] = await _listen(endpoint, company.folder, name, at[name])
     for name in names:
-        for other in company.production.program.roles[name].dials:
+        for other in company.loaded.program.roles[name].dials:
             try:
                 await dial(
                     endpoints[incarnations[name]], other, addresses[other], incarnations[name]

@@ -66,7 +66,7 @@ class Program:
 
 
 @dataclass(frozen=True)
-class Production:
+class LoadedProgram:
     """A program with its options, as recorded on tapes.
 
     Attributes:
@@ -123,21 +123,21 @@ class Production:
             raise RemoteProtocolError(f"$.tensors: {nbytes} bytes; this program takes {most}")
 
 
-def is_production(plain: Mapping[str, Any]) -> bool:
+def is_program(plain: Mapping[str, Any]) -> bool:
     """Whether a tape's header describes a user's program rather than a job."""
     return "program" in plain
 
 
-def production_from(plain: Mapping[str, Any]) -> Production:
-    """Load the production that a tape's header describes.
+def program_from(plain: Mapping[str, Any]) -> LoadedProgram:
+    """Load the loaded that a tape's header describes.
 
     Raises:
         NamedError: it cannot be loaded here.
     """
-    return load_production(plain["program"], plain["options"])
+    return load_program(plain["program"], plain["options"])
 
 
-def load_production(spec: str, options: Mapping[str, Any]) -> Production:
+def load_program(spec: str, options: Mapping[str, Any]) -> LoadedProgram:
     """Import ``module:function``, call it with ``options``, and check what it returns.
 
     Raises:
@@ -147,7 +147,7 @@ def load_production(spec: str, options: Mapping[str, Any]) -> Production:
     problem = _problem(program)
     if problem is not None:
         raise NamedError(f"program {spec!r}: {problem}")
-    return Production(spec, options, program, source_digest("program", spec))
+    return LoadedProgram(spec, options, program, source_digest("program", spec))
 
 
 def _problem(program: Any) -> str | None:

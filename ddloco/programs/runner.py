@@ -16,7 +16,7 @@ from ddloco.actors.effects import Finish
 from ddloco.actors.events import Begun, Restored
 from ddloco.config.run_folder import LOG_FILE
 from ddloco.programs.executor import Computing
-from ddloco.programs.program import Production
+from ddloco.programs.program import LoadedProgram
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived, Driver
 from ddloco.runtime.entry_point import in_one_line
@@ -49,7 +49,7 @@ class Company:
     """The actors of a program that run in this process.
 
     Attributes:
-        production: the program.
+        loaded: the program.
         folder: the run folder.
         place: where snapshots are written.
         code: the version of ddloco, for tapes.
@@ -57,7 +57,7 @@ class Company:
         finishes: how actors ended, by incarnation.
     """
 
-    production: Production
+    loaded: LoadedProgram
     folder: Path
     place: str
     code: str
@@ -95,24 +95,24 @@ class Company:
             self.request_stop(f"{incarnation} {finish.status}: {finish.reason}")
 
     def _open(self, incarnation: str, endpoint: Endpoint, log: ActorLog) -> Driver:
-        production, arrays = self.production, Arrays()
-        start, role = self._start(incarnation), production.program.roles[actor_of(incarnation)]
+        loaded, arrays = self.loaded, Arrays()
+        start, role = self._start(incarnation), loaded.program.roles[actor_of(incarnation)]
         if start is not None:
             start.lay_out(arrays)
-        facts = {"job": production.id, "name": production.name}
+        facts = {"job": loaded.id, "name": loaded.name}
         driver = self._drivers[incarnation] = Driver(
             start.actor if start is not None else Actor(incarnation, role.machine()),
-            said=production.bodies,
-            job_id=production.id,
-            actors=production.program.roles,
+            said=loaded.bodies,
+            job_id=loaded.id,
+            actors=loaded.program.roles,
             endpoint=endpoint,
             worker=Computing(role.compute, arrays, Stored(Store(self.place), facts)),
             arrays=arrays,
             recorder=Recorder(self._tape(incarnation, start)),
             time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
-            admits=production.admits,
-            facts=lambda: {"name": production.name},
+            admits=loaded.admits,
+            facts=lambda: {"name": loaded.name},
         )
         if self._stop is not None:
             driver.request_stop(self._stop)
@@ -123,22 +123,22 @@ class Company:
         start, beginning = self._start(incarnation), self.beginning
         if start is None or beginning is None:
             return Begun(incarnation), []
-        missing = beginning.missing(start, list(self.production.program.roles))
+        missing = beginning.missing(start, list(self.loaded.program.roles))
         restored = Restored(beginning.snapshot, missing)
-        return restored, start.arrivals(self.production.id)
+        return restored, start.arrivals(self.loaded.id)
 
     def _start(self, incarnation: str) -> Start | None:
         return self.beginning.starts.get(incarnation) if self.beginning is not None else None
 
     def _tape(self, incarnation: str, start: Start | None) -> TapeWriter:
-        facts = {"platform": platform.platform(), SOURCE: self.production.source}
+        facts = {"platform": platform.platform(), SOURCE: self.loaded.source}
         facts[PLACE] = self.place
         if start is not None and self.beginning is not None:
             facts |= {RESTORED: self.beginning.snapshot, RESTORED_PLACE: self.beginning.place}
         header = Header(
             incarnation=incarnation,
-            job_id=self.production.id,
-            job=self.production.as_plain(),
+            job_id=self.loaded.id,
+            job=self.loaded.as_plain(),
             code=self.code,
             fingerprint=fingerprint(),
             semantics=ACTOR_SEMANTICS,

@@ -11,7 +11,7 @@ from ddloco.actors.events import Computed
 from ddloco.actors.snapshot_adapter import packages_of
 from ddloco.config.run_folder import SNAPSHOTS
 from ddloco.programs.executor import Computing
-from ddloco.programs.program import Production, production_from
+from ddloco.programs.program import LoadedProgram, program_from
 from ddloco.programs.runner import PLACE, SOURCE, fingerprint
 from ddloco.replayer.replay import Rerun
 from ddloco.replayer.start_point import begin_tapes
@@ -24,8 +24,8 @@ from snapshot import Part as Written
 from snapshot import Store
 
 
-def beginning_of(place: str | Path, snapshot: str, production: Production) -> Beginning[Start]:
-    """Where everybody in a production stood in a snapshot.
+def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beginning[Start]:
+    """Where everybody in a loaded stood in a snapshot.
 
     Raises:
         SnapshotError: it is not there, not intact, or of another program.
@@ -33,7 +33,7 @@ def beginning_of(place: str | Path, snapshot: str, production: Production) -> Be
     """
 
     def load(store: Store, part: Written) -> Start:
-        role = production.program.roles.get(actor_of(part.who))
+        role = loaded.program.roles.get(actor_of(part.who))
         packages = packages_of(role.machine()) if role is not None else ()
         return load_start(store, part, packages)
 
@@ -44,15 +44,15 @@ class ProgramPart(Part[Computing]):
     """One tape's part in the replay of a program."""
 
     def __init__(self, rerun: "ProgramRerun", tape: Tape) -> None:
-        production = rerun.production
-        role = production.program.roles.get(actor_of(tape.incarnation))
+        loaded = rerun.loaded
+        role = loaded.program.roles.get(actor_of(tape.incarnation))
         if role is None:
             raise TapeError(tape.path, 16, f"{tape.incarnation} is not an actor of the program now")
-        super().__init__(rerun, tape, Actor(tape.incarnation, role.machine()), production.events)
+        super().__init__(rerun, tape, Actor(tape.incarnation, role.machine()), loaded.events)
         self._arrays = Arrays()
         self._workers = Computing(role.compute, self._arrays, Digested())
         self._warn = rerun.warn
-        self._source = production.source
+        self._source = loaded.source
 
     async def perform(self) -> None:
         """Execute the tape.
@@ -108,10 +108,10 @@ class ProgramRerun(Rerun):
     ) -> None:
         tapes = open_tapes(folder, salvage=salvage)
         plain = tapes[0].header.job
-        self.production = production_from({**plain, "program": program or plain["program"]})
+        self.loaded = program_from({**plain, "program": program or plain["program"]})
         self.warn = warn
-        names = list(self.production.program.roles)
-        begin = partial(beginning_of, production=self.production)
+        names = list(self.loaded.program.roles)
+        begin = partial(beginning_of, loaded=self.loaded)
         # A run folder may have been copied; what is in it is where it is now.
         inner = folder / SNAPSHOTS
         place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.programs.program import Production, Program, Role, load_production, production_from
+from ddloco.programs.program import LoadedProgram, Program, Role, load_program, program_from
 from ddloco.runtime.entry_point import NamedError
 from transport import PROTOCOL_VERSION, Header, RemoteProtocolError, TensorMeta
 from transport.message import Bye, Hello
@@ -61,29 +61,29 @@ def broken():
 def test_one_line_says_what_is_wrong(spec, options, said):
     """And names the program."""
     with pytest.raises(NamedError, match=rf"^program '{spec}'.*{said}") as caught:
-        load_production(spec, options)
+        load_program(spec, options)
     assert "\n" not in str(caught.value)
 
 
 def test_a_production_is_found_again():
     """From a tape's header; other options are another run."""
-    production = load_production(f"{HERE}:good", {"who": "master"})
-    again = production_from(production.as_plain())
-    assert (again.id, again.source) == (production.id, production.source)
-    assert production.id.startswith("good-")
-    assert production.id != load_production(f"{HERE}:good", {}).id
-    assert production.listeners() == ("master",)
+    loaded = load_program(f"{HERE}:good", {"who": "master"})
+    again = program_from(loaded.as_plain())
+    assert (again.id, again.source) == (loaded.id, loaded.source)
+    assert loaded.id.startswith("good-")
+    assert loaded.id != load_program(f"{HERE}:good", {}).id
+    assert loaded.listeners() == ("master",)
     assert set(again.program.roles) == {"master", "client"}
 
 
 def test_a_message_that_brings_too_much_is_refused():
     """What is announced would be allocated."""
-    production = Production("m:f", {}, good())
+    loaded = LoadedProgram("m:f", {}, good())
 
     def header(size):
         tensors = (TensorMeta("w", (size,), "uint8", 8, b"0" * 16),)
         return Header(PROTOCOL_VERSION, "j", "s.1", 1, 1, {}, Bye("x"), tensors)
 
-    production.admits(header(64))
+    loaded.admits(header(64))
     with pytest.raises(RemoteProtocolError, match="128 bytes; this program takes 100"):
-        production.admits(header(65))
+        loaded.admits(header(65))
