@@ -27,7 +27,7 @@ from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.nodes.incarnation_registrar import newest_on_tape
 from ddloco.nodes.serve import is_loopback
 from ddloco.programs.program import LoadedProgram, load_program
-from ddloco.programs.runner import Company
+from ddloco.programs.runner import ProgramRunner
 from ddloco.replayer.program_replay import beginning_of
 from ddloco.runtime.entry_point import NamedError
 from ddloco.runtime.resume import Beginning, Start, place_outside
@@ -54,8 +54,8 @@ def perform(given: argparse.Namespace) -> int:
         beginning = _beginning(loaded, given.snapshot, folder)
         open_folder(folder, loaded, overwrite=given.overwrite, join=bool(given.only))
         place = given.place or str((folder / SNAPSHOTS).absolute())
-        company = Company(loaded, folder, place, code_version(), beginning)
-        finishes = trio.run(_play, company, names, at, curves)
+        runner = ProgramRunner(loaded, folder, place, code_version(), beginning)
+        finishes = trio.run(_run, runner, names, at, curves)
     except (ConfigError, NamedError, SnapshotError, StorageError) as error:
         return complain(error)
     return _conclude(folder, finishes)
@@ -134,39 +134,39 @@ def _beginning(loaded: LoadedProgram, said: str, folder: Path) -> Beginning[Star
     return beginning_of(*place_outside(said, folder), loaded)
 
 
-async def _play(
-    company: Company,
+async def _run(
+    runner: ProgramRunner,
     names: Sequence[str],
     at: Mapping[str, str],
     curves: Mapping[str, Curve | None],
 ) -> dict[str, Finish]:
     async with open_context() as context:
-        endpoints = await _connected(company, names, at, curves, context)
+        endpoints = await _connected(runner, names, at, curves, context)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop_on_signal, company.request_stop)
+            nursery.start_soon(stop_on_signal, runner.request_stop)
             for name in names:
-                nursery.start_soon(follow, company.folder, name, Console())
-            finishes = await company.play(endpoints)
+                nursery.start_soon(follow, runner.folder, name, Console())
+            finishes = await runner.run(endpoints)
             nursery.cancel_scope.cancel()
     return finishes
 
 
 async def _connected(
-    company: Company,
+    runner: ProgramRunner,
     names: Sequence[str],
     at: Mapping[str, str],
     curves: Mapping[str, Curve | None],
     context: Any,
 ) -> dict[str, ZmqEndpoint]:
     """Create every actor's endpoint, by incarnation: listeners first, then all dials."""
-    addresses, incarnations = dict(at), {name: _incarnation(company, name) for name in names}
+    addresses, incarnations = dict(at), {name: _incarnation(runner, name) for name in names}
     endpoints = {incarnations[name]: new_endpoint(context, curves[name]) for name in names}
     for name in names:
         if name in at:
             endpoint = endpoints[incarnations[name]]
-            addresses[name] = await _listen(endpoint, company.folder, name, at[name])
+            addresses[name] = await _listen(endpoint, runner.folder, name, at[name])
     for name in names:
-        for other in company.loaded.program.roles[name].dials:
+        for other in runner.loaded.program.roles[name].dials:
             try:
                 await dial(
                     endpoints[incarnations[name]], other, addresses[other], incarnations[name]
@@ -186,9 +186,9 @@ async def _listen(endpoint: ZmqEndpoint, folder: Path, name: str, wanted: str) -
     return address
 
 
-def _incarnation(company: Company, name: str) -> str:
-    fresh = f"{name}.{newest_on_tape(company.folder / 'tapes', name) + 1}"
-    return company.beginning.incarnation(name) if company.beginning is not None else fresh
+def _incarnation(runner: ProgramRunner, name: str) -> str:
+    fresh = f"{name}.{newest_on_tape(runner.folder / 'tapes', name) + 1}"
+    return runner.beginning.incarnation(name) if runner.beginning is not None else fresh
 
 
 def _conclude(folder: Path, finishes: Mapping[str, Finish]) -> int:

@@ -45,7 +45,7 @@ def fingerprint() -> dict[str, str]:
 
 
 @dataclass
-class Company:
+class ProgramRunner:
     """The actors of a program that run in this process.
 
     Attributes:
@@ -72,14 +72,14 @@ class Company:
         for driver in self._drivers.values():
             driver.request_stop(reason)
 
-    async def play(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Finish]:
+    async def run(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Finish]:
         """Run these incarnations to their ends; returns how each ended."""
         async with trio.open_nursery() as nursery:
             for incarnation, endpoint in endpoints.items():
-                nursery.start_soon(self._play, incarnation, endpoint)
+                nursery.start_soon(self._run_actor, incarnation, endpoint)
         return self.finishes
 
-    async def _play(self, incarnation: str, endpoint: Endpoint) -> None:
+    async def _run_actor(self, incarnation: str, endpoint: Endpoint) -> None:
         with closing(ActorLog(self.folder / LOG_FILE, incarnation)) as log:
             try:
                 driver = self._open(incarnation, endpoint, log)
