@@ -8,7 +8,7 @@ import trio
 from clocks import actor_of, number_of
 from ddloco.config.run_folder import TAPES
 from ddloco.nodes.node import Beside, Hosted
-from ddloco.tapes.receiver import Harbour
+from ddloco.tapes.receiver import TapeReceiver
 from ddloco.tapes.sender import Shipper
 from ddloco.tapes.shipping_protocol import LANE
 from ddloco.tapes.side_channel import SideLane
@@ -49,9 +49,9 @@ def take_in_tapes(hosted: Hosted) -> None:
     folder = hosted.folder / TAPES
     others = (*job.syncer_names()[1:], *job.learner_names())
     ours = job.id, job.as_plain()
-    harbour = Harbour(folder, others, ours, endpoint, hosted.note)
-    lane = SideLane(endpoint, LANE, harbour.take)
-    hosted.endpoint, hosted.beside = lane, Quay(harbour, lane)
+    receiver = TapeReceiver(folder, others, ours, endpoint, hosted.note)
+    lane = SideLane(endpoint, LANE, receiver.take)
+    hosted.endpoint, hosted.beside = lane, Quay(receiver, lane)
 
 
 async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:

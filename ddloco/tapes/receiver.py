@@ -82,7 +82,7 @@ class RefusedError(Exception):
 
 
 @dataclass
-class Cargo:
+class IncomingTape:
     """A tape being received: the digest of its bytes so far, and when the last ones arrived."""
 
     path: Path
@@ -92,7 +92,7 @@ class Cargo:
     whole: bool = False
 
 
-class Harbour:
+class TapeReceiver:
     """Receives the tapes of a job's learners.
 
     Args:
@@ -119,7 +119,7 @@ class Harbour:
         self._settings = content_of(settings)
         self._endpoint = endpoint
         self._note = note
-        self._cargoes: dict[str, Cargo] = {}
+        self._incoming: dict[str, IncomingTape] = {}
         self._allowances: dict[str, Allowance] = {}
         """Rate limits, by actor of this job that has shipped anything."""
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
@@ -147,7 +147,7 @@ class Harbour:
 
     def _coming(self) -> bool:
         oldest = trio.current_time() - QUIET_S
-        return any(not each.whole and each.heard_at > oldest for each in self._cargoes.values())
+        return any(not each.whole and each.heard_at > oldest for each in self._incoming.values())
 
     async def _handle(self, arrival: Arrival) -> None:
         """Process one message; a rejected one is counted, and answered if possible."""
@@ -163,8 +163,8 @@ class Harbour:
         except RefusedError as error:
             answer = error.answer
             self._count(name, str(error))
-        if name in self._cargoes:
-            self._cargoes[name].heard_at = trio.current_time()
+        if name in self._incoming:
+            self._incoming[name].heard_at = trio.current_time()
         if answer is not None:
             try:
                 self._endpoint.send_nowait(arrival.route, [encode(answer)])
@@ -202,13 +202,13 @@ class Harbour:
         try:
             if self._is_shared(name):
                 return Sorry(said.n, "it is in this folder already", shared=True)
-            cargo = self._cargoes.get(name) or self._open(name)
+            incoming = self._incoming.get(name) or self._open(name)
             if isinstance(said, Segment):
-                self._append(name, cargo, said, data)
+                self._append(name, incoming, said, data)
             elif isinstance(said, Whole):
-                cargo.whole = said.length == cargo.length
-            digest = cargo.digest.digest() if isinstance(said, Ask) else b""
-            return Has(said.n, cargo.length, digest)
+                incoming.whole = said.length == incoming.length
+            digest = incoming.digest.digest() if isinstance(said, Ask) else b""
+            return Has(said.n, incoming.length, digest)
         except OSError as error:
             reason = f"cannot be written here: {error.strerror}"
             if error.errno in NO_ROOM:  # Not answered: it will be repeated when there may be room.
@@ -226,32 +226,32 @@ class Harbour:
         """Whether a tape exists here that was not shipped: its learner uses this folder."""
         return self._path(name).exists() and not (self._folder / MARKS / name).exists()
 
-    def _open(self, name: str) -> Cargo:
+    def _open(self, name: str) -> IncomingTape:
         """Open the tape that an earlier syncer received in part, or a new one."""
         path = self._path(name)
         length = path.stat().st_size if path.exists() else 0
         digest = digest_prefix(path, length) if length else xxhash.xxh3_128()
-        cargo = self._cargoes[name] = Cargo(path, length, digest)
-        return cargo
+        incoming = self._incoming[name] = IncomingTape(path, length, digest)
+        return incoming
 
-    def _append(self, name: str, cargo: Cargo, said: Segment, data: Buffer) -> None:
+    def _append(self, name: str, incoming: IncomingTape, said: Segment, data: Buffer) -> None:
         """Append a segment to the tape, completely or not at all."""
-        has = Has(said.n, cargo.length)
-        if said.offset != cargo.length:
-            problem = f"a segment at byte {said.offset}, the next one is byte {cargo.length}"
+        has = Has(said.n, incoming.length)
+        if said.offset != incoming.length:
+            problem = f"a segment at byte {said.offset}, the next one is byte {incoming.length}"
             raise RefusedError(problem, has)
         if digest_of(data) != said.digest:
             problem = f"the segment at byte {said.offset} does not match its digest"
             raise RefusedError(problem, has)
-        if cargo.length + len(data) > TAPE_BYTES_MAX:
+        if incoming.length + len(data) > TAPE_BYTES_MAX:
             raise _end(said, f"a tape of more than {TAPE_BYTES_MAX} bytes")
-        if not cargo.length:
+        if not incoming.length:
             self._begin(name, said, data)
         else:
-            _write(cargo.path, data, cargo.length)
-        cargo.length += len(data)
-        cargo.digest.update(data)
-        cargo.whole = False
+            _write(incoming.path, data, incoming.length)
+        incoming.length += len(data)
+        incoming.digest.update(data)
+        incoming.whole = False
 
     def _begin(self, name: str, said: Segment, data: Buffer) -> None:
         """Write the first segment; it contains the header, which names the tape's actor and job."""

@@ -9,7 +9,7 @@ import trio
 from ddloco.config.job import TapeTable
 from ddloco.tapes import receiver as harbours
 from ddloco.tapes import sender as shippers
-from ddloco.tapes.receiver import MARKS, Harbour
+from ddloco.tapes.receiver import MARKS, TapeReceiver
 from ddloco.tapes.sender import NOT_SHIPPED, Shipper
 from ddloco.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
@@ -45,7 +45,7 @@ def tape_bytes(folder, events=20, **header):
 
 
 class Stand:
-    """A harbour, and whoever speaks to it."""
+    """A receiver, and whoever speaks to it."""
 
     def __init__(self, folder):
         self.folder, self.notes, self.answers, self.n = folder / "tapes", [], [], 0
@@ -54,7 +54,7 @@ class Stand:
     def again(self):
         """A syncer that starts again in the same folder."""
         note = lambda event, fields: self.notes.append((event, fields))  # noqa: E731
-        self.harbour = Harbour(self.folder, NAMES, ("job-1", {}), self, note)
+        self.receiver = TapeReceiver(self.folder, NAMES, ("job-1", {}), self, note)
 
     def send_nowait(self, route, frames):
         """What an endpoint does."""
@@ -65,7 +65,7 @@ class Stand:
         self.answers.clear()
         self.n += 1
         said = encode(msgspec.structs.replace(word, n=self.n)) if word is not None else b"\xc1"
-        await self.harbour._handle(Arrival(route, (said, *data)))
+        await self.receiver._handle(Arrival(route, (said, *data)))
         assert all(to == route and each.n in {0, self.n} for to, each in self.answers)
         return self.answers[0][1] if self.answers else None
 
@@ -82,7 +82,7 @@ class Stand:
 
 @pytest.fixture
 def stand(tmp_path):
-    """A harbour that has nothing yet."""
+    """A receiver that has nothing yet."""
     return Stand(tmp_path)
 
 
@@ -101,7 +101,7 @@ async def test_a_tape_arrives_in_segments(stand, whole):
     assert Has(4, len(whole)) == await stand.ship(whole[300:], 300)
     assert Has(5, len(whole)) == await stand.say(Whole(0, len(whole)))
     assert whole == (stand.folder / "learner-0.1.tape").read_bytes()
-    assert (0, []) == (stand.harbour.refused, stand.notes)
+    assert (0, []) == (stand.receiver.refused, stand.notes)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ async def test_nobody_writes_in_anothers_name(stand, tmp_path):
         assert isinstance(answer, Sorry)
         assert answer.reason.startswith("a tape of ")
     assert isinstance(await stand.ship(b"no tape at all, but some bytes"), Sorry)
-    assert (4, []) == (stand.harbour.refused, stand.files)
+    assert (4, []) == (stand.receiver.refused, stand.files)
 
 
 async def test_a_tape_that_is_here_is_left_alone(stand, whole):
@@ -135,7 +135,7 @@ async def test_a_tape_that_is_here_is_left_alone(stand, whole):
         assert isinstance(answer, Sorry)
         assert answer.shared
     assert whole[:100] == (stand.folder / "learner-0.1.tape").read_bytes()
-    assert 0 == stand.harbour.refused
+    assert 0 == stand.receiver.refused
 
 
 async def test_wrong_segments_are_refused_and_counted(stand, whole):
@@ -144,7 +144,7 @@ async def test_wrong_segments_are_refused_and_counted(stand, whole):
     assert Has(2, 300) == await stand.ship(whole[300:400], 301)
     assert Has(3, 300) == await stand.ship(whole[300:400], 300, digest=b"\0" * 16)
     assert Has(4, 300) == await stand.ship(whole[:300])
-    assert 3 == stand.harbour.refused
+    assert 3 == stand.receiver.refused
     assert [1, 2, 3] == [fields["count"] for _, fields in stand.notes]
     assert whole[:300] == (stand.folder / "learner-0.1.tape").read_bytes()
 
@@ -160,7 +160,7 @@ async def test_what_is_too_large_is_refused(stand, whole, monkeypatch):
     monkeypatch.setattr(harbours, "TAPES_MAX", 1)
     answer = await stand.ship(whole, route="learner-1.1/tape")
     assert "more than 1 tapes" == answer.reason
-    assert 3 == stand.harbour.refused
+    assert 3 == stand.receiver.refused
     assert ["learner-0.1", "learner-0.1.tape"] == stand.files
     assert ["learner-0.1"] == [each.name for each in (stand.folder / MARKS).iterdir()]
 
@@ -172,7 +172,7 @@ async def test_garbage_is_refused(stand):
     assert await stand.say(Segment(0, 0, b"")) is None
     assert await stand.say(Has(0, 0)) is None
     assert f"version {VERSION} here" in (await stand.say(Ask(0, VERSION + 1))).reason
-    assert (5, []) == (stand.harbour.refused, stand.files)
+    assert (5, []) == (stand.receiver.refused, stand.files)
 
 
 async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
@@ -204,7 +204,7 @@ async def test_a_folder_that_cannot_be_written_is_said(stand, whole, monkeypatch
 
 
 class Wire:
-    """Carries words between a shipper and a harbour; loses those that it is told to lose."""
+    """Carries words between a shipper and a receiver; loses those that it is told to lose."""
 
     def __init__(self, stand, path, **table):
         self.stand, self.lose, self.said = stand, 0, 0
@@ -221,17 +221,17 @@ class Wire:
         if self.lose:
             self.lose -= 1
         else:
-            self.stand.harbour.take(Arrival(ROUTE, tuple(bytes(frame) for frame in frames)))
+            self.stand.receiver.take(Arrival(ROUTE, tuple(bytes(frame) for frame in frames)))
 
     def answer(self, route, frames):
-        """From the harbour."""
+        """From the receiver."""
         self.shipper.take(Arrival("syncer/tape", tuple(frames)))
 
 
 async def finished(wire):
     """Let the shipper ship the rest."""
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(wire.stand.harbour.run)
+        nursery.start_soon(wire.stand.receiver.run)
         await wire.shipper.finish()
         nursery.cancel_scope.cancel()
 
@@ -266,7 +266,7 @@ async def test_all_of_it_arrives(stand, source, lose, virtual, monkeypatch):
     await finished(wire)
     assert source.read_bytes() == (stand.folder / "learner-0.1.tape").read_bytes()
     assert [] == wire.notes
-    assert not stand.harbour._coming()
+    assert not stand.receiver._coming()
 
 
 async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkeypatch):
@@ -285,7 +285,7 @@ async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkey
     whole = source.read_bytes()
     source.write_bytes(whole[: len(whole) // 2])
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(stand.harbour.run)
+        nursery.start_soon(stand.receiver.run)
         nursery.start_soon(wire.shipper.run)
         await trio.sleep(6.0)
         source.write_bytes(whole)
@@ -352,7 +352,7 @@ async def test_nobody_fills_a_disk(stand, autojump_clock, monkeypatch):
     assert await stand.ship(bytes(500), route="learner-1.1/tape") is not None
     await trio.sleep(1.0)
     assert await stand.ship(bytes(500), route="learner-0.1/tape") is not None
-    assert stand.harbour.refused > 90
+    assert stand.receiver.refused > 90
 
 
 async def test_a_tape_of_other_settings_is_refused(stand, tmp_path):
