@@ -9,7 +9,7 @@ from clocks import actor_of, number_of
 from ddloco.config.run_folder import TAPES
 from ddloco.nodes.node import Beside, Hosted
 from ddloco.tapes.receiver import TapeReceiver
-from ddloco.tapes.sender import Shipper
+from ddloco.tapes.sender import TapeSender
 from ddloco.tapes.shipping_protocol import LANE
 from ddloco.tapes.side_channel import SideLane
 from replay.tape import SUFFIX
@@ -60,25 +60,25 @@ async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
     Raises:
         OSError: the address is none.
     """
-    lane, shipper = await _shipped(hosted, hosted.incarnation, LANE, lead, address)
-    hosted.endpoint, formers = lane, list[Shipper]()
+    lane, sender = await _shipped(hosted, hosted.incarnation, LANE, lead, address)
+    hosted.endpoint, formers = lane, list[TapeSender]()
     for former in _predecessors(hosted.folder / TAPES, hosted.incarnation):
         # Its own route says whose tape it is; a lane of its own tells its answers apart here.
         label = f"{LANE}-{number_of(former)}"
         lane, earlier = await _shipped(hosted, former, label, lead, address)
         hosted.endpoint = lane
         formers.append(earlier)
-    hosted.beside = Quay(Fleet(shipper, formers), lane)
+    hosted.beside = Quay(Fleet(sender, formers), lane)
 
 
 async def _shipped(
     hosted: Hosted, incarnation: str, label: str, lead: str, address: str
-) -> tuple[SideLane, Shipper]:
+) -> tuple[SideLane, TapeSender]:
     route, endpoint = f"{lead}/{label}", hosted.endpoint
     await endpoint.dial(address, route=route, identity=f"{incarnation}/{LANE}")
     path = hosted.folder / TAPES / f"{incarnation}.tape"
-    shipper = Shipper(path, route, endpoint, hosted.job.tape, hosted.note)
-    return SideLane(endpoint, label, shipper.take), shipper
+    sender = TapeSender(path, route, endpoint, hosted.job.tape, hosted.note)
+    return SideLane(endpoint, label, sender.take), sender
 
 
 def _predecessors(tapes: Path, incarnation: str) -> list[str]:
@@ -90,20 +90,20 @@ def _predecessors(tapes: Path, incarnation: str) -> list[str]:
 
 
 class Fleet:
-    """The shipper of an actor's tape, and those of its former incarnations, whose processes may
+    """The sender of an actor's tape, and those of its former incarnations, whose processes may
     have ended before all of it had arrived."""
 
-    def __init__(self, shipper: Shipper, formers: Sequence[Shipper]) -> None:
-        self._shipper = shipper
+    def __init__(self, sender: TapeSender, formers: Sequence[TapeSender]) -> None:
+        self._sender = sender
         self._formers = formers
 
     async def run(self) -> None:
         """While the actor runs; the former tapes one after the other, since they grow no more."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._shipper.run)
+            nursery.start_soon(self._sender.run)
             for former in self._formers:
                 await former.complete()
 
     async def finish(self, within_s: float) -> None:
         """When it has ended."""
-        await self._shipper.finish(within_s)
+        await self._sender.finish(within_s)

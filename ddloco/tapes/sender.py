@@ -50,7 +50,7 @@ ANSWERS_MAX = 16
 Note = Callable[[str, dict[str, Any]], None]
 
 
-class Shipper:
+class TapeSender:
     """Ships one tape.
 
     Args:

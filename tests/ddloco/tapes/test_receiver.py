@@ -10,7 +10,7 @@ from ddloco.config.job import TapeTable
 from ddloco.tapes import receiver as harbours
 from ddloco.tapes import sender as shippers
 from ddloco.tapes.receiver import MARKS, TapeReceiver
-from ddloco.tapes.sender import NOT_SHIPPED, Shipper
+from ddloco.tapes.sender import NOT_SHIPPED, TapeSender
 from ddloco.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
     VERSION,
@@ -200,22 +200,22 @@ async def test_a_folder_that_cannot_be_written_is_said(stand, whole, monkeypatch
     assert "cannot be written here: Permission denied" == answer.reason
 
 
-# With a shipper on the other side.
+# With a sender on the other side.
 
 
 class Wire:
-    """Carries words between a shipper and a receiver; loses those that it is told to lose."""
+    """Carries words between a sender and a receiver; loses those that it is told to lose."""
 
     def __init__(self, stand, path, **table):
         self.stand, self.lose, self.said = stand, 0, 0
         self.notes = []
         note = lambda event, fields: self.notes.append((event, fields))  # noqa: E731
         shipper_table = TapeTable(segment_bytes=4096, segment_s=0.2, **table)
-        self.shipper = Shipper(path, "syncer/tape", self, shipper_table, note)
+        self.sender = TapeSender(path, "syncer/tape", self, shipper_table, note)
         stand.send_nowait = self.answer
 
     def send_nowait(self, route, frames):
-        """From the shipper."""
+        """From the sender."""
         assert route == "syncer/tape"
         self.said += 1
         if self.lose:
@@ -225,14 +225,14 @@ class Wire:
 
     def answer(self, route, frames):
         """From the receiver."""
-        self.shipper.take(Arrival("syncer/tape", tuple(frames)))
+        self.sender.take(Arrival("syncer/tape", tuple(frames)))
 
 
 async def finished(wire):
-    """Let the shipper ship the rest."""
+    """Let the sender ship the rest."""
     async with trio.open_nursery() as nursery:
         nursery.start_soon(wire.stand.receiver.run)
-        await wire.shipper.finish()
+        await wire.sender.finish()
         nursery.cancel_scope.cancel()
 
 
@@ -286,7 +286,7 @@ async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkey
     source.write_bytes(whole[: len(whole) // 2])
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stand.receiver.run)
-        nursery.start_soon(wire.shipper.run)
+        nursery.start_soon(wire.sender.run)
         await trio.sleep(6.0)
         source.write_bytes(whole)
         await trio.sleep(100.0)
