@@ -19,7 +19,7 @@ PREDECESSORS_MAX = 8
 that is older had eight successors in this folder, who have shipped it."""
 
 
-class Quay:
+class TapeTransfer:
     """What goes on beside an actor; when it has ended, somebody must still receive.
 
     Args:
@@ -51,7 +51,7 @@ def take_in_tapes(hosted: Hosted) -> None:
     ours = job.id, job.as_plain()
     receiver = TapeReceiver(folder, others, ours, endpoint, hosted.note)
     lane = SideLane(endpoint, LANE, receiver.take)
-    hosted.endpoint, hosted.beside = lane, Quay(receiver, lane)
+    hosted.endpoint, hosted.beside = lane, TapeTransfer(receiver, lane)
 
 
 async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
@@ -68,7 +68,7 @@ async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
         lane, earlier = await _shipped(hosted, former, label, lead, address)
         hosted.endpoint = lane
         formers.append(earlier)
-    hosted.beside = Quay(Fleet(sender, formers), lane)
+    hosted.beside = TapeTransfer(TapeSenders(sender, formers), lane)
 
 
 async def _shipped(
@@ -89,7 +89,7 @@ def _predecessors(tapes: Path, incarnation: str) -> list[str]:
     return sorted(former, key=number_of)[-PREDECESSORS_MAX:]
 
 
-class Fleet:
+class TapeSenders:
     """The sender of an actor's tape, and those of its former incarnations, whose processes may
     have ended before all of it had arrived."""
 
