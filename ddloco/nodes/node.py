@@ -43,7 +43,7 @@ from ddloco.runtime.snapshot_sink import Stored
 from ddloco.tapes.code_version import code_version
 from ddloco.tapes.retention import Dropper
 from ddloco.tapes.segments import ChainRecorder
-from ddloco.tapes.side_channel import SideLane
+from ddloco.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import KeptFolder
@@ -193,7 +193,7 @@ class Hosted:
 
     async def _attending(self, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
         """Make ready, and attend meanwhile to what is below the door."""
-        if not isinstance(self.endpoint, SideLane):
+        if not isinstance(self.endpoint, SideChannel):
             return await make_ready()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.endpoint.run_early)

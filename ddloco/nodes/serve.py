@@ -39,7 +39,7 @@ from ddloco.runtime.errors import first_of
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
 from ddloco.runtime.signals import stop_on_signal, stop_with_parent
-from ddloco.tapes.side_channel import SideLane
+from ddloco.tapes.side_channel import SideChannel
 from snapshot import SnapshotError
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -135,7 +135,7 @@ def _gives_numbers(hosted: Hosted) -> Registrar:
     """Let the lead answer actors that ask who they are."""
     endpoint = hosted.endpoint
     registrar = Registrar(hosted.job, Record(hosted.folder), endpoint, hosted.note)
-    hosted.endpoint = SideLane(endpoint, GRANTS, registrar.take, registrar.heeds)
+    hosted.endpoint = SideChannel(endpoint, GRANTS, registrar.take, registrar.heeds)
     return registrar
 
 

@@ -11,7 +11,7 @@ from ddloco.nodes.node import Beside, Hosted
 from ddloco.tapes.receiver import TapeReceiver
 from ddloco.tapes.sender import TapeSender
 from ddloco.tapes.shipping_protocol import LANE
-from ddloco.tapes.side_channel import SideLane
+from ddloco.tapes.side_channel import SideChannel
 from replay.tape import SUFFIX
 
 PREDECESSORS_MAX = 8
@@ -27,7 +27,7 @@ class TapeTransfer:
         lane: what comes for it.
     """
 
-    def __init__(self, attended: Beside, lane: SideLane) -> None:
+    def __init__(self, attended: Beside, lane: SideChannel) -> None:
         self._attended = attended
         self._lane = lane
 
@@ -50,7 +50,7 @@ def take_in_tapes(hosted: Hosted) -> None:
     others = (*job.syncer_names()[1:], *job.learner_names())
     ours = job.id, job.as_plain()
     receiver = TapeReceiver(folder, others, ours, endpoint, hosted.note)
-    lane = SideLane(endpoint, LANE, receiver.take)
+    lane = SideChannel(endpoint, LANE, receiver.take)
     hosted.endpoint, hosted.beside = lane, TapeTransfer(receiver, lane)
 
 
@@ -73,12 +73,12 @@ async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
 
 async def _shipped(
     hosted: Hosted, incarnation: str, label: str, lead: str, address: str
-) -> tuple[SideLane, TapeSender]:
+) -> tuple[SideChannel, TapeSender]:
     route, endpoint = f"{lead}/{label}", hosted.endpoint
     await endpoint.dial(address, route=route, identity=f"{incarnation}/{LANE}")
     path = hosted.folder / TAPES / f"{incarnation}.tape"
     sender = TapeSender(path, route, endpoint, hosted.job.tape, hosted.note)
-    return SideLane(endpoint, label, sender.take), sender
+    return SideChannel(endpoint, label, sender.take), sender
 
 
 def _predecessors(tapes: Path, incarnation: str) -> list[str]:

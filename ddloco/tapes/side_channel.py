@@ -18,7 +18,7 @@ EARLY_MAX = 256
 dropped; peers repeat their handshakes."""
 
 
-class SideLane:
+class SideChannel:
     """An ``Endpoint`` whose arrivals on one lane go to ``take``.
 
     Args:

@@ -23,7 +23,7 @@ from ddloco.tapes.shipping_protocol import (
     digest_of,
     encode,
 )
-from ddloco.tapes.side_channel import SideLane
+from ddloco.tapes.side_channel import SideChannel
 from replay import Header, TapeWriter, tape
 from transport import Arrival
 
@@ -331,7 +331,7 @@ async def test_a_lane_is_taken_aside():
         came.append(arrival.route)
         await trio.lowlevel.checkpoint()
 
-    lane = SideLane(Three(), "tape", lambda arrival: aside.append(arrival.route))
+    lane = SideChannel(Three(), "tape", lambda arrival: aside.append(arrival.route))
     await lane.run(deliver)
     assert (["syncer/bulk"], ["syncer/tape", "learner-0.1/tape"]) == (came, aside)
     await lane.run_alone()
