@@ -41,7 +41,7 @@ from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
 from ddloco.runtime.shared_memory import Arena
 from ddloco.runtime.snapshot_sink import Stored
 from ddloco.tapes.code_version import code_version
-from ddloco.tapes.retention import Dropper
+from ddloco.tapes.retention import TapeRetention
 from ddloco.tapes.segments import ChainRecorder
 from ddloco.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
@@ -244,7 +244,7 @@ class Hosted:
         if not job.tape.bound or job.tape.level == "off":
             return None
         place = place_of(job, self.folder)
-        return Dropper(tapes, self.incarnation, job, place, self.note)
+        return TapeRetention(tapes, self.incarnation, job, place, self.note)
 
     async def _aside(self, what: Callable[[], Awaitable[None]]) -> None:
         try:

@@ -29,7 +29,7 @@ NOT_DROPPED = "tape not dropped"
 Note = Callable[[str, dict[str, Any]], None]
 
 
-class Dropper:
+class TapeRetention:
     """Deletes tape files that end before the oldest of an actor's newest committed cuts.
 
     Args:

@@ -6,7 +6,7 @@ import trio
 from ddloco.config.job import job_from
 from ddloco.nodes.node import album_of
 from ddloco.tapes import retention
-from ddloco.tapes.retention import Dropper
+from ddloco.tapes.retention import TapeRetention
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
 from snapshot import Entry, Part, Store
 
@@ -26,7 +26,7 @@ class Stand:
         self.store = Store(root / "place")
         self.notes = []
         self.folder.mkdir(exist_ok=True)
-        self.dropper = Dropper(
+        self.retention = TapeRetention(
             self.folder, me, self.job, root / "place", lambda *said: self.notes.append(said)
         )
 
@@ -60,14 +60,14 @@ def test_what_lies_before_the_oldest_of_so_many_goes(tmp_path):
     stand = Stand(tmp_path)
     stand.record(3, 6, 9, last=11)
     stand.take(3, ME, OTHER)
-    stand.dropper.drop()
+    stand.retention.drop()
     assert [0, 3, 6, 9] == stand.begins()
     stand.take(6, ME, OTHER)
-    stand.dropper.drop()
+    stand.retention.drop()
     assert [3, 6, 9] == stand.begins()
     stand.take(9, ME, OTHER)
-    assert ["learner-0.1@3.tape"] == [path.name for path in stand.dropper.drop()]
-    assert [] == stand.dropper.drop()
+    assert ["learner-0.1@3.tape"] == [path.name for path in stand.retention.drop()]
+    assert [] == stand.retention.drop()
     [left] = open_tapes(stand.folder)
     assert (6, 11) == (left.header.after, left.events)
 
@@ -77,7 +77,7 @@ def test_one_snapshot_may_be_enough(tmp_path):
     stand = Stand(tmp_path, "1 snapshot")
     stand.record(3, 6, last=8)
     stand.take(6, ME, OTHER)
-    stand.dropper.drop()
+    stand.retention.drop()
 
     assert [6] == stand.begins()
 
@@ -101,10 +101,10 @@ def test_snapshots_that_do_not_count(tmp_path, number, who, more):
     stand.record(3, 6, 9, last=11)
     stand.take(3, ME, OTHER)
     stand.take(number, *who, **more)
-    stand.dropper.drop()
+    stand.retention.drop()
     assert [0, 3, 6, 9] == stand.begins()
     stand.take(9, ME, OTHER)
-    stand.dropper.drop()
+    stand.retention.drop()
     assert [3, 6, 9] == stand.begins()
 
 
@@ -118,10 +118,10 @@ def test_former_incarnations_go_when_nobody_needs_them(tmp_path):
     stand.record(3, last=5, me="learner-0.4")
     stand.record(3, last=5, me="learner-0.5.1")
     stand.take(4, "learner-0.3", OTHER)
-    stand.dropper.drop()
+    stand.retention.drop()
     assert [[0, 3], [0, 2], [0, 4, 8]] == [stand.begins(f"learner-0.{n}") for n in (1, 2, 3)]
     stand.take(8, "learner-0.3", OTHER)
-    stand.dropper.drop()
+    stand.retention.drop()
 
     assert [[], [], [4, 8]] == [stand.begins(f"learner-0.{n}") for n in (1, 2, 3)]
     others = ("learner-00.1", "learner-0.4", "learner-0.5.1")
@@ -148,7 +148,7 @@ def test_killed_while_dropping(tmp_path, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(retention.Path, "unlink", once)
             try:
-                stand.dropper.drop()
+                stand.retention.drop()
                 break
             except KilledError:
                 looks += 1
@@ -179,14 +179,14 @@ def test_a_place_that_cannot_be_read_costs_room_only(tmp_path, monkeypatch):
     async def main():
         nonlocal away
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(stand.dropper.run)
+            nursery.start_soon(stand.retention.run)
             with trio.fail_after(60):
                 while looks < 3 or not stand.notes:  # noqa: ASYNC110, it is looked in a thread
                     await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
         assert [0, 3] == stand.begins()
         away = False
-        await stand.dropper.finish(60.0)
+        await stand.retention.finish(60.0)
 
     monkeypatch.setattr(retention, "LOOK_S", 0.01)
     trio.run(main)
@@ -200,4 +200,4 @@ def test_nobody_is_asked_where_nothing_can_go(tmp_path, monkeypatch):
     stand.record(3, last=5)
     monkeypatch.setattr(Store, "snapshots", None)
 
-    assert [] == stand.dropper.drop()
+    assert [] == stand.retention.drop()
