@@ -7,8 +7,8 @@ import pytest
 import trio
 
 from ddloco.config.job import TapeTable
-from ddloco.tapes import receiver as harbours
-from ddloco.tapes import sender as shippers
+from ddloco.tapes import receiver as receiver_module
+from ddloco.tapes import sender as sender_module
 from ddloco.tapes.receiver import MARKS, TapeReceiver
 from ddloco.tapes.sender import NOT_SHIPPED, TapeSender
 from ddloco.tapes.shipping_protocol import (
@@ -153,11 +153,11 @@ async def test_what_is_too_large_is_refused(stand, whole, monkeypatch):
     """A segment, and a tape; what was there stays."""
     await stand.ship(whole[:300])
     assert await stand.ship(b"x" * (SEGMENT_BYTES_MAX + 1), 300) is None
-    monkeypatch.setattr(harbours, "TAPE_BYTES_MAX", 400)
+    monkeypatch.setattr(receiver_module, "TAPE_BYTES_MAX", 400)
     answer = await stand.ship(whole[300:500], 300)
     assert "a tape of more than 400 bytes" == answer.reason
     monkeypatch.undo()
-    monkeypatch.setattr(harbours, "TAPES_MAX", 1)
+    monkeypatch.setattr(receiver_module, "TAPES_MAX", 1)
     answer = await stand.ship(whole, route="learner-1.1/tape")
     assert "more than 1 tapes" == answer.reason
     assert 3 == stand.receiver.refused
@@ -178,9 +178,9 @@ async def test_garbage_is_refused(stand):
 async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
     """The log says it; what was there stays a tape, and goes on once there is room."""
     await stand.ship(whole[:300])
-    real = harbours.os.write
+    real = receiver_module.os.write
     with monkeypatch.context() as full:
-        full.setattr(harbours.os, "write", lambda fd, data: real(fd, data[:10]))
+        full.setattr(receiver_module.os, "write", lambda fd, data: real(fd, data[:10]))
         assert await stand.ship(whole[300:], 300) is None
     assert whole[:300] == (stand.folder / "learner-0.1.tape").read_bytes()
     [(event, fields)] = stand.notes
@@ -195,7 +195,7 @@ async def test_a_folder_that_cannot_be_written_is_said(stand, whole, monkeypatch
     def write(fd, data):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(harbours.os, "write", write)
+    monkeypatch.setattr(receiver_module.os, "write", write)
     answer = await stand.ship(whole)
     assert "cannot be written here: Permission denied" == answer.reason
 
@@ -260,7 +260,7 @@ def source(tmp_path):
 async def test_all_of_it_arrives(stand, source, lose, virtual, monkeypatch):
     """Whatever is lost on the way is asked for again."""
     del virtual
-    monkeypatch.setattr(shippers, "FINISH_S", 60.0)
+    monkeypatch.setattr(sender_module, "FINISH_S", 60.0)
     wire = Wire(stand, source)
     wire.lose = lose
     await finished(wire)
@@ -273,14 +273,14 @@ async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkey
     """For a minute nothing can be written, neither a first segment nor a later one; then all of
     the tape arrives."""
     del virtual
-    real, begun = harbours.os.write, trio.current_time()
+    real, begun = receiver_module.os.write, trio.current_time()
 
     def write(fd, data):
         if 5.0 < trio.current_time() - begun < 65.0:
             return real(fd, data[:10])
         return real(fd, data)
 
-    monkeypatch.setattr(harbours.os, "write", write)
+    monkeypatch.setattr(receiver_module.os, "write", write)
     wire = Wire(stand, source)
     whole = source.read_bytes()
     source.write_bytes(whole[: len(whole) // 2])
@@ -304,7 +304,7 @@ async def test_what_is_missing_is_said(stand, source, virtual):
     await finished(wire)
     size = source.stat().st_size
     assert [(NOT_SHIPPED, {"missing_bytes": size, "of_bytes": size})] == wire.notes
-    assert shippers.FINISH_S == pytest.approx(trio.current_time() - begun)
+    assert sender_module.FINISH_S == pytest.approx(trio.current_time() - begun)
 
 
 async def test_other_bytes_under_its_name_are_left_alone(stand, source, whole, virtual):
@@ -341,8 +341,8 @@ async def test_a_lane_is_taken_aside():
 async def test_nobody_fills_a_disk(stand, autojump_clock, monkeypatch):
     """Of one actor so much arrives at once and so much a second, under whatever numbers; the rest
     is not answered, and may be said again. Others are not held up."""
-    monkeypatch.setattr(harbours, "ACTOR_BYTES_AT_ONCE", 3000)
-    monkeypatch.setattr(harbours, "ACTOR_BYTES_PER_S", 1000)
+    monkeypatch.setattr(receiver_module, "ACTOR_BYTES_AT_ONCE", 3000)
+    monkeypatch.setattr(receiver_module, "ACTOR_BYTES_PER_S", 1000)
     stand.again()
     answered = 0
     for number in range(1, 100):
