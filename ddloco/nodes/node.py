@@ -39,7 +39,7 @@ from ddloco.runtime.errors import first_of, said_of
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
 from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import Stored
+from ddloco.runtime.snapshot_sink import StoreSink
 from ddloco.tapes.code_version import code_version
 from ddloco.tapes.retention import TapeRetention
 from ddloco.tapes.segments import ChainRecorder
@@ -144,7 +144,7 @@ class Hosted:
                 arrays = Arrays(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, log)
                 keep = await trio.to_thread.run_sync(self._open_keep, name)
-                album = self._open_album()
+                sink = self._open_sink()
                 workers = Workers(
                     self.job,
                     self.incarnation,
@@ -152,7 +152,7 @@ class Hosted:
                     process,
                     folder=self.folder,
                     keep=keep,
-                    album=album,
+                    sink=sink,
                     note=self.note,
                 )
                 prepared = None
@@ -176,12 +176,12 @@ class Hosted:
         run = run_of(folder, make=True) if syncs else ""
         return KeptFolder(folder / KEPT / name, self.job.id, run)
 
-    def _open_album(self) -> Stored:
+    def _open_sink(self) -> StoreSink:
         """Where this actor writes its part; the lead commits, so it says of which run they are."""
         job, begun = self.job, self.beginning
         place = place_of(job, self.folder)
         if actor_of(self.incarnation) != job.syncer_names()[0] or job.job.method in DATA_PARALLEL:
-            return album_of(job, place)
+            return sink_of(job, place)
         where = str(place) if "://" in str(place) else str(Path(place).absolute())
         same = begun is not None and begun.place == where
 
@@ -189,7 +189,7 @@ class Hosted:
             trio.from_thread.run_sync(self.note, "snapshots damaged", {"reason": said})
 
         from_ = begun.snapshot if begun is not None and same else ""
-        return album_of(job, place, run_of_place(job, self.folder, make=True), from_, warn)
+        return sink_of(job, place, run_of_place(job, self.folder, make=True), from_, warn)
 
     async def _attending(self, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
         """Make ready, and attend meanwhile to what is below the door."""
@@ -371,13 +371,13 @@ class _Slowed:
         return result
 
 
-def album_of(
+def sink_of(
     job: Job,
     place: str | Path,
     run: str = "",
     began_from: str = "",
     warn: Callable[[str], None] = lambda _: None,
-) -> Stored:
+) -> StoreSink:
     """Where a job's snapshots go.
 
     Args:
@@ -391,4 +391,4 @@ def album_of(
     facts |= {RUN: run} if run else {}
     facts |= {BEGAN_FROM: began_from} if began_from else {}
     store = Store(place, run)
-    return Stored(store, facts, keep=table.keep, keep_every=table.keep_every, warn=warn)
+    return StoreSink(store, facts, keep=table.keep, keep_every=table.keep_every, warn=warn)

@@ -10,7 +10,7 @@ from ddloco.actors.events import Computed, WorkFailed, WorkResult
 from ddloco.programs.program import Compute, Tensors
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.entry_point import in_one_line
-from ddloco.runtime.snapshot_sink import Album
+from ddloco.runtime.snapshot_sink import SnapshotSink
 from ddloco.runtime.snapshot_writer import Capture
 from transport import Payload, payload_of, tensors_of
 
@@ -21,13 +21,13 @@ class Computing:
     Args:
         compute: the user's function.
         arrays: the arrays by handle; all of them are payloads.
-        album: where snapshots are written.
+        sink: where snapshots are written.
     """
 
-    def __init__(self, compute: Compute, arrays: Arrays, album: Album) -> None:
+    def __init__(self, compute: Compute, arrays: Arrays, sink: SnapshotSink) -> None:
         self._compute = compute
         self._arrays = arrays
-        self._capture = Capture(arrays, album)
+        self._capture = Capture(arrays, sink)
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; a failure is a result too.

@@ -23,7 +23,7 @@ from ddloco.runtime.entry_point import in_one_line
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning, Start
-from ddloco.runtime.snapshot_sink import Stored
+from ddloco.runtime.snapshot_sink import StoreSink
 from replay import Header, Recorder, TapeError, TapeWriter
 from snapshot import Store
 from transport import Endpoint, Event
@@ -106,7 +106,7 @@ class ProgramRunner:
             job_id=loaded.id,
             actors=loaded.program.roles,
             endpoint=endpoint,
-            worker=Computing(role.compute, arrays, Stored(Store(self.place), facts)),
+            worker=Computing(role.compute, arrays, StoreSink(Store(self.place), facts)),
             arrays=arrays,
             recorder=Recorder(self._tape(incarnation, start)),
             time=MonotonicTime(start.actor.at if start is not None else 0.0),

@@ -19,7 +19,7 @@ from ddloco.replayer.tape_runner import Part, Result, Theatre
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import place_and_id
 from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import Digested
+from ddloco.runtime.snapshot_sink import DigestSink
 from ddloco.tapes.code_version import code_version
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
@@ -101,7 +101,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
                 process,
                 folder=self._folder,
                 keep=self._history,
-                album=Digested(),
+                sink=DigestSink(),
                 task=self._rerun.task,
             )
         self._prepared: rpc.Prepared = await self._workers.prepare()

@@ -18,7 +18,7 @@ from ddloco.replayer.start_point import begin_tapes
 from ddloco.replayer.tape_runner import Part
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Beginning, Start, begin_with, load_start
-from ddloco.runtime.snapshot_sink import Digested
+from ddloco.runtime.snapshot_sink import DigestSink
 from replay import Tape, TapeError, open_tapes
 from snapshot import Part as Written
 from snapshot import Store
@@ -50,7 +50,7 @@ class ProgramPart(Part[Computing]):
             raise TapeError(tape.path, 16, f"{tape.incarnation} is not an actor of the program now")
         super().__init__(rerun, tape, Actor(tape.incarnation, role.machine()), loaded.events)
         self._arrays = Arrays()
-        self._workers = Computing(role.compute, self._arrays, Digested())
+        self._workers = Computing(role.compute, self._arrays, DigestSink())
         self._warn = rerun.warn
         self._source = loaded.source
 

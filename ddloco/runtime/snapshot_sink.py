@@ -18,7 +18,7 @@ from snapshot import (
 )
 
 
-class Album(Protocol):
+class SnapshotSink(Protocol):
     """The target of snapshots. Every method blocks, and raises the errors of ``snapshot.Store``."""
 
     def write_bytes(self, data: bytes) -> Blob:
@@ -38,7 +38,7 @@ class Album(Protocol):
         ...
 
 
-class Stored:
+class StoreSink:
     """Writes the snapshots of a run to a store.
 
     Args:
@@ -95,8 +95,8 @@ class Stored:
                 self._warn(said)
 
 
-class Digested:
-    """Computes the digests that ``Stored`` would return, and writes nothing."""
+class DigestSink:
+    """Computes the digests that ``StoreSink`` would return, and writes nothing."""
 
     def write_bytes(self, data: bytes) -> Blob:
         """Return the blob that would be written."""

@@ -15,7 +15,7 @@ from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
 from ddloco.actors.events import Captured, Committed, WorkFailed
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.background import in_background
-from ddloco.runtime.snapshot_sink import Album
+from ddloco.runtime.snapshot_sink import SnapshotSink
 from snapshot import Entry, Kind, SnapshotError
 from transport import Payload, tensors_of
 
@@ -36,12 +36,12 @@ class Capture:
 
     Args:
         arrays: the actor's arrays.
-        album: the sink to write to.
+        sink: the sink to write to.
     """
 
-    def __init__(self, arrays: Arrays, album: Album) -> None:
+    def __init__(self, arrays: Arrays, sink: SnapshotSink) -> None:
         self._arrays = arrays
-        self._album = album
+        self._sink = sink
 
     def state(self, work: CaptureState) -> Awaitable[Captured | WorkFailed]:
         """Write the actor's state at the cut and the arrays that it held."""
@@ -54,7 +54,7 @@ class Capture:
     async def commit(self, work: CommitSnapshot) -> Committed | WorkFailed:
         """Write the manifest; an error of the store is a ``WorkFailed``."""
         try:
-            commit = partial(self._album.commit, work.snapshot, work.parts, work.absent)
+            commit = partial(self._sink.commit, work.snapshot, work.parts, work.absent)
             await trio.to_thread.run_sync(in_background, commit)
         except (OSError, SnapshotError) as error:
             return _failed(work.work, error)
@@ -79,20 +79,20 @@ class Capture:
     # In a thread.
 
     def _write_state(self, work: CaptureState, held: Held) -> str:
-        return self._album.write_piece(self._state_entries(work, held))
+        return self._sink.write_piece(self._state_entries(work, held))
 
     def _state_entries(self, work: CaptureState, held: Held) -> list[Entry]:
-        blob = self._album.write_bytes(work.state)
+        blob = self._sink.write_bytes(work.state)
         return [Entry("state", FROZEN, blob.digest, blob.size), *self._write_arrays(held)]
 
     def _write_flight(self, work: CaptureFlight, held: Held) -> str:
-        blob = self._album.write_bytes(work.messages)
+        blob = self._sink.write_bytes(work.messages)
         entries = [Entry("flight", FROZEN, blob.digest, blob.size), *self._write_arrays(held)]
-        return self._album.write_piece(entries)
+        return self._sink.write_piece(entries)
 
     def _write_arrays(self, held: Held) -> list[Entry]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            blobs = list(pool.map(self._album.write_tensors, (tensors for _, _, tensors in held)))
+            blobs = list(pool.map(self._sink.write_tensors, (tensors for _, _, tensors in held)))
         return [
             Entry(kind, name, blob.digest, blob.size)
             for (kind, name, _), blob in zip(held, blobs, strict=True)

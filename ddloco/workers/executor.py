@@ -49,7 +49,7 @@ from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime.array_table import F32, Arrays, HostCopy
 from ddloco.runtime.errors import said_of
 from ddloco.runtime.shared_memory import Arena, Region
-from ddloco.runtime.snapshot_sink import Album
+from ddloco.runtime.snapshot_sink import SnapshotSink
 from ddloco.workers import rpc
 from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import Found, Keep, KeptError
@@ -78,7 +78,7 @@ class Workers:
         process: its JAX worker process.
         folder: the run folder.
         keep: where a syncer stores its merged fragments.
-        album: where snapshots are written.
+        sink: where snapshots are written.
         task: what the worker imports in place of the job's own task.
         note: writes to the log.
     """
@@ -92,7 +92,7 @@ class Workers:
         *,
         folder: Path,
         keep: Keep,
-        album: Album,
+        sink: SnapshotSink,
         task: str = "",
         note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
     ) -> None:
@@ -110,7 +110,7 @@ class Workers:
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
-        self.capture = CaptureWork(arrays, process, album, refuses)
+        self.capture = CaptureWork(arrays, process, sink, refuses)
 
     async def prepare(self) -> rpc.Prepared:
         """Have the worker load the task; returns the parameters' leaves and the fingerprint.

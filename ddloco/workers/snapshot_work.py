@@ -18,7 +18,7 @@ from ddloco.machines.syncer.global_fragments import WIRE
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime.array_table import F32, Arrays, HostCopy
 from ddloco.runtime.shared_memory import Region
-from ddloco.runtime.snapshot_sink import Album
+from ddloco.runtime.snapshot_sink import SnapshotSink
 from ddloco.runtime.snapshot_writer import Capture, Held, Tensors, payload_tensors
 from ddloco.workers import rpc
 from ddloco.workers.process import ChoreError, WorkerDiedError, WorkerProcess
@@ -40,7 +40,7 @@ class CaptureWork(Capture):
     Args:
         arrays: its arrays, with an arena.
         process: its JAX worker process.
-        album: where to write.
+        sink: where to write.
         refuses: why this job does not support snapshots; empty if it does.
 
     Attributes:
@@ -50,9 +50,9 @@ class CaptureWork(Capture):
     """
 
     def __init__(
-        self, arrays: Arrays, process: WorkerProcess, album: Album, refuses: str = ""
+        self, arrays: Arrays, process: WorkerProcess, sink: SnapshotSink, refuses: str = ""
     ) -> None:
-        super().__init__(arrays, album)
+        super().__init__(arrays, sink)
         self.nbytes = 0
         self.trains = False
         self.plan: FragmentPlan | None = None
@@ -136,9 +136,9 @@ class CaptureWork(Capture):
 
     def _write_copy(self, entries: list[Entry], region: Region, last: rpc.Trained | None) -> str:
         entries += self._write_arrays([("worker", STATE, {STATE: region.data})])
-        blob = self._album.write_bytes(rpc.encode(last) if last else b"")
+        blob = self._sink.write_bytes(rpc.encode(last) if last else b"")
         entries.append(Entry("worker", LAST, blob.digest, blob.size))
-        return self._album.write_piece(entries)
+        return self._sink.write_piece(entries)
 
 
 async def _refused(work: int, reason: str) -> Captured:

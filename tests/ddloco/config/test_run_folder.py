@@ -6,7 +6,7 @@ from ddloco.config.job import job_from, load_job
 from ddloco.config.run_folder import next_folder, open_folder, place_of, run_of, run_of_place
 from ddloco.config.toml import ConfigError
 from ddloco.config.trust import MARK_FILE
-from ddloco.nodes.node import album_of
+from ddloco.nodes.node import sink_of
 from snapshot import Entry, Part, Store
 
 JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
@@ -72,12 +72,12 @@ def test_the_place_of_a_job(tmp_path):
 def test_snapshots_tell_of_their_job(tmp_path):
     """Its id and name are in the manifest, and as many stay as it says."""
     job = job_from({"job": {"task": "x:y", "name": "small"}, "snapshot": {"keep": 1}}, "test")
-    album = album_of(job, tmp_path)
-    blob = album.write_bytes(b"state")
-    piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
+    sink = sink_of(job, tmp_path)
+    blob = sink.write_bytes(b"state")
+    piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
     for number in (3, 5):
         part = Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
-        album.commit(f"syncer.1:{number}", [part], {})
+        sink.commit(f"syncer.1:{number}", [part], {})
 
     [left] = [each.manifest for each in Store(tmp_path).snapshots()]
     assert left.snapshot == "syncer.1:5"

@@ -12,7 +12,7 @@ from ddloco.config.run_folder import open_folder, run_of
 from ddloco.config.toml import ConfigError
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.shutdown import Farewell
-from ddloco.nodes.node import album_of
+from ddloco.nodes.node import sink_of
 from ddloco.nodes.resume import begin_with, beginning_of, go_on_from, place_said, stored_from
 from ddloco.protocol.effects import CopyState, RunStep
 from ddloco.protocol.events import StepFinished
@@ -21,7 +21,7 @@ from ddloco.protocol.messages import GlobalFragment
 from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.runtime.resume import passed, payload_from, place_and_id
 from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import Stored
+from ddloco.runtime.snapshot_sink import StoreSink
 from ddloco.runtime.snapshot_writer import FROZEN, payload_tensors
 from ddloco.workers import rpc
 from ddloco.workers.snapshot_work import LAST, STATE, leaf_tensors
@@ -51,28 +51,28 @@ class Place:
     def __init__(self, folder):
         self.folder = folder
         self.store = Store(folder)
-        self.album = Stored(self.store, {})
+        self.sink = StoreSink(self.store, {})
         self.actor = Actor(WHO, Farewell("done", "enough", 1, 1, 0))
 
     def piece(self, kind, data, *more):
         """What lists frozen bytes, and more."""
-        blob = self.album.write_bytes(data)
-        return self.album.write_piece([Entry(kind, FROZEN, blob.digest, blob.size), *more])
+        blob = self.sink.write_bytes(data)
+        return self.sink.write_piece([Entry(kind, FROZEN, blob.digest, blob.size), *more])
 
     def entry(self, kind, name, tensors):
         """A blob of tensors."""
-        blob = self.album.write_tensors(tensors)
+        blob = self.sink.write_tensors(tensors)
         return Entry(kind, name, blob.digest, blob.size)
 
     def commit(self, *contents):
         """A snapshot of that one learner."""
         clock = {WHO: 7, "syncer.1": 12}
-        self.album.commit(f"{WHO}:7", [Part(WHO, 7, clock, (), {}, contents)], {})
+        self.sink.commit(f"{WHO}:7", [Part(WHO, 7, clock, (), {}, contents)], {})
 
     def whole(self):
         """One with a worker, an array, and a message in flight."""
         worker = self.entry("worker", STATE, {STATE: np.arange(8, dtype=np.uint8)})
-        last = self.album.write_bytes(rpc.encode(TRAINED))
+        last = self.sink.write_bytes(rpc.encode(TRAINED))
         last = Entry("worker", LAST, last.digest, last.size)
         host = self.entry("array", "host/4", {STATE: np.ones(4, np.uint8)})
         brought = self.entry("array", "in/8", payload_tensors(payload()))
@@ -268,11 +268,11 @@ def test_a_run_whose_snapshots_are_elsewhere_is_looked_up_there(tmp_path):
     job = job_from({"job": {"task": "x:y"}, "snapshot": {"place": str(place)}}, "test")
     mine = run_of(open_folder(run, job), make=True)
     for name, number in ((mine, 3), ("f" * 12, 9)):
-        album = album_of(job, place, name)
-        blob = album.write_bytes(b"state")
-        piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
+        sink = sink_of(job, place, name)
+        blob = sink.write_bytes(b"state")
+        piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
         part = Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
-        album.commit(f"syncer.1-{number}", [part], {})
+        sink.commit(f"syncer.1-{number}", [part], {})
 
     found, snapshot = place_said(str(run))
     assert (str(place), True) == (found, snapshot.endswith("syncer.1-3"))

@@ -7,7 +7,7 @@ from ddloco.actors.effects import Calculation
 from ddloco.actors.events import Computed, WorkFailed
 from ddloco.programs.executor import Computing
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.snapshot_sink import Digested
+from ddloco.runtime.snapshot_sink import DigestSink
 from transport import payload_of, tensors_of
 
 ONES = payload_of({"x": np.ones(3), "y": np.zeros((2, 2), np.float32)})
@@ -18,7 +18,7 @@ def computing(compute):
     """With one array."""
     arrays = Arrays()
     arrays.put("in/1", ONES)
-    return Computing(compute, arrays, Digested()), arrays
+    return Computing(compute, arrays, DigestSink()), arrays
 
 
 async def test_arrays_come_out_of_arrays():

@@ -7,7 +7,7 @@ import pytest
 from ddloco.replayer import start_point
 from ddloco.replayer.start_point import anchors, begin_tapes, cut_of, final_clock, stranger
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
-from ddloco.runtime.snapshot_sink import Stored
+from ddloco.runtime.snapshot_sink import StoreSink
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
 from snapshot import Entry, Part, SnapshotError, Store
 
@@ -40,9 +40,9 @@ class Run:
 
     def take(self, at, absent=(), of=None, **cuts):
         """A snapshot, with everybody's cut; what they had heard of each other is what there was."""
-        album = Stored(Store(self.place), {"job": of or self.job})
-        blob = album.write_bytes(b"state")
-        piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
+        sink = StoreSink(Store(self.place), {"job": of or self.job})
+        blob = sink.write_bytes(b"state")
+        piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
         names = {"a": A, "b": B, "s": S, "b2": "learner-1.2", "a2": "learner-0.2"}
         clock = {names[key]: number for key, number in cuts.items() if number}
         parts = [
@@ -50,7 +50,7 @@ class Run:
             for who, number in clock.items()
             if who not in absent
         ]
-        album.commit(f"{S}:{at}", parts, {})
+        sink.commit(f"{S}:{at}", parts, {})
 
     def anchors(self):
         """The ids of what would be tried, in that order."""

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ddloco.runtime.snapshot_sink import Digested, Stored
+from ddloco.runtime.snapshot_sink import DigestSink, StoreSink
 from snapshot import Entry, Part, Store
 
 ARRAYS = {"b": np.arange(6, dtype=np.float32).reshape(2, 3), "a": np.arange(3, dtype=np.int64)}
@@ -17,19 +17,19 @@ def store(tmp_path):
     return Store(tmp_path / "place")
 
 
-def part(album, number):
+def part(sink, number):
     """A part that an actor wrote."""
-    blob = album.write_bytes(b"state %d" % number)
-    piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
+    blob = sink.write_bytes(b"state %d" % number)
+    piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
     return Part("syncer.1", number, {"syncer.1": number}, (), {}, (piece,))
 
 
 def test_both_take_the_same_digests(store):
     """Of bytes, of named arrays, and of a piece: so a replay can say what was written."""
-    stored, digested = Stored(store, FACTS), Digested()
+    stored, digested = StoreSink(store, FACTS), DigestSink()
     entries = []
     for write, what in (("write_bytes", b"some bytes"), ("write_tensors", ARRAYS)):
-        one, other = (getattr(album, write)(what) for album in (stored, digested))
+        one, other = (getattr(sink, write)(what) for sink in (stored, digested))
         assert (one.digest, one.size) == (other.digest, other.size)
         assert not other.new
         entries.append(Entry("array", write, one.digest, one.size))
@@ -41,9 +41,9 @@ def test_both_take_the_same_digests(store):
 
 def test_snapshots_stand_in_order_of_their_commits(store):
     """Whoever has taken them; with what job they are of, and who is absent."""
-    album = Stored(store, FACTS)
+    sink = StoreSink(store, FACTS)
     for number in (7, 3):
-        album.commit(NAME.format(number), [part(album, number)], {"learner-0.1": "it is gone"})
+        sink.commit(NAME.format(number), [part(sink, number)], {"learner-0.1": "it is gone"})
     orders = {each.manifest.snapshot: each.manifest.order for each in store.snapshots()}
     assert {NAME.format(7): 1, NAME.format(3): 2} == orders
     newest = store.load()
@@ -54,9 +54,9 @@ def test_snapshots_stand_in_order_of_their_commits(store):
 
 def test_as_many_stay_as_the_job_says(store):
     """The newest."""
-    album = Stored(store, FACTS, keep=2)
+    sink = StoreSink(store, FACTS, keep=2)
     for number in range(1, 6):
-        album.commit(NAME.format(number), [part(album, number)], {})
+        sink.commit(NAME.format(number), [part(sink, number)], {})
     assert {NAME.format(4), NAME.format(5)} == {
         each.manifest.snapshot for each in store.snapshots()
     }
@@ -64,16 +64,16 @@ def test_as_many_stay_as_the_job_says(store):
 
 def test_a_replay_keeps_nothing():
     """There it stood."""
-    assert Digested().commit("syncer.1:7", [], {}) is None
+    assert DigestSink().commit("syncer.1:7", [], {}) is None
 
 
 def test_old_damage_does_not_undo_a_new_snapshot(store, tmp_path):
     """A manifest that cannot be read is named and set aside; what was committed stands."""
     told = []
-    album = Stored(store, FACTS, keep=1, warn=told.append)
-    album.commit(NAME.format(5), [part(album, 5)], {})
+    sink = StoreSink(store, FACTS, keep=1, warn=told.append)
+    sink.commit(NAME.format(5), [part(sink, 5)], {})
     (tmp_path / "place" / "snapshots" / "syncer.1-5.json").write_text("{}")
-    album.commit(NAME.format(9), [part(album, 9)], {})
+    sink.commit(NAME.format(9), [part(sink, 9)], {})
 
     assert NAME.format(9) == store.load().snapshot
     [line] = told

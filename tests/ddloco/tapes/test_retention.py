@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from ddloco.config.job import job_from
-from ddloco.nodes.node import album_of
+from ddloco.nodes.node import sink_of
 from ddloco.tapes import retention
 from ddloco.tapes.retention import TapeRetention
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
@@ -43,11 +43,11 @@ class Stand:
 
     def take(self, number, *who, absent=None, job=None):
         """A snapshot in which the named are, at their event ``number``."""
-        album = album_of(job or self.job, self.store.name)
-        blob = album.write_bytes(b"state")
-        piece = album.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
+        sink = sink_of(job or self.job, self.store.name)
+        blob = sink.write_bytes(b"state")
+        piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
         parts = [Part(each, number, {each: number}, (), {}, (piece,)) for each in who]
-        album.commit(f"{OTHER}:{number}", parts, absent or {})
+        sink.commit(f"{OTHER}:{number}", parts, absent or {})
 
     def begins(self, me=ME):
         """Behind which events the files begin that are there."""

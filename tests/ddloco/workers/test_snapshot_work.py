@@ -9,7 +9,7 @@ from ddloco.actors.events import WorkFailed
 from ddloco.protocol.fragment_plan import Leaf, make_plan
 from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import Digested, Stored
+from ddloco.runtime.snapshot_sink import DigestSink, StoreSink
 from ddloco.runtime.snapshot_writer import FROZEN, payload_tensors
 from ddloco.workers import rpc
 from ddloco.workers.snapshot_work import STATE, CaptureWork, leaf_tensors, theta_of
@@ -45,12 +45,12 @@ class Process:
 class Desk:
     """One actor's work, its arrays, and the place where it writes."""
 
-    def __init__(self, folder, album=None):
+    def __init__(self, folder, sink=None):
         self.arena = Arena()
         self.arrays = Arrays(self.arena)
         self.store = Store(folder)
         self.process = Process()
-        self.work = CaptureWork(self.arrays, self.process, album or Stored(self.store, {}))
+        self.work = CaptureWork(self.arrays, self.process, sink or StoreSink(self.store, {}))
         self.work.plan = PLAN
 
     def state(self, *handles):
@@ -175,7 +175,7 @@ def test_what_was_in_flight_is_written_once(desk):
     assert -2 == done.work
 
 
-class Full(Digested):
+class Full(DigestSink):
     """A place that takes nothing."""
 
     def write_bytes(self, data):
