@@ -31,7 +31,7 @@ from ddloco.simulation.node import Costs, Node, Pace
 from ddloco.simulation.physics import Check, Physics
 from ddloco.simulation.requests import Asked, ask, not_too_narrow, requests
 from ddloco.simulation.resource_bounds import Bounds, Holders
-from ddloco.simulation.snapshot_checks import Endings, Pictures
+from ddloco.simulation.snapshot_checks import SnapshotContents, SnapshotEndings
 from ddloco.simulation.tapes import logbook, pen
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import EndlessError, World
@@ -295,17 +295,25 @@ class Watch:
     merging: Merging = field(default_factory=Merging)
     learning: Learning = field(default_factory=Learning)
     trail: Trail = field(default_factory=Trail)
-    endings: Endings = field(init=False)
+    snapshot_endings: SnapshotEndings = field(init=False)
 
     def __post_init__(self) -> None:
-        self.endings = Endings(self.heal_at)
+        self.snapshot_endings = SnapshotEndings(self.heal_at)
 
     def checks(self) -> list[Check]:
         """All checks, in order."""
         healing = Healing(self.merging, self.learning, self.heal_at)
         told = [self.merging, PerSyncer(Launches), self.learning, Causal(), Durable()]
         known = [Clocks(), Contents(), Bounds(), Holders(), Optimizer(), Oracle()]
-        return [*told, *known, PerSyncer(Belief), healing, Pictures(), self.endings, self.trail]
+        return [
+            *told,
+            *known,
+            PerSyncer(Belief),
+            healing,
+            SnapshotContents(),
+            self.snapshot_endings,
+            self.trail,
+        ]
 
 
 def run(seed: int, tapes: Path | None = None) -> Outcome:
@@ -329,7 +337,7 @@ def happen(drawn: Hostile) -> Outcome:
         for at, name in drawn.asked:
             world.call(at, ask, world, name)
         world.run(drawn.end_at, events_max=EVENTS_MAX)
-        watch.endings.ended(world)
+        watch.snapshot_endings.ended(world)
         hold(
             world.nodes[world.lead].finish is not None,
             "heal-progress",

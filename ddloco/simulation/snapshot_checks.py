@@ -22,7 +22,7 @@ from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
-from ddloco.workers.simulated.snapshot_sink import Album, Picture
+from ddloco.workers.simulated.snapshot_sink import CapturedPart, SnapshotMemory
 from snapshot import Part, thaw
 from snapshot.participant import REFUSED, UNDER_WAY_MAX
 from transport import LANES, Event, LaneBroken, MessageArrived, Transmit
@@ -68,20 +68,20 @@ class Seen:
 
     part: Part
     actor: Actor
-    state: Picture
-    flight: Picture
+    state: CapturedPart
+    flight: CapturedPart
     messages: list[MessageArrived[Any]]
 
 
-def seen(album: Album, part: Part) -> Seen:
+def seen(snapshots: SnapshotMemory, part: Part) -> Seen:
     """Read what one participant wrote."""
-    pictures = [album.pictures[name] for name in part.contents]
-    state = next(each for each in pictures if each.worker is not None)
-    flight = next(each for each in pictures if each.worker is None)
+    parts = [snapshots.parts[name] for name in part.contents]
+    state = next(each for each in parts if each.worker is not None)
+    flight = next(each for each in parts if each.worker is None)
     return Seen(part, thaw(state.frozen, PACKAGES), state, flight, thaw(flight.frozen, PACKAGES))
 
 
-class Pictures(Books[World, Node]):
+class SnapshotContents(Books[World, Node]):
     """cut-consistent, channel-complete, data-cursor, optimizer-with-params, merge-once: compares
     committed snapshots with what really happened before them."""
 
@@ -115,7 +115,7 @@ class Pictures(Books[World, Node]):
                 case MergeFragment():
                     self._merging[role.incarnation, effect.work] = effect
                 case Observe(event=what, fields=fields) if what == TAKEN:
-                    self._look(stage, stage.album.committed[fields["snapshot"]])
+                    self._look(stage, stage.snapshots.committed[fields["snapshot"]])
                 case _:
                     pass
 
@@ -133,7 +133,7 @@ class Pictures(Books[World, Node]):
             heard.append(node.actor.number)
 
     def _look(self, world: World, commit: CommitSnapshot) -> None:
-        found = {part.who: seen(world.album, part) for part in commit.parts}
+        found = {part.who: seen(world.snapshots, part) for part in commit.parts}
         for each in found.values():
             right = each.actor.number == each.part.number
             said = f"{commit.snapshot}: {each.part} is of event {each.actor.number}"
@@ -224,7 +224,7 @@ class Pictures(Books[World, Node]):
             self.hold(there, "channel-complete", said)
 
 
-class Endings(Books[World, Node]):
+class SnapshotEndings(Books[World, Node]):
     """snapshot-terminates, concurrent-snapshots: each snapshot in progress waits for something that
     will happen, and without faults all participants are included.
 

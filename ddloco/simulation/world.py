@@ -26,7 +26,7 @@ from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
 from ddloco.simulation.topology import Switch
-from ddloco.workers.simulated.snapshot_sink import Album
+from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
 from ddloco.workers.simulated.work import Labour, Vault
 from transport import (
     CancelTimer,
@@ -65,7 +65,7 @@ class World:
         self.events = 0
         self.plan: FragmentPlan = job.plan(physics.leaves)
         self.vaults = {name: Vault() for name in job.syncer_names()}
-        self.album = Album()
+        self.snapshots = SnapshotMemory()
         self.lead = job.syncer_names()[0]
         self.nodes: dict[str, Node] = {}
         """The newest incarnation of each actor, running or not, by actor."""
@@ -117,7 +117,7 @@ class World:
                 incarnation,
                 self.plan,
                 self.vaults.get(actor, Vault()),
-                self.album,
+                self.snapshots,
                 arithmetic=physics.arithmetic,
             ),
             pace=self._paces[actor],
@@ -336,7 +336,7 @@ class World:
         self.push(self.now + seconds, node, self._end_work, work)
 
     def _end_work(self, node: Node, work: Work) -> None:
-        if not node.labour.photographer.ready(work):
+        if not node.labour.capture.ready(work):
             self.push(max(node.step_until, self.now), node, self._end_work, work)
             return
         result: WorkResult = node.labour.do(work, node.contents)

@@ -194,4 +194,4 @@ def play(size: int, steps: int, looker: Timed | Profiled) -> None:
         gc.enable()
         Actor.handle = HANDLE
     assert world.over, "the job did not come to its end"
-    assert world.album.committed, "no snapshot was taken"
+    assert world.snapshots.committed, "no snapshot was taken"

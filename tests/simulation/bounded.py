@@ -163,7 +163,7 @@ def manifests(world: World, job: Job) -> list[Manifest]:
     facts = {"job": job.id}
     return [
         Manifest(each.snapshot, order, facts, each.parts, each.absent)
-        for order, each in enumerate(world.album.committed.values())
+        for order, each in enumerate(world.snapshots.committed.values())
     ]
 
 
@@ -196,7 +196,7 @@ def play(drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> World:
         outcome.wrong.append(str(violation))
     finally:
         world.close()
-    outcome.snapshots = len(world.album.committed)
+    outcome.snapshots = len(world.snapshots.committed)
     outcome.within_step = bounding.within_step
     outcome.deleted, outcome.faults = bounding.deleted, len(drawn.faults)
     return world
@@ -316,7 +316,7 @@ def beginning_at(world: World, job: Job, commit: CommitSnapshot) -> Beginning[Si
     given = {type(each): each for each in settings(job)}
 
     def start(part: Part) -> SimulatedStart:
-        found = seen(world.album, part)
+        found = seen(world.snapshots, part)
         assert found.state.worker is not None
         actor = thaw(found.state.frozen, PACKAGES, given)
         return SimulatedStart(part, actor, found.state.contents, found.messages,
@@ -334,7 +334,7 @@ def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapsho
     syncers = set(job.syncer_names())
     return [
         each
-        for each in world.album.committed.values()
+        for each in world.snapshots.committed.values()
         if not any(cut_of(each.parts).short(tape) for tape in tapes)
         and stranger(each.parts, tapes) is None
         and syncers <= {actor_of(part.who) for part in each.parts}

@@ -3,7 +3,7 @@
 import pytest
 
 from ddloco.actors.snapshot_adapter import Cutting
-from ddloco.workers.simulated.snapshot_sink import Photographer
+from ddloco.workers.simulated.snapshot_sink import SnapshotCapture
 from tests.ddloco.simulation.mutations import always, wrap
 from tests.simulation import bounded
 
@@ -43,7 +43,7 @@ def test_a_worker_that_is_written_in_the_middle_of_its_step_is_found(monkeypatch
         self._running = False
         old(self, work, state)
 
-    wrap(monkeypatch, Photographer, "begin", begin)
+    wrap(monkeypatch, SnapshotCapture, "begin", begin)
     monkeypatch.setattr(bounded.fuzz.Watch, "checks", lambda _self: [])
     assert any("DIVERGENCE" in said for said in bounded.run(2).wrong)
 

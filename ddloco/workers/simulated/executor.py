@@ -61,7 +61,7 @@ class SimulatedWorkers:
 
     async def _do(self, work: Work) -> WorkResult:
         await trio.lowlevel.checkpoint()
-        while not self._labour.photographer.ready(work):
+        while not self._labour.capture.ready(work):
             await trio.lowlevel.checkpoint()
         return self._labour.do(work, self._contents)
 

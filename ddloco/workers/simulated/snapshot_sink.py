@@ -18,7 +18,7 @@ State = tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Picture:
+class CapturedPart:
     """What one actor wrote: frozen state, the contents of handles, and its worker's state."""
 
     frozen: bytes
@@ -36,27 +36,27 @@ class Picture:
 
 
 @dataclass
-class Album:
+class SnapshotMemory:
     """The parts written so far, and the committed snapshots."""
 
-    pictures: dict[str, Picture] = field(default_factory=dict[str, Picture])
+    parts: dict[str, CapturedPart] = field(default_factory=dict[str, CapturedPart])
     committed: dict[str, CommitSnapshot] = field(default_factory=dict[str, CommitSnapshot])
 
-    def write(self, picture: Picture) -> str:
+    def write(self, part: CapturedPart) -> str:
         """Add a part; returns its name."""
-        name = picture.name
-        self.pictures[name] = picture
+        name = part.name
+        self.parts[name] = part
         return name
 
 
-class Photographer:
+class SnapshotCapture:
     """One actor's snapshot work.
 
     If a step is running at the cut, the snapshot contains the worker's state at the end of it.
     """
 
-    def __init__(self, album: Album) -> None:
-        self.album = album
+    def __init__(self, snapshots: SnapshotMemory) -> None:
+        self.snapshots = snapshots
         self._running = False
         self._awaited: list[int] = []
         self._states: dict[int, State] = {}
@@ -84,12 +84,12 @@ class Photographer:
     def do(self, work: Work, contents: Any) -> Captured | Committed:
         """Do one piece of work."""
         if isinstance(work, CommitSnapshot):
-            self.album.committed[work.snapshot] = work
+            self.snapshots.committed[work.snapshot] = work
             return Committed(work.work)
         assert isinstance(work, CaptureState | CaptureFlight), "nothing else is about snapshots"
         held = {handle: contents[handle] for handle in work.handles}
         if isinstance(work, CaptureFlight):
-            picture = Picture(work.messages, held)
+            part = CapturedPart(work.messages, held)
         else:
-            picture = Picture(work.state, held, self._states.pop(work.work))
-        return Captured(work.work, self.album.write(picture))
+            part = CapturedPart(work.state, held, self._states.pop(work.work))
+        return Captured(work.work, self.snapshots.write(part))

@@ -51,7 +51,7 @@ from ddloco.protocol.events import (
 )
 from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.workers.simulated.objective import FAR, Wrong, pull, spoil, target
-from ddloco.workers.simulated.snapshot_sink import Album, Photographer
+from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 
 F32 = NDArray[np.float32]
 
@@ -126,7 +126,7 @@ class Labour:
         plan: how the parameters are split into fragments.
         arithmetic: whether there are numbers.
         vault: where a syncer stores its merges.
-        album: where snapshots are stored.
+        snapshots: where snapshots are stored.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Labour:
         incarnation: str,
         plan: FragmentPlan,
         vault: Vault,
-        album: Album | None = None,
+        snapshots: SnapshotMemory | None = None,
         *,
         arithmetic: bool,
     ) -> None:
@@ -148,7 +148,7 @@ class Labour:
         self._name = incarnation
         self._plan = plan
         self._vault = vault
-        self.photographer = Photographer(album if album is not None else Album())
+        self.capture = SnapshotCapture(snapshots if snapshots is not None else SnapshotMemory())
         self._arithmetic = arithmetic
         self._unsettled: dict[int, tuple[Kept, Content, Content]] = {}
         self._device: list[tuple[int, int]] = [(-1, 0)] * len(plan.fragments)
@@ -170,7 +170,7 @@ class Labour:
             Recover: self._recover,
             Evaluate: self._evaluate,
             SaveModel: self._save,
-            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self.photographer.do),
+            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self.capture.do),
         }
 
     def settle(self, result: WorkResult) -> None:
@@ -186,7 +186,7 @@ class Labour:
 
     def begin(self, work: Work) -> None:
         """Work has been requested: copies are made now, before the next step begins."""
-        self.photographer.begin(work, self._state)
+        self.capture.begin(work, self._state)
         if isinstance(work, CopyState):
             what = (self._name, tuple(self._device), self._batch)
             array = self._params.copy() if self._arithmetic else None
@@ -220,7 +220,7 @@ class Labour:
             loss = self._descend(work.step)
             copy = self._params.copy()
         contents[work.out] = Content((*self._device, work.step), copy)
-        self.photographer.stepped(self._state())
+        self.capture.stepped(self._state())
         batch = self._batch.to_bytes(16, "little")
         return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
 

@@ -9,7 +9,7 @@ from ddloco.actors.effects import CaptureState
 from ddloco.actors.snapshot_adapter import PACKAGES, Cutting
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.workers.simulated.snapshot_sink import Album, Photographer
+from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, coordinator, freeze, participant, thaw
 from tests.ddloco.simulation.mutations import Mutation, after, always, wrap
 from transport import BULK, CONTROL, SetTimer
@@ -128,20 +128,20 @@ def a_worker_is_written_before_its_step_is_done(patch):
         self._running = False
         old(self, work, state)
 
-    wrap(patch, Photographer, "begin", begin)
+    wrap(patch, SnapshotCapture, "begin", begin)
 
 
 @bug("optimizer-with-params", 1)
 def momentum_is_that_of_the_merge_before(patch):
-    def write(old, self, picture):
+    def write(old, self, part):
         held = {
             handle: changed(content, what=(content.what[0], content.what[1] - 1, 0, 0))
             if handle.startswith("momentum") else content
-            for handle, content in picture.contents.items()
+            for handle, content in part.contents.items()
         }  # fmt: skip
-        return old(self, changed(picture, contents=held))
+        return old(self, changed(part, contents=held))
 
-    wrap(patch, Album, "write", write)
+    wrap(patch, SnapshotMemory, "write", write)
 
 
 @bug("merge-once", 1)
@@ -155,4 +155,4 @@ def a_picture_does_not_say_what_is_spent(patch):
             work = replace(work, state=freeze(actor, PACKAGES))
         return old(self, work, contents)
 
-    wrap(patch, Photographer, "do", do)
+    wrap(patch, SnapshotCapture, "do", do)

@@ -38,7 +38,7 @@ def times(seed, table, *asked):
     # The end itself waits for the last snapshot, and learners train on meanwhile.
     last = merging.merges[-1][0]
     steps = {name: [at for at in done if at <= last] for name, done in learning.steps.items()}
-    return (steps, merging.merges), world.album.committed
+    return (steps, merging.merges), world.snapshots.committed
 
 
 @pytest.mark.parametrize("seed", SEVERAL)
@@ -77,7 +77,7 @@ def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
     open_folder(tmp_path, drawn.job)
     outcome = fuzz.happen(drawn)
     assert outcome.violation is None, what
-    assert len(taken[0].album.committed) > 3, f"{what}: the seed draws another world now"
+    assert len(taken[0].snapshots.committed) > 3, f"{what}: the seed draws another world now"
     report = trio.run(JobRerun(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
     assert outcome.events == report.events
