@@ -29,7 +29,7 @@ from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import About, Work
-from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.tapes import log_maker, recorder_maker
 from ddloco.workers.simulated.work import leaves_of
 from replay import open_tapes, tape
 from transport import MessageArrived
@@ -92,8 +92,8 @@ class Recording:
             wire=Wire(delay_s=delay_s),
             costs=Costs(encode_s=encode_s, merge_s=merge_s, make_s=make_s, rest_s=0.0),
             pace=lambda name, rng: RecordedPace(steps.get(name, []), rng),
-            recorder=pen(job, folder, arithmetic=False),
-            log=logbook(folder),
+            recorder=recorder_maker(job, folder, arithmetic=False),
+            log=log_maker(folder),
         )
 
     def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:

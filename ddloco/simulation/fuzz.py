@@ -32,7 +32,7 @@ from ddloco.simulation.physics import Check, Physics
 from ddloco.simulation.requests import Asked, ask, not_too_narrow, requests
 from ddloco.simulation.resource_bounds import Bounds, Holders
 from ddloco.simulation.snapshot_checks import SnapshotContents, SnapshotEndings
-from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.tapes import log_maker, recorder_maker
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import EndlessError, World
 from ddloco.workers.simulated.objective import Wrong
@@ -125,8 +125,8 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
         costs=Costs(encode_s=rng.choice([0.0, 0.01, 0.2]), merge_s=rng.choice([0.0, 0.05, 0.5])),
         arithmetic=True,
         pace=lambda name, stream: Pace(speeds.get(name, 1.0), variance, stream),
-        recorder=pen(job, tapes, arithmetic=True),
-        log=logbook(tapes),
+        recorder=recorder_maker(job, tapes, arithmetic=True),
+        log=log_maker(tapes),
     )
     poisoned = ()
     if rng.random() < 0.2:

@@ -22,7 +22,7 @@ from ddloco.simulation.chips import ChipPace, Chips, More, Seconds
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
-from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.tapes import log_maker, recorder_maker
 from ddloco.workers.simulated.work import leaves_of
 
 BUILT_IN = Path(__file__).parent / "scenarios"
@@ -140,8 +140,8 @@ class Scenario(Section, frozen=True):
             fragment_bytes=work.fragment_mb * 1e6,
             arithmetic=work.arithmetic,
             pace=self.pace(job),
-            recorder=pen(job, folder, arithmetic=work.arithmetic),
-            log=logbook(folder),
+            recorder=recorder_maker(job, folder, arithmetic=work.arithmetic),
+            log=log_maker(folder),
         )
 
     def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:

@@ -13,7 +13,9 @@ from ddloco.tapes.code_version import code_version
 from replay import Header, Recorder, TapeWriter
 
 
-def pen(job: Job, folder: Path | None, *, arithmetic: bool) -> Callable[[str], Recorder | None]:
+def recorder_maker(
+    job: Job, folder: Path | None, *, arithmetic: bool
+) -> Callable[[str], Recorder | None]:
     """Return a function that creates recorders of incarnations; without a folder, it returns
     None."""
     if folder is None:
@@ -42,6 +44,6 @@ def header_of(job: Job, incarnation: str, *, arithmetic: bool) -> Header:
     )
 
 
-def logbook(folder: Path | None) -> Callable[[str], ActorLog | None]:
+def log_maker(folder: Path | None) -> Callable[[str], ActorLog | None]:
     """Return a function that creates logs of incarnations; without a folder, it returns None."""
     return lambda incarnation: ActorLog(folder / LOG_FILE, incarnation) if folder else None

@@ -20,7 +20,7 @@ from ddloco.protocol.tape_facts import TENSORS
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import cases_of, find
-from ddloco.simulation.tapes import pen
+from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import World
 from ddloco.workers.simulated.work import leaves_of
 
@@ -70,7 +70,7 @@ def _rate(steps: int, folder: Path | None = None) -> dict[str, float]:
     job = job_from(plain, "bench")
     physics = Physics(leaves_of(6))
     if folder is not None:
-        physics = replace(physics, recorder=pen(job, folder, arithmetic=False))
+        physics = replace(physics, recorder=recorder_maker(job, folder, arithmetic=False))
     world = World(job, physics)
     world.begin()
     begun = process_time()

@@ -9,7 +9,7 @@ import pytest
 from ddloco.invariants import launches, training
 from ddloco.invariants.tape_audit import CLOCK, INVARIANTS, SAME, Audit, Finding
 from ddloco.simulation import fuzz
-from ddloco.simulation.tapes import pen
+from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import EndlessError, World
 from replay import Tape, TapeWriter, open_tapes, tape
 from tests.ddloco.invariants.test_training import names_in
@@ -43,7 +43,7 @@ def leave_tapes(folder, world):
 
 def by_hand(folder, drawn):
     """A world made by hand, with tapes."""
-    physics = replace(drawn.physics, recorder=pen(drawn.job, folder, arithmetic=True))
+    physics = replace(drawn.physics, recorder=recorder_maker(drawn.job, folder, arithmetic=True))
     return replace(drawn, physics=physics)
 
 

@@ -2,14 +2,14 @@
 
 from ddloco.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED, is_simulated
 from ddloco.simulation import fuzz
-from ddloco.simulation.tapes import logbook, pen
+from ddloco.simulation.tapes import log_maker, recorder_maker
 from replay import open_tapes
 
 
 def test_without_a_folder_nothing_is_left(make_job):
     """No recorder, no log."""
-    assert pen(make_job(), None, arithmetic=True)("learner-0.1") is None
-    assert logbook(None)("learner-0.1") is None
+    assert recorder_maker(make_job(), None, arithmetic=True)("learner-0.1") is None
+    assert log_maker(None)("learner-0.1") is None
 
 
 def test_a_tape_says_that_it_is_simulated(tmp_path):
