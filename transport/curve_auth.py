@@ -3,7 +3,7 @@
 Each connection is made between two key pairs. The dialler knows the listener's public key before it
 dials, so nobody can impersonate the listener; at each handshake the listener checks the dialler's
 public key. libzmq asks for that check over ZAP, a protocol with one inproc address per context, so
-one `_Porter` answers for all listening sockets of a context and tells them apart by *domain*.
+one `_ZapHandler` answers for all listening sockets of a context and tells them apart by *domain*.
 
 Two defaults of libzmq would admit everybody: without `ZAP_ENFORCE_DOMAIN` a handshake without a ZAP
 handler succeeds, and libzmq does not compare the name that ZAP returns with anything. So the domain
@@ -129,8 +129,8 @@ class Gate:
     ) -> None:
         self.refused = refused
         self._names = {key: name for name, key in curve.public.items()}
-        self._porter = _porter_of(context)
-        self._domain = self._porter.admit(self)
+        self._zap_handler = _zap_handler_of(context)
+        self._domain = self._zap_handler.admit(self)
         curve.guard(socket, self._domain)
 
     def name_of(self, key: str) -> str | None:
@@ -144,14 +144,14 @@ class Gate:
     async def run(self) -> None:
         """Answer handshakes until cancelled or closed."""
         with suppress(trio.ClosedResourceError):  # The endpoint reports this for all its sockets.
-            await self._porter.answer()
+            await self._zap_handler.answer()
 
     async def aclose(self) -> None:
         """Stop guarding; call this before closing the socket."""
-        await self._porter.dismiss(self._domain)
+        await self._zap_handler.dismiss(self._domain)
 
 
-class _Porter:
+class _ZapHandler:
     """Answers the ZAP requests of all gates of a context, whichever gate's `run` is active."""
 
     def __init__(self, context: zmq.Context[Any]) -> None:
@@ -174,7 +174,7 @@ class _Porter:
         """Stop answering for a gate, and close after the last; repeated calls are allowed."""
         gate = self._gates.pop(domain, None)
         if gate is not None and not self._gates:
-            del _porters[self._context]
+            del _zap_handlers[self._context]
             if not self._router.closed:
                 # After a close alone the address would stay bound for some time.
                 self._router.unbind(ZAP_ADDRESS)
@@ -206,12 +206,12 @@ class _Porter:
         return name
 
 
-_porters: dict[zmq.Context[Any], _Porter] = {}
+_zap_handlers: dict[zmq.Context[Any], _ZapHandler] = {}
 """One ZAP handler per context, because each context has one ZAP address; closed with the last gate.
 """
 
 
-def _porter_of(context: zmq.Context[Any]) -> _Porter:
-    if context not in _porters:
-        _porters[context] = _Porter(context)
-    return _porters[context]
+def _zap_handler_of(context: zmq.Context[Any]) -> _ZapHandler:
+    if context not in _zap_handlers:
+        _zap_handlers[context] = _ZapHandler(context)
+    return _zap_handlers[context]

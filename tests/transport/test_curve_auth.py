@@ -179,7 +179,7 @@ async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
         listener, inbox = ZmqEndpoint(context, curve=curve("syncer")), Inbox()
         address = await listener.listen("tcp://127.0.0.1:*")
         gate = listener._listening.gate
-        await gate._porter.dismiss(gate._domain)
+        await gate._zap_handler.dismiss(gate._domain)
         learner = ZmqEndpoint(context, linger_s=0, curve=stranger())
         await learner.dial(address, route="syncer/control", identity="learner-0.1/control")
         nursery.start_soon(listener._receive, listener._listening, inbox.deliver)
