@@ -129,7 +129,7 @@ def test_decisions_have_one_form():
 
 
 def test_pictures_are_small():
-    """SnapshotContents load at once."""
+    """Pictures load at once."""
     sizes = {path.name: path.stat().st_size for path in (DOCS / "pictures").glob("*.svg")}
 
     assert {"live.svg", "divergence.svg"} <= set(sizes)

@@ -13,7 +13,7 @@ NAME = "syncer.1:7"
 
 
 @pytest.fixture
-def capture():
+def taken():
     """One actor's, with an snapshots of its own."""
     return SnapshotCapture(SnapshotMemory())
 
@@ -37,39 +37,39 @@ def test_a_picture_is_named_by_all_of_it():
     assert parts[0].name == CapturedPart(b"frozen", {"theta/0/3": THETA}, (1,)).name
 
 
-def test_a_state_is_written_with_what_it_holds(capture):
+def test_a_state_is_written_with_what_it_holds(taken):
     """As it is now, where no step runs."""
     work = capture(handles=("theta/0/3",))
-    capture.begin(work, lambda: (5,))
-    assert capture.ready(work)
-    done = capture.do(work, {"theta/0/3": THETA, "other": THETA})
-    part = capture.snapshots.parts[done.content]
+    taken.begin(work, lambda: (5,))
+    assert taken.ready(work)
+    done = taken.do(work, {"theta/0/3": THETA, "other": THETA})
+    part = taken.snapshots.parts[done.content]
     assert CapturedPart(b"frozen", {"theta/0/3": THETA}, (5,)) == part
     assert Captured(-1, part.name) == done
 
 
-def test_a_step_that_runs_is_waited_for(capture):
+def test_a_step_that_runs_is_waited_for(taken):
     """The state is the one after it, and before the next."""
-    capture.begin(RunStep(1, 1, (), "host/1"), lambda: (0,))
+    taken.begin(RunStep(1, 1, (), "host/1"), lambda: (0,))
     work = capture()
-    capture.begin(work, lambda: (0,))
-    assert not capture.ready(work)
-    capture.stepped((1,))
-    capture.begin(RunStep(2, 2, (), "host/2"), lambda: (1,))
-    capture.stepped((2,))
-    assert capture.ready(work)
-    content = capture.do(work, {}).content
-    assert (1,) == capture.snapshots.parts[content].worker
+    taken.begin(work, lambda: (0,))
+    assert not taken.ready(work)
+    taken.stepped((1,))
+    taken.begin(RunStep(2, 2, (), "host/2"), lambda: (1,))
+    taken.stepped((2,))
+    assert taken.ready(work)
+    content = taken.do(work, {}).content
+    assert (1,) == taken.snapshots.parts[content].worker
 
 
-def test_what_was_in_flight_has_no_worker(capture):
+def test_what_was_in_flight_has_no_worker(taken):
     """Nobody waits with it."""
     work = CaptureFlight(-2, NAME, b"messages", ("in/4",))
-    capture.begin(RunStep(1, 1, (), "host/1"), lambda: (0,))
-    capture.begin(work, lambda: (0,))
-    assert capture.ready(work)
-    content = capture.do(work, {"in/4": THETA}).content
-    part = capture.snapshots.parts[content]
+    taken.begin(RunStep(1, 1, (), "host/1"), lambda: (0,))
+    taken.begin(work, lambda: (0,))
+    assert taken.ready(work)
+    content = taken.do(work, {"in/4": THETA}).content
+    part = taken.snapshots.parts[content]
     assert (b"messages", {"in/4": THETA}, None) == (
         part.frozen,
         part.contents,
@@ -77,9 +77,9 @@ def test_what_was_in_flight_has_no_worker(capture):
     )
 
 
-def test_a_snapshot_that_is_committed_stands(capture):
+def test_a_snapshot_that_is_committed_stands(taken):
     """By its name."""
     work = CommitSnapshot(-3, NAME, (), {})
-    capture.begin(work, tuple)
-    assert Committed(-3) == capture.do(work, {})
-    assert {NAME: work} == capture.snapshots.committed
+    taken.begin(work, tuple)
+    assert Committed(-3) == taken.do(work, {})
+    assert {NAME: work} == taken.snapshots.committed
