@@ -26,7 +26,7 @@ from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import KeptHistory
 from ddloco.workers.process import open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkers
-from ddloco.workers.simulated.work import Vault
+from ddloco.workers.simulated.work import FragmentMemory
 from ddloco.workers.task import task_digest
 from replay import Tape, describe, tape
 
@@ -36,7 +36,7 @@ class JobTheatre(Theatre, Protocol):
 
     job: Job
     task: str
-    vaults: dict[str, Vault]
+    fragment_memories: dict[str, FragmentMemory]
     histories: dict[str, KeptHistory]
     warn: Callable[[str], None]
 
@@ -64,7 +64,9 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         self._start = beginning.starts.get(self._name) if beginning is not None else None
         self._in_step = True
         self._history = rerun.histories.setdefault(actor_of(self._name), KeptHistory())
-        self._vault = rerun.vaults.setdefault(actor_of(self._name), Vault())
+        self._fragment_memory = rerun.fragment_memories.setdefault(
+            actor_of(self._name), FragmentMemory()
+        )
         self._merges: list[Result] = []
 
     async def perform(self) -> None:
@@ -85,7 +87,9 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         job = self._rerun.job
         if self._simulated():
             self._arrays = Arrays()
-            self._workers = SimulatedWorkers(job, self._tape.header, self._arrays, self._vault)
+            self._workers = SimulatedWorkers(
+                job, self._tape.header, self._arrays, self._fragment_memory
+            )
         else:
             arena = stack.enter_context(closing(Arena()))
             self._arrays = Arrays(arena)

@@ -13,7 +13,7 @@ from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.replay import Rerun
 from ddloco.replayer.start_point import begin_tapes
 from ddloco.workers.fragment_store import KeptHistory
-from ddloco.workers.simulated.work import Vault
+from ddloco.workers.simulated.work import FragmentMemory
 from replay import Tape
 
 
@@ -48,7 +48,7 @@ class JobRerun(Rerun):
         self.job = job_of(tapes[0])
         self.task = task or self.job.job.task
         self.warn = warn
-        self.vaults: dict[str, Vault] = {}
+        self.fragment_memories: dict[str, FragmentMemory] = {}
         self.histories: dict[str, KeptHistory] = {}
         begin = partial(begin_with, job=self.job)
         beginning = begin_tapes(tapes, place_of(self.job, run_folder_of(folder)), begin, snapshot)

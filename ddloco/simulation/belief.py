@@ -71,7 +71,7 @@ class Belief(Books[World, Node]):
 
     def started(self, world: World, node: Node) -> None:
         """Forget the usual values when a syncer starts."""
-        if node.actor_name in world.vaults:
+        if node.actor_name in world.fragment_memories:
             self._forget()
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:

@@ -213,12 +213,12 @@ class Healing(Books[World, Node]):
 
     def started(self, world: World, node: Node) -> None:
         """Forget the syncs that a restarted syncer would have repeated."""
-        if node.actor_name in world.vaults:
+        if node.actor_name in world.fragment_memories:
             self._repeated -= {t for t in self._repeated if _owner(world, t) == node.actor_name}
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
         """Check the end of the job, at the leading syncer."""
-        if node.actor_name not in world.vaults:
+        if node.actor_name not in world.fragment_memories:
             return
         if node.actor_name == world.lead and isinstance(event, ModelSaved | Started):
             self._kept = isinstance(event, ModelSaved)
@@ -260,7 +260,7 @@ class Healing(Books[World, Node]):
         if len(quiet) < 2 * world.job.sync.fragments + 6:
             return  # The job ended too early to tell.
         for actor, other in world.nodes.items():
-            if actor in world.vaults:
+            if actor in world.fragment_memories:
                 continue
             steps = [at for at in self._learning.steps[other.incarnation] if at > self._heal_at]
             sync = world.job.sync

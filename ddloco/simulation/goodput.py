@@ -38,14 +38,14 @@ class Ledger(Books[World, Node]):
 
     def started(self, world: World, node: Node) -> None:
         """A learner has started: record its downtime."""
-        if node.actor_name not in world.vaults and node.actor_name in self._away:
+        if node.actor_name not in world.fragment_memories and node.actor_name in self._away:
             since = self._away.pop(node.actor_name)
             if world.now > since:
                 self._down[node.actor_name].append((since, world.now))
 
     def died(self, world: World, node: Node) -> None:
         """A learner has ended: its downtime begins."""
-        if node.actor_name not in world.vaults:
+        if node.actor_name not in world.fragment_memories:
             self._away[node.actor_name] = world.now
 
     def observed(self, node: Node, what: Observe) -> None:

@@ -29,14 +29,14 @@ class Bounds(Books[World, Node]):
 
     def started(self, world: World, node: Node) -> None:
         """A new syncer has heard of no learner."""
-        if node.actor_name in world.vaults:
+        if node.actor_name in world.fragment_memories:
             self._newest[node.actor_name] = {}
 
     def see(self, world: World, node: Node, event: Event, effects: Effects) -> None:
         """Compare what the actor holds with the limits."""
         if node.finish is not None or any(isinstance(effect, Finish) for effect in effects):
             return
-        if node.actor_name in world.vaults:
+        if node.actor_name in world.fragment_memories:
             self._remembered(world, node, event, effects)
         actor, sync = node.actor, world.job.sync
         me, learners = f"{node.incarnation}:{actor.number}", world.job.job.learners
@@ -45,11 +45,11 @@ class Bounds(Books[World, Node]):
         hold(stored <= held, MEMORY, f"{me}: nobody holds {sorted(stored - held)}")
         parts = len(world.plan.fragments)
         most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
-        if node.actor_name in world.vaults:
+        if node.actor_name in world.fragment_memories:
             most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
         most += len(set(actor.snapshots.holding()))
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
-        entries = 2 * (learners + len(world.vaults)) + 2
+        entries = 2 * (learners + len(world.fragment_memories)) + 2
         hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
         for peer in actor.links.peers():
             for lane in LANES:
@@ -75,7 +75,7 @@ class Bounds(Books[World, Node]):
         learners, clock = world.job.job.learners, node.actor.clock
         merged = len(machine.membership.merged)
         hold(merged <= learners, MEMORY, f"{merged} incarnations of {learners} are remembered")
-        if len(clock) > learners + len(world.vaults):
+        if len(clock) > learners + len(world.fragment_memories):
             for name in clock.others():
                 gone = number_of(name) < newest.get(actor_of(name), 0)
                 hold(not gone, MEMORY, f"{node.incarnation} still has {name} in its clock")

@@ -27,7 +27,7 @@ from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
 from ddloco.simulation.topology import Switch
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
-from ddloco.workers.simulated.work import Labour, Vault
+from ddloco.workers.simulated.work import FragmentMemory, Labour
 from transport import (
     CancelTimer,
     Event,
@@ -64,7 +64,7 @@ class World:
         """Whether the job has ended: the leading syncer has finished, and no actor is left."""
         self.events = 0
         self.plan: FragmentPlan = job.plan(physics.leaves)
-        self.vaults = {name: Vault() for name in job.syncer_names()}
+        self.fragment_memories = {name: FragmentMemory() for name in job.syncer_names()}
         self.snapshots = SnapshotMemory()
         self.lead = job.syncer_names()[0]
         self.nodes: dict[str, Node] = {}
@@ -116,7 +116,7 @@ class World:
                 self.job,
                 incarnation,
                 self.plan,
-                self.vaults.get(actor, Vault()),
+                self.fragment_memories.get(actor, FragmentMemory()),
                 self.snapshots,
                 arithmetic=physics.arithmetic,
             ),

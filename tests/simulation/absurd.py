@@ -317,7 +317,7 @@ class Stage(World):
         if finish is None:
             self.kill(puppet.target)
         puppet.counts["began again"] += 1
-        self.vaults.clear()
+        self.fragment_memories.clear()
         for name in self.job.names():
             if name != puppet.name:
                 self.start(name) if not self.nodes[name].present else None

@@ -238,7 +238,7 @@ class SimulatedStart(Start):
                 theta, momentum = (arrays.get(name) for name in names(fragment, version)[:2])
                 told = dict(sorted(spent.items())), dict(sorted(batches.items()))
                 kept = Kept(fragment, version, *told, theta.digest + momentum.digest)
-                part.vault.kept[fragment] = kept, theta, momentum
+                part.fragment_memory.kept[fragment] = kept, theta, momentum
                 part.brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
 
     def _running(self) -> list[RunStep]:
@@ -258,7 +258,7 @@ class SimulatedPart(JobPart):
         self._start = None  # That would be taken up from a store.
         await super()._prepare(stack)
         self.labour, self.contents = self._workers._labour, self._arrays
-        self.vault, self.brought = self._vault, self._rerun.brought
+        self.fragment_memory, self.brought = self._fragment_memory, self._rerun.brought
         if self._begun is not None:
             self._begun.take_up(self)
 
@@ -299,7 +299,7 @@ class Again(JobRerun):
 
     def __init__(self, tapes: Sequence[Tape], beginning: Beginning[Any]) -> None:
         self.job = job_of(tapes[0])
-        self.task, self.vaults, self.histories = self.job.job.task, {}, {}
+        self.task, self.fragment_memories, self.histories = self.job.job.task, {}, {}
         self.warn = lambda _: None
         self.brought: set[tuple[str, int, int]] = set()
         """Merges that the snapshot has: of whom, of which fragment, the version."""

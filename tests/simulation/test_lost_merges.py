@@ -59,7 +59,7 @@ def test_newest_versions_win(begin, syncers, who):
     world, log = begin(syncers)
     before = Counter({each["fragment"]: each["t"] for each in log.of("merge")})
     world.kill(who)
-    world.vaults[who].lose()
+    world.fragment_memories[who].lose()
     world.run(world.now + 5.0)
     world.start(who)
     world.run(10_000.0)
@@ -86,7 +86,7 @@ def test_a_member_of_another_run_comes_too_late(begin):
     world, log = begin()
     world.freeze("learner-2")
     world.kill("syncer")
-    world.vaults["syncer"].lose()
+    world.fragment_memories["syncer"].lose()
     for learner in ("learner-0", "learner-1"):
         world.kill(learner)
     for actor in ("syncer", "learner-0", "learner-1"):

@@ -12,7 +12,7 @@ from ddloco.config.job import Job
 from ddloco.protocol.tape_facts import ARITHMETIC, TENSORS
 from ddloco.runtime.array_table import Arrays
 from ddloco.workers import rpc
-from ddloco.workers.simulated.work import Labour, Vault, leaves_of
+from ddloco.workers.simulated.work import FragmentMemory, Labour, leaves_of
 from replay import Header
 
 
@@ -41,12 +41,14 @@ class _Contents(MutableMapping[str, Any]):
 class SimulatedWorkers:
     """Does the work of one actor as the simulation did it."""
 
-    def __init__(self, job: Job, header: Header, arrays: Arrays, vault: Vault) -> None:
+    def __init__(
+        self, job: Job, header: Header, arrays: Arrays, fragment_memory: FragmentMemory
+    ) -> None:
         self._leaves = leaves_of(int(job.task[TENSORS]))
         self._fingerprint = header.fingerprint
         arithmetic = header.fingerprint[ARITHMETIC] == str(True)
         plan = job.plan(self._leaves)
-        self._labour = Labour(job, header.incarnation, plan, vault, arithmetic=arithmetic)
+        self._labour = Labour(job, header.incarnation, plan, fragment_memory, arithmetic=arithmetic)
         self._contents = _Contents(arrays)
 
     async def prepare(self) -> rpc.Prepared:

@@ -103,7 +103,7 @@ Contents = MutableMapping[str, Content]
 
 
 @dataclass
-class Vault:
+class FragmentMemory:
     """What survives a syncer: the newest merge of each fragment, and what it consumed."""
 
     kept: dict[int, tuple[Kept, Content, Content]] = field(
@@ -125,7 +125,7 @@ class Labour:
         incarnation: the actor's incarnation.
         plan: how the parameters are split into fragments.
         arithmetic: whether there are numbers.
-        vault: where a syncer stores its merges.
+        fragment_memory: where a syncer stores its merges.
         snapshots: where snapshots are stored.
     """
 
@@ -134,7 +134,7 @@ class Labour:
         job: Job,
         incarnation: str,
         plan: FragmentPlan,
-        vault: Vault,
+        fragment_memory: FragmentMemory,
         snapshots: SnapshotMemory | None = None,
         *,
         arithmetic: bool,
@@ -147,7 +147,7 @@ class Labour:
         self._job = job
         self._name = incarnation
         self._plan = plan
-        self._vault = vault
+        self._fragment_memory = fragment_memory
         self.capture = SnapshotCapture(snapshots if snapshots is not None else SnapshotMemory())
         self._arithmetic = arithmetic
         self._unsettled: dict[int, tuple[Kept, Content, Content]] = {}
@@ -177,7 +177,7 @@ class Labour:
         """A result is about to be reported: store a merge for the actor's next incarnation."""
         if isinstance(result, FragmentMerged) and result.work in self._unsettled:
             merge = self._unsettled.pop(result.work)
-            self._vault.kept[merge[0].fragment] = merge
+            self._fragment_memory.kept[merge[0].fragment] = merge
 
     @property
     def versions(self) -> list[int]:
@@ -375,12 +375,12 @@ class Labour:
         return event, (*made, made[0])
 
     def _recover(self, work: Recover, contents: Contents) -> Recovered:
-        found = [self._vault.kept[p] for p in sorted(self._vault.kept)]
+        found = [self._fragment_memory.kept[p] for p in sorted(self._fragment_memory.kept)]
         for kept, theta, momentum in found:
             p, v = kept.fragment, kept.version
             contents[f"theta/{p}/{v}"] = contents[f"wire/{p}/{v}"] = theta
             contents[f"momentum/{p}/{v}"] = momentum
-        return Recovered(work.work, tuple(kept for kept, _, _ in found), self._vault.run)
+        return Recovered(work.work, tuple(kept for kept, _, _ in found), self._fragment_memory.run)
 
     def _evaluate(self, work: Evaluate, contents: Contents) -> Evaluated:
         arrays = [contents[handle].array for handle in work.fragments]

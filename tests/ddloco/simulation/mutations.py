@@ -164,8 +164,8 @@ def a_merge_keeps_only_what_it_spent_itself(patch):
 def a_merge_keeps_nothing_of_what_was_spent(patch):
     def settle(old, self, result):
         old(self, result)
-        for p, (kept, *arrays) in self._vault.kept.items():
-            self._vault.kept[p] = (replace(kept, spent={}), *arrays)
+        for p, (kept, *arrays) in self._fragment_memory.kept.items():
+            self._fragment_memory.kept[p] = (replace(kept, spent={}), *arrays)
 
     wrap(patch, Labour, "settle", settle)
 
@@ -705,9 +705,9 @@ def nothing_is_kept(patch):
 @bug("ack-after-durable", 23)
 def the_first_merge_is_kept_and_not_the_newest(patch):
     def settle(old, self, result):
-        before = dict(self._vault.kept)
+        before = dict(self._fragment_memory.kept)
         old(self, result)
-        self._vault.kept.update(before)
+        self._fragment_memory.kept.update(before)
 
     wrap(patch, Labour, "settle", settle)
 
@@ -723,11 +723,11 @@ def momentum_is_forgotten(patch):
 @bug("optimizer-with-params", 23)
 def an_older_momentum_is_kept(patch):
     def settle(old, self, result):
-        before = dict(self._vault.kept)
+        before = dict(self._fragment_memory.kept)
         old(self, result)
-        for p, (kept, theta, momentum) in self._vault.kept.items():
+        for p, (kept, theta, momentum) in self._fragment_memory.kept.items():
             older = before[p][2] if p in before else momentum
-            self._vault.kept[p] = (kept, theta, older)
+            self._fragment_memory.kept[p] = (kept, theta, older)
 
     wrap(patch, Labour, "settle", settle)
 

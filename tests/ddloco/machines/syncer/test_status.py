@@ -25,7 +25,7 @@ class Asking(Books):
         told = syncer.actor.machine.status(syncer.at)
         assert json.loads(json.dumps(told)) == told
         peers = syncer.actor.links.peers()
-        linked = [each for each in peers if actor_of(each) not in world.vaults]
+        linked = [each for each in peers if actor_of(each) not in world.fragment_memories]
         assert [each["learner"] for each in told["members"]] == linked
         assert told["live"] == len(linked)
         assert all(version <= told["t"] for version in told["versions"])

@@ -8,7 +8,7 @@ from ddloco.protocol.tape_facts import TENSORS, is_simulated
 from ddloco.runtime.array_table import Arrays
 from ddloco.simulation import fuzz
 from ddloco.workers.simulated.executor import SimulatedWorkers
-from ddloco.workers.simulated.work import Vault, leaves_of
+from ddloco.workers.simulated.work import FragmentMemory, leaves_of
 from replay import open_tapes
 
 SEED = next(seed for seed in range(99) if fuzz.draw(seed).job.job.syncers == 1)
@@ -19,8 +19,14 @@ def shop(tmp_path):
     """The worker of a simulated syncer's tape, its arrays, and what it keeps."""
     fuzz.run(SEED, tmp_path)
     tape = next(each for each in open_tapes(tmp_path) if each.incarnation == "syncer.1")
-    job, arrays, vault = fuzz.draw(SEED).job, Arrays(), Vault()
-    return SimulatedWorkers(job, tape.header, arrays, vault), arrays, vault, job, tape.header
+    job, arrays, fragment_memory = fuzz.draw(SEED).job, Arrays(), FragmentMemory()
+    return (
+        SimulatedWorkers(job, tape.header, arrays, fragment_memory),
+        arrays,
+        fragment_memory,
+        job,
+        tape.header,
+    )
 
 
 def test_it_knows_its_tapes(shop):
@@ -52,11 +58,11 @@ def test_what_it_makes_is_among_the_arrays(shop):
 
 def test_a_merge_is_kept_once_it_was_found_equal(shop):
     """Not before: the next incarnation finds only what was told."""
-    worker, _, vault, *_ = shop
+    worker, _, fragment_memory, *_ = shop
     trio.run(worker.do, MakeParameters(1, (0,)))
     shares = (Share("learner-0.1", "theta/0/0", 1.0, 0),)
     merge = MergeFragment(2, 1, 0, "theta/0/0", "", shares, {}, {}, ("theta/0/1", "m", "wire/0/1"))
     done = trio.run(worker.do, merge)
     assert () == trio.run(worker.do, Recover(3)).kept
     worker.settle(done)
-    assert [1] == [kept.version for kept, *_ in vault.kept.values()]
+    assert [1] == [kept.version for kept, *_ in fragment_memory.kept.values()]

@@ -15,7 +15,14 @@ from ddloco.protocol.effects import (
     SaveModel,
     Share,
 )
-from ddloco.workers.simulated.work import ELEMENTS, TOKENS, Content, Labour, Vault, leaves_of
+from ddloco.workers.simulated.work import (
+    ELEMENTS,
+    TOKENS,
+    Content,
+    FragmentMemory,
+    Labour,
+    leaves_of,
+)
 
 P = 3
 A, B = "learner-0.1", "learner-1.1"
@@ -24,13 +31,13 @@ A, B = "learner-0.1", "learner-1.1"
 class Shop:
     """Somebody's labour, and the contents it works on."""
 
-    def __init__(self, name, vault=None, arithmetic=True, seed=1):
+    def __init__(self, name, fragment_memory=None, arithmetic=True, seed=1):
         table = {"fragments": P, "interval": P, "fragmentation": "tensor"}
         job = {"task": "none:none", "steps": 9, "learners": 2, "seed": seed}
         self.job = job_from({"job": job, "sync": table}, "test")
         plan = self.job.plan(leaves_of(2 * P))
-        self.vault = Vault() if vault is None else vault
-        self.labour = Labour(self.job, name, plan, self.vault, arithmetic=arithmetic)
+        self.fragment_memory = FragmentMemory() if fragment_memory is None else fragment_memory
+        self.labour = Labour(self.job, name, plan, self.fragment_memory, arithmetic=arithmetic)
         self.contents = {}
 
     def do(self, work):
@@ -160,7 +167,9 @@ def test_a_merge_is_kept_with_what_it_has_spent(shops):
         syncer.contents[f"{k}/1/4"].what for k in ("theta", "momentum", "wire")
     }
 
-    second = Shop("syncer.2", syncer.vault, syncer.contents["theta/0/0"].array is not None)
+    second = Shop(
+        "syncer.2", syncer.fragment_memory, syncer.contents["theta/0/0"].array is not None
+    )
     (kept,) = second.do(Recover(1)).kept
     assert (1, 4, {"learner-2.1": 3, A: 0, B: 0}) == (kept.fragment, kept.version, kept.spent)
     for handle in ("theta/1/4", "momentum/1/4", "wire/1/4"):
@@ -172,7 +181,7 @@ def test_a_merge_that_was_never_told_is_not_kept(shops, monkeypatch):
     syncer, *learners = shops
     monkeypatch.setattr(syncer.labour, "settle", lambda result: None)
     merge(syncer, learners)
-    assert {} == syncer.vault.kept
+    assert {} == syncer.fragment_memory.kept
 
 
 def test_only_the_newest_merge_of_a_fragment_is_kept(shops):
@@ -181,7 +190,7 @@ def test_only_the_newest_merge_of_a_fragment_is_kept(shops):
     merge(syncer, learners, t=6, fragment=0, theta="theta/0/0")
     merge(syncer, learners, t=5, fragment=2, theta="theta/2/0")
     merge(syncer, learners, t=8, fragment=2, theta="theta/2/5", momentum="momentum/2/5")
-    kept = Shop("syncer.2", syncer.vault, syncer.contents["theta/0/0"].array is not None)
+    kept = Shop("syncer.2", syncer.fragment_memory, syncer.contents["theta/0/0"].array is not None)
     found = kept.do(Recover(1)).kept
     assert [(0, 6), (2, 8)] == [(each.fragment, each.version) for each in found]
 
@@ -209,11 +218,11 @@ def test_what_is_poisoned_is_refused_and_not_kept():
         each.begin(syncer)
     done = merge(syncer, learners, fragment=0, theta="theta/0/0")
     assert ((B,), A) == (done.accepted, done.refused[0][0])
-    assert {B: 0} == syncer.vault.kept[0][0].spent
+    assert {B: 0} == syncer.fragment_memory.kept[0][0].spent
     assert np.isfinite(syncer.contents["theta/0/4"].array).all()
     alone = merge(syncer, learners[:1], t=7, fragment=0, theta="theta/0/4", momentum="momentum/0/4")
     assert () == alone.accepted
-    assert 4 == syncer.vault.kept[0][0].version
+    assert 4 == syncer.fragment_memory.kept[0][0].version
 
 
 def test_steps_lead_towards_the_learners_target():
