@@ -383,9 +383,9 @@ def _compare(outcome: Outcome, again: Outcome, invariant: str) -> None:
 
 def _poison(world: World, name: str, poisoned: bool) -> None:
     if name in world.nodes:
-        world.nodes[name].labour.poisoned = poisoned
+        world.nodes[name].simulated_work.poisoned = poisoned
 
 
 def _spoil(world: World, name: str, how: Wrong | None) -> None:
     if name in world.nodes:
-        world.nodes[name].labour.wrong = how
+        world.nodes[name].simulated_work.wrong = how

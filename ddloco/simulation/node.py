@@ -11,7 +11,7 @@ from ddloco.actors.effects import Finish, Work
 from ddloco.config.faults import Fault
 from ddloco.protocol.effects import AverageGradients, EncodeFragment, MakeParameters, MergeFragment
 from ddloco.runtime.log import ActorLog
-from ddloco.workers.simulated.work import Content, Labour
+from ddloco.workers.simulated.work import Content, SimulatedWork
 from replay import Recorder
 
 
@@ -88,7 +88,7 @@ class Node:
     incarnation: str
     actor_name: str
     actor: Actor
-    labour: Labour
+    simulated_work: SimulatedWork
     pace: Pace
     recorder: Recorder | None
     log: ActorLog | None

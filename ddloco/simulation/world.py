@@ -27,7 +27,7 @@ from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Clerk, Physics
 from ddloco.simulation.topology import Switch
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
-from ddloco.workers.simulated.work import FragmentMemory, Labour
+from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork
 from transport import (
     CancelTimer,
     Event,
@@ -112,7 +112,7 @@ class World:
             incarnation=incarnation,
             actor_name=actor,
             actor=Actor(incarnation, machine_for(self.job, incarnation)),
-            labour=Labour(
+            simulated_work=SimulatedWork(
                 self.job,
                 incarnation,
                 self.plan,
@@ -328,7 +328,7 @@ class World:
             node.log.observe(effect.event, node.at, node.actor.number, effect.fields)
 
     def _begin_work(self, node: Node, work: Work) -> None:
-        node.labour.begin(work)
+        node.simulated_work.begin(work)
         steps = isinstance(work, RunStep | Differentiate)
         seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
         if steps:
@@ -336,11 +336,11 @@ class World:
         self.push(self.now + seconds, node, self._end_work, work)
 
     def _end_work(self, node: Node, work: Work) -> None:
-        if not node.labour.capture.ready(work):
+        if not node.simulated_work.capture.ready(work):
             self.push(max(node.step_until, self.now), node, self._end_work, work)
             return
-        result: WorkResult = node.labour.do(work, node.contents)
-        node.labour.settle(result)
+        result: WorkResult = node.simulated_work.do(work, node.contents)
+        node.simulated_work.settle(result)
         if isinstance(result, StepFinished):
             node.pace.done(self.now)
         self.admit(node, result)

@@ -149,7 +149,7 @@ def stateful(World, make_job, **more):
                 return
             versions = self.world.merging.versions
             for node in self.world.nodes.values():
-                assert all(v <= versions[p] for p, v in enumerate(node.labour.versions))
+                assert all(v <= versions[p] for p, v in enumerate(node.simulated_work.versions))
 
         def teardown(self):
             """Once faults stop the job ends, and the same story is told the same way again."""

@@ -225,13 +225,16 @@ class SimulatedStart(Start):
 
     def take_up(self, part: "SimulatedPart") -> None:
         """Put everything where the actor's work looks for it."""
-        labour, arrays = part.labour, part.contents
+        simulated_work, arrays = part.simulated_work, part.contents
         for handle, content in self.arrays.items():
             arrays.put(handle, content)
-        device, labour._batch, params = self.worker
-        labour._device, labour._params = list(device), np.frombuffer(params, np.float32).copy()
+        device, simulated_work._batch, params = self.worker
+        simulated_work._device, simulated_work._params = (
+            list(device),
+            np.frombuffer(params, np.float32).copy(),
+        )
         for step in self._running():
-            arrays.put(step.out, Content((*device, step.step), labour._params.copy()))
+            arrays.put(step.out, Content((*device, step.step), simulated_work._params.copy()))
         machine: Any = self.actor.machine
         if isinstance(machine, Syncer) and machine.rounds is not None:
             for fragment, version, spent, batches in machine.rounds.kept():
@@ -257,7 +260,7 @@ class SimulatedPart(JobPart):
     async def _prepare(self, stack: AsyncExitStack) -> None:
         self._start = None  # That would be taken up from a store.
         await super()._prepare(stack)
-        self.labour, self.contents = self._workers._labour, self._arrays
+        self.simulated_work, self.contents = self._workers._simulated_work, self._arrays
         self.fragment_memory, self.brought = self._fragment_memory, self._rerun.brought
         if self._begun is not None:
             self._begun.take_up(self)

@@ -12,13 +12,13 @@ from ddloco.config.job import Job
 from ddloco.protocol.tape_facts import ARITHMETIC, TENSORS
 from ddloco.runtime.array_table import Arrays
 from ddloco.workers import rpc
-from ddloco.workers.simulated.work import FragmentMemory, Labour, leaves_of
+from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork, leaves_of
 from replay import Header
 
 
 @dataclass
 class _Contents(MutableMapping[str, Any]):
-    """A replay's arrays, with the mapping interface that ``Labour`` expects."""
+    """A replay's arrays, with the mapping interface that ``SimulatedWork`` expects."""
 
     arrays: Arrays
 
@@ -32,7 +32,7 @@ class _Contents(MutableMapping[str, Any]):
         self.arrays.free(handle)
 
     def __iter__(self) -> Iterator[str]:
-        raise NotImplementedError("labour asks for handles by name")
+        raise NotImplementedError("simulated_work asks for handles by name")
 
     def __len__(self) -> int:
         return len(self.arrays)
@@ -48,7 +48,9 @@ class SimulatedWorkers:
         self._fingerprint = header.fingerprint
         arithmetic = header.fingerprint[ARITHMETIC] == str(True)
         plan = job.plan(self._leaves)
-        self._labour = Labour(job, header.incarnation, plan, fragment_memory, arithmetic=arithmetic)
+        self._simulated_work = SimulatedWork(
+            job, header.incarnation, plan, fragment_memory, arithmetic=arithmetic
+        )
         self._contents = _Contents(arrays)
 
     async def prepare(self) -> rpc.Prepared:
@@ -58,15 +60,15 @@ class SimulatedWorkers:
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; it begins before this returns."""
-        self._labour.begin(work)
+        self._simulated_work.begin(work)
         return self._do(work)
 
     async def _do(self, work: Work) -> WorkResult:
         await trio.lowlevel.checkpoint()
-        while not self._labour.capture.ready(work):
+        while not self._simulated_work.capture.ready(work):
             await trio.lowlevel.checkpoint()
-        return self._labour.do(work, self._contents)
+        return self._simulated_work.do(work, self._contents)
 
     def settle(self, result: WorkResult) -> None:
         """A result equals the recorded one: store its merge, if it is one."""
-        self._labour.settle(result)
+        self._simulated_work.settle(result)

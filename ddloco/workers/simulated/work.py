@@ -117,7 +117,7 @@ class FragmentMemory:
         self.run = f"run-{int(self.run.removeprefix('run-')) + 1}"
 
 
-class Labour:
+class SimulatedWork:
     """Does the work of one simulated actor.
 
     Args:

@@ -42,8 +42,8 @@ from ddloco.simulation.fuzz import Hostile
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
-from ddloco.workers.simulated import work as labour
-from ddloco.workers.simulated.work import Labour, leaves_of
+from ddloco.workers.simulated import work as simulated_work
+from ddloco.workers.simulated.work import SimulatedWork, leaves_of
 from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send, TimerFired
 from transport import link as links
 from transport.flow_control import Outbox
@@ -167,7 +167,7 @@ def a_merge_keeps_nothing_of_what_was_spent(patch):
         for p, (kept, *arrays) in self._fragment_memory.kept.items():
             self._fragment_memory.kept[p] = (replace(kept, spent={}), *arrays)
 
-    wrap(patch, Labour, "settle", settle)
+    wrap(patch, SimulatedWork, "settle", settle)
 
 
 def counters(patch, **changes):
@@ -223,7 +223,7 @@ def a_contribution_is_of_the_step_before(patch):
         contents[work.out] = changed(contents[work.out], what=(p, version, steps - 1, step - 1))
         return event
 
-    wrap(patch, Labour, "_encode", encode)
+    wrap(patch, SimulatedWork, "_encode", encode)
 
 
 @bug("outer-monotone", 13)
@@ -269,7 +269,7 @@ def weights_are_not_normalised(patch):
         result = old(*arguments, **more)
         return result._replace(weights=tuple(2 * each for each in result.weights))
 
-    wrap(patch, labour, "merge_fragment", merge)
+    wrap(patch, simulated_work, "merge_fragment", merge)
 
 
 @bug("staleness-bound", 12)
@@ -694,12 +694,12 @@ def a_merge_is_told_before_it_is_kept(patch):
         if isinstance(late, FragmentMerged):
             old(self, late)
 
-    wrap(patch, Labour, "settle", settle)
+    wrap(patch, SimulatedWork, "settle", settle)
 
 
 @bug("ack-after-durable", 23)
 def nothing_is_kept(patch):
-    always(patch, Labour, "settle", None)
+    always(patch, SimulatedWork, "settle", None)
 
 
 @bug("ack-after-durable", 23)
@@ -709,7 +709,7 @@ def the_first_merge_is_kept_and_not_the_newest(patch):
         old(self, result)
         self._fragment_memory.kept.update(before)
 
-    wrap(patch, Labour, "settle", settle)
+    wrap(patch, SimulatedWork, "settle", settle)
 
 
 @bug("optimizer-with-params", 0)
@@ -729,7 +729,7 @@ def an_older_momentum_is_kept(patch):
             older = before[p][2] if p in before else momentum
             self._fragment_memory.kept[p] = (kept, theta, older)
 
-    wrap(patch, Labour, "settle", settle)
+    wrap(patch, SimulatedWork, "settle", settle)
 
 
 # The kernel.
@@ -747,7 +747,9 @@ def everything_is_averaged_plainly(patch):
 
 def plainly(patch, which):
     """Other tensors than embeddings get a plain average."""
-    patch.setattr(labour, "_segments", lambda plan, p: merging.fragment_segments(plan, p, which))
+    patch.setattr(
+        simulated_work, "_segments", lambda plan, p: merging.fragment_segments(plan, p, which)
+    )
 
 
 def kernel_step(patch, step):
@@ -782,7 +784,7 @@ def the_last_contribution_is_left_out(patch):
         some = contributions[: max(len(contributions) - 1, 1)]
         return old(theta, momentum, some, *arguments, **more)
 
-    wrap(patch, labour, "merge_fragment", merge)
+    wrap(patch, simulated_work, "merge_fragment", merge)
 
 
 @bug("token-conservation", 6)
@@ -791,7 +793,7 @@ def a_contribution_with_a_nan_is_refused_with_its_neighbour(patch):
         bad = any(not np.isfinite(c.buffer.view(np.float32)).all() for c in contributions)
         return old(theta, momentum, contributions[:1] if bad else contributions, *arguments, **more)
 
-    wrap(patch, labour, "merge_fragment", merge)
+    wrap(patch, simulated_work, "merge_fragment", merge)
 
 
 @bug("finite", 6)

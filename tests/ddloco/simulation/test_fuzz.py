@@ -7,7 +7,7 @@ from ddloco.machines.syncer.rounds import Rounds
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import LEARNER_KINDS, draw, happen, run, run_checked
 from ddloco.simulation.world import World
-from ddloco.workers.simulated.work import Labour
+from ddloco.workers.simulated.work import SimulatedWork
 
 SEEDS = range(300)
 
@@ -118,14 +118,14 @@ def test_a_world_that_never_ends_is_a_finding(monkeypatch):
 
 def test_poison_is_in_and_out(monkeypatch):
     """Between its two times a learner's chip makes no numbers; whoever is absent is not touched."""
-    seen, step = set(), Labour._run_step
+    seen, step = set(), SimulatedWork._run_step
 
     def look(self, work, contents):
         if self.poisoned:
             seen.add(self._name)
         return step(self, work, contents)
 
-    monkeypatch.setattr(Labour, "_run_step", look)
+    monkeypatch.setattr(SimulatedWork, "_run_step", look)
     seed = next(seed for seed in SEEDS if draw(seed).poisoned)
     assert run(seed).violation is None
     assert seen <= {f"{name}.{n}" for name, *_ in draw(seed).poisoned for n in range(9)}

@@ -129,9 +129,9 @@ def test_a_wrong_merge_is_objected_to(numbers, monkeypatch, what, change):
 def test_what_is_no_number_is_left_out(numbers):
     """The reference refuses whom the kernel refuses, and the learner is healed afterwards."""
     numbers.run(3.2)
-    numbers.nodes["learner-0"].labour.poisoned = True
+    numbers.nodes["learner-0"].simulated_work.poisoned = True
     numbers.run(5.0)
-    numbers.nodes["learner-0"].labour.poisoned = False
+    numbers.nodes["learner-0"].simulated_work.poisoned = False
     numbers.run(99.0)
     assert {"learner-0.1"} == {fields["learner"] for _, fields in numbers.observed("refused")}
     assert "learner-0.1" in numbers.merging.merges[-1][3]

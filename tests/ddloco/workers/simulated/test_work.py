@@ -20,7 +20,7 @@ from ddloco.workers.simulated.work import (
     TOKENS,
     Content,
     FragmentMemory,
-    Labour,
+    SimulatedWork,
     leaves_of,
 )
 
@@ -29,7 +29,7 @@ A, B = "learner-0.1", "learner-1.1"
 
 
 class Shop:
-    """Somebody's labour, and the contents it works on."""
+    """Somebody's simulated_work, and the contents it works on."""
 
     def __init__(self, name, fragment_memory=None, arithmetic=True, seed=1):
         table = {"fragments": P, "interval": P, "fragmentation": "tensor"}
@@ -37,13 +37,15 @@ class Shop:
         self.job = job_from({"job": job, "sync": table}, "test")
         plan = self.job.plan(leaves_of(2 * P))
         self.fragment_memory = FragmentMemory() if fragment_memory is None else fragment_memory
-        self.labour = Labour(self.job, name, plan, self.fragment_memory, arithmetic=arithmetic)
+        self.simulated_work = SimulatedWork(
+            self.job, name, plan, self.fragment_memory, arithmetic=arithmetic
+        )
         self.contents = {}
 
     def do(self, work):
         """One piece of work, and its result is told."""
-        result = self.labour.do(work, self.contents)
-        self.labour.settle(result)
+        result = self.simulated_work.do(work, self.contents)
+        self.simulated_work.settle(result)
         return result
 
     def begin(self, source):
@@ -88,7 +90,7 @@ def test_a_step_counts_for_every_fragment(shops):
     done = learner.do(RunStep(2, 2, (), "host/2"))
     assert ((0, 2),) * P + (2,) == learner.contents["host/2"].what
     assert (2, 2, TOKENS) == (done.work, done.step, done.tokens)
-    assert [0] * P == learner.labour.versions
+    assert [0] * P == learner.simulated_work.versions
 
 
 def test_an_overwrite_restarts_its_fragment(shops):
@@ -179,7 +181,7 @@ def test_a_merge_is_kept_with_what_it_has_spent(shops):
 def test_a_merge_that_was_never_told_is_not_kept(shops, monkeypatch):
     """A syncer that dies before its merge is done has not merged."""
     syncer, *learners = shops
-    monkeypatch.setattr(syncer.labour, "settle", lambda result: None)
+    monkeypatch.setattr(syncer.simulated_work, "settle", lambda result: None)
     merge(syncer, learners)
     assert {} == syncer.fragment_memory.kept
 
@@ -213,7 +215,7 @@ def test_what_is_poisoned_is_refused_and_not_kept():
     syncer = Shop("syncer.1")
     syncer.do(MakeParameters(1, tuple(range(P))))
     learners = [Shop(name) for name in (A, B)]
-    learners[0].labour.poisoned = True
+    learners[0].simulated_work.poisoned = True
     for each in learners:
         each.begin(syncer)
     done = merge(syncer, learners, fragment=0, theta="theta/0/0")
