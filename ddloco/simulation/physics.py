@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ddloco.simulation.world import World
 
 
-class Clerk(Protocol):
+class WorldObserver(Protocol):
     """An observer that is told when actors start and end, and of their observations."""
 
     def started(self, world: "World", node: Node, /) -> None:
@@ -33,7 +33,7 @@ class Clerk(Protocol):
         ...
 
 
-class Check(Clerk, Protocol):
+class Check(WorldObserver, Protocol):
     """A check that sees every event, and raises when an invariant is violated."""
 
     def see(self, world: "World", node: Node, event: Event, effects: Sequence[Effect], /) -> None:

@@ -24,7 +24,7 @@ from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime.door import admit
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
-from ddloco.simulation.physics import Check, Clerk, Physics
+from ddloco.simulation.physics import Check, Physics, WorldObserver
 from ddloco.simulation.topology import Switch
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork
@@ -53,12 +53,12 @@ class World:
         job: Job,
         physics: Physics,
         checks: Sequence[Check] = (),
-        clerks: Sequence[Clerk] = (),
+        observers: Sequence[WorldObserver] = (),
     ) -> None:
         self.job = job
         self.physics = physics
         self.checks = list(checks)
-        self._clerks: list[Clerk] = [*checks, *clerks]
+        self._observers: list[WorldObserver] = [*checks, *observers]
         self.now = 0.0
         self.over = False
         """Whether the job has ended: the leading syncer has finished, and no actor is left."""
@@ -127,8 +127,8 @@ class World:
         )
         self.nodes[actor] = node
         self.switch.plug(node)
-        for clerk in self._clerks:
-            clerk.started(self, node)
+        for observer in self._observers:
+            observer.started(self, node)
         self.admit(node, Started(incarnation, physics.leaves))
         self.switch.unpark(actor)
         return node
@@ -147,8 +147,8 @@ class World:
         lead = self.nodes.get(self.lead)
         left = any(each.present for each in self.nodes.values())
         self.over = lead is not None and lead.finish is not None and not left
-        for clerk in self._clerks:
-            clerk.died(self, node)
+        for observer in self._observers:
+            observer.died(self, node)
         self.switch.unplug(node)
         node.close()
 
@@ -322,8 +322,8 @@ class World:
         node.finish = effect
 
     def _observe(self, node: Node, effect: Observe) -> None:
-        for clerk in self._clerks:
-            clerk.observed(node, effect)
+        for observer in self._observers:
+            observer.observed(node, effect)
         if node.log is not None:
             node.log.observe(effect.event, node.at, node.actor.number, effect.fields)
 
