@@ -75,7 +75,7 @@ def hold(condition: object, invariant: str, said: str) -> None:
         raise Violation(invariant, said)
 
 
-class Books(Generic[S, R]):
+class InvariantCheck(Generic[S, R]):
     """A check; this base class ignores everything.
 
     Attributes:
@@ -106,18 +106,18 @@ class Books(Generic[S, R]):
         """An actor has handled an event."""
 
 
-class PerSyncer(Books[Any, Any]):
+class PerSyncer(InvariantCheck[Any, Any]):
     """A check with separate state for each syncer of a job.
 
     Args:
         make: creates the check for one syncer.
     """
 
-    def __init__(self, make: Callable[[], Books[Any, Any]]) -> None:
+    def __init__(self, make: Callable[[], InvariantCheck[Any, Any]]) -> None:
         super().__init__()
         self.invariants = make().invariants
         self._make = make
-        self._books: dict[str, Books[Any, Any]] = {}
+        self._books: dict[str, InvariantCheck[Any, Any]] = {}
 
     def started(self, stage: Stage, role: Role) -> None:
         """Create the check of a new syncer and tell it of the start; learners have none."""

@@ -9,7 +9,7 @@ from typing import Any
 from clocks import actor_of
 from ddloco.actors.effects import Observe
 from ddloco.actors.events import StopRequested
-from ddloco.invariants.base import Books, Role, Stage
+from ddloco.invariants.base import InvariantCheck, Role, Stage
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.membership import SILENCE_S_MIN
 from ddloco.machines.syncer.rounds import LAUNCH
@@ -37,7 +37,7 @@ WAITS_FOR_NOBODY = (TimerFired, LaneBroken, StopRequested)
 """Events that the driver handles before anything that arrives from outside."""
 
 
-class Launches(Books[Stage, Role]):
+class Launches(InvariantCheck[Stage, Role]):
     """quorum-or-grace, overlap, unmerged-pulled: how a sync is launched and closed.
 
     A sync is launched with a quorum of learners that finished a step since the last launch; not

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddloco.actors.effects import Observe
-from ddloco.invariants.base import Books, Effects, Role, Stage
+from ddloco.invariants.base import Effects, InvariantCheck, Role, Stage
 from ddloco.protocol.effects import MergeFragment
 from ddloco.protocol.events import FragmentMerged, StepFinished
 from ddloco.protocol.messages import Contribution, Progress, Pull
@@ -53,7 +53,7 @@ class Share:
         )
 
 
-class MergedTokens(Books[Stage, Role]):
+class MergedTokens(InvariantCheck[Stage, Role]):
     """Counts trained and merged tokens from events and effects; it raises no violations."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from clocks import actor_of, number_of
 from ddloco.actors.actor import Actor
 from ddloco.config.job import Job, job_from
-from ddloco.invariants.base import Books, PerSyncer, Violation
+from ddloco.invariants.base import InvariantCheck, PerSyncer, Violation
 from ddloco.invariants.launches import PULLED, Launches
 from ddloco.invariants.merged_tokens import MergedTokens, Share
 from ddloco.invariants.training import Causal, Durable, Learning, Merging
@@ -111,7 +111,7 @@ class Audit:
         )
         first = self._tapes[0]
         self._stage = TapeStage(job_from(first.header.job, f"{first.path} (header)"))
-        self._checks: list[Books[Any, Any]] = [
+        self._checks: list[InvariantCheck[Any, Any]] = [
             Merging(), PerSyncer(partial(Launches, LATE_MAX)), Learning(), Causal(), Durable()
         ]  # fmt: skip
         self._tokens = MergedTokens()
@@ -172,7 +172,7 @@ class Audit:
         """Record the first violation of an invariant; later ones may be its consequences."""
         self._violations.setdefault(invariant, Finding(invariant, violation=said, ref=ref))
 
-    def _stop(self, check: Books[Any, Any], ref: str) -> None:
+    def _stop(self, check: InvariantCheck[Any, Any], ref: str) -> None:
         """Stop using a check after a violation, because its state is wrong then."""
         self._looking.remove(check)
         for name in check.invariants:

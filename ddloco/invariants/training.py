@@ -35,7 +35,7 @@ from typing import Any
 from clocks import INCARNATIONS_MAX, actor_of, number_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish, Observe
-from ddloco.invariants.base import Books, Effects, Role, Stage
+from ddloco.invariants.base import Effects, InvariantCheck, Role, Stage
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.effects import InstallState, MergeFragment, Overwrite, RunStep
@@ -54,7 +54,7 @@ class Desk:
     merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
 
 
-class Merging(Books[Stage, Role]):
+class Merging(InvariantCheck[Stage, Role]):
     """merge-once, token-conservation, outer-monotone, weights-valid, staleness-bound,
     merge-order-canonical, no-zombie: what the syncer does with contributions."""
 
@@ -202,7 +202,7 @@ class Trained:
         )
 
 
-class Learning(Books[Stage, Role]):
+class Learning(InvariantCheck[Stage, Role]):
     """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
     and token-conservation of what learners report to have trained on."""
 
@@ -282,7 +282,7 @@ def begins(event: Event) -> bool:
     return isinstance(event, StateInstalled)
 
 
-class Causal(Books[Stage, Role]):
+class Causal(InvariantCheck[Stage, Role]):
     """clock-causal: an actor's own entry counts its events; other entries only grow, and are not
     smaller than those of any message it accepts.
 
@@ -335,7 +335,7 @@ def _crowded_out(name: str, known: Sequence[str]) -> bool:
     return len(newer) >= INCARNATIONS_MAX
 
 
-class Durable(Books[Stage, Role]):
+class Durable(InvariantCheck[Stage, Role]):
     """ack-after-durable: a restarted syncer has every version that any learner has received."""
 
     invariants = ("ack-after-durable",)

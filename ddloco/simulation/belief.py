@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ddloco.actors.effects import Observe
-from ddloco.invariants.base import Books, hold
+from ddloco.invariants.base import InvariantCheck, hold
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.outlier_history import FEW, STRIKES
 from ddloco.protocol.effects import MergeFragment
@@ -55,7 +55,7 @@ class Evidence:
         return float(np.sqrt((self.delta * self.delta).sum()))
 
 
-class Belief(Books[World, Node]):
+class Belief(InvariantCheck[World, Node]):
     """Checks that clearly wrong contributions are rejected, that correct ones are accepted, and
     that a learner rejected several times in a row is sent all fragments."""
 

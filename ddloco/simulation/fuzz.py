@@ -18,7 +18,7 @@ from ddloco.actors.effects import Finish, Observe
 from ddloco.config.faults import Fault, Faults, Kind, schedule
 from ddloco.config.job import Job, job_from
 from ddloco.config.toml import convert
-from ddloco.invariants.base import Books, PerSyncer, Violation, hold
+from ddloco.invariants.base import InvariantCheck, PerSyncer, Violation, hold
 from ddloco.invariants.launches import Launches
 from ddloco.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.protocol.effects import SaveModel
@@ -201,7 +201,7 @@ def _owner(world: World, t: int) -> str:
     return world.job.syncer_of(fragment)
 
 
-class Healing(Books[World, Node]):
+class Healing(InvariantCheck[World, Node]):
     """heal-progress, participation: once there are no more faults, every learner takes part."""
 
     def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:

@@ -7,7 +7,7 @@ Uptime is the share of the time in which at least one learner was training.
 from collections.abc import Sequence
 
 from ddloco.actors.effects import Observe
-from ddloco.invariants.base import Books
+from ddloco.invariants.base import InvariantCheck
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -18,7 +18,7 @@ FOLD_S = 3600.0
 Span = tuple[float, float]
 
 
-class Ledger(Books[World, Node]):
+class Ledger(InvariantCheck[World, Node]):
     """Accounts for a world's time in constant memory."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.invariants.base import Books, hold
+from ddloco.invariants.base import InvariantCheck, hold
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.effects import MergeFragment
 from ddloco.protocol.events import FragmentMerged
@@ -31,7 +31,7 @@ TOLERANCE = 1e-4
 """Relative; the kernel sums in float32, the reference in float64."""
 
 
-class Oracle(Books[World, Node]):
+class Oracle(InvariantCheck[World, Node]):
     """Computes every merge again, from the contents of its shares at the time of the request."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from clocks import actor_of, number_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish, Observe, Work
 from ddloco.actors.events import WorkResult
-from ddloco.invariants.base import Books, hold
+from ddloco.invariants.base import InvariantCheck, hold
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.events import Recovered
@@ -20,7 +20,7 @@ MEMORY = "bounded-memory"
 Effects = Sequence[Effect]
 
 
-class Bounds(Books[World, Node]):
+class Bounds(InvariantCheck[World, Node]):
     """bounded-memory, control-not-starved: arrays, clocks, queues, remembered incarnations."""
 
     def __init__(self) -> None:
@@ -81,7 +81,7 @@ class Bounds(Books[World, Node]):
                 hold(not gone, MEMORY, f"{node.incarnation} still has {name} in its clock")
 
 
-class Holders(Books[World, Node]):
+class Holders(InvariantCheck[World, Node]):
     """bounded-memory, exactly: the state accounts for every reference to an array, and every handle
     refers to an array that exists or is being computed."""
 

@@ -14,7 +14,7 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.actors.events import WorkResult
 from ddloco.actors.snapshot_adapter import BEGUN, CUT, DISCARDED, GATHER, PACKAGES, TAKEN
-from ddloco.invariants.base import Books, Effects
+from ddloco.invariants.base import Effects, InvariantCheck
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.effects import MergeFragment
@@ -81,7 +81,7 @@ def seen(snapshots: SnapshotMemory, part: Part) -> Seen:
     return Seen(part, thaw(state.frozen, PACKAGES), state, flight, thaw(flight.frozen, PACKAGES))
 
 
-class SnapshotContents(Books[World, Node]):
+class SnapshotContents(InvariantCheck[World, Node]):
     """cut-consistent, channel-complete, data-cursor, optimizer-with-params, merge-once: compares
     committed snapshots with what really happened before them."""
 
@@ -224,7 +224,7 @@ class SnapshotContents(Books[World, Node]):
             self.hold(there, "channel-complete", said)
 
 
-class SnapshotEndings(Books[World, Node]):
+class SnapshotEndings(InvariantCheck[World, Node]):
     """snapshot-terminates, concurrent-snapshots: each snapshot in progress waits for something that
     will happen, and without faults all participants are included.
 

@@ -10,7 +10,7 @@ import xxhash
 from msgspec.msgpack import Encoder
 
 from ddloco.actors.actor import Actor
-from ddloco.invariants.base import Books, Effects
+from ddloco.invariants.base import Effects, InvariantCheck
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
@@ -23,7 +23,7 @@ from ddloco.workers.simulated.work import TOKENS
 from transport import Event, LaneBroken, MessageArrived, Transmit
 
 
-class Contents(Books[World, Node]):
+class Contents(InvariantCheck[World, Node]):
     """token-conservation, data-cursor: contributions contain what they claim, and no learner skips
     unused data."""
 
@@ -64,7 +64,7 @@ class Contents(Books[World, Node]):
             self.hold(at == run.skip, "data-cursor", said)
 
 
-class Clocks(Books[World, Node]):
+class Clocks(InvariantCheck[World, Node]):
     """clock-vs-truth: compares vector clocks with the true happened-before relation."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Clocks(Books[World, Node]):
         return False
 
 
-class Optimizer(Books[World, Node]):
+class Optimizer(InvariantCheck[World, Node]):
     """optimizer-with-params: momentum has the same version as its parameters."""
 
     def see(self, stage: World, role: Node, event: Event, effects: Effects) -> None:
@@ -141,7 +141,7 @@ class Optimizer(Books[World, Node]):
             self.hold(what == belongs, "optimizer-with-params", said)
 
 
-class Trail(Books[World, Node]):
+class Trail(InvariantCheck[World, Node]):
     """A digest of everything that happened, to compare two runs of the same world."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.actors.effects import Observe
 from ddloco.config.job import job_from
-from ddloco.invariants.base import Books
+from ddloco.invariants.base import InvariantCheck
 from ddloco.invariants.launches import Launches
 from ddloco.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.protocol.effects import RunStep
@@ -29,7 +29,7 @@ def make_job(learners=2, fragments=3, interval=3, steps=12, **sync):
     )
 
 
-class Trace(Books):
+class Trace(InvariantCheck):
     """Everything that happened, and what of it tests ask for."""
 
     def __init__(self):

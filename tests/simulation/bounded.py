@@ -27,7 +27,7 @@ from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, O
 from ddloco.actors.snapshot_adapter import BEGUN, PACKAGES
 from ddloco.config.job import Job, SnapshotTable
 from ddloco.config.run_folder import TAPES, open_folder
-from ddloco.invariants.base import Books, Violation
+from ddloco.invariants.base import InvariantCheck, Violation
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.nodes.resume import settings
@@ -123,7 +123,7 @@ def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked
     return tuple((every_s * (n + 1), rng.choice(job.names())) for n in range(count))
 
 
-class Bounding(Books[World, Node]):
+class Bounding(InvariantCheck[World, Node]):
     """Deletes the beginnings of tapes as ``ddloco.tapes.retention`` does, when an actor ends;
     counts how many snapshots were begun while one step of the slow learner ran."""
 

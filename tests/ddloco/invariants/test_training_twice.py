@@ -9,7 +9,7 @@ import trio
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.faults import SYNCER, Fault
 from ddloco.config.run_folder import open_folder
-from ddloco.invariants.base import Books
+from ddloco.invariants.base import InvariantCheck
 from ddloco.protocol.events import FragmentMerged, StepFinished
 from ddloco.protocol.messages import Contribution
 from ddloco.replayer.job_replay import JobRerun
@@ -25,7 +25,7 @@ STEP_S_MAX = 8.0
 """The slowest learner that is drawn needs three seconds, give or take."""
 
 
-class Steps(Books):
+class Steps(InvariantCheck):
     """When each learner finished its steps, and when it was gone; it objects to nothing."""
 
     def __init__(self):

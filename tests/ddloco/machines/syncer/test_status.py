@@ -5,13 +5,13 @@ import json
 import pytest
 
 from clocks import actor_of
-from ddloco.invariants.base import Books
+from ddloco.invariants.base import InvariantCheck
 from ddloco.simulation.fuzz import EVENTS_MAX, draw
 from ddloco.simulation.truth import Trail
 from ddloco.simulation.world import World
 
 
-class Asking(Books):
+class Asking(InvariantCheck):
     """Asks after every event, and compares the answer with what the world knows."""
 
     def __init__(self):
