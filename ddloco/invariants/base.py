@@ -117,18 +117,18 @@ class PerSyncer(InvariantCheck[Any, Any]):
         super().__init__()
         self.invariants = make().invariants
         self._make = make
-        self._books: dict[str, InvariantCheck[Any, Any]] = {}
+        self._checks: dict[str, InvariantCheck[Any, Any]] = {}
 
     def started(self, stage: Stage, role: Role) -> None:
         """Create the check of a new syncer and tell it of the start; learners have none."""
         name = role.actor_name
         if name in stage.job.syncer_names():
-            if name not in self._books:
-                self._books[name] = self._make()
-                self._books[name].looked = self.looked
-            self._books[name].started(stage, role)
+            if name not in self._checks:
+                self._checks[name] = self._make()
+                self._checks[name].looked = self.looked
+            self._checks[name].started(stage, role)
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
         """Pass an event of a syncer to that syncer's check."""
-        if role.actor_name in self._books:
-            self._books[role.actor_name].see(stage, role, event, effects)
+        if role.actor_name in self._checks:
+            self._checks[role.actor_name].see(stage, role, event, effects)

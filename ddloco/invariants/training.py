@@ -45,7 +45,7 @@ from transport import Event, MessageArrived, Transmit
 
 
 @dataclass
-class Desk:
+class PendingMerges:
     """The state of one syncer's merges: contributions by handle, merges in progress by work, and
     the newest incarnation of each learner."""
 
@@ -71,55 +71,55 @@ class Merging(InvariantCheck[Stage, Role]):
         """Tokens merged, by incarnation, counted once per fragment."""
         self.versions: Counter[int] = Counter()
         self._spent: set[tuple[str, int, int]] = set()
-        self._desks: dict[str, Desk] = {}
+        self._pending: dict[str, PendingMerges] = {}
 
     def started(self, stage: Stage, role: Role) -> None:
         """A new syncer has no merges in progress, and does not know what only the old one knew."""
         if role.actor_name in stage.job.syncer_names():
-            before = self._desks.get(role.actor_name)
-            self._desks[role.actor_name] = Desk(before.newest if before else Counter())
+            before = self._pending.get(role.actor_name)
+            self._pending[role.actor_name] = PendingMerges(before.newest if before else Counter())
 
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
         """Check the events of a syncer; only syncers merge."""
         if not isinstance(role.actor.machine, Syncer):
             return
-        desk = self._desks[role.actor_name]
+        pending = self._pending[role.actor_name]
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
-            self._contribution(desk, event, event.body, role.actor)
+            self._contribution(pending, event, event.body, role.actor)
         elif isinstance(event, FragmentMerged):
-            self._merged(stage, desk, event)
+            self._merged(stage, pending, event)
         elif isinstance(event, Recovered):
-            desk.merging.clear()
+            pending.merging.clear()
         for effect in effects:
             if isinstance(effect, MergeFragment):
-                self._merge(stage, desk, effect)
+                self._merge(stage, pending, effect)
             elif isinstance(effect, Observe) and effect.event == "joined":
                 actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
-                desk.newest[actor] = max(desk.newest[actor], number_of(number))
+                pending.newest[actor] = max(pending.newest[actor], number_of(number))
 
     def _contribution(
-        self, desk: "Desk", event: MessageArrived[Any], said: Contribution, actor: Actor
+        self, pending: "PendingMerges", event: MessageArrived[Any], said: Contribution, actor: Actor
     ) -> None:
         """Note a contribution unless its array is released at once or held only for a snapshot:
         then it was refused, or its sender is not a member."""
         holders = actor.handles.held().get(event.handle, 0)
         if holders > actor.snapshots.holding().count(event.handle):
-            newest = desk.newest[actor_of(event.sender)]
-            desk.arrived[event.handle] = (event.sender, said, newest)
+            newest = pending.newest[actor_of(event.sender)]
+            pending.arrived[event.handle] = (event.sender, said, newest)
 
-    def _merge(self, stage: Stage, desk: "Desk", merge: MergeFragment) -> None:
+    def _merge(self, stage: Stage, pending: "PendingMerges", merge: MergeFragment) -> None:
         names = [share.name for share in merge.shares]
         sync = stage.job.sync
         in_order = sorted(set(names), key=str.encode) == names
         self.hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
-        taken = {handle for handle, (_, said, _) in desk.arrived.items() if said.t == merge.t}
-        lost = sorted(desk.arrived[each][0] for each in taken - {s.handle for s in merge.shares})
+        taken = {handle for handle, (_, said, _) in pending.arrived.items() if said.t == merge.t}
+        lost = sorted(pending.arrived[each][0] for each in taken - {s.handle for s in merge.shares})
         said_of = f"contributions of {lost} were taken and are not in merge {merge.t}"
         self.hold(not lost, "token-conservation", said_of)
         for share in merge.shares:
-            known = share.handle in desk.arrived
+            known = share.handle in pending.arrived
             self.hold(known, "token-conservation", f"merge {merge.t}: nobody said {share.handle}")
-            sender, said, newest = desk.arrived[share.handle]
+            sender, said, newest = pending.arrived[share.handle]
             alive = number_of(sender) >= newest
             self.hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
             told = (sender, said.t, said.fragment)
@@ -130,11 +130,11 @@ class Merging(InvariantCheck[Stage, Role]):
             lag = self.versions[merge.fragment] - said.base
             late = lag > sync.staleness * sync.interval
             self.hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
-        desk.merging[merge.work] = merge
+        pending.merging[merge.work] = merge
 
-    def _merged(self, stage: Stage, desk: "Desk", event: FragmentMerged) -> None:
-        merge = desk.merging.pop(event.work)
-        come = {share.name: desk.arrived.pop(share.handle) for share in merge.shares}
+    def _merged(self, stage: Stage, pending: "PendingMerges", event: FragmentMerged) -> None:
+        merge = pending.merging.pop(event.work)
+        come = {share.name: pending.arrived.pop(share.handle) for share in merge.shares}
         fates = sorted([*event.accepted, *(name for name, _ in event.refused)], key=str.encode)
         each_one = fates == list(come)
         self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}, fates {fates}")

@@ -14,7 +14,7 @@ NAME = "syncer.1:7"
 
 @pytest.fixture
 def taken():
-    """One actor's, with an snapshots of its own."""
+    """The capture of one actor, with a memory of its own."""
     return SnapshotCapture(SnapshotMemory())
 
 
