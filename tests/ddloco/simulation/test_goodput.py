@@ -46,7 +46,7 @@ def ledger(World, make_job, monkeypatch):
     """A ledger that watches a world of two learners, and folds every half a minute; the world."""
     monkeypatch.setattr(goodput, "FOLD_S", 30.0)
     world, kept = World(make_job(learners=2, steps=10**6)), Ledger()
-    world._clerks.append(kept)
+    world._observers.append(kept)
     kept.watch(world)
     for name in world.job.learner_names():
         kept.started(world, world.nodes[name])
