@@ -9,7 +9,7 @@ from msgspec import structs
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Observe
 from ddloco.simulation.node import Pace
-from ddloco.workers.simulated.work import Labour
+from ddloco.workers.simulated.work import SimulatedWork
 
 KINDS = ("payload", "weight", "batch", "pace", "effect")
 """What is planted: a bit of a contribution, a weight off by one ulp, another batch, a step that
@@ -40,26 +40,26 @@ class Plant:
         getattr(self, f"_{self.kind}")(monkeypatch)
 
     def _payload(self, monkeypatch):
-        encode = Labour._encode
+        encode = SimulatedWork._encode
 
-        def planted(labour, work, contents):
-            done = encode(labour, work, contents)
+        def planted(worker, work, contents):
+            done = encode(worker, work, contents)
             if not self._now():
                 return done
             made = contents[work.out]
             bits = made.array.copy()
             bits.view(np.uint32)[0] ^= 1
             contents[work.out] = made = replace(made, array=bits)
-            self.where = labour._name, made.digest.hex()
+            self.where = worker._name, made.digest.hex()
             return structs.replace(done, digest=made.digest)
 
-        monkeypatch.setattr(Labour, "_encode", planted)
+        monkeypatch.setattr(SimulatedWork, "_encode", planted)
 
     def _weight(self, monkeypatch):
-        merge = Labour._merge_numbers
+        merge = SimulatedWork._merge_numbers
 
-        def planted(labour, work, contents, what):
-            event, made = merge(labour, work, contents, what)
+        def planted(worker, work, contents, what):
+            event, made = merge(worker, work, contents, what)
             if not self._now():
                 return event, made
             self.where = (work.t,)
@@ -67,19 +67,19 @@ class Plant:
             weights = (float(np.nextafter(first, 2.0)), *others)
             return structs.replace(event, weights=weights), made
 
-        monkeypatch.setattr(Labour, "_merge_numbers", planted)
+        monkeypatch.setattr(SimulatedWork, "_merge_numbers", planted)
 
     def _batch(self, monkeypatch):
-        run_step = Labour._run_step
+        run_step = SimulatedWork._run_step
 
-        def planted(labour, work, contents):
-            done = run_step(labour, work, contents)
+        def planted(worker, work, contents):
+            done = run_step(worker, work, contents)
             if not self._now():
                 return done
-            self.where = labour._name, work.step
+            self.where = worker._name, work.step
             return structs.replace(done, batch=bytes(15) + b"\xff")
 
-        monkeypatch.setattr(Labour, "_run_step", planted)
+        monkeypatch.setattr(SimulatedWork, "_run_step", planted)
 
     def _pace(self, monkeypatch):
         step = Pace.step
