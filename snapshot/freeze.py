@@ -138,7 +138,7 @@ class _Writer:
             root = self.put(state)
             return msgspec.msgpack.encode([FORMAT, self._nodes, root])
         except RecursionError:
-            raise self._refusal("too deep for whoever called") from None
+            raise self._refusal("nested too deep for the caller's stack") from None
 
     def put(self, thing: Any) -> Any:
         kind = type(thing)
@@ -149,7 +149,7 @@ class _Writer:
         if kind is int:
             return thing if thing.bit_length() <= INT_BITS else ["i", hex(thing)]
         if self._depth == DEPTH_MAX:
-            raise self._refusal(f"more than {DEPTH_MAX} things stand in each other")
+            raise self._refusal(f"nested more than {DEPTH_MAX} deep")
         self._depth += 1
         node = kind in NODES or kind in self._known  # There are no enums among these.
         written = ["r", self._node(thing, kind)] if node else self._put(thing, kind)
@@ -160,7 +160,7 @@ class _Writer:
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise self._refusal(f"{text!r} is no text") from None
+            raise self._refusal(f"{text!r} is not valid text") from None
 
     def _put(self, thing: Any, kind: type) -> list[Any]:
         if kind is tuple:
@@ -169,12 +169,12 @@ class _Writer:
             return ["f", *self._sorted(thing)]
         if isinstance(thing, Enum):
             if kind.__members__.get(thing.name) is not thing:
-                raise self._refusal(f"{thing} is no single member of an enum")
+                raise self._refusal(f"{thing} is not a single member of an enum")
             return ["e", self._class(kind), thing.name]
         if kind is MethodType:
             name = _stored(thing)
             if method_of(thing.__self__, name) != thing:
-                raise self._refusal(f"{thing.__qualname__} is no method of its object's class")
+                raise self._refusal(f"{thing.__qualname__} is not a method of its object's class")
             return ["m", self.put(thing.__self__), name]
         return ["r", self._node(thing, kind)]
 

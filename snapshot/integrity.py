@@ -61,7 +61,7 @@ def _add(place: Place, found: Inventory, who: str, entry: Entry) -> None:
     if known.size != entry.size:
         name = place.path(blob_name(entry.digest))
         said = f"{known.size} bytes for {known.what}, {entry.size} for {what}"
-        found.problems.append(f"{name}: is said to have {said}")
+        found.problems.append(f"{name}: has two sizes: {said}")
 
 
 def lacking(place: Place, inventory: Inventory) -> list[str]:
@@ -87,7 +87,7 @@ def manifest_problem(manifest: Manifest) -> str | None:
         if part.failed:
             return f"the part of {part.who} was not written: {part.failed}"
         if part.who in manifest.absent:
-            return f"{part.who} is said to be absent, and has a part"
+            return f"{part.who} is listed as absent but has a part"
         if part.who not in part.clock:
             return f"the clock of {part.who} lacks its own entry"
     if not clocks:

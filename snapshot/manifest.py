@@ -131,9 +131,9 @@ def decode_manifest(data: bytes, id: str) -> Manifest:  # noqa: A002, an id is w
             raise SnapshotError(f"has another format than {FORMAT}")
         manifest = msgspec.json.decode(raw, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DamagedError(f"is no manifest: {error}") from None
+        raise DamagedError(f"is not a manifest: {error}") from None
     except RecursionError:
-        raise DamagedError("is no manifest: nested too deep") from None
+        raise DamagedError("is not a manifest: nested too deep") from None
     if manifest.id != id:
         raise DamagedError(f"is the manifest of {manifest.snapshot}")
     return manifest
@@ -160,7 +160,7 @@ def decode_piece(data: bytes) -> tuple[Entry, ...]:
     try:
         piece = msgspec.json.decode(data, type=Piece)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise SnapshotError(f"is no list of blobs: {error}") from None
+        raise SnapshotError(f"is not a list of blobs: {error}") from None
     if piece.format != FORMAT:
         raise SnapshotError(f"has format {piece.format}, this is {FORMAT}")
     return piece.entries

@@ -84,7 +84,7 @@ def _code(name: str, array: NDArray[Any]) -> str:
         raise PackingError(f"{name}: a name that the format keeps for itself")
     code = CODES.get(array.dtype)
     if code is None:
-        raise PackingError(f"{name}: {array.dtype} is no type of the format; want {_types()}")
+        raise PackingError(f"{name}: {array.dtype} is not a type of the format; want {_types()}")
     return code
 
 
@@ -122,7 +122,7 @@ def unpack(data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
 def _array(name: str, spec: _Spec, data: NDArray[np.uint8]) -> NDArray[Any]:
     dtype = DTYPES.get(spec.dtype)
     if dtype is None:
-        raise PackingError(f"{name}: {spec.dtype} is no type that is known here")
+        raise PackingError(f"{name}: {spec.dtype} is an unknown type")
     first, stop = spec.data_offsets
     if min(spec.shape, default=0) < 0 or stop - first != prod(spec.shape) * dtype.itemsize:
         raise PackingError(f"{name}: {stop - first} bytes for the shape {list(spec.shape)}")

@@ -99,8 +99,8 @@ def _stop_unless_read(
     if unreadable:
         name = place.path(file_of(unreadable[0]))
         raise SnapshotError(
-            f"{name}: cannot be read, so nobody knows which blobs are its own and nothing was "
-            "removed; move it away to give it up"
+            f"{name}: cannot be read, so its blobs are unknown and nothing was removed; move it "
+            "away to give it up"
         )
 
 

@@ -102,7 +102,7 @@ class Store:
         data = encode_manifest(whole)
         if not self._place.create(file, data):
             if encode_manifest(read_manifest(self._place, manifest.id)) != data:
-                raise SnapshotError(f"{path}: another snapshot of this name stands there already")
+                raise SnapshotError(f"{path}: another snapshot of this name exists")
             self._place.settle([file])
         self._point_at(manifest.id)
         return whole
@@ -132,7 +132,7 @@ class Store:
             first = next(filter(None, runs))
             said = f"holds snapshots of {len(runs)} runs: {_some([each or '-' for each in runs])}"
             raise SnapshotError(
-                f"{self.name}: {said}; say which one by its id, such as {first}_syncer.1-1042"
+                f"{self.name}: {said}; choose a snapshot by its id, such as {first}_syncer.1-1042"
             )
 
     def load(self, snapshot: str = NEWEST, progress: Progress = no_progress) -> Manifest:

@@ -87,7 +87,7 @@ class _Reader:
             case "m":
                 method = method_of(self.get(rest[0]), rest[1])
                 if method is None:
-                    raise FreezeError(f"{STRANGE}: {rest[1]!r} is no method")
+                    raise FreezeError(f"{STRANGE}: {rest[1]!r} is not a method")
                 return method
             case "r":
                 if self._nodes[rest[0]][0] == "S":

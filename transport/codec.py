@@ -148,7 +148,7 @@ class Codec(Generic[B]):
             if dtype is None:
                 known = ", ".join(SENDABLE)
                 raise RemoteProtocolError(
-                    f"$.tensors[{index}].dtype: {meta.dtype!r} is none of {known}"
+                    f"$.tensors[{index}].dtype: {meta.dtype!r} is not one of {known}"
                 )
             if meta.bits != dtype.itemsize * 8:
                 raise RemoteProtocolError(
@@ -262,7 +262,7 @@ class Assembler(Generic[B]):
     def _open(self, header: Header[B]) -> None:
         if self._header is not None:
             raise RemoteProtocolError(
-                f"message {header.seq} begins before message {self._header.seq} is whole"
+                f"message {header.seq} begins before message {self._header.seq} is complete"
             )
         self._check(header)
         self._header, self._filled, self._chunks = header, 0, 1
@@ -284,7 +284,7 @@ class Assembler(Generic[B]):
         due = min(CHUNK_BYTES, total - self._filled)
         if len(piece) != due:
             raise RemoteProtocolError(
-                f"tensor bytes: {len(piece)} came where shapes and types say {due}"
+                f"tensor bytes: received {len(piece)}, expected {due} by shapes and types"
             )
         if self._data is not None and due:
             self._data[self._filled : self._filled + due] = np.frombuffer(piece, np.uint8)

@@ -202,7 +202,7 @@ class _ZapHandler:
         key = z85.encode(credentials[0]).decode()
         name = gate.name_of(key)
         if name is None:
-            gate.refused(Refusal(f"nobody here has the public key {key}", address))
+            gate.refused(Refusal(f"the public key {key} is unknown", address))
         return name
 
 

@@ -23,7 +23,7 @@ def put_examples(folder: Path) -> tuple[list[Path], list[Path]]:
     """
     source = next((each for each in SOURCES if each.is_dir()), None)
     if source is None:
-        raise ConfigError(f"{SOURCES[0]}: not there; the installation is not whole")
+        raise ConfigError(f"{SOURCES[0]}: is missing; the installation is incomplete")
     made: list[Path] = []
     left: list[Path] = []
     try:

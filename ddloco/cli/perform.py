@@ -99,7 +99,11 @@ def _addresses(loaded: LoadedProgram, names: Sequence[str], said: Sequence[str])
     for each in said:
         name, equals, address = each.partition("=")
         if not equals or name not in listeners:
-            whom = f"one of {', '.join(listeners)}" if listeners else "nobody, none is dialled"
+            whom = (
+                f"one of {', '.join(listeners)}"
+                if listeners
+                else "the name of an actor that others dial; there is none"
+            )
             raise ConfigError(f"--at {each}: want NAME=ADDRESS, where NAME is {whom}")
         check = check_listen if name in names else check_dial
         check(f"--at {name}:", address)
@@ -122,8 +126,8 @@ def _check_binds(
     for name in loaded.listeners():
         if name in names and not keys and not is_loopback(at[name]):
             raise ConfigError(
-                f"--at {name}={at[name]}: whoever reaches this address could take part; make keys "
-                f"with `ddloco keys DIR --names {','.join(loaded.program.roles)}` and name "
+                f"--at {name}={at[name]}: anyone who reaches this address could take part; make "
+                f"keys with `ddloco keys DIR --names {','.join(loaded.program.roles)}` and pass "
                 "them with --keys DIR"
             )
 

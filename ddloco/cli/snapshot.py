@@ -59,7 +59,7 @@ def open_store(place: str) -> Store:
     try:
         store = _store_of_run(path) if is_run else Store(place)
         if not store.exists():
-            raise PlaceError(f"{store.name}: no snapshots are there")
+            raise PlaceError(f"{store.name}: there are no snapshots")
     except (SnapshotError, ConfigError) as error:
         raise PlaceError(str(error)) from None
     return store
@@ -107,7 +107,9 @@ def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
         raise UnansweredError(f"{address}: the snapshot was discarded: {reason}")
     if said.event != TAKEN:
         reason = said.fields.get("reason", "no reason was given")
-        raise UnansweredError(f"{address}: the job ended before the snapshot was there: {reason}")
+        raise UnansweredError(
+            f"{address}: the job ended before the snapshot was complete: {reason}"
+        )
     id_, absent = id_of(said.fields["snapshot"]), said.fields.get("absent", {})
     if as_json:
         taken = {"id": id_, "participants": list(said.fields["parts"]), "absent": dict(absent)}
@@ -250,7 +252,7 @@ def snapshot_export(given: argparse.Namespace) -> int:
 def _export(given: argparse.Namespace, store: Store) -> int:
     id_ = _id_of(store, given.snapshot)
     if given.to.exists():
-        raise PlaceError(f"{given.to}: is there already; choose a new file")
+        raise PlaceError(f"{given.to}: exists; choose a new file")
     manifest = store.manifest(id_)
     tensors, versions = parameters(store, manifest)
     said = ",".join(str(versions[p]) for p in sorted(versions))
@@ -284,7 +286,9 @@ def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]
     missing = [str(p) for p in range(max(newest, default=0) + 1) if p not in newest]
     if absent or missing:
         lacks = f"the syncer {absent[0]}" if absent else f"fragment {missing[0]}"
-        raise SnapshotError(f"{store.name}: {manifest.id} is without {lacks}, so no whole model")
+        raise SnapshotError(
+            f"{store.name}: {manifest.id} lacks {lacks}, so the model is incomplete"
+        )
     tensors: dict[str, NDArray[Any]] = {}
     for p in sorted(newest):
         for name, tensor in store.read_tensors(newest[p][1]).items():

@@ -63,23 +63,23 @@ def _problem_in_file(path: str) -> str | None:
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        return "the file holds no text"
+        return "the file is not text"
     found = text.partition("\n")[0].strip()
     problem = _problem(found, listens=False) if found else None
-    return f"the file says {_shown(found)}: {problem}" if problem else None
+    return f"the file contains {_shown(found)}: {problem}" if problem else None
 
 
 def _problem(address: str, *, listens: bool) -> str | None:
     if not address.isprintable() or " " in address or len(address) > ADDRESS_CHARS_MAX:
-        return f"an address has no blanks, line ends or other characters that do not show; {_WANT}"
+        return f"an address must not contain blanks, line ends or unprintable characters; {_WANT}"
     scheme, separator, rest = address.partition("://")
     if separator and scheme == "tcp":
         return _tcp_problem(rest, listens=listens)
     if separator and scheme == "ipc":
         return _ipc_problem(rest, listens=listens)
     if separator and scheme == "inproc":
-        return f"inproc reaches nobody outside of this process; {_WANT}"
-    return f"no such kind of address; {_WANT}" + ("" if listens else ", or file:PATH")
+        return f"inproc reaches only this process; {_WANT}"
+    return f"unknown kind of address; {_WANT}" + ("" if listens else ", or file:PATH")
 
 
 def _tcp_problem(rest: str, *, listens: bool) -> str | None:
@@ -89,7 +89,7 @@ def _tcp_problem(rest: str, *, listens: bool) -> str | None:
     if not (listens and port == "*"):
         least = 0 if listens else 1
         if not (port.isascii() and port.isdigit() and len(port) < 10):
-            return f"port {port!r} is no number; {_WANT}"
+            return f"port {port!r} is not a number; {_WANT}"
         if not least <= int(port) <= PORT_MAX:
             return f"port {port} is not one of {least} to {PORT_MAX}"
     if host == "*" and listens:
@@ -99,7 +99,7 @@ def _tcp_problem(rest: str, *, listens: bool) -> str | None:
     if re.fullmatch(r"[0-9.]+", host):
         return _ip_problem(host, 4)
     if not _HOST.fullmatch(host) or len(host) > 253:
-        return f"{host!r} is no host; {_WANT}" if host else f"no host; {_WANT}"
+        return f"{host!r} is not a host; {_WANT}" if host else f"no host; {_WANT}"
     return None
 
 
@@ -107,8 +107,8 @@ def _ip_problem(said: str, version: int) -> str | None:
     try:
         found = ipaddress.ip_address(said)
     except ValueError:
-        return f"{said!r} is no IPv{version} address"
-    return None if found.version == version else f"{said!r} is no IPv{version} address"
+        return f"{said!r} is not an IPv{version} address"
+    return None if found.version == version else f"{said!r} is not an IPv{version} address"
 
 
 def _ipc_problem(path: str, *, listens: bool) -> str | None:

@@ -174,7 +174,9 @@ def _cannot(what: Kind, who: str, learners: Sequence[str], syncers: Sequence[str
         known = f"{', '.join(syncers)}, {learners[0]} to {learners[-1]}"
         return f"{what} of {who}: no such actor; this job has {known}"
     if who in syncers and what not in SYNCER_KINDS:
-        return f"{what} of {who}: happens to a learner or its link; to the syncer {SYNCER_KINDS}"
+        return (
+            f"{what} of {who}: applies to a learner or its link; a syncer supports {SYNCER_KINDS}"
+        )
     return None
 
 

@@ -341,8 +341,8 @@ class Job(Section, frozen=True):
     def _cure(self) -> str:
         """Advice for a fragment that is too large for a message."""
         if self.job.method in DATA_PARALLEL:
-            return f"gradients of a {self.job.method} job travel whole: stack tensors, or merge"
-        return "raise sync.fragments, or stack tensors"
+            return f"gradients of a {self.job.method} job are sent whole: use fewer, larger tensors"
+        return "raise sync.fragments, or use fewer, larger tensors"
 
     def agreement(self, plan: FragmentPlan) -> dict[str, str]:
         """What both sides of a handshake must have in common, by name."""
@@ -436,7 +436,7 @@ def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -
     for part in tables:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
         if not isinstance(table, dict):
-            raise ConfigError(f"{source}: {part} is no table")
+            raise ConfigError(f"{source}: {part} is not a table")
     table[name] = value
 
 
@@ -450,25 +450,24 @@ def _contradiction(job: Job) -> str | None:
         )
     if sync.quorum > job.job.learners:
         return (
-            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners is never met; "
-            f"at most {job.job.learners}"
+            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners can never be "
+            f"met; at most {job.job.learners}"
         )
     if sync.overlap >= sync.interval and sync.interval > 1:
         return (
             f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
-            f"a fragment would be due again before it is back, so at most {sync.interval - 1}"
+            f"a fragment would be due again before its sync ends, so at most {sync.interval - 1}"
         )
     if 0.0 < sync.band <= 1.0:
-        return (
-            f"sync.band: {sync.band} times the usual refuses the usual; above 1, or 0 for no band"
-        )
+        said = "would refuse usual contributions; want more than 1, or 0 for no band"
+        return f"sync.band: {sync.band} {said}"
     if job.job.syncers > sync.fragments:
         return (
             f"job.syncers: {job.job.syncers} shards of {sync.fragments} fragments; each owns at "
             f"least one, so at most {sync.fragments}"
         )
     if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
-        return f"job.syncers: {job.job.method} has one"
+        return f"job.syncers: a {job.job.method} job has one syncer"
     if job.snapshot.wanted and job.job.method != "decoupled-diloco":
         key = "every_s" if job.snapshot.every_s else "every_steps"
         return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
@@ -494,14 +493,14 @@ def _unusable(job: Job) -> str | None:
     """The first text field with an invalid value, as text; None if there is none."""
     for pattern in job.outer.average:
         if not pattern or not pattern.isprintable() or pattern.count("[") > pattern.count("]"):
-            said = "want a shell pattern of tensors' names, such as *embed*"
-            return f"outer.average: {pattern[:80]!r} is no pattern; {said}"
+            said = "want a shell pattern for tensor names, such as *embed*"
+            return f"outer.average: {pattern[:80]!r} is not a pattern; {said}"
     tables = {"worker": job.worker.env}
     tables |= {f"learner.{name}": table.env for name, table in job.learner.items()}
     for where, env in tables.items():
         for name in env:
             if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-                return f"{where}.env: {name[:80]!r} is no variable's name"
+                return f"{where}.env: {name[:80]!r} is not the name of a variable"
     if not job.snapshot.place.isprintable():
-        return f"snapshot.place: {job.snapshot.place[:80]!a} is no path and no URL"
+        return f"snapshot.place: {job.snapshot.place[:80]!a} is neither a path nor a URL"
     return None

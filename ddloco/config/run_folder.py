@@ -115,7 +115,7 @@ def check_place(job: Job) -> None:
         return
     scheme, separator, rest = place.partition("://")
     if separator and not (re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme) and rest):
-        raise ConfigError(f"snapshot.place: {place[:200]!r} is no path and no URL")
+        raise ConfigError(f"snapshot.place: {place[:200]!r} is neither a path nor a URL")
     try:
         Store(place)
     except SnapshotError as error:

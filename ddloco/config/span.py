@@ -24,18 +24,16 @@ def unbounded(keep: str, *, wanted: bool, stay: int, ships: bool) -> str | None:
     """
     count = snapshots_said(keep)
     if count is None:
-        return f'tape.keep: {keep!r} is no span; want "2 snapshots", or "" to keep everything'
+        return f'tape.keep: {keep!r} is not valid; want "2 snapshots", or "" to keep everything'
     if not count:
         return None
     if not wanted:
-        return (
-            f"tape.keep: {keep}, but none are taken; set snapshot.every_s or snapshot.every_steps"
-        )
+        said = "but the job takes none; set snapshot.every_s or snapshot.every_steps"
+        return f"tape.keep: {keep}, {said}"
     if stay < count:
         return (
-            f"tape.keep: {keep}, but snapshot.keep lets only {stay} stay; "
-            f"set it to at least {count}"
+            f"tape.keep: {keep}, but snapshot.keep retains only {stay}; set it to at least {count}"
         )
     if ships:
-        return f"tape.keep: {keep}, but a tape that travels is whole; set tape.ship = false"
+        return f"tape.keep: {keep}, but shipped tapes are kept whole; set tape.ship = false"
     return None

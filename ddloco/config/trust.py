@@ -82,9 +82,9 @@ def check_trust(folder: Path, plain: Mapping[str, Any]) -> None:
     named = plain.get("program") or _task_of(plain)
     what = "program" if "program" in plain else "task"
     raise ConfigError(
-        f"{folder}: was not recorded by this user on this machine, and a replay calls the {what} "
-        f"that its tapes name, {str(named)[:100]!r}, with the options that they name; say --trust "
-        f"if you trust whoever wrote them, or --task MODULE:FUNCTION to use a {what} of yours"
+        f"{folder}: was not recorded by this user on this machine, and a replay would call the "
+        f"{what} that its tapes name, {str(named)[:100]!r}, with their options; use --trust if you "
+        f"trust the author of the tapes, or --task MODULE:FUNCTION to name your own {what}"
     )
 
 

@@ -208,11 +208,11 @@ class Observer:
         return f"{self._address}: {said.reason}" if isinstance(said, Sorry) else otherwise
 
     def _silent(self) -> str:
-        return f"{self._address}: nothing was heard for {SILENCE_S_MAX:.0f} s"
+        return f"{self._address}: no answer for {SILENCE_S_MAX:.0f} s"
 
     def _nobody(self) -> str:
-        keys = ", with these keys?" if self._keyed else "? (a job with keys wants --keys)"
-        return f"nobody answers at {self._address}: is a syncer listening there{keys}"
+        keys = ", with these keys?" if self._keyed else "? (a job with keys needs --keys)"
+        return f"no answer from {self._address}: is a syncer listening there{keys}"
 
 
 def _settles(said: News, name: str) -> bool:

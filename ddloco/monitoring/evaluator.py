@@ -61,8 +61,8 @@ class Scorer:
         plain = all(meta.bits == DTYPES[meta.dtype].itemsize * 8 for meta in payload.tensors)
         if fragment >= count or got != wire_layout(self._plan, fragment) or not plain:
             raise ConfigError(
-                f"--evaluate {self._source}: fragment {fragment} of the running job is not as "
-                "this file says; give the job.toml of its run folder"
+                f"--evaluate {self._source}: fragment {fragment} of the running job differs "
+                "from this file; use the job.toml of its run folder"
             )
         self._fragments[fragment] = (t, payload)
         if len(self._fragments) == count:

@@ -28,7 +28,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """Valid actor names: they are file names, and the part of an incarnation before the dot."""
 
 PUBLIC_HEAD = """\
-# The public keys of a job: the same file on every host. Whoever may change it may take part.
+# The public keys of a job: the same file on every host. Who can change it can take part.
 """
 
 
@@ -59,7 +59,9 @@ def names_for(learners: int, more: str = "") -> tuple[str, ...]:
     others = more.split(",") if more else []
     for name in others:
         if not NAME.fullmatch(name):
-            raise ConfigError(f"--names {more}: {name!r} is no name; letters, digits, - and _")
+            raise ConfigError(
+                f"--names {more}: {name!r} is not a name; want letters, digits, - and _"
+            )
     learner_names = [f"learner-{index}" for index in range(learners)]
     return tuple(dict.fromkeys([SYNCER, OBSERVER, *learner_names, *others]))
 
@@ -97,7 +99,7 @@ def handed_out(folder: Path, names: Iterable[str]) -> list[str]:
     """Instructions for users: which file goes to which host."""
     lines = [f"{folder / PUBLIC_FILE}  to every host"]
     for name in names:
-        whom = {SYNCER: "the host of the syncer", OBSERVER: "whoever may watch the job"}
+        whom = {SYNCER: "the host of the syncer", OBSERVER: "the hosts of observers"}
         path = secret_file(folder, name)
         lines.append(f"{path}  to {whom.get(name, f'the host of {name}')}, and nowhere else")
     return lines
@@ -130,7 +132,9 @@ def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> 
     public = read_public(folder)
     for name in dialled:
         if name not in public:
-            raise ConfigError(f"{folder / PUBLIC_FILE}: public.{name}: missing; others dial it")
+            raise ConfigError(
+                f"{folder / PUBLIC_FILE}: public.{name}: missing; others need it to dial"
+            )
     name = Curve("", public, SHARED).owner(actor)
     if name is None:
         raise ConfigError(
@@ -176,13 +180,17 @@ def read_public(folder: Path) -> dict[str, str]:
     owners = dict[str, str]()
     for name, key in public.items():
         if not NAME.fullmatch(name):
-            raise ConfigError(f"{path}: public: {name!r} is no name; letters, digits, - and _")
+            raise ConfigError(
+                f"{path}: public: {name!r} is not a name; want letters, digits, - and _"
+            )
         try:
             check_key(key)
         except ValueError as error:
             raise ConfigError(f"{path}: public.{name}: {error}") from None
         if key in owners:
-            raise ConfigError(f"{path}: public.{name}: the key of {owners[key]}; want its own")
+            raise ConfigError(
+                f"{path}: public.{name}: is also the key of {owners[key]}; each name needs its own"
+            )
         owners[key] = name
     return public
 

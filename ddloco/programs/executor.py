@@ -61,7 +61,7 @@ class Computing:
         if result.work != work.work:
             raise ValueError(f"the result is of work {result.work}, want {work.work}")
         if len(made) != len(work.makes):
-            raise ValueError(f"{len(made)} arrays came out, want {len(work.makes)}")
+            raise ValueError(f"{len(made)} arrays were returned, want {len(work.makes)}")
         if isinstance(result, Computed):
             result = msgspec.structs.replace(result, made=tuple(each.digest for each in made))
         return result, made

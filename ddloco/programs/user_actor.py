@@ -194,7 +194,7 @@ class UserActor:
         """
         name = f"{function.__module__}.{function.__qualname__}"
         if name not in _computations:
-            raise ValueError(f"{name} is no computation; mark it with @computation")
+            raise ValueError(f"{name} is not a computation; mark it with @computation")
         self._calls += 1
         made = Array(f"call/{self._calls}")
         self._pending[self._calls] = _Pending(then.__name__, arrays, made)

@@ -147,7 +147,7 @@ def _check(leaves: Sequence[Leaf], fragments: int, interval: int, strategy: str)
     if fragments > interval:
         raise ValueError(f"{fragments} fragments need an interval of as many steps, not {interval}")
     if not leaves:
-        raise ValueError("there are no tensors to cut into fragments")
+        raise ValueError("there are no tensors to split into fragments")
     for leaf, following in pairwise(leaves):
         if leaf.name == following.name:
             raise ValueError(f"two tensors are named {leaf.name!r}")

@@ -45,12 +45,12 @@ class ConnectionGuard:
         if sender != peer and actor_of(sender) != peer:
             raise RemoteProtocolError(f"$.sender: {sender} speaks on the lane of {peer}")
         if not self._is_known(sender):
-            raise RemoteProtocolError(f"$.sender: {sender!r} is no incarnation of this job")
+            raise RemoteProtocolError(f"$.sender: {sender!r} is not an incarnation of this job")
         if actor_of(sender) == self._me:
             raise RemoteProtocolError(f"$.sender: {sender} speaks under this actor's own name")
         for name in header.clock:
             if not self._is_known(name):
-                raise RemoteProtocolError(f"$.clock: {name!r} is no incarnation of this job")
+                raise RemoteProtocolError(f"$.clock: {name!r} is not an incarnation of this job")
         self._admits(header)
 
     def may_greet(self, now: float, sender: str) -> bool:

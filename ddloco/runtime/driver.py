@@ -401,7 +401,7 @@ class Driver:
             return
         if message is not None:
             if type(message.header.body) is Hello and not self._may_greet(message.header.sender):
-                self._count_refusal(peer, "it says Hello too often")
+                self._count_refusal(peer, "it sends Hello too often")
                 return
             await self._inbox.send(Arrived(peer, lane, message))
         nbytes = self._arrivals.progress(self._time.now(), peer, lane)

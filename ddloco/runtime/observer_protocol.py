@@ -167,7 +167,7 @@ class Reader:
         self._begun = None
         for meta in said.tensors:
             if meta.dtype not in DTYPES:
-                raise NoticeError(f"$.tensors: {meta.dtype!r} is none of {', '.join(DTYPES)}")
+                raise NoticeError(f"$.tensors: {meta.dtype!r} is not one of {', '.join(DTYPES)}")
         total = payload_bytes(said.tensors)
         if total > PAYLOAD_BYTES_MAX:
             raise NoticeError(f"$.tensors: {total} bytes, at most {PAYLOAD_BYTES_MAX}")
@@ -179,7 +179,7 @@ class Reader:
         assert said is not None, "a piece is filled in only where a fragment was begun"
         if len(piece) != due:
             self._begun = None
-            raise NoticeError(f"tensor bytes: {len(piece)} came where {due} were due")
+            raise NoticeError(f"tensor bytes: received {len(piece)}, expected {due}")
         self._data[self._filled : self._filled + due] = np.frombuffer(piece, np.uint8)
         self._filled += due
         self._index += 1

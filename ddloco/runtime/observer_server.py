@@ -141,7 +141,7 @@ class ObserverServer:
             self._tell(route, watcher)
         elif ask.what == "snapshot" and self._now() < self._snapshots_from:
             wait = f"at most one each {SNAPSHOT_ASKS_S_MIN:g} s; ask again"
-            self._decline(route, f"a snapshot was asked for just now, {wait}")
+            self._decline(route, f"a snapshot was requested just now, {wait}")
         elif ask.what in ("snapshot", "stop"):
             if ask.what == "snapshot":
                 self._snapshots_from = self._now() + SNAPSHOT_ASKS_S_MIN

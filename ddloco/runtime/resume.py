@@ -237,6 +237,6 @@ def place_outside(
     place, snapshot = find(said)
     if "://" not in place and Path(place).is_relative_to(folder.absolute()):
         raise SnapshotError(
-            f"--from {said}: lies in --dir {folder}; choose another folder to go on in"
+            f"--from {said}: is in --dir {folder}; choose another folder for the new run"
         )
     return place, snapshot

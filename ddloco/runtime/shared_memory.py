@@ -98,7 +98,7 @@ class Arena:
 
     def _no_room(self, nbytes: int) -> OSError:
         first, second = map(str, self._folders)
-        said = f"no room to share {nbytes:,} bytes with the worker, in {second} neither"
+        said = f"no room to share {nbytes:,} bytes with the worker, nor in {second}"
         helps = "enlarge it (docker run --shm-size=2g) or set TMPDIR to a folder with room"
         return OSError(errno.ENOSPC, f"{said}; {helps}", first)
 

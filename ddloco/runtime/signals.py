@@ -39,6 +39,6 @@ async def stop_with_parent(stop: Request, leave: Request) -> None:
     """Pass on the parent process's requests from standard input, and leave when it ends."""
     await trio.lowlevel.wait_readable(0)
     while os.read(0, 1):
-        stop("asked to stop by the process that started this one")
+        stop("asked to stop by the parent process")
         await trio.lowlevel.wait_readable(0)
-    leave("the process that started this one is gone")
+    leave("the parent process has ended")

@@ -196,12 +196,12 @@ class TapeReceiver:
             RefusedError: the request is rejected.
         """
         if not self._is_learner(name):
-            raise _end(said, f"{name[:64]} is no incarnation of a learner of this job")
+            raise _end(said, f"{name[:64]} is not an incarnation of a learner of this job")
         if isinstance(said, Ask) and said.version != VERSION:
-            raise _end(said, f"tapes are taken in version {VERSION} here, not {said.version}")
+            raise _end(said, f"this syncer receives tapes in version {VERSION}, not {said.version}")
         try:
             if self._is_shared(name):
-                return Sorry(said.n, "it is in this folder already", shared=True)
+                return Sorry(said.n, "it is in this folder as the original", shared=True)
             incoming = self._incoming.get(name) or self._open(name)
             if isinstance(said, Segment):
                 self._append(name, incoming, said, data)
@@ -238,7 +238,7 @@ class TapeReceiver:
         """Append a segment to the tape, completely or not at all."""
         has = Has(said.n, incoming.length)
         if said.offset != incoming.length:
-            problem = f"a segment at byte {said.offset}, the next one is byte {incoming.length}"
+            problem = f"a segment at byte {said.offset}, expected byte {incoming.length}"
             raise RefusedError(problem, has)
         if digest_of(data) != said.digest:
             problem = f"the segment at byte {said.offset} does not match its digest"
@@ -267,14 +267,14 @@ class TapeReceiver:
             header = Tape(partial).header
         except TapeError as error:
             partial.unlink()
-            raise _end(said, f"no tape: {error.problem}") from None
+            raise _end(said, f"not a tape: {error.problem}") from None
         if (header.incarnation, header.job_id) != (name, self._job_id):
             partial.unlink()
             raise _end(said, f"a tape of {header.incarnation[:64]}, job {header.job_id[:80]}")
         if content_of(header.job) != self._settings:
             # The id alone proves nothing, and a replay runs the code that the settings name.
             partial.unlink()
-            raise _end(said, f"a tape that says {header.job_id[:80]} of other settings than ours")
+            raise _end(said, f"a tape of job {header.job_id[:80]} with other settings")
         (marks / name).touch()
         partial.replace(self._path(name))
 

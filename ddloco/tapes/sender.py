@@ -145,7 +145,7 @@ class TapeSender:
             if same:
                 self._has = answer.length
             else:
-                self._give_up(f"there are {answer.length} other bytes under its name")
+                self._give_up(f"the receiver has {answer.length} other bytes under its name")
         self._decline(answer)
         return answer is not None
 

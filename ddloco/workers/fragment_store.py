@@ -108,7 +108,7 @@ class KeptFolder:
             reason = getattr(error, "strerror", None) or error
             raise KeptError(f"{path}: cannot be read: {reason}") from None
         if not whole or digest_of(found.theta, found.momentum) != kept.digest:
-            raise KeptError(f"{path}: damaged, what it says does not fit its bytes")
+            raise KeptError(f"{path}: damaged: its digests do not match its contents")
         if path.name != _file_of(kept.fragment):
             raise KeptError(f"{path}: holds fragment {kept.fragment}, whose file has another name")
         if job_id != self._job_id:

@@ -265,7 +265,7 @@ class Trainer:
                 raise TaskError(
                     f"task {self._name}: differs between two runs of the same step, in {name} "
                     f"({what}); "
-                    "such a run could never be replayed"
+                    "such a run could not be replayed"
                 )
 
     def _train_together(self, shards: tuple[int, ...], steps: int) -> rpc.Trained:

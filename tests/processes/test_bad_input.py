@@ -22,7 +22,7 @@ def one_line(ended, *parts: str) -> None:
         ("sync.quorums=2", "sync: unknown key `quorums`"),
         ("sync.quorum=two", "sync.quorum: Expected `int`, got `str`"),
         ("sync.fragments=9", "sync.fragments: 9 fragments in an interval of 8"),
-        ("sync.quorum=3", "sync.quorum: a quorum of 3 of 2 learners is never met"),
+        ("sync.quorum=3", "sync.quorum: a quorum of 3 of 2 learners can never be met"),
         ("learner.learner-7.factor=2", "learner.learner-7: no such learner"),
         ("sync", "want section.key=value"),
     ],

@@ -144,7 +144,7 @@ def test_nobody_answers_a_stop(started):
     found = call([*DDLOCO, "stop", started.address, "--timeout", "0.5"])
 
     assert found.returncode == 1
-    assert found.stderr.startswith("ddloco: nobody answers at tcp://127.0.0.1:")
+    assert found.stderr.startswith("ddloco: no answer from tcp://127.0.0.1:")
 
 
 def test_sigterm_to_a_whole_run_ends_it_and_says_that_it_is_not_done(job):

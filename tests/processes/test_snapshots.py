@@ -184,7 +184,7 @@ def test_one_is_taken_on_request(pictures, tools):
     assert [asked[0].stdout.strip(), told["id"]] == [each["id"] for each in pictures.listed()]
     assert ["learner-0.1", "learner-1.1", "syncer.1"] == told["participants"]
     assert 1 == nobody.returncode
-    assert nobody.stderr.startswith("ddloco: nobody answers at tcp://127.0.0.1:")
+    assert nobody.stderr.startswith("ddloco: no answer from tcp://127.0.0.1:")
 
 
 @pytest.mark.slow

@@ -99,13 +99,13 @@ def test_watching_ends_with_a_signal(job, tools):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["status", "nowhere"], 2, "nowhere: no such kind of address"),
+        (["status", "nowhere"], 2, "nowhere: unknown kind of address"),
         (["status", "tcp://127.0.0.1:5", "--timeout", "0"], 2, "--timeout 0.0: want seconds"),
         (["observe", "tcp://127.0.0.1:5", "--prometheus", "70000"], 2, "--prometheus 70000: want"),
         (["observe", "tcp://127.0.0.1:5", "--evaluate", "none.toml"], 2, "none.toml: cannot be"),
         (["status", "tcp://127.0.0.1:5", "--keys", "none"], 2, "none/public.toml: cannot be read"),
-        (["status", "tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "nobody answers at tcp://127.0"),
-        (["observe", "tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "nobody answers at tcp://127.0"),
+        (["status", "tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "no answer from tcp://127.0"),
+        (["observe", "tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "no answer from tcp://127.0"),
     ],
 )
 def test_one_line_for_what_is_wrong(tools, arguments, code, said):

@@ -261,7 +261,7 @@ def test_the_depth_is_limited_by_name():
     for _ in range(DEPTH_MAX - 1):
         deep = [deep]
     assert deep == again(deep)
-    with pytest.raises(FreezeError, match=f"more than {DEPTH_MAX} things stand in each other"):
+    with pytest.raises(FreezeError, match=f"nested more than {DEPTH_MAX} deep"):
         freeze([deep], TRUSTED)
 
 

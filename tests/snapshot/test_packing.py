@@ -110,10 +110,10 @@ def test_arrays_are_not_copied():
     ("arrays", "said"),
     [
         ({"__metadata__": np.zeros(1)}, "keeps for itself"),
-        ({"x": np.zeros(1, ">f4")}, "x: >f4 is no type of the format; want bool"),
-        ({"x": np.array(["a"])}, "no type of the format"),
-        ({"x": np.zeros(1, complex)}, "no type of the format"),
-        ({"x": np.array([None])}, "no type of the format"),
+        ({"x": np.zeros(1, ">f4")}, "x: >f4 is not a type of the format; want bool"),
+        ({"x": np.array(["a"])}, "not a type of the format"),
+        ({"x": np.zeros(1, complex)}, "not a type of the format"),
+        ({"x": np.array([None])}, "not a type of the format"),
     ],
 )
 def test_what_the_format_lacks_is_refused(arrays, said):

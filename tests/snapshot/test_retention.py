@@ -181,7 +181,7 @@ def test_a_damaged_manifest_is_set_aside(store, root, take):
     assert [2] == orders(store)
     assert needed(store) == blobs(store)
     assert [30, 40, 50] == sorted(int(each.split(".json")[0][-2:]) for each in removed.aside)
-    assert "is no manifest" in " ".join(removed.aside)
+    assert "is not a manifest" in " ".join(removed.aside)
     assert "a FIFO, not a regular file" in " ".join(removed.aside)
     assert (root / "snapshots" / "syncer.1-30.json.damaged").read_bytes() == b"{}"
     assert () == store.retain(1, grace_s=0).aside

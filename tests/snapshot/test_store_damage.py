@@ -84,7 +84,7 @@ def test_a_damaged_manifest_is_listed_by_name(store, root, take):
     assert ["syncer.1-10", "stray", "syncer.1-20"] == [each.id for each in listed]
     assert [True, False, False] == [each.manifest is not None for each in listed]
     assert "stray" in listed[1].problem
-    assert f"{root}/snapshots/syncer.1-20.json: is no manifest" in listed[2].problem
+    assert f"{root}/snapshots/syncer.1-20.json: is not a manifest" in listed[2].problem
 
 
 def test_a_manifest_that_was_renamed_is_refused(store, root, take):

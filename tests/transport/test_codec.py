@@ -250,7 +250,7 @@ def test_the_unpatched_header_is_good():
         (["version"], -1, r"\$\.version"),
         (["job"], "job-2", r"\$\.job: 'job-2', this is job 'job-1'"),
         (["clock", "a.0"], ..., r"\$\.clock: has no entry of its sender a\.0"),
-        (["tensors", 0, "dtype"], "object", r"\$\.tensors\[0\]\.dtype: 'object' is none of"),
+        (["tensors", 0, "dtype"], "object", r"\$\.tensors\[0\]\.dtype: 'object' is not one of"),
         (["tensors", 0, "dtype"], "int8", r"\$\.tensors\[0\]\.dtype"),
         (["tensors", 0, "bits"], 16, r"\$\.tensors\[0\]\.bits: 16, float32 has 32"),
         (["tensors", 0, "shape"], [2**62] * 16, rf"\$\.tensors: .* at most {PAYLOAD_BYTES_MAX}"),

@@ -91,7 +91,7 @@ async def test_a_known_key_is_let_in(address, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "reason", "address"),
     [
-        pytest.param(stranger(), "nobody here has the public key", "127.0.0.1", id="unknown"),
+        pytest.param(stranger(), "the public key", "127.0.0.1", id="unknown"),
         pytest.param(
             curve("learner-0", syncer=new_pair()[0]),
             "it dialled another listener's key",
@@ -139,7 +139,7 @@ async def test_a_stolen_identity_is_not_heard():
         thief.send_nowait("syncer/control", [b"I am learner-0"])
         await counted(listener, "arrivals_refused_identity")
         refusal = listener.refusals["arrivals_refused_identity"]
-        assert refusal.reason == "the key of learner-1 speaks as learner-0.1/control"
+        assert refusal.reason == "the key of learner-1 was used for learner-0.1/control"
         assert inbox.count == 0
         await good_peer_is_heard(inbox, dial)
 

@@ -75,8 +75,11 @@ def perform(*words):
         (["--only", "waiter"], "--only waiter: no such actor; the program has server, client"),
         (["--only", "client"], "--only: client dials server; say where with --at server=..."),
         (["--at", "client=tcp://127.0.0.1:1"], "where NAME is one of server"),
-        (["--at", "server=tcp://0.0.0.0:1"], "--at server=tcp://0.0.0.0:1: whoever reaches this"),
-        (["--at", "server=nowhere"], "--at server: nowhere: no such kind of address"),
+        (
+            ["--at", "server=tcp://0.0.0.0:1"],
+            "--at server=tcp://0.0.0.0:1: anyone who reaches this",
+        ),
+        (["--at", "server=nowhere"], "--at server: nowhere: unknown kind of address"),
         (["--set", "what"], "--set what: want key=value"),
         (["--set", "who=1"], "does not take these options"),
         (["--keys", "nowhere"], "nowhere"),

@@ -120,7 +120,7 @@ def test_take_prints_the_id_and_who_is_absent(monkeypatch, capsys):
         ),
         (
             news("ended", status="done", reason="global step 40"),
-            "a: the job ended before the snapshot was there: global step 40",
+            "a: the job ended before the snapshot was complete: global step 40",
         ),
     ],
 )
@@ -135,10 +135,10 @@ def test_take_says_why_there_is_none(monkeypatch, capsys, said, line):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["nowhere"], 2, "nowhere: no such kind of address"),
+        (["nowhere"], 2, "nowhere: unknown kind of address"),
         (["tcp://127.0.0.1:5", "--timeout", "0"], 2, "--timeout 0.0: want seconds"),
         (["tcp://127.0.0.1:5", "--keys", "none"], 2, "none/public.toml: cannot be read"),
-        (["tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "nobody answers at tcp://127.0"),
+        (["tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "no answer from tcp://127.0"),
     ],
 )
 def test_take_wants_somebody_to_ask(capsys, arguments, code, said):
@@ -187,7 +187,7 @@ def test_a_manifest_that_cannot_be_read_is_listed(store, root, capsys):
 
     assert 1 == ddloco("list", root)
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith(f"unreadable: {root}/snapshots/syncer-0.1-2.json: is no manifest")
+    assert last.startswith(f"unreadable: {root}/snapshots/syncer-0.1-2.json: is not a manifest")
     assert 1 == ddloco("list", "--json", root)
     assert "problem" in json.loads(capsys.readouterr().out)[-1]
 
@@ -246,14 +246,14 @@ def test_a_model_is_exported(store, root, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("parts", "absent", "said"),
     [
-        (lambda store: sharded(store, 3)[1:], {}, "without fragment 0"),
-        (lambda store: [sharded(store, 3)[0]], {}, "without fragment 1"),
+        (lambda store: sharded(store, 3)[1:], {}, "lacks fragment 0"),
+        (lambda store: [sharded(store, 3)[0]], {}, "lacks fragment 1"),
         (
             lambda store: sharded(store, 3)[:1],
             {"syncer-1.1": "it was gone"},
-            r"without the syncer syncer-1.1 \(it was gone\)",
+            r"lacks the syncer syncer-1.1 \(it was gone\)",
         ),
-        (lambda store: sharded(store, 3)[2:], {}, "without fragment 0"),
+        (lambda store: sharded(store, 3)[2:], {}, "lacks fragment 0"),
         (
             lambda store: [
                 part(
@@ -293,14 +293,14 @@ def test_a_damaged_model_is_not_exported(store, root, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("list", "{tmp}/none"), "{tmp}/none: no snapshots are there"),
-        (("verify", "{tmp}"), "{tmp}: no snapshots are there"),
-        (("list", "{tmp}/file"), "{tmp}/file: no snapshots are there"),
+        (("list", "{tmp}/none"), "{tmp}/none: there are no snapshots"),
+        (("verify", "{tmp}"), "{tmp}: there are no snapshots"),
+        (("list", "{tmp}/file"), "{tmp}/file: there are no snapshots"),
         (("list", "nothing://x"), "nothing://x: "),
         (("verify", "{root}", "a.1-1"), "{root}: no snapshot a.1-1; there is syncer-0.1-2; "),
         (("verify", "{root}", "../x"), "a snapshot is named after an event"),
         (("export", "{root}", "a.1:1", "--to", "{tmp}/x"), "no snapshot a.1-1"),
-        (("export", "{root}", "latest", "--to", "{tmp}/file"), "{tmp}/file: is there already"),
+        (("export", "{root}", "latest", "--to", "{tmp}/file"), "{tmp}/file: exists"),
         (("export", "{root}", "latest", "--to", "{tmp}/file/x"), "{tmp}/file: File exists"),
     ],
 )
@@ -322,7 +322,7 @@ def test_a_run_without_snapshots_is_said_to_have_none(tmp_path, capsys):
     (tmp_path / "job.toml").write_text("")
 
     assert 2 == ddloco("list", tmp_path)
-    assert capsys.readouterr().err == f"ddloco: {tmp_path}/snapshots: no snapshots are there\n"
+    assert capsys.readouterr().err == f"ddloco: {tmp_path}/snapshots: there are no snapshots\n"
 
 
 def test_a_url_is_a_place(capsys):

@@ -97,7 +97,7 @@ def test_a_storm_that_never_ends_is_refused():
 @pytest.mark.parametrize("what", ["slow", "leave", "join", *LINK_KINDS])
 def test_what_cannot_happen_to_the_syncer(what):
     """The syncer can crash and stall; everything else is a learner's or a link's."""
-    problem = f"{what} of syncer: happens to a learner or its link"
+    problem = f"{what} of syncer: applies to a learner or its link"
 
     assert f"fault[0]: {problem}" in impossible(Faults(fault=(Fault(what, "syncer"),)), NAMES)
     gusts = Storm(("stall", what), 1.0, who=("learners", "syncer"))

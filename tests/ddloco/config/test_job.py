@@ -114,7 +114,7 @@ def test_only_the_task_has_to_be_said(path):
         ("learners = 4097", "job.learners: "),
         ("syncers = 65", "job.syncers: "),
         ("syncers = 25", "job.syncers: 25 shards of 24 fragments"),
-        ("syncers = 2\nmethod = 'data-parallel'", "job.syncers: data-parallel has one"),
+        ("syncers = 2\nmethod = 'data-parallel'", "job.syncers: a data-parallel job has one"),
         (
             "method = 'data-parallel'\n[snapshot]\nevery_s = 1.0",
             "snapshot.every_s: data-parallel jobs take no snapshots",
@@ -150,7 +150,7 @@ def test_only_the_task_has_to_be_said(path):
         ("[learner.learner-0]\nfactor = 0.5", "learner[...].factor: Expected `float` >= 1.0"),
         ("[learner.learner-0]\nspeed = 1", "unknown key `speed`"),
         ("[sync]\nfragments = 9\ninterval = 8", "sync.fragments: 9 fragments in an interval of 8"),
-        ("[sync]\nquorum = 4", "sync.quorum: a quorum of 4 of 3 learners is never met"),
+        ("[sync]\nquorum = 4", "sync.quorum: a quorum of 4 of 3 learners can never be met"),
         ("[sync]\noverlap = 24", "sync.overlap: 24 steps of overlap in an interval of 24"),
         ("[sync]\nfragments = 2\ninterval = 2\noverlap = 3", "sync.overlap: 3 steps"),
         ("[learner.learner-3]", "learner.learner-3: no such learner; this job has learner-0 to"),
@@ -236,7 +236,7 @@ def test_an_override_that_is_none_is_named(path, override):
 
 def test_an_override_of_no_table_is_named(path):
     """A key below a value, not a table, cannot be set."""
-    assert refusal(path, MINIMAL, "job.task.x=1") == "--set job.task.x=1: task is no table"
+    assert refusal(path, MINIMAL, "job.task.x=1") == "--set job.task.x=1: task is not a table"
 
 
 @pytest.mark.parametrize(

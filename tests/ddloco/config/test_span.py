@@ -46,11 +46,13 @@ def test_anything_else_is_refused(said):
 def test_what_has_to_be_so():
     """Snapshots that are taken, as many that stay, and tapes that do not travel; else one line
     says what to set."""
-    with pytest.raises(ConfigError, match=r"none are taken; set snapshot\.every_s or snapshot\.ev"):
+    with pytest.raises(
+        ConfigError, match=r"the job takes none; set snapshot\.every_s or snapshot\.ev"
+    ):
         job("2 snapshots", {})
-    with pytest.raises(ConfigError, match=r"snapshot\.keep lets only 2 stay; set it to at least 3"):
+    with pytest.raises(ConfigError, match=r"snapshot\.keep retains only 2; set it to at least 3"):
         job("3 snapshots", {"every_steps": 10, "keep": 2})
-    with pytest.raises(ConfigError, match=r"a tape that travels is whole; set tape\.ship = false"):
+    with pytest.raises(ConfigError, match=r"shipped tapes are kept whole; set tape\.ship = false"):
         job("2 snapshots", ship=True)
     assert 2 == job("2 snapshots", {"every_steps": 10, "keep": 2}).tape.bound
     assert 2 == job("2 snapshots", ship=True, level="off").tape.bound

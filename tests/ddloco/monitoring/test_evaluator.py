@@ -121,7 +121,7 @@ def test_another_model_is_refused(plan, arena):
     scoring = Scoring(plan, arena)
     data = np.zeros(64, np.uint8)
     for p, layout in ((0, [("w", (16,), "float32")]), (3, wire_layout(plan, 0))):
-        with pytest.raises(ConfigError, match=r"job.toml: fragment . of the running job is not"):
+        with pytest.raises(ConfigError, match=r"job.toml: fragment . of the running job differs"):
             scoring.scorer.take(p, 0, Payload(describe(data, layout), data))
 
 

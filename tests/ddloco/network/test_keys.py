@@ -175,10 +175,10 @@ SPOILS = [
     (rewritten(PUBLIC_FILE, **{"learner-0": ANOTHER}), "not the secret of public.learner-0 in"),
     (
         lambda f: rewritten(PUBLIC_FILE, **{"learner-1": read_public(f)["learner-0"]})(f),
-        "public.learner-1: the key of learner-0",
+        "public.learner-1: is also the key of learner-0",
     ),
     (lambda f: (f / PUBLIC_FILE).write_text("[public]"), "public.syncer: missing"),
-    (lambda f: (f / PUBLIC_FILE).write_text('[public]\n"../x" = "y"'), "'../x' is no name"),
+    (lambda f: (f / PUBLIC_FILE).write_text('[public]\n"../x" = "y"'), "'../x' is not a name"),
 ]
 
 
@@ -227,8 +227,8 @@ def test_the_command_says_what_goes_where(tmp_path, capsys):
     [
         (["--learners", "0"], "--learners 0: a job has 1 to 1024 learners"),
         (["--learners", "9999"], "--learners 9999: a job has 1 to 1024 learners"),
-        (["--names", "a,../b"], "--names a,../b: '../b' is no name"),
-        (["--names", "a,,b"], "'' is no name"),
+        (["--names", "a,../b"], "--names a,../b: '../b' is not a name"),
+        (["--names", "a,,b"], "'' is not a name"),
         (["--job", "none.toml"], "none.toml: cannot be read"),
     ],
 )

@@ -41,7 +41,7 @@ def writes(work, given):
     [
         (lambda work, given: 1 // 0, "Calculation: ZeroDivisionError: "),
         (lambda work, given: (Computed(8), [{}]), "the result is of work 8, want 7"),
-        (lambda work, given: (Computed(7), []), "0 arrays came out, want 1"),
+        (lambda work, given: (Computed(7), []), "0 arrays were returned, want 1"),
         (lambda work, given: (Computed(7), [{"n": np.arange(3)}]), "'n' is of int64; sent are "),
         (writes, "read-only"),
     ],

@@ -161,7 +161,7 @@ def test_what_is_not_marked_is_not_called(begun):
     """One line says how to mark it."""
     keeper, _ = begun
     keeper._asked = []
-    with pytest.raises(ValueError, match=r"kinds is no computation; mark it with @computation"):
+    with pytest.raises(ValueError, match=r"kinds is not a computation; mark it with @computation"):
         keeper.call(kinds, then=keeper.doubled)
 
 

@@ -114,7 +114,7 @@ async def test_who_is_no_learner_leaves_nothing(stand, whole, route):
     answer = await stand.ship(whole, route=route)
     assert isinstance(answer, Sorry)
     assert [] == stand.files
-    assert "is no incarnation of a learner of this job" in stand.notes[0][1]["reason"]
+    assert "is not an incarnation of a learner of this job" in stand.notes[0][1]["reason"]
 
 
 async def test_nobody_writes_in_anothers_name(stand, tmp_path):
@@ -171,7 +171,7 @@ async def test_garbage_is_refused(stand):
     assert await stand.say(Ask(0), b"more") is None
     assert await stand.say(Segment(0, 0, b"")) is None
     assert await stand.say(Has(0, 0)) is None
-    assert f"version {VERSION} here" in (await stand.say(Ask(0, VERSION + 1))).reason
+    assert f"in version {VERSION}, not" in (await stand.say(Ask(0, VERSION + 1))).reason
     assert (5, []) == (stand.receiver.refused, stand.files)
 
 
@@ -314,7 +314,9 @@ async def test_other_bytes_under_its_name_are_left_alone(stand, source, whole, v
     await stand.ship(b"otherwise", 300)
     wire = Wire(stand, source)
     await finished(wire)
-    assert [(NOT_SHIPPED, {"reason": "there are 309 other bytes under its name"})] == wire.notes
+    assert [
+        (NOT_SHIPPED, {"reason": "the receiver has 309 other bytes under its name"})
+    ] == wire.notes
     assert whole[:300] + b"otherwise" == (stand.folder / "learner-0.1.tape").read_bytes()
 
 
