@@ -20,7 +20,7 @@ from ddloco.actors.effects import Finish, Observe
 from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.config.job import Job
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.shutdown import FAREWELL, Farewell
+from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
 from ddloco.protocol.effects import AverageGradients, MakeParameters, Share
 from ddloco.protocol.events import Evaluated, FragmentMerged, ModelSaved, ParametersMade, Started
 from ddloco.protocol.fragment_plan import FragmentPlan
@@ -78,14 +78,14 @@ class Averager:
         self._pause_until: float | None = None
         self._averaging = 0
         self._work = 0
-        self._farewell: Farewell | None = None
+        self._shutdown: JobShutdown | None = None
         self._stopping: str | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         effects = self._take(at, event)
-        if self._farewell is not None:
-            return effects + self._farewell.leave(len(self._membership.members))
+        if self._shutdown is not None:
+            return effects + self._shutdown.leave(len(self._membership.members))
         return effects + self._advance(at)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
@@ -112,15 +112,15 @@ class Averager:
             case TimerFired(timer) if timer == RECONFIGURE:
                 self._pause_until = None
                 return []
-            case TimerFired(timer) if timer == PROBE and self._farewell is None:
+            case TimerFired(timer) if timer == PROBE and self._shutdown is None:
                 return self._probe(at)
-            case TimerFired(timer) if timer == FAREWELL and self._farewell is not None:
-                self._farewell.patient = False
+            case TimerFired(timer) if timer == SHUTDOWN and self._shutdown is not None:
+                self._shutdown.patient = False
                 return []
-            case Evaluated(_, loss) if self._farewell is not None:
-                return self._farewell.result(loss)
-            case ModelSaved() if self._farewell is not None:
-                self._farewell.saved = True
+            case Evaluated(_, loss) if self._shutdown is not None:
+                return self._shutdown.result(loss)
+            case ModelSaved() if self._shutdown is not None:
+                self._shutdown.saved = True
                 return []
             case WorkFailed():
                 return self._failed(event)
@@ -137,8 +137,8 @@ class Averager:
         member, effects = self._membership.join(at, peer, incarnation)
         if member is None:
             return effects
-        if self._farewell is not None:
-            effects.append(self._farewell.stop(peer))
+        if self._shutdown is not None:
+            effects.append(self._shutdown.stop(peer))
         # A replica that rejoins was lost before, even if its loss was never detected.
         for former in [each for each in self._group if each not in self._membership.members]:
             effects += self._without(at, former)
@@ -150,7 +150,7 @@ class Averager:
         if member is None:
             return []
         effects: list[Effect] = [Observe("lost", {"learner": member.incarnation, "reason": reason})]
-        if self._farewell is not None:
+        if self._shutdown is not None:
             return effects
         return [*effects, *self._without(at, peer)]
 
@@ -287,14 +287,14 @@ class Averager:
         if not reason:
             status, reason = "done", f"global step {self._version}"
         evaluating, saving = self._next_work(), self._next_work()
-        self._farewell = Farewell(status, reason, self._version, self._version, evaluating)
+        self._shutdown = JobShutdown(status, reason, self._version, self._version, evaluating)
         members, thetas = list(self._membership.members), (f"theta/0/{self._version}",)
-        return self._farewell.begin(at, members, thetas, saving, None)
+        return self._shutdown.begin(at, members, thetas, saving, None)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:
-        farewell = self._farewell
-        if farewell is not None and event.work == farewell.evaluating:
-            return [Observe("not evaluated", {"reason": event.reason}), *farewell.result(None)]
+        shutdown = self._shutdown
+        if shutdown is not None and event.work == shutdown.evaluating:
+            return [Observe("not evaluated", {"reason": event.reason}), *shutdown.result(None)]
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self._membership.members]
         return [*farewells, Finish(status, event.reason)]

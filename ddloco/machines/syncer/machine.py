@@ -28,7 +28,7 @@ from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
-from ddloco.machines.syncer.shutdown import FAREWELL, Farewell
+from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, Occasions
 from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
@@ -97,7 +97,7 @@ class Syncer:
         self.rounds: Rounds | None = None
         self._work = 0
         self._stopping: tuple[Status, str] | None = None
-        self._farewell: Farewell | None = None
+        self._shutdown: JobShutdown | None = None
         self._relay = Relay(self.membership, self._globals, self._next_work)
         self._occasions = Occasions(job.snapshot)
         self._standstill = Standstill()
@@ -155,10 +155,10 @@ class Syncer:
                 return self._occasions.heard(event)
             case Restored(run=run) if self.rounds is not None:
                 return self._go_on(at, run)
-            case Evaluated(_, loss) if self._farewell is not None:
-                return self._farewell.result(loss)
-            case ModelSaved() if self._farewell is not None:
-                self._farewell.saved = True
+            case Evaluated(_, loss) if self._shutdown is not None:
+                return self._shutdown.result(loss)
+            case ModelSaved() if self._shutdown is not None:
+                self._shutdown.saved = True
                 return []
             case WorkFailed():
                 return self._work_failed(event)
@@ -183,7 +183,7 @@ class Syncer:
 
     def _stop(self, status: Status, reason: str) -> list[Effect]:
         """Launch no more syncs; the job ends when none is in flight."""
-        if self._farewell is None:
+        if self._shutdown is None:
             if self._stopping is None or status == "stopped":
                 self._stopping = status, reason
             if self.rounds is not None:
@@ -199,7 +199,7 @@ class Syncer:
 
     def _no_merge(self, at: float) -> str:
         """What the job waits for if it has merged nothing for too long, otherwise empty."""
-        if self.rounds is None or not self._ready or self._farewell is not None:
+        if self.rounds is None or not self._ready or self._shutdown is not None:
             return ""
         return self._standstill.words(at, self.rounds, self.membership)
 
@@ -214,10 +214,10 @@ class Syncer:
     def _go_on(self, at: float, run: str) -> list[Effect]:
         """Continue from a snapshot as run ``run``; a shutdown of the earlier run is cancelled.
 
-        A farewell that had begun is continued.
+        A shutdown that had begun is continued.
         """
         self._run, self._settled = run, max(self._globals.versions) > 0
-        if self._farewell is None:
+        if self._shutdown is None:
             self._stopping, self._handed_over = None, False
             self._shards.go_on()
             self._under_way.go_on()
@@ -289,8 +289,8 @@ class Syncer:
         if member is None:
             return effects
         effects += self._under_way.close_settled() + self._relay.forget_the_gone(at)
-        if self._farewell is not None:
-            effects.append(self._farewell.stop(peer))
+        if self._shutdown is not None:
+            effects.append(self._shutdown.stop(peer))
         fields = {"learner": incarnation, "epoch": self.membership.epoch}
         return [Observe("joined", fields), *effects]
 
@@ -313,19 +313,19 @@ class Syncer:
     def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         """Handle a message of another shard: from the lead to end, or to the lead how it ended."""
         match event.body:
-            case GlobalFragment() if self._farewell is None:
+            case GlobalFragment() if self._shutdown is None:
                 final = self._shards.final(event.peer, event.body, event.handle)
                 return [*final, *self._patience(at)]
-            case ShardReport() if self._farewell is None:
+            case ShardReport() if self._shutdown is None:
                 self._shards.report(event.peer, event.body)
                 return self._patience(at) if event.body.over else []
             case Close(reason) if event.peer == self._lead:
                 return self._stop("done", reason)
-            case Stop(t, reason) if event.peer == self._lead and self._farewell is None:
-                farewell = Farewell("done", reason, t, self._under_way.merges, 0)
-                self._farewell = farewell
+            case Stop(t, reason) if event.peer == self._lead and self._shutdown is None:
+                shutdown = JobShutdown("done", reason, t, self._under_way.merges, 0)
+                self._shutdown = shutdown
                 step_s = self._under_way.pacing.step_s
-                return [*self._under_way.end(), *farewell.follow(at, step_s, self._lead)]
+                return [*self._under_way.end(), *shutdown.follow(at, step_s, self._lead)]
             case _:
                 return []
 
@@ -340,7 +340,7 @@ class Syncer:
         # Step times are observed at every launch; the first grace window needs one before that.
         if pacing.step_s is None and progress.step_s:
             pacing.observe_steps(self.membership.step_times())
-        if self._farewell is not None:
+        if self._shutdown is not None:
             return []
         if progress.versions != self._globals.versions:
             ahead = self._globals.ahead(progress.versions)
@@ -365,14 +365,14 @@ class Syncer:
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""
-        if self._farewell is not None:
+        if self._shutdown is not None:
             # The shards hold parts of the model, so they may exit only when it is saved.
-            over = self._farewell.kept
-            released = self._shards.release(self._farewell.t, self._farewell.reason) if over else []
+            over = self._shutdown.kept
+            released = self._shards.release(self._shutdown.t, self._shutdown.reason) if over else []
             if released:
-                self._farewell.patient = True  # Wait again, for the shards to hang up.
-                released += self._farewell.follow(at, self._under_way.pacing.step_s)
-            return [*released, *self._farewell.leave(len(self._members) + self._shards.away())]
+                self._shutdown.patient = True  # Wait again, for the shards to hang up.
+                released += self._shutdown.follow(at, self._under_way.pacing.step_s)
+            return [*released, *self._shutdown.leave(len(self._members) + self._shards.away())]
         if not self._ready:
             return []
         rounds = self._under_way
@@ -384,9 +384,9 @@ class Syncer:
     def _timer(self, at: float, timer: str) -> list[Effect]:
         if timer.startswith(RELAY):
             return self._relay.late(at, timer)
-        if timer == FAREWELL:
-            if self._farewell is not None:
-                self._farewell.patient = False
+        if timer == SHUTDOWN:
+            if self._shutdown is not None:
+                self._shutdown.patient = False
             return []
         if timer.startswith(SNAPSHOT):
             return self._occasions.timer(at, timer)
@@ -394,7 +394,7 @@ class Syncer:
             self._shards.patient = self._shards.closing is None
             return []
         if timer == STANDSTILL:
-            over = self._farewell is not None
+            over = self._shutdown is not None
             rounds, membership = self._under_way, self.membership
             return [] if over else self._standstill.look(at, rounds, membership)
         if timer == REPORT:
@@ -426,15 +426,15 @@ class Syncer:
             return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + SHARDS_S)]
         evaluating, saving = self._next_work(), self._next_work()
         merges = rounds.merges + shards.merges
-        farewell = self._farewell = Farewell(status, reason, t, merges, evaluating)
-        farewell.lingers = self._late and status == "done"
+        shutdown = self._shutdown = JobShutdown(status, reason, t, merges, evaluating)
+        shutdown.lingers = self._late and status == "done"
         effects = rounds.end()
         peers, step_s = list(self._members), rounds.pacing.step_s
         if not shards.complete:
             lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
-            return [*effects, *farewell.without(at, peers, lost, step_s)]
+            return [*effects, *shutdown.without(at, peers, lost, step_s)]
         whole = shards.whole(self._globals.thetas())
-        return [*effects, *farewell.begin(at, peers, whole, saving, step_s)]
+        return [*effects, *shutdown.begin(at, peers, whole, saving, step_s)]
 
     def _left_out(self) -> str:
         """Return which fragments were never merged, or not for half of the job; empty if none.
@@ -474,8 +474,8 @@ class Syncer:
         if self._stopping is None or self._stopping[0] == "done":
             return effects
         rounds = self._under_way
-        self._farewell = Farewell(*self._stopping, rounds.schedule.t, rounds.merges, 0)
-        return [*effects, *self._farewell.follow(at, rounds.pacing.step_s, self._lead)]
+        self._shutdown = JobShutdown(*self._stopping, rounds.schedule.t, rounds.merges, 0)
+        return [*effects, *self._shutdown.follow(at, rounds.pacing.step_s, self._lead)]
 
     def _closed(self) -> list[Effect]:
         """Return the final fragments and the report of this shard, for the lead."""
@@ -488,16 +488,16 @@ class Syncer:
 
     def _patience(self, at: float) -> list[Effect]:
         """Restart the wait for the shards, because one of them has sent something."""
-        waits = self._shards.closing is not None and self._farewell is None
+        waits = self._shards.closing is not None and self._shutdown is None
         return [SetTimer(SHARDS, at + SHARDS_S)] if waits else []
 
     def _waits_for_shard(self, at: float, peer: str) -> list[Effect]:
         return self._patience(at) if self._shards.knows(peer) else []
 
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
-        farewell = self._farewell
-        if farewell is not None and event.work == farewell.evaluating:
-            return [Observe("not evaluated", {"reason": event.reason}), *farewell.result(None)]
+        shutdown = self._shutdown
+        if shutdown is not None and event.work == shutdown.evaluating:
+            return [Observe("not evaluated", {"reason": event.reason}), *shutdown.result(None)]
         status: Status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in list(self._members)]
         return [*farewells, Finish(status, event.reason)]

@@ -9,9 +9,9 @@ from ddloco.protocol.effects import Evaluate, SaveModel
 from ddloco.protocol.messages import Stop
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
-FAREWELL_STEPS = 10
-FAREWELL_S_MIN = 3.0
-FAREWELL_S_MAX = 60.0
+SHUTDOWN_STEPS = 10
+SHUTDOWN_S_MIN = 3.0
+SHUTDOWN_S_MAX = 60.0
 """How long the syncer waits at the end for learners to finish their step and hang up: ten steps of
 the median learner, within these bounds in seconds. It does not wait for slower learners."""
 
@@ -19,11 +19,11 @@ LATE_S = 30.0
 """Seconds that a syncer stays if its job had already ended when it started, to tell the learners
 that have not been told. They dial at least every eight seconds, or are being started."""
 
-FAREWELL = "farewell"
+SHUTDOWN = "farewell"
 
 
 @dataclass(slots=True)
-class Farewell:
+class JobShutdown:
     """The shutdown of a job at global step ``t``, and its progress."""
 
     status: Status
@@ -51,18 +51,18 @@ class Farewell:
             *(self.stop(peer) for peer in peers),
             Evaluate(self.evaluating, fragments),
             SaveModel(saving, fragments),
-            SetTimer(FAREWELL, at + self._patience(step_s)),
+            SetTimer(SHUTDOWN, at + self._patience(step_s)),
         ]
 
     def _patience(self, step_s: float | None) -> float:
-        patience = min(FAREWELL_STEPS * (step_s or FAREWELL_S_MAX), FAREWELL_S_MAX)
-        return max(patience, LATE_S if self.lingers else FAREWELL_S_MIN)
+        patience = min(SHUTDOWN_STEPS * (step_s or SHUTDOWN_S_MAX), SHUTDOWN_S_MAX)
+        return max(patience, LATE_S if self.lingers else SHUTDOWN_S_MIN)
 
     def follow(self, at: float, step_s: float | None, lead: str = "") -> list[Effect]:
         """Wait for the peers to hang up; ``lead``, another shard, evaluates and saves the model."""
         self.lead = lead
         self.evaluated = self.saved = True
-        return [SetTimer(FAREWELL, at + self._patience(step_s))]
+        return [SetTimer(SHUTDOWN, at + self._patience(step_s))]
 
     def without(
         self, at: float, peers: Sequence[str], reason: str, step_s: float | None
@@ -92,4 +92,4 @@ class Farewell:
         if not self.kept or ((members or self.lingers) and self.patient):
             return []
         goodbye = [Hangup(self.lead, self.reason)] if self.lead else []
-        return [CancelTimer(FAREWELL), *goodbye, Finish(self.status, self.reason)]
+        return [CancelTimer(SHUTDOWN), *goodbye, Finish(self.status, self.reason)]

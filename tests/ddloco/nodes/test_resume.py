@@ -11,7 +11,7 @@ from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder, run_of
 from ddloco.config.toml import ConfigError
 from ddloco.machines.learner.machine import Learner
-from ddloco.machines.syncer.shutdown import Farewell
+from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.nodes.node import sink_of
 from ddloco.nodes.resume import begin_with, beginning_of, go_on_from, place_said, stored_from
 from ddloco.protocol.effects import CopyState, RunStep
@@ -52,7 +52,7 @@ class Place:
         self.folder = folder
         self.store = Store(folder)
         self.sink = StoreSink(self.store, {})
-        self.actor = Actor(WHO, Farewell("done", "enough", 1, 1, 0))
+        self.actor = Actor(WHO, JobShutdown("done", "enough", 1, 1, 0))
 
     def piece(self, kind, data, *more):
         """What lists frozen bytes, and more."""

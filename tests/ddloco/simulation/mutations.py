@@ -31,7 +31,7 @@ from ddloco.machines.syncer.pacing import Pacing
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import Shards
-from ddloco.machines.syncer.shutdown import Farewell
+from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.machines.syncer.state_relay import Relay
 from ddloco.outer import merge as merging
 from ddloco.outer import outlier_test
@@ -340,7 +340,7 @@ def the_lead_leaves_before_the_model_is_kept(patch):
     def leave(old, self, members):
         return [replace(e) for e in old(self, members)] or [Finish(self.status, self.reason)]
 
-    wrap(patch, Farewell, "leave", leave)
+    wrap(patch, JobShutdown, "leave", leave)
 
 
 @bug("no-zombie", REBORN)

@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.actors.effects import Finish, Observe
 from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
-from ddloco.machines.syncer.machine import FAREWELL, Syncer
+from ddloco.machines.syncer.machine import SHUTDOWN, Syncer
 from ddloco.machines.syncer.members import RESEND_S_MIN
 from ddloco.machines.syncer.rounds import LAUNCH
 from ddloco.machines.syncer.shutdown import LATE_S
@@ -465,7 +465,7 @@ def test_a_job_of_which_nothing_is_believed_any_more_fails(open_desk, monkeypatc
     assert of(Evaluate, effects), "what there is is still scored and kept"
     reason = "nothing was believed in 5 syncs in a row: tensor 0: NaN or Inf"
     assert [(A, reason)] == [(peer, body.reason) for peer, body in said(Stop, effects)]
-    assert "failed" == desk.machine._farewell.status
+    assert "failed" == desk.machine._shutdown.status
 
 
 def test_a_false_report_is_refused(open_desk):
@@ -824,7 +824,7 @@ def test_a_part_that_stood_still_for_half_of_the_job_is_no_success(
     [saving], [evaluating] = of(SaveModel, made), of(Evaluate, made)
     desk.tell(ModelSaved(saving.work, b"digest"))
     desk.tell(Evaluated(evaluating.work, 1.0))
-    assert desk.machine._farewell.reason == reason
+    assert desk.machine._shutdown.reason == reason
 
 
 def test_who_stops_a_job_that_stands_still_is_told_so(open_desk):
@@ -858,7 +858,7 @@ def test_a_job_that_was_through_is_told_to_those_who_come_late(recovered):
     joined = desk.tell(PeerJoined(A, A), after_s=LATE_S / 2)
     assert [A] == [peer for peer, _ in said(Stop, joined)]
     assert [] == of(Finish, desk.tell(PeerLost(A, "bye")))
-    assert ["done"] == [each.status for each in of(Finish, desk.tell(TimerFired(FAREWELL)))]
+    assert ["done"] == [each.status for each in of(Finish, desk.tell(TimerFired(SHUTDOWN)))]
 
 
 def test_a_stop_before_the_parameters_is_not_lost(make_job, leaves):
@@ -947,19 +947,19 @@ def test_the_last_global_step_ends_the_job(open_desk):
 
 
 def test_whoever_does_not_leave_is_left_behind(open_desk):
-    """The farewell timer bounds how long the syncer waits for goodbyes."""
+    """The shutdown timer bounds how long the syncer waits for goodbyes."""
     desk, effects = stopping(open_desk, A)
-    (farewell,) = [timer for timer in of(SetTimer, effects) if timer.timer == FAREWELL]
-    assert 3.0 <= farewell.at - desk.at <= 60.0
+    (shutdown,) = [timer for timer in of(SetTimer, effects) if timer.timer == SHUTDOWN]
+    assert 3.0 <= shutdown.at - desk.at <= 60.0
     desk.tell(Evaluated(of(Evaluate, effects)[0].work, None))
     desk.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest"))
-    assert of(Finish, desk.tell(TimerFired(FAREWELL), after_s=farewell.at))
+    assert of(Finish, desk.tell(TimerFired(SHUTDOWN), after_s=shutdown.at))
 
 
 def test_a_goodbye_after_the_farewell_is_no_surprise(open_desk):
     """A learner that leaves after it was left behind, with the model not saved yet, is fine."""
     desk, effects = stopping(open_desk, A)
-    desk.tell(TimerFired(FAREWELL), after_s=60.0)
+    desk.tell(TimerFired(SHUTDOWN), after_s=60.0)
     desk.tell(PeerLost(A, "bye"))
     desk.tell(PeerJoined(B, B))
     desk.tell(Evaluated(of(Evaluate, effects)[0].work, None))

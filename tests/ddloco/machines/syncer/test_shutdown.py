@@ -3,7 +3,7 @@
 import pytest
 
 from ddloco.actors.effects import Finish, Observe
-from ddloco.machines.syncer.shutdown import FAREWELL, FAREWELL_S_MAX, FAREWELL_S_MIN, Farewell
+from ddloco.machines.syncer.shutdown import SHUTDOWN, SHUTDOWN_S_MAX, SHUTDOWN_S_MIN, JobShutdown
 from ddloco.protocol.effects import Evaluate, SaveModel
 from ddloco.protocol.messages import Stop
 from transport import CONTROL, CancelTimer, Send, SetTimer
@@ -12,54 +12,54 @@ PEERS, THETAS = ("learner-0.1", "learner-1.1"), ("theta/0/8", "theta/1/9")
 
 
 @pytest.fixture
-def farewell():
+def shutdown():
     """A job that ends well at step 9, after seven merges."""
-    return Farewell("done", "global step 9", 9, 7, evaluating=41)
+    return JobShutdown("done", "global step 9", 9, 7, evaluating=41)
 
 
-def test_the_end_begins_with_word_to_everybody(farewell):
+def test_the_end_begins_with_word_to_everybody(shutdown):
     """Stop to each, then the evaluation and the saving of all fragments, then the timer."""
-    effects = farewell.begin(100.0, PEERS, THETAS, 42, 2.0)
+    effects = shutdown.begin(100.0, PEERS, THETAS, 42, 2.0)
     stop = Stop(9, "global step 9")
     assert [
         *(Send(peer, CONTROL, stop, key="stop") for peer in PEERS),
         Evaluate(41, THETAS),
         SaveModel(42, THETAS),
-        SetTimer(FAREWELL, 120.0),
+        SetTimer(SHUTDOWN, 120.0),
     ] == effects
 
 
 @pytest.mark.parametrize(
     ("step_s", "patience"),
     [
-        (None, FAREWELL_S_MAX),
-        (0.0, FAREWELL_S_MAX),
-        (0.01, FAREWELL_S_MIN),
+        (None, SHUTDOWN_S_MAX),
+        (0.0, SHUTDOWN_S_MAX),
+        (0.01, SHUTDOWN_S_MIN),
         (2.0, 20.0),
         (99.0, 60.0),
     ],
 )
-def test_patience_is_ten_steps_within_bounds(farewell, step_s, patience):
+def test_patience_is_ten_steps_within_bounds(shutdown, step_s, patience):
     """Where no step was timed, the longest; never less than three seconds."""
-    *_, timer = farewell.begin(100.0, (), THETAS, 42, step_s)
-    assert SetTimer(FAREWELL, 100.0 + patience) == timer
+    *_, timer = shutdown.begin(100.0, (), THETAS, 42, step_s)
+    assert SetTimer(SHUTDOWN, 100.0 + patience) == timer
 
 
 @pytest.mark.parametrize("evaluated", [True, False])
 @pytest.mark.parametrize("saved", [True, False])
 @pytest.mark.parametrize("patient", [True, False])
 @pytest.mark.parametrize("members", [0, 2])
-def test_it_leaves_when_all_is_done(farewell, evaluated, saved, patient, members):
+def test_it_leaves_when_all_is_done(shutdown, evaluated, saved, patient, members):
     """Scored and saved, and nobody left to wait for, or no patience left."""
-    farewell.evaluated, farewell.saved, farewell.patient = evaluated, saved, patient
+    shutdown.evaluated, shutdown.saved, shutdown.patient = evaluated, saved, patient
     leaves = evaluated and saved and (members == 0 or not patient)
-    done = [CancelTimer(FAREWELL), Finish("done", "global step 9")]
-    assert (done if leaves else []) == farewell.leave(members)
+    done = [CancelTimer(SHUTDOWN), Finish("done", "global step 9")]
+    assert (done if leaves else []) == shutdown.leave(members)
 
 
 @pytest.mark.parametrize("loss", [2.5, None])
-def test_the_result_says_what_it_is_of(farewell, loss):
+def test_the_result_says_what_it_is_of(shutdown, loss):
     """The loss, or that there is none, with the global step and the number of merges."""
-    fields = {"held_out_loss": loss, "t": 9, "merges": 7, "status": farewell.status}
-    assert [Observe("result", fields)] == farewell.result(loss)
-    assert farewell.evaluated
+    fields = {"held_out_loss": loss, "t": 9, "merges": 7, "status": shutdown.status}
+    assert [Observe("result", fields)] == shutdown.result(loss)
+    assert shutdown.evaluated
