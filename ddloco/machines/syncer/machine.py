@@ -29,7 +29,7 @@ from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
-from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, Occasions
+from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, SnapshotPolicy
 from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
 from ddloco.machines.syncer.status import tell
@@ -99,7 +99,7 @@ class Syncer:
         self._stopping: tuple[Status, str] | None = None
         self._shutdown: JobShutdown | None = None
         self._relay = Relay(self.membership, self._globals, self._next_work)
-        self._occasions = Occasions(job.snapshot)
+        self._snapshot_policy = SnapshotPolicy(job.snapshot)
         self._standstill = Standstill()
         self._ready = False
         self._late = False
@@ -152,7 +152,7 @@ class Syncer:
             case TimerFired(timer):
                 return self._timer(at, timer)
             case SnapshotRequested() | SnapshotSettled():
-                return self._occasions.heard(event)
+                return self._snapshot_policy.heard(event)
             case Restored(run=run) if self.rounds is not None:
                 return self._go_on(at, run)
             case Evaluated(_, loss) if self._shutdown is not None:
@@ -175,7 +175,7 @@ class Syncer:
             reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
             effects += self._stop("failed", reason)
         if self._name == self._lead:
-            effects += self._occasions.merged(rounds.schedule.t)
+            effects += self._snapshot_policy.merged(rounds.schedule.t)
         if self._run and event.accepted and not self._settled:
             self._settled = True
             effects.append(self._listen())
@@ -223,7 +223,7 @@ class Syncer:
             self._under_way.go_on()
         t, leads = self._under_way.schedule.t, self._name == self._lead
         listening = [self._listen()] if self._ready else []
-        return [*listening, *(self._occasions.go_on(at, t) if leads else [self._report()])]
+        return [*listening, *(self._snapshot_policy.go_on(at, t) if leads else [self._report()])]
 
     def _started(self, event: Started) -> list[Effect]:
         self._plan = self._job.plan(event.leaves)
@@ -270,7 +270,7 @@ class Syncer:
         listening = Observe("listening", {"fragments": owned, "steps": self._job.job.steps})
         begun = [self._listen(), *self._standstill.begin(at)]
         if self._name == self._lead:
-            return [*begun, *self._occasions.begin(at), listening]
+            return [*begun, *self._snapshot_policy.begin(at), listening]
         dialling = [Dial(self._lead, agreement), SetTimer(REPORT, at + REPORT_S)]
         return [*begun, *dialling, listening]
 
@@ -389,7 +389,7 @@ class Syncer:
                 self._shutdown.patient = False
             return []
         if timer.startswith(SNAPSHOT):
-            return self._occasions.timer(at, timer)
+            return self._snapshot_policy.timer(at, timer)
         if timer == SHARDS:
             self._shards.patient = self._shards.closing is None
             return []
@@ -412,8 +412,8 @@ class Syncer:
         """Begin the shutdown: no sync is in flight and none will be launched."""
         if self._name != self._lead:
             return self._hand_over(at)
-        if not self._occasions.over:
-            return self._occasions.end(at)
+        if not self._snapshot_policy.over:
+            return self._snapshot_policy.end(at)
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")

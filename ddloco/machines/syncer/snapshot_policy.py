@@ -12,7 +12,7 @@ LAST_S = 30.0
 """Seconds that the shutdown waits for the last snapshot, which may still be completed later."""
 
 
-class Occasions:
+class SnapshotPolicy:
     """The times at which snapshots are due.
 
     Args:
