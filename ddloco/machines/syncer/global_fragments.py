@@ -6,7 +6,7 @@ from typing import Any
 
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.outlier_history import Bands
+from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.outer.weights import merge_weight
 from ddloco.protocol.effects import MergeFragment, Share
@@ -78,7 +78,9 @@ class Sync:
         old = (peer for peer, part in self.parts.items() if part.said.base < newest)
         return list(old) if self.adopts else []
 
-    def merge(self, theirs: Global, membership: Membership, bands: Bands) -> MergeFragment:
+    def merge(
+        self, theirs: Global, membership: Membership, outliers: OutlierHistory
+    ) -> MergeFragment:
         """Return the work that merges the received contributions.
 
         They are sorted by name, as bytes, so that the order of arrival has no effect.
@@ -91,8 +93,8 @@ class Sync:
                 merge_weight(part.said.tokens, part.said.steps),
                 part.said.base,
                 part.said.steps,
-                bands.norm(p, part.said.steps),
-                bands.moved(p, part.said.base, theirs.version),
+                outliers.norm(p, part.said.steps),
+                outliers.moved(p, part.said.base, theirs.version),
             )
             for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
         )
@@ -106,16 +108,16 @@ class Sync:
             spent=membership.spent(p),
             batches=dict(membership.batches),
             out=out,
-            band=0.0 if self.adopts else bands.band,
-            cosine=bands.cosine(p),
+            band=0.0 if self.adopts else outliers.band,
+            cosine=outliers.cosine(p),
             adopt=self.adopts,
         )
 
-    def learned(self, merged: FragmentMerged, version: int, bands: Bands) -> None:
+    def learned(self, merged: FragmentMerged, version: int, outliers: OutlierHistory) -> None:
         """Update the outlier history from the finished merge into ``version``."""
         if self.adopts:
             return
-        bands.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
+        outliers.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
     def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
         """Return the fields of the log event of the finished merge.

@@ -54,7 +54,7 @@ class Usual:
     vain: int = 0
 
 
-class Bands:
+class OutlierHistory:
     """The histories of all fragments.
 
     Args:

@@ -15,7 +15,7 @@ from ddloco.config.job import Job
 from ddloco.machines.syncer.global_fragments import LATE, Global, Globals, Part, Sync, names
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.outlier_history import Bands
+from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Pacing, Waiting
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.protocol.events import FragmentMerged
@@ -72,7 +72,7 @@ class Rounds:
         self._sync = job.sync
         self._membership = membership
         self._globals = parts
-        self._bands = Bands(job.sync.band, len(parts))
+        self._outliers = OutlierHistory(job.sync.band, len(parts))
         self._next_work = next_work
         self._stopping = False
         self._look_at: float | None = None
@@ -222,8 +222,8 @@ class Rounds:
         p = sync.fragment
         newest = min(self._globals.newest(p, said.base), sync.t - 1)
         problem = member.objection(said, newest, self._globals.oldest(p))
-        if problem is None and self._bands.band:
-            problem = member.doubt(at, said) or self._bands.objection(said)
+        if problem is None and self._outliers.band:
+            problem = member.doubt(at, said) or self._outliers.objection(said)
         if problem is not None:
             return self._membership.refuse(*who, problem)
         sync.awaited.pop(member.peer, None)
@@ -259,7 +259,7 @@ class Rounds:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         effects += self._leave_behind(sync)
         sync.work = self._next_work()
-        merge = sync.merge(self._globals[sync.fragment], self._membership, self._bands)
+        merge = sync.merge(self._globals[sync.fragment], self._membership, self._outliers)
         return [*effects, *(Keep(handle) for handle in merge.out), merge]
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
@@ -305,7 +305,7 @@ class Rounds:
                 effects += over + self._globals.heal(
                     at, self._membership.members[learner], p, whole=bool(over)
                 )
-        sync.learned(event, self._globals[p].version, self._bands)
+        sync.learned(event, self._globals[p].version, self._outliers)
         self.fruitless = 0 if event.accepted else self.fruitless + 1
         if not event.accepted:
             effects += [Drop(handle) for handle in out]

@@ -26,7 +26,7 @@ from ddloco.machines.syncer import global_fragments, members, pacing
 from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.outlier_history import Bands
+from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Pacing
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.schedule import Schedule
@@ -827,7 +827,7 @@ def norms_are_not_looked_at(patch):
 
 @bug("wrong-refused", deluded("bit"))
 def whoever_is_believed_once_is_believed_for_ever(patch):
-    after(patch, Bands, "norm", lambda self, usual: usual and 1e9)
+    after(patch, OutlierHistory, "norm", lambda self, usual: usual and 1e9)
     patch.setattr(outlier_test, "MAJORITY", 99)
 
 
@@ -840,7 +840,7 @@ def directions_are_not_looked_at(patch):
 
 @bug("wrong-refused", deluded("sign"))
 def a_turned_sign_is_the_usual(patch):
-    always(patch, Bands, "cosine", -1.0)
+    always(patch, OutlierHistory, "cosine", -1.0)
 
 
 @bug("honest-believed", deluded("norm"))
@@ -853,7 +853,7 @@ def the_neighbour_is_refused(patch):
 
 @bug("honest-believed", 0)
 def what_others_did_is_held_against_who_is_late(patch):
-    always(patch, Bands, "moved", 0.0)
+    always(patch, OutlierHistory, "moved", 0.0)
 
 
 @bug("honest-believed", 0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, Bands
+from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, OutlierHistory
 from ddloco.protocol.events import FragmentMerged, Measured
 from ddloco.protocol.messages import Contribution
 
@@ -16,120 +16,124 @@ def said(t, base=0, steps=4, tokens=None):
     return Contribution(t, 0, base, steps, steps, 8 * steps if tokens is None else tokens)
 
 
-def learn(bands, t, norms, before=0, refused=(), moved=1.0, cosine=0.5, **more):
+def learn(outliers, t, norms, before=0, refused=(), moved=1.0, cosine=0.5, **more):
     """A merge of contributions of these norms, by learner."""
     accepted = tuple(name for name in norms if name not in refused)
     reasons = tuple((name, "norm") for name in refused)
     measured = tuple(Measured(name, norm, cosine) for name, norm in norms.items())
     weights = tuple(1 / len(accepted) for _ in accepted)
     event = FragmentMerged(1, accepted, weights, reasons, b"", b"", b"", measured, moved)
-    bands.learn(event, {name: said(t, **more) for name in norms}, before)
+    outliers.learn(event, {name: said(t, **more) for name in norms}, before)
 
 
 @pytest.fixture
-def bands():
+def outliers():
     """Of two fragments, nothing known yet."""
-    return Bands(32.0, 2)
+    return OutlierHistory(32.0, 2)
 
 
-def test_few_say_nothing(bands):
+def test_few_say_nothing(outliers):
     """Before there are three accepted ones nothing is usual; of another fragment nothing ever."""
     for t in range(1, FEW):
-        learn(bands, t, {A: 2.0})
-        assert (0.0, None) == (bands.norm(0, 4), bands.cosine(0))
-        assert bands.objection(said(9, tokens=10**9)) is None
-    learn(bands, FEW, {A: 2.0})
-    assert (2.0, 0.5) == (bands.norm(0, 4), bands.cosine(0))
-    assert (0.0, None) == (bands.norm(1, 4), bands.cosine(1))
+        learn(outliers, t, {A: 2.0})
+        assert (0.0, None) == (outliers.norm(0, 4), outliers.cosine(0))
+        assert outliers.objection(said(9, tokens=10**9)) is None
+    learn(outliers, FEW, {A: 2.0})
+    assert (2.0, 0.5) == (outliers.norm(0, 4), outliers.cosine(0))
+    assert (0.0, None) == (outliers.norm(1, 4), outliers.cosine(1))
 
 
-def test_the_usual_is_the_median_of_what_was_accepted(bands):
+def test_the_usual_is_the_median_of_what_was_accepted(outliers):
     """A wrong one among the first does not move it, a refused one is not even looked at."""
     for t, norm in enumerate([1000.0, 2.0, 3.0, 2.5], 1):
-        learn(bands, t, {A: norm})
-    assert 2.5 == bands.norm(0, 4)
+        learn(outliers, t, {A: norm})
+    assert 2.5 == outliers.norm(0, 4)
     for t in range(5, 20):
-        learn(bands, t, {A: 2.5, B: 1e6}, refused=(B,))
-    assert 2.5 == bands.norm(0, 4)
+        learn(outliers, t, {A: 2.5, B: 1e6}, refused=(B,))
+    assert 2.5 == outliers.norm(0, 4)
 
 
-def test_more_steps_may_go_further(bands):
+def test_more_steps_may_go_further(outliers):
     """In proportion, at most; fewer may have gone as far."""
     for t in range(1, 5):
-        learn(bands, t, {A: 2.0})
-    assert [2.0, 2.0, 4.0, 20.0] == [bands.norm(0, steps) for steps in (1, 4, 8, 40)]
+        learn(outliers, t, {A: 2.0})
+    assert [2.0, 2.0, 4.0, 20.0] == [outliers.norm(0, steps) for steps in (1, 4, 8, 40)]
 
 
-def test_habits_change(bands):
+def test_habits_change(outliers):
     """After a window of others, nothing is left of what was usual before."""
     for t in range(1, WINDOW):
-        learn(bands, t, {A: 2.0})
+        learn(outliers, t, {A: 2.0})
     for t in range(WINDOW, WINDOW + WINDOW // 2 + 1):
-        learn(bands, t, {A: 0.01})
-    assert 0.01 == bands.norm(0, 4)
+        learn(outliers, t, {A: 0.01})
+    assert 0.01 == outliers.norm(0, 4)
 
 
-def test_nothing_is_learned_of_what_is_stale(bands):
+def test_nothing_is_learned_of_what_is_stale(outliers):
     """Its difference holds what the others did; how far the fragment went since is known."""
-    learn(bands, 5, {A: 2.0}, moved=3.0)
-    learn(bands, 9, {A: 2.0}, before=5, base=5, moved=4.0)
+    learn(outliers, 5, {A: 2.0}, moved=3.0)
+    learn(outliers, 9, {A: 2.0}, before=5, base=5, moved=4.0)
     for t in (13, 17, 21):
-        learn(bands, t, {A: 70.0}, before=t - 4, base=5, moved=0.5)
-    assert 0.0 == bands.norm(0, 4)
-    assert [0.0, 4.0, 7.0] == [bands.moved(0, base, 9) for base in (9, 5, 0)]
-    assert [7.0] == [bands.moved(0, 3, 9)], "a version that never was is as old as the one before"
-    assert math.inf == Bands(32.0, 1).moved(0, 0, 9), "what another incarnation did is unknown"
+        learn(outliers, t, {A: 70.0}, before=t - 4, base=5, moved=0.5)
+    assert 0.0 == outliers.norm(0, 4)
+    assert [0.0, 4.0, 7.0] == [outliers.moved(0, base, 9) for base in (9, 5, 0)]
+    assert [7.0] == [outliers.moved(0, 3, 9)], (
+        "a version that never was is as old as the one before"
+    )
+    assert math.inf == OutlierHistory(32.0, 1).moved(0, 0, 9), (
+        "what another incarnation did is unknown"
+    )
 
 
-def test_moves_are_remembered_for_a_while(bands):
+def test_moves_are_remembered_for_a_while(outliers):
     """No more of them than of anything else."""
     for t in range(1, 100):
-        learn(bands, t, {A: 2.0}, before=t - 1, base=t - 1)
-    assert float(WINDOW) == bands.moved(0, 99 - WINDOW, 99)
-    assert math.inf == bands.moved(0, 98 - WINDOW, 99)
+        learn(outliers, t, {A: 2.0}, before=t - 1, base=t - 1)
+    assert float(WINDOW) == outliers.moved(0, 99 - WINDOW, 99)
+    assert math.inf == outliers.moved(0, 98 - WINDOW, 99)
 
 
-def test_in_vain_for_long_is_forgotten(bands):
+def test_in_vain_for_long_is_forgotten(outliers):
     """After so many merges in a row of which nothing was believed, everything is accepted."""
     for t in range(1, 5):
-        learn(bands, t, {A: 2.0})
+        learn(outliers, t, {A: 2.0})
     for _ in range(PATIENCE - 1):
-        learn(bands, 9, {A: 200.0}, refused=(A,))
-    assert 2.0 == bands.norm(0, 4)
-    learn(bands, 9, {A: 200.0}, refused=(A,))
-    assert 0.0 == bands.norm(0, 4)
+        learn(outliers, 9, {A: 200.0}, refused=(A,))
+    assert 2.0 == outliers.norm(0, 4)
+    learn(outliers, 9, {A: 200.0}, refused=(A,))
+    assert 0.0 == outliers.norm(0, 4)
 
 
-def test_what_is_no_number_is_no_reason_to_forget(bands):
+def test_what_is_no_number_is_no_reason_to_forget(outliers):
     """It was not measured; nor is a refusal beside somebody who was believed."""
     for t in range(1, 5):
-        learn(bands, t, {A: 2.0})
+        learn(outliers, t, {A: 2.0})
     for t in range(5, 5 + 2 * PATIENCE):
         nan = FragmentMerged(1, (), (), ((A, "NaN or Inf"),), b"", b"", b"")
-        bands.learn(nan, {A: said(t)}, 0)
+        outliers.learn(nan, {A: said(t)}, 0)
         if t % 8 == 0:
-            learn(bands, t, {A: 2.0, B: 900.0}, refused=(B,))
-    assert 2.0 == bands.norm(0, 4)
+            learn(outliers, t, {A: 2.0, B: 900.0}, refused=(B,))
+    assert 2.0 == outliers.norm(0, 4)
 
 
-def test_tokens_of_a_step_have_a_band(bands):
+def test_tokens_of_a_step_have_a_band(outliers):
     """Thirty-two times the usual is believed, more is named with both numbers; zero is no band."""
-    off = Bands(0.0, 1)
+    off = OutlierHistory(0.0, 1)
     for t in range(1, 5):
-        learn(bands, t, {A: 2.0})
+        learn(outliers, t, {A: 2.0})
         learn(off, t, {A: 2.0})
-    assert bands.objection(said(9, tokens=32 * 8 * 4)) is None
-    assert "more tokens than steps allow: 1025 in 4" in bands.objection(said(9, tokens=1025))
+    assert outliers.objection(said(9, tokens=32 * 8 * 4)) is None
+    assert "more tokens than steps allow: 1025 in 4" in outliers.objection(said(9, tokens=1025))
     assert off.objection(said(9, tokens=10**9)) is None
 
 
-def test_tokens_refused_for_long_are_the_usual(bands):
+def test_tokens_refused_for_long_are_the_usual(outliers):
     """As a batch that has grown for everybody; one accepted in between begins the count anew."""
     for t in range(1, 5):
-        learn(bands, t, {A: 2.0})
+        learn(outliers, t, {A: 2.0})
     for _ in range(PATIENCE - 1):
-        assert bands.objection(said(9, tokens=9999))
-    learn(bands, 9, {A: 2.0})
+        assert outliers.objection(said(9, tokens=9999))
+    learn(outliers, 9, {A: 2.0})
     for _ in range(PATIENCE):
-        assert bands.objection(said(9, tokens=9999))
-    assert bands.objection(said(9, tokens=9999)) is None
+        assert outliers.objection(said(9, tokens=9999))
+    assert outliers.objection(said(9, tokens=9999)) is None
