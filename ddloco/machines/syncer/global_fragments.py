@@ -222,7 +222,7 @@ class Globals:
         said = GlobalFragment(p, each.version, instead)
         return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
 
-    def heal(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:
+    def send_replacements(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:
         """Replace a learner's fragment, which would be refused again, by the global fragment.
 
         Args:

@@ -198,7 +198,7 @@ class Membership:
         reason = f"{STRIKES} in a row refused, the last: {self.reasons[member.incarnation]}"
         return [Observe("starts over", {"learner": member.incarnation, "reason": reason})]
 
-    def absolve(self, peers: Sequence[str]) -> None:
+    def reset_strikes(self, peers: Sequence[str]) -> None:
         """Reset the rejection count of members whose contributions were merged."""
         for member in (self.members[peer] for peer in peers if peer in self.members):
             member.strikes = 0

@@ -302,7 +302,7 @@ class Rounds:
             effects += self._membership.refuse(learner, sync.t, p, reason)
             if learner in self._membership.members:
                 over = self._membership.strike(self._membership.members[learner])
-                effects += over + self._globals.heal(
+                effects += over + self._globals.send_replacements(
                     at, self._membership.members[learner], p, whole=bool(over)
                 )
         sync.learned(event, self._globals[p].version, self._outliers)
@@ -315,7 +315,7 @@ class Rounds:
         effects += self._globals.merge(p, Global(sync.t, *out))
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
-        self._membership.absolve(event.accepted)
+        self._membership.reset_strikes(event.accepted)
         self.merges, self.merged_at = self.merges + 1, at
         effects += [
             self._globals.tell(at, member, p) for member in self._membership.members.values()
