@@ -143,7 +143,7 @@ def _hears_of_numbers(hosted: Hosted, lead: str) -> Gate:
     """Let a shard hear only the incarnations that the lead has given."""
     endpoint = hosted.endpoint
     gate = Gate(hosted.job, endpoint, lead, hosted.note)
-    hosted.endpoint = SideLane(endpoint, GRANTS, gate.take, gate.heeds)
+    hosted.endpoint = SideChannel(endpoint, GRANTS, gate.take, gate.heeds)
     return gate
 
 
