@@ -107,7 +107,8 @@ def bad_sequences():
     yield "tensors without bytes", [[head]], "tensor bytes: received 0, expected 64"
     yield "too few bytes", [[head, piece[:-1]]], "tensor bytes: received 63"
     yield "too many bytes", [[head, piece + b"\x00"]], "tensor bytes: received 65"
-    yield "bytes without tensors", [[CODEC.encode(header(), None)[0][0], b"x"]], "received 1, expected 0"
+    more = [[CODEC.encode(header(), None)[0][0], b"x"]]
+    yield "bytes without tensors", more, "received 1, expected 0"
     yield "first piece too short", [[first[0], first[1][:-1]]], "tensor bytes"
     yield "second piece too short", [first, [second[0], second[1][:-1]]], "tensor bytes"
     yield "second piece too long", [first, [second[0], second[1] + b"x"]], "tensor bytes"
