@@ -68,7 +68,7 @@ class Averager:
         self._job = job
         self._elastic = job.job.method == "elastic-data-parallel"
         self._plan: FragmentPlan | None = None
-        self._membership = Membership(1)
+        self.membership = Membership(1)
         self._version = 0
         self._group: dict[str, bool] = {}
         """Replicas of the current step, each with whether it was sent the parameters."""
@@ -85,7 +85,7 @@ class Averager:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         effects = self._take(at, event)
         if self._shutdown is not None:
-            return effects + self._shutdown.leave(len(self._membership.members))
+            return effects + self._shutdown.leave(len(self.membership.members))
         return effects + self._advance(at)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
@@ -93,7 +93,7 @@ class Averager:
             case Started():
                 self._plan = self._job.plan(event.leaves)
                 me = event.incarnation
-                self._membership.newest[actor_of(me)] = number_of(me)
+                self.membership.newest[actor_of(me)] = number_of(me)
                 made = MakeParameters(self._next_work(), (0,))
                 return [Keep("theta/0/0"), Keep("wire/0/0"), made]
             case ParametersMade():
@@ -134,19 +134,19 @@ class Averager:
     # Replicas that join and leave.
 
     def _joined(self, at: float, peer: str, incarnation: str) -> list[Effect]:
-        member, effects = self._membership.join(at, peer, incarnation)
+        member, effects = self.membership.join(at, peer, incarnation)
         if member is None:
             return effects
         if self._shutdown is not None:
             effects.append(self._shutdown.stop(peer))
         # A replica that rejoins was lost before, even if its loss was never detected.
-        for former in [each for each in self._group if each not in self._membership.members]:
+        for former in [each for each in self._group if each not in self.membership.members]:
             effects += self._without(at, former)
-        fields = {"learner": incarnation, "epoch": self._membership.epoch}
+        fields = {"learner": incarnation, "epoch": self.membership.epoch}
         return [Observe("joined", fields), *effects]
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
-        member = self._membership.lose(peer)
+        member = self.membership.lose(peer)
         if member is None:
             return []
         effects: list[Effect] = [Observe("lost", {"learner": member.incarnation, "reason": reason})]
@@ -165,7 +165,7 @@ class Averager:
 
     def _probe(self, at: float) -> list[Effect]:
         """Send a message to every awaited replica; only a send detects that a peer is dead."""
-        roster = Roster(self._membership.epoch, {})
+        roster = Roster(self.membership.epoch, {})
         missing = [peer for peer in self._group if peer not in self._parts]
         sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
         return [SetTimer(PROBE, at + PROBE_S), *sends]
@@ -194,7 +194,7 @@ class Averager:
 
     def _begin(self, at: float) -> list[Effect]:
         """Start a step with all connected replicas, if there are enough of them."""
-        members = list(self._membership.members)
+        members = list(self.membership.members)
         everybody = len(members) == self._job.job.learners
         if not members or not (everybody or (self._elastic and self._version > 0)):
             return []
@@ -222,7 +222,7 @@ class Averager:
         return effects
 
     def _message(self, event: MessageArrived[Any]) -> list[Effect]:
-        member, said = self._membership.members.get(event.peer), event.body
+        member, said = self.membership.members.get(event.peer), event.body
         if member is None:
             return []
         if not isinstance(said, Contribution) or not event.handle:
@@ -261,7 +261,7 @@ class Averager:
         # Replicas that joined during the step take part from now on. A job that is not elastic
         # starts a step only with all replicas, so none can join during it.
         self._standing = self._elastic and any(
-            peer not in self._group for peer in self._membership.members
+            peer not in self._group for peer in self.membership.members
         )
         effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(event)]
         if new >= self._job.job.steps:
@@ -275,7 +275,7 @@ class Averager:
             "learners": list(event.accepted),
             "weights": [round(weight, 6) for weight in event.weights],
             "grace_s": 0.0,
-            "live": len(self._membership.members),
+            "live": len(self.membership.members),
             "taking_part": len(self._group),
             "averaged": len(event.accepted),
         }
@@ -288,7 +288,7 @@ class Averager:
             status, reason = "done", f"global step {self._version}"
         evaluating, saving = self._next_work(), self._next_work()
         self._shutdown = JobShutdown(status, reason, self._version, self._version, evaluating)
-        members, thetas = list(self._membership.members), (f"theta/0/{self._version}",)
+        members, thetas = list(self.membership.members), (f"theta/0/{self._version}",)
         return self._shutdown.begin(at, members, thetas, saving, None)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:
@@ -296,7 +296,7 @@ class Averager:
         if shutdown is not None and event.work == shutdown.evaluating:
             return [Observe("not evaluated", {"reason": event.reason}), *shutdown.result(None)]
         status = "bad-input" if event.kind == "task" else "failed"
-        farewells = [Hangup(peer, event.reason) for peer in self._membership.members]
+        farewells = [Hangup(peer, event.reason) for peer in self.membership.members]
         return [*farewells, Finish(status, event.reason)]
 
     def _next_work(self) -> int:
