@@ -135,7 +135,7 @@ def analyse_losses(run: RecordedRun) -> LossFindings:
     breaks: list[Break] = []
     steps = 0
     for learner in run.learners:
-        losses = [LossStep(n, event.step, event.loss) for n, event in run.steps_of(learner)]
+        losses = [LossStep(r.n, event.step, event.loss) for r, event in run.steps_of(learner)]
         steps += len(losses)
         found = find_break(losses)
         if found is not None:

@@ -141,15 +141,15 @@ class RecordedRun:
                     problem = f"event {record.n} is none that this program knows: {error}"
                     raise TapeError(found.path, 0, problem) from None
 
-    def steps_of(self, learner: str) -> Iterator[tuple[int, StepFinished]]:
-        """Yield a learner's finished inner steps, each with the number of its event.
+    def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, StepFinished]]:
+        """Yield a learner's finished inner steps, each with its record.
 
         Raises:
             TapeError: the tape cannot be read.
         """
         for record, event in self.events(learner):
             if isinstance(event, StepFinished):
-                yield record.n, event
+                yield record, event
 
     def merges(self) -> Iterator[Merge]:
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
@@ -171,6 +171,24 @@ class RecordedRun:
                         break
                     known.append(following)
                 yield known[position]
+
+    def merge(self, t: int) -> Merge:
+        """Return the merge of a global step.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        before, after = 0, 0
+        for merge in self.merges():
+            if merge.t == t:
+                return merge
+            if merge.t < t:
+                before = max(before, merge.t)
+            elif not after or merge.t < after:
+                after = merge.t
+        near = " and ".join(str(each) for each in (before, after) if each)
+        there = f"; the nearest are {near}" if near else "; it has no merges"
+        raise ConfigError(f"{self.path}: no merge at global step {t}{there}")
 
     def clock(self, incarnation: str, number: int) -> VectorClock:
         """Return all that an actor had heard of at one of its events, itself included.

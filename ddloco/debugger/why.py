@@ -26,7 +26,7 @@ def why_merge(run: RecordedRun, t: int) -> Told:
     Raises:
         ConfigError: the run has no such merge.
     """
-    merge = find_merge(run, t)
+    merge = run.merge(t)
     wait = merge.wait
     held = (
         f"launch floor {seconds(wait.floor_s)}, quorum {seconds(wait.quorum_s)}, "
@@ -56,7 +56,7 @@ def why_absent(run: RecordedRun, learner: str, t: int) -> Told:
     if actor_of(learner) not in run.job.learner_names() and learner not in run.job.learner_names():
         names = ", ".join(run.job.learner_names()[:8])
         raise ConfigError(f"{learner!r} is no learner of this job; it has {names}")
-    merge = find_merge(run, t)
+    merge = run.merge(t)
     for each in merge.contributions:
         if learner in {each.learner, actor_of(each.learner)}:
             said = f"{each.learner} is in merge {t}: {_contribution_line(each)}"
@@ -90,25 +90,6 @@ def why_loss(run: RecordedRun) -> Told:
     """Explain what led to a blow-up of the loss, if there was one."""
     findings = analyse_losses(run)
     return findings.lines(), msgspec.to_builtins(findings)
-
-
-def find_merge(run: RecordedRun, t: int) -> Merge:
-    """Return the merge of a global step.
-
-    Raises:
-        ConfigError: there is none.
-    """
-    before, after = 0, 0
-    for merge in run.merges():
-        if merge.t == t:
-            return merge
-        if merge.t < t:
-            before = max(before, merge.t)
-        elif not after or merge.t < after:
-            after = merge.t
-    near = " and ".join(str(each) for each in (before, after) if each)
-    there = f"; the nearest are {near}" if near else "; it has no merges"
-    raise ConfigError(f"{run.path}: no merge at global step {t}{there}")
 
 
 def _contribution_line(each: Answer) -> str:

@@ -1,0 +1,284 @@
+"""The Python interface to recorded runs: ``ddloco.open("runs/first")``.
+
+Nothing is executed but machines, until arrays are asked for.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from clocks import VectorClock, actor_of
+from ddloco.actors.actor import Machine
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.causes import Cause, chain
+from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
+from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.run_diff import RunDiff, compare
+from ddloco.debugger.wording import phrase
+
+CAUSES_MAX = 16
+"""Causes that ``Position.causes`` returns unless more are asked for."""
+
+
+class InnerStep(Struct, frozen=True):
+    """One finished inner step.
+
+    Attributes:
+        learner: its incarnation.
+        step: the inner step.
+        loss: of its batch, before the update.
+        tokens: in its batch.
+        event: the event, as ``learner-0.1:57``.
+        at: the time of the event, in seconds since the learner's start.
+    """
+
+    learner: str
+    step: int
+    loss: float
+    tokens: int
+    event: str
+    at: float
+
+
+class Run:
+    """A recorded run.
+
+    Args:
+        path: the run folder, a folder of tapes, or one tape.
+        salvage: whether to read damaged tapes up to the damage.
+
+    Raises:
+        TapeError: a tape cannot be read, or is of another run than the others.
+        ConfigError: the tapes are of a program of the user's own.
+    """
+
+    def __init__(self, path: Path | str, *, salvage: bool = False) -> None:
+        self.recorded = RecordedRun(path, salvage=salvage)
+
+    def __repr__(self) -> str:
+        """Return what it is, on one line."""
+        tapes = self.recorded.tapes.values()
+        events = sum(each.events - each.header.after for each in tapes)
+        return f"<run {self.recorded.path}: {len(tapes)} tapes, {events} events>"
+
+    @property
+    def actors(self) -> tuple[str, ...]:
+        """The incarnations that have tapes."""
+        return tuple(self.recorded.tapes)
+
+    @cached_property
+    def merges(self) -> tuple[Merge, ...]:
+        """All merges, in the order in which they were done."""
+        return tuple(self.recorded.merges())
+
+    def merge(self, t: int) -> Merge:
+        """Return the merge of global step ``t``.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        return self.recorded.merge(t)
+
+    def steps(self, learner: str = "") -> list[InnerStep]:
+        """Return all inner steps, or those of one learner (by name or incarnation).
+
+        Raises:
+            TapeError: a tape cannot be read.
+        """
+        return [
+            InnerStep(who, e.step, e.loss, e.tokens, f"{who}:{record.n}", record.at)
+            for who in self.recorded.learners
+            if learner in {"", who, actor_of(who)}
+            for record, e in self.recorded.steps_of(who)
+        ]
+
+    def at(self, event: str) -> "Position":
+        """Go to an event, such as ``syncer.1:782``.
+
+        Raises:
+            ConfigError: there is no such event.
+            Divergence: this program decides otherwise than the tape says.
+        """
+        return Position(self, *parse_event(event))
+
+    def until(
+        self,
+        predicate: "Callable[[Position], bool]",
+        start: "Position | None" = None,
+        actor: str = "",
+    ) -> "Position | None":
+        """Return the first event behind ``start`` for which ``predicate`` holds, None if none does.
+
+        Args:
+            predicate: called with each event of one actor, in order.
+            start: where to begin; by default at the beginning of the actor's tape.
+            actor: whose events, by incarnation; by default those of ``start``, or of the syncer.
+        """
+        return _first_of(self._positions(start, actor, 1), predicate)
+
+    def back_until(
+        self,
+        predicate: "Callable[[Position], bool]",
+        start: "Position | None" = None,
+        actor: str = "",
+    ) -> "Position | None":
+        """As ``until``, backwards from ``start`` or from the end of the tape."""
+        return _first_of(self._positions(start, actor, -1), predicate)
+
+    def _positions(self, start: "Position | None", actor: str, stride: int) -> "Iterator[Position]":
+        run = self.recorded
+        who = actor or (start.actor if start is not None else run.syncers[0])
+        first, last = run.first(who), run.tape_of(who).events
+        if start is not None and start.actor == who:
+            begin = start.number + stride
+        else:
+            begin = first if stride > 0 else last
+        for number in range(begin, last + 1 if stride > 0 else first - 1, stride):
+            yield Position(self, who, number)
+
+    def diff(self, other: "Run | Path | str") -> RunDiff:
+        """Compare this run with another one by what their items mean.
+
+        Raises:
+            TapeError, ConfigError: the other run cannot be read or compared.
+        """
+        theirs = other if isinstance(other, Run) else Run(other)
+        return compare(self.recorded, theirs.recorded)
+
+    def frame(self, what: str, library: str = "pandas") -> Any:
+        """Return steps or merges as a dataframe.
+
+        Args:
+            what: ``steps``, ``merges``, or ``contributions``, with a row for each contribution.
+            library: ``pandas`` or ``polars``; it must be installed.
+
+        Raises:
+            ConfigError: there is no such table, or the library is not installed.
+        """
+        tables: dict[str, Callable[[], Sequence[Any]]] = {
+            "steps": self.steps,
+            "merges": lambda: [_flat(each) for each in self.merges],
+            "contributions": self._contributions,
+        }
+        if what not in tables:
+            raise ConfigError(f"{what!r} is no table; there are {', '.join(tables)}")
+        if library not in {"pandas", "polars"}:
+            raise ConfigError(f"{library!r}: want pandas or polars")
+        try:
+            frames = __import__(library)
+        except ImportError:
+            raise ConfigError(f"{library} is not installed: pip install {library}") from None
+        return frames.DataFrame([msgspec.to_builtins(each) for each in tables[what]()])
+
+    def _contributions(self) -> list[dict[str, Any]]:
+        return [
+            {"t": merge.t, "fragment": merge.fragment, **msgspec.to_builtins(each)}
+            for merge in self.merges
+            for each in merge.contributions
+        ]
+
+
+class Position:
+    """One event of a run, after its actor has handled it.
+
+    Args:
+        run: the run.
+        actor: the incarnation.
+        number: the event's number.
+
+    Attributes:
+        at: the time of the event, in seconds since the actor's start.
+        event: the event itself.
+        effects: what the actor asked for, in order.
+        failure: the exception that handling it raised, as on the tape; None if it raised none.
+    """
+
+    def __init__(self, run: Run, actor: str, number: int) -> None:
+        self.run, self.actor, self.number = run, actor, number
+        step = run.recorded.at(actor, number)
+        self.at, self.event, self.effects = step.at, step.event, step.effects
+        self.failure = step.failure
+
+    def __repr__(self) -> str:
+        """Return the event in words."""
+        return f"<{self.ref} at {self.at:.4f} s: {phrase(self.event)}>"
+
+    @property
+    def ref(self) -> str:
+        """The event's name, such as ``syncer.1:782``."""
+        return f"{self.actor}:{self.number}"
+
+    @property
+    def clock(self) -> VectorClock:
+        """All that the actor had heard of, this event included."""
+        return self.run.recorded.clock(self.actor, self.number)
+
+    @property
+    def machine(self) -> Machine:
+        """The actor's machine as it was after this event. Another position may move it."""
+        self.run.recorded.at(self.actor, self.number)
+        return self.run.recorded.walker(self.actor).actor.machine
+
+    @property
+    def cluster(self) -> ClusterStatus:
+        """Every actor at what this event knew of it."""
+        return cluster_at(self.run.recorded, self.actor, self.number)
+
+    def state(self, actor: str = "") -> dict[str, Any]:
+        """Return the status of an actor, by name or incarnation, at what this event knew of it.
+
+        Raises:
+            ConfigError: this event knew nothing of that actor, or there is no tape.
+        """
+        wanted = actor or self.actor
+        told = self.cluster
+        for syncer in told.syncers:
+            if wanted in {syncer.incarnation, actor_of(syncer.incarnation)}:
+                return msgspec.to_builtins(syncer)
+        for learner in told.learners:
+            if wanted in {learner.learner, actor_of(learner.learner)}:
+                return msgspec.to_builtins(learner)
+        raise ConfigError(f"{self.ref} knows nothing of {wanted}, or there is no tape of it")
+
+    def causes(self, most: int = CAUSES_MAX) -> list[Cause]:
+        """Return the chain of causes of this event, this event first."""
+        return chain(self.run.recorded, self.actor, self.number, most)
+
+    def forward(self) -> "Position":
+        """Return the actor's next event.
+
+        Raises:
+            ConfigError: this is the last one.
+        """
+        return Position(self.run, self.actor, self.number + 1)
+
+    def back(self) -> "Position":
+        """Return the actor's event before this one.
+
+        Raises:
+            ConfigError: this is the first one.
+        """
+        return Position(self.run, self.actor, self.number - 1)
+
+
+def _first_of(
+    positions: Iterator[Position], predicate: Callable[[Position], bool]
+) -> Position | None:
+    return next((each for each in positions if predicate(each)), None)
+
+
+def _flat(merge: Merge) -> dict[str, Any]:
+    """A merge as one row: counts in place of the contributions."""
+    plain = msgspec.to_builtins(merge)
+    plain["learners"] = [each.learner for each in merge.contributions]
+    plain["tokens"] = sum(each.tokens for each in merge.contributions)
+    plain["absent"] = [each.learner for each in merge.absent]
+    plain["refused"] = [each.learner for each in merge.refused]
+    plain.update(plain.pop("wait"))
+    del plain["contributions"]
+    return plain
