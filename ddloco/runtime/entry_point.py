@@ -13,7 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -84,16 +84,32 @@ def source_digest(kind: str, spec: str) -> str:
 def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
     """Find a module as if ``folder`` were first on the import path, without importing it."""
     top, *rest = module_name.split(".")
-    found = PathFinder.find_spec(top, [str(folder)])
+    searched = [str(folder)]
+    found = PathFinder.find_spec(top, searched)
     if found is None or not found.has_location:  # A plain folder gives way to a package.
-        found = _installed(top) or found
-    name = top
+        installed = _installed(top)
+        found, searched = (installed, sys.path) if installed else (found, searched)
     for part in rest:
         if found is None or found.submodule_search_locations is None:
             return None
-        name = f"{name}.{part}"
-        found = PathFinder.find_spec(name, list(found.submodule_search_locations))
+        searched = _locations(found, searched)
+        found = PathFinder.find_spec(part, searched)
     return found
+
+
+def _locations(found: ModuleSpec, searched: Sequence[str]) -> list[str]:
+    """Return where the modules of a package are.
+
+    The spec of a plain folder cannot tell: it looks again, in the parent package as imported.
+
+    Args:
+        found: the package, or plain folder.
+        searched: the folders in which it was found.
+    """
+    if found.has_location:
+        return list(found.submodule_search_locations or ())
+    there = (Path(each) / found.name for each in searched)
+    return [str(each) for each in there if each.is_dir()]
 
 
 def _installed(top: str) -> ModuleSpec | None:

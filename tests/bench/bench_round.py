@@ -44,6 +44,7 @@ from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import KeptHistory
+from ddloco.workers.layout import Layouts
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 
 LEARNERS = 4
@@ -58,9 +59,11 @@ def measure(quick: bool) -> dict[str, Any]:
     """Seconds of every round, by kind, and ratios of medians."""
     nbytes, rounds = (1 << 20, 2) if quick else (64 << 20, 12)
     seconds: dict[str, list[float]] = defaultdict(list)
+    shapes = 1 if quick else len(RAW)
+    raw, averaging = list(RAW.items())[:shapes], list(AVERAGING.items())[:shapes]
     with ExitStack() as stack:
         kinds = {"ours": _ours(stack, nbytes)}
-        for name, (pieces, average) in {**RAW, **AVERAGING}.items():
+        for name, (pieces, average) in (*raw, *averaging):
             kinds[name] = _raw(stack, nbytes, pieces, average)
         for index in range(rounds + 1):
             for kind, learners in kinds.items():
@@ -73,13 +76,13 @@ def measure(quick: bool) -> dict[str, Any]:
                     seconds[kind].append(perf_counter() - begun)
             say(f"round {index} of {rounds}")
     medians = {kind: median(each) for kind, each in seconds.items()}
-    floor = min(medians[kind] for kind in RAW)
+    floor = min(medians[kind] for kind, _ in raw)
     return {
         "ratio": medians["ours"] / floor,
         "interval": [bound / floor for bound in median_interval(seconds["ours"])],
-        "ratio_averaging": medians["ours"] / min(medians[kind] for kind in AVERAGING),
+        "ratio_averaging": medians["ours"] / min(medians[kind] for kind, _ in averaging),
         "floor_s": floor,
-        "averaging_s": min(medians[kind] for kind in AVERAGING),
+        "averaging_s": min(medians[kind] for kind, _ in averaging),
         "median_s": medians,
         "megabytes": nbytes / 2**20,
         "rounds": rounds,
@@ -114,9 +117,9 @@ def make_plan(nbytes: int) -> FragmentPlan:
 def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Workers:
     """The product's own, without a JAX process, which these kinds of work don't need."""
     job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
-    process: Any = None
-    workers = Workers(job, incarnation, arrays, process, folder=Path(), keep=KeptHistory())
-    workers._plan = plan
+    none: Any = None  # Neither a process nor snapshots.
+    workers = Workers(job, incarnation, arrays, none, folder=Path(), keep=KeptHistory(), album=none)
+    workers._layouts = Layouts(plan, job.outer)
     return workers
 
 

@@ -169,7 +169,8 @@ def one_job(size: Size, snapshots: int) -> dict[str, Any]:
         store = Store(folder / "place")
         # The one after those steps may have begun before them.
         taken = whole(cluster, size)[before + 1 : before + snapshots + 1]
-        manifests = [store.manifest(snapshot) for snapshot in taken]
+        listed = [store.manifest(each.id) for each in store.snapshots()]
+        manifests = [each for each in listed if each.snapshot in taken]
         nbytes = int(median([each.nbytes for each in manifests]))
         state_bytes = int(size.states * size.megabytes * 1e6)
         figures = {

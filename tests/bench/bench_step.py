@@ -85,8 +85,8 @@ class GatedTime:
     held_s = 0.0
     held_since: float | None = None
 
-    def __init__(self) -> None:
-        self._start = self._running()
+    def __init__(self, start: float = 0.0) -> None:
+        self._start = self._running() - start
 
     @classmethod
     def _running(cls) -> float:

@@ -84,6 +84,14 @@ def test_the_digest_is_that_of_the_source_file(source):
     assert task_digest("user_task:good") != first
 
 
+def test_a_module_in_folders_of_folders_has_a_digest(source):
+    """None of the folders is a package, and none was imported."""
+    deep = source.parent / "user_folder" / "within"
+    deep.mkdir(parents=True)
+    (deep / "user_deep.py").write_text(SOURCE)
+    assert task_digest("user_folder.within.user_deep:good") == task_digest("user_task:good")
+
+
 @pytest.mark.parametrize("name", ["user_absent", "user_absent.child", "sys"])
 def test_a_module_without_source_has_no_digest(name):
     """What cannot be read cannot be digested."""
