@@ -167,7 +167,7 @@ def test_without_the_syncers_tape_nothing_is_held(run, said, capsys):
     out = capsys.readouterr().out
     assert ended.value.code == 1
     assert "gap: syncer" in out
-    assert "not held: tapes are missing" == out.splitlines()[-1]
+    assert "not held: parts of the run are missing" == out.splitlines()[-1]
 
 
 def test_nothing_replayed_is_not_identical(run, said):
