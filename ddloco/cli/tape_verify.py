@@ -73,7 +73,7 @@ def _checked(tapes: Sequence[Tape], *, program: bool) -> str:
     if not any(each.header.after for each in tapes):
         return "every record, clock and invariant"
     dropped = any(each.dropped for each in tapes)
-    why = "have lost their beginnings" if dropped else "go on from a snapshot"
+    why = "do not have the first events" if dropped else "start from a snapshot"
     return f"every record and clock; invariants were not checked: these tapes {why}"
 
 
@@ -98,4 +98,4 @@ def _missing(tapes: Sequence[Tape], folder: Path) -> list[str]:
 
 def dropped_before(each: Tape) -> str:
     """A description of the deleted part of a tape."""
-    return f"begins behind event {each.header.after}: what lay before it was dropped"
+    return f"begins after event {each.header.after}: earlier events were deleted"
