@@ -46,7 +46,7 @@ MAJORITY = 3
 """With fewer contributions, a single wrong one can move the median."""
 
 
-class Judge:
+class OutlierTest:
     """Measures the contributions of one merge and decides which ones are rejected.
 
     Args:

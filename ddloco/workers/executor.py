@@ -20,7 +20,7 @@ from ddloco.actors.events import WorkFailed, WorkResult
 from ddloco.config.job import DATA_PARALLEL, Job
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.outer.merge import Contribution, merge_fragment
-from ddloco.outer.outlier_test import Judge
+from ddloco.outer.outlier_test import OutlierTest
 from ddloco.protocol.effects import (
     AverageGradients,
     CopyState,
@@ -306,7 +306,7 @@ class Workers:
 
         def merge() -> tuple[FragmentMerged, F32, F32, Payload]:
             segments = self.layouts.segments(work.fragment)
-            judge = Judge(work, theta, momentum, segments) if work.band else None
+            outlier_test = OutlierTest(work, theta, momentum, segments) if work.band else None
             result = merge_fragment(
                 theta,
                 momentum,
@@ -314,7 +314,7 @@ class Workers:
                 segments,
                 lr=outer.lr,
                 momentum_factor=outer.momentum,
-                judge=judge,
+                outlier_test=outlier_test,
                 adopt=work.adopt,
             )
             payload = self.layouts.sent(work.fragment, result.theta)
@@ -326,8 +326,8 @@ class Workers:
                 theta=xxhash.xxh3_128_digest(result.theta.data),
                 momentum=xxhash.xxh3_128_digest(result.momentum.data),
                 wire=payload.digest,
-                measured=judge.measured if judge is not None else (),
-                moved=judge.moved(result.theta) if judge is not None else 0.0,
+                measured=outlier_test.measured if outlier_test is not None else (),
+                moved=outlier_test.moved(result.theta) if outlier_test is not None else 0.0,
             )
             if result.accepted:
                 bases = {share.name: share.base for share in work.shares}

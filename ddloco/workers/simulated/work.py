@@ -21,7 +21,7 @@ from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, W
 from ddloco.actors.events import WorkResult
 from ddloco.config.job import Job
 from ddloco.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
-from ddloco.outer.outlier_test import Judge
+from ddloco.outer.outlier_test import OutlierTest
 from ddloco.protocol.effects import (
     AverageGradients,
     CopyState,
@@ -356,7 +356,7 @@ class SimulatedWork:
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
         segments = _segments(self._plan, work.fragment)
-        judge = Judge(work, theta, momentum, segments)
+        outlier_test = OutlierTest(work, theta, momentum, segments)
         result = merge_fragment(
             theta,
             momentum,
@@ -364,13 +364,13 @@ class SimulatedWork:
             segments,
             lr=self._job.outer.lr,
             momentum_factor=self._job.outer.momentum,
-            judge=judge if work.band else None,
+            outlier_test=outlier_test if work.band else None,
             adopt=work.adopt,
         )
         made = (Content(what, result.theta), Content(what, result.momentum))
         digests = (made[0].digest, made[1].digest, made[0].digest)
         accepted, weights, refused = result.accepted, result.weights, result.refused
-        found = (judge.measured, judge.moved(result.theta))
+        found = (outlier_test.measured, outlier_test.moved(result.theta))
         event = FragmentMerged(work.work, accepted, weights, refused, *digests, *found)
         return event, (*made, made[0])
 
