@@ -26,7 +26,7 @@ from ddloco.protocol.fragment_plan import FragmentPlan
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-Judge = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
+FindFaults = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
 ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
 
 # Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
@@ -136,7 +136,7 @@ def merge_fragment(
     lr: float,
     momentum_factor: float,
     map_chunks: ChunkMap = map,
-    judge: Judge | None = None,
+    outlier_test: FindFaults | None = None,
     adopt: bool = False,
 ) -> MergeResult:
     """Merge the contributions to one fragment and take one outer step.
@@ -150,7 +150,7 @@ def merge_fragment(
         lr: the outer learning rate.
         momentum_factor: mu.
         map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
-        judge: called with candidates, their norms and faults; returns all faults; see
+        outlier_test: called with candidates, their norms and faults; returns all faults; see
             `outlier_test`.
         adopt: replace theta, which was lost, by the weighted average of the contributions.
 
@@ -168,8 +168,8 @@ def merge_fragment(
     candidates, refused = _admit(contributions, segments)
     squares, faults = _measure(work, candidates)
     norms = [sqrt(float(sum(row))) for row in squares]
-    if judge is not None:
-        faults = judge(candidates, norms, faults)
+    if outlier_test is not None:
+        faults = outlier_test(candidates, norms, faults)
     refused += [(c.name, f) for c, f in zip(candidates, faults, strict=True) if f]
     refused.sort(key=lambda pair: pair[0].encode())
     kept = [i for i, fault in enumerate(faults) if not fault]

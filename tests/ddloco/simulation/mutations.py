@@ -815,7 +815,7 @@ def judged(patch, change):
     def call(old, self, candidates, norms, faults):
         return change(list(faults), old(self, candidates, norms, faults))
 
-    wrap(patch, outlier_test.Judge, "__call__", call)
+    wrap(patch, outlier_test.OutlierTest, "__call__", call)
 
 
 @bug("wrong-refused", deluded("norm"))
