@@ -46,7 +46,7 @@ from ddloco.tapes.segments import ChainRecorder
 from ddloco.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
-from ddloco.workers.fragment_store import KeptFolder
+from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import ChoreError, WorkerDiedError, open_worker
 from ddloco.workers.task import TaskError, task_digest
 from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
@@ -170,11 +170,11 @@ class Hosted:
                     self.driver.request_leave(self.leave_reason)
                 return await self._drive(partial(self.driver.run, first, behind))
 
-    def _open_keep(self, name: str) -> KeptFolder:
+    def _open_keep(self, name: str) -> FragmentFolder:
         """Where a syncer keeps its merges; learners keep nothing, and no run of their own."""
         folder, syncs = self.folder, name in self.job.syncer_names()
         run = run_of(folder, make=True) if syncs else ""
-        return KeptFolder(folder / KEPT / name, self.job.id, run)
+        return FragmentFolder(folder / KEPT / name, self.job.id, run)
 
     def _open_sink(self) -> StoreSink:
         """Where this actor writes its part; the lead commits, so it says of which run they are."""
@@ -202,7 +202,7 @@ class Hosted:
         return prepared
 
     async def _begin(
-        self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, keep: KeptFolder
+        self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, keep: FragmentFolder
     ) -> tuple[Event, list[Arrived | Event]]:
         """The first event, and what is behind it: of an actor that is new, or goes on."""
         start, beginning = self._start, self.beginning

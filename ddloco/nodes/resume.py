@@ -28,7 +28,7 @@ from ddloco.runtime.resume import Beginning, Start, payload_from, place_and_id, 
 from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers, step_finished
-from ddloco.workers.fragment_store import Found, Keep
+from ddloco.workers.fragment_store import FragmentStore, StoredFragment
 from ddloco.workers.process import ChoreError, fitting
 from ddloco.workers.snapshot_work import LAST, STATE, theta_of
 from snapshot import NEWEST, Part, SnapshotError, Store
@@ -107,7 +107,7 @@ class JobStart(Start):
         if isinstance(machine, Syncer) and machine.rounds is not None:
             machine.rounds.schedule.extend(job.job.steps)
 
-    def keep(self, arrays: Arrays, keep: Keep) -> None:
+    def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
         """A syncer that starts again goes on from its merges: keep those of this one anew."""
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
@@ -115,7 +115,9 @@ class JobStart(Start):
             theta, momentum, _ = names(fragment, version)
             flat, velocity = arrays.get(theta), arrays.get(momentum)
             digest = xxhash.xxh3_128_digest(flat.data) + xxhash.xxh3_128_digest(velocity.data)
-            keep.put(Found(Kept(fragment, version, spent, batches, digest), flat, velocity))
+            keep.put(
+                StoredFragment(Kept(fragment, version, spent, batches, digest), flat, velocity)
+            )
 
     def bring(self, workers: Workers, arrays: Arrays, snapshot: str) -> OwnState:
         """Put a learner's state where its next incarnation finds it, in a job that went on.

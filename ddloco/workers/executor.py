@@ -52,7 +52,7 @@ from ddloco.runtime.shared_memory import Arena, Region
 from ddloco.runtime.snapshot_sink import SnapshotSink
 from ddloco.workers import rpc
 from ddloco.workers.data_stream import travelling
-from ddloco.workers.fragment_store import Found, Keep, KeptError
+from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
 from ddloco.workers.layout import Layouts
 from ddloco.workers.process import ChoreError, WorkerDiedError, WorkerProcess
 from ddloco.workers.snapshot_work import CaptureWork
@@ -91,7 +91,7 @@ class Workers:
         process: WorkerProcess,
         *,
         folder: Path,
-        keep: Keep,
+        keep: FragmentStore,
         sink: SnapshotSink,
         task: str = "",
         note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
@@ -164,7 +164,7 @@ class Workers:
             return WorkFailed(work.work, error.failed.kind, str(error))
         except WorkerDiedError as error:
             return WorkFailed(work.work, "worker", str(error))
-        except KeptError as error:
+        except FragmentStoreError as error:
             return WorkFailed(work.work, "task", str(error))
         except OSError as error:
             return WorkFailed(work.work, "worker", said_of(error))
@@ -196,7 +196,7 @@ class Workers:
             self.take_back(each)
         return Recovered(work.work, tuple(each.kept for each in found), self._keep.run)
 
-    def take_back(self, found: Found) -> None:
+    def take_back(self, found: StoredFragment) -> None:
         """Store a recovered fragment under the handles that it had."""
         p, version = found.kept.fragment, found.kept.version
         arrays = (found.theta, found.momentum, self.layouts.sent(p, found.theta))
@@ -334,7 +334,7 @@ class Workers:
                 spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
                 digest = merged.theta + merged.momentum
                 kept = Kept(work.fragment, work.t, spent, work.batches, digest)
-                self._put(Found(kept, result.theta, result.momentum))
+                self._put(StoredFragment(kept, result.theta, result.momentum))
             return merged, result.theta, result.momentum, payload
 
         merged, *stored = await _in_thread(merge)
@@ -342,7 +342,7 @@ class Workers:
             self._arrays.put(handle, array)
         return merged
 
-    def _put(self, found: Found) -> None:
+    def _put(self, found: StoredFragment) -> None:
         """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails.
 
         The merge stored before stays valid: a syncer that restarts continues from it.

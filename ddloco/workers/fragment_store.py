@@ -23,12 +23,12 @@ VERSIONS = 2
 event, and one stored after it, in case the process died in between."""
 
 
-class KeptError(Exception):
+class FragmentStoreError(Exception):
     """A stored fragment cannot be used; the text names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredFragment:
     """A stored fragment; flat float32 arrays of the same length."""
 
     kept: Kept
@@ -36,12 +36,12 @@ class Found:
     momentum: F32
 
 
-class Keep(Protocol):
+class FragmentStore(Protocol):
     """Storage for merged fragments; ``run`` tells this run from other runs of the job."""
 
     run: str
 
-    def put(self, found: Found) -> None:
+    def put(self, found: StoredFragment) -> None:
         """Store a merge in place of the fragment's previous one.
 
         Raises:
@@ -49,16 +49,16 @@ class Keep(Protocol):
         """
         ...
 
-    def find(self) -> Sequence[Found]:
+    def find(self) -> Sequence[StoredFragment]:
         """The fragments that an earlier incarnation stored, sorted by number.
 
         Raises:
-            KeptError: a file is damaged, or belongs to another job.
+            FragmentStoreError: a file is damaged, or belongs to another job.
         """
         ...
 
 
-class KeptFolder:
+class FragmentFolder:
     """Merges in files, one per fragment, written atomically.
 
     Args:
@@ -72,7 +72,7 @@ class KeptFolder:
         self._folder = folder
         self._job_id = job_id
 
-    def put(self, found: Found) -> None:
+    def put(self, found: StoredFragment) -> None:
         """Write the fragment's file; it is durable when this returns."""
         kept = found.kept
         said = {
@@ -87,11 +87,11 @@ class KeptFolder:
         path = self._folder / _file_of(kept.fragment)
         save_tensors(path, {"theta": found.theta, "momentum": found.momentum}, said)
 
-    def find(self) -> Sequence[Found]:
+    def find(self) -> Sequence[StoredFragment]:
         """Read all fragments and check every byte."""
         return [self._read(path) for path in sorted(self._folder.glob("fragment-*.safetensors"))]
 
-    def _read(self, path: Path) -> Found:
+    def _read(self, path: Path) -> StoredFragment:
         try:
             open_regular(path).close()  # On a FIFO the library would block.
             tensors, said = load_tensors(path), load_metadata(path)
@@ -102,17 +102,19 @@ class KeptFolder:
                 batches=json.loads(said["batches"]),
                 digest=bytes.fromhex(said["digest"]),
             )
-            found = Found(kept, tensors["theta"], tensors["momentum"])
+            found = StoredFragment(kept, tensors["theta"], tensors["momentum"])
             whole, job_id = said.pop("sum") == _sum(said), said["job"]
         except (ValueError, KeyError, OSError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise KeptError(f"{path}: cannot be read: {reason}") from None
+            raise FragmentStoreError(f"{path}: cannot be read: {reason}") from None
         if not whole or digest_of(found.theta, found.momentum) != kept.digest:
-            raise KeptError(f"{path}: damaged: its digests do not match its contents")
+            raise FragmentStoreError(f"{path}: damaged: its digests do not match its contents")
         if path.name != _file_of(kept.fragment):
-            raise KeptError(f"{path}: holds fragment {kept.fragment}, whose file has another name")
+            raise FragmentStoreError(
+                f"{path}: holds fragment {kept.fragment}, whose file has another name"
+            )
         if job_id != self._job_id:
-            raise KeptError(f"{path}: of job {job_id}, this is {self._job_id}")
+            raise FragmentStoreError(f"{path}: of job {job_id}, this is {self._job_id}")
         return found
 
 
@@ -125,21 +127,21 @@ class KeptHistory:
     """The merges of one actor's incarnations in a replay: the newest ones of each fragment."""
 
     run: str = ""
-    merges: dict[int, list[Found]] = field(default_factory=dict[int, list[Found]])
+    merges: dict[int, list[StoredFragment]] = field(default_factory=dict[int, list[StoredFragment]])
     brought: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Fragments and versions that were loaded from a snapshot, and merged before it."""
 
-    def put(self, found: Found) -> None:
+    def put(self, found: StoredFragment) -> None:
         """Remember a merge."""
         newest = self.merges.setdefault(found.kept.fragment, [])
         newest.append(found)
         del newest[:-VERSIONS]
 
-    def find(self) -> Sequence[Found]:
+    def find(self) -> Sequence[StoredFragment]:
         """Not available: what the disk held is a fact of the recording; see ``at``."""
         raise AssertionError("a replay asks for what was recorded")
 
-    def at(self, fragment: int, version: int) -> Found | None:
+    def at(self, fragment: int, version: int) -> StoredFragment | None:
         """The merge that made this version; None if it was not made here."""
         merges = self.merges.get(fragment, [])
         return next((each for each in merges if each.kept.version == version), None)

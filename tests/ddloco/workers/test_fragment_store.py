@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from ddloco.protocol.events import Kept
-from ddloco.workers.fragment_store import Found, KeptError, KeptFolder, KeptHistory, digest_of
+from ddloco.workers.fragment_store import (
+    FragmentFolder,
+    FragmentStoreError,
+    KeptHistory,
+    StoredFragment,
+    digest_of,
+)
 
 JOB = "small-1234"
 
@@ -16,7 +22,9 @@ def found(fragment=0, version=8, start=0.0):
     theta = np.arange(5, dtype=np.float32) + np.float32(start)
     momentum = theta * np.float32(0.5)
     spent = {"learner-1.2": 4, "learner-0.1": 8}
-    return Found(Kept(fragment, version, spent, {}, digest_of(theta, momentum)), theta, momentum)
+    return StoredFragment(
+        Kept(fragment, version, spent, {}, digest_of(theta, momentum)), theta, momentum
+    )
 
 
 def same(one, other):
@@ -26,19 +34,19 @@ def same(one, other):
 
 def test_the_newest_of_each_fragment_is_found(tmp_path):
     """In order of fragments; what a later merge replaced is gone."""
-    keep = KeptFolder(tmp_path / "kept", JOB)
+    keep = FragmentFolder(tmp_path / "kept", JOB)
     assert list(keep.find()) == []
     for each in (found(11, 4), found(2, 6), found(11, 9, start=3.0)):
         keep.put(each)
 
-    first, second = KeptFolder(tmp_path / "kept", JOB).find()
+    first, second = FragmentFolder(tmp_path / "kept", JOB).find()
     assert same(first, found(2, 6))
     assert same(second, found(11, 9, start=3.0))
 
 
 def test_what_cannot_be_written_leaves_what_was(tmp_path, small_disk):
     """A full disk is an error, and the fragment as it was before is still there."""
-    keep = KeptFolder(tmp_path, JOB)
+    keep = FragmentFolder(tmp_path, JOB)
     keep.put(found())
     with small_disk(100), pytest.raises(OSError, match="cannot be written"):
         keep.put(found(version=9))
@@ -48,7 +56,7 @@ def test_what_cannot_be_written_leaves_what_was(tmp_path, small_disk):
 
 def test_every_damaged_byte_is_noticed(tmp_path):
     """No flipped byte of a file is believed: it is refused with the file's name."""
-    keep = KeptFolder(tmp_path, JOB)
+    keep = FragmentFolder(tmp_path, JOB)
     keep.put(found())
     [path] = tmp_path.iterdir()
     whole = path.read_bytes()
@@ -57,7 +65,7 @@ def test_every_damaged_byte_is_noticed(tmp_path):
         refused = None
         try:
             [read] = keep.find()
-        except KeptError as error:
+        except FragmentStoreError as error:
             refused = str(error)
         # Padding may differ, nothing else.
         assert refused.startswith(str(path)) if refused else same(read, found()), index
@@ -65,9 +73,9 @@ def test_every_damaged_byte_is_noticed(tmp_path):
 
 def test_fragments_of_another_job_are_refused(tmp_path):
     """A run folder that is used again by mistake is no source of truth."""
-    KeptFolder(tmp_path, "other-1").put(found())
-    with pytest.raises(KeptError, match=r"of job other-1, this is small-1234"):
-        KeptFolder(tmp_path, JOB).find()
+    FragmentFolder(tmp_path, "other-1").put(found())
+    with pytest.raises(FragmentStoreError, match=r"of job other-1, this is small-1234"):
+        FragmentFolder(tmp_path, JOB).find()
 
 
 def test_a_replay_remembers_what_may_have_been_kept():
@@ -99,7 +107,7 @@ def test_of_what_a_snapshot_brought_only_the_merge_is_compared():
 
 def test_fragments_that_were_swapped_are_refused(tmp_path):
     """Each says which one it is, and so does its file's name."""
-    keep = KeptFolder(tmp_path, JOB)
+    keep = FragmentFolder(tmp_path, JOB)
     keep.put(found(0))
     keep.put(found(1, start=2.0))
     one, other = sorted(tmp_path.iterdir())
@@ -107,7 +115,7 @@ def test_fragments_that_were_swapped_are_refused(tmp_path):
     other.rename(one)
     (tmp_path / "x").rename(other)
 
-    with pytest.raises(KeptError, match=r"fragment-0000\.safetensors: holds fragment 1"):
+    with pytest.raises(FragmentStoreError, match=r"fragment-0000\.safetensors: holds fragment 1"):
         keep.find()
 
 
@@ -116,5 +124,5 @@ def test_what_is_no_file_is_refused(tmp_path, make):
     """A FIFO is not waited for."""
     make(tmp_path / "fragment-0000.safetensors")
 
-    with pytest.raises(KeptError, match="not a regular file"):
-        KeptFolder(tmp_path, JOB).find()
+    with pytest.raises(FragmentStoreError, match="not a regular file"):
+        FragmentFolder(tmp_path, JOB).find()
