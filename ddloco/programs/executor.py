@@ -15,7 +15,7 @@ from ddloco.runtime.snapshot_writer import Capture
 from transport import Payload, payload_of, tensors_of
 
 
-class Computing:
+class ComputationExecutor:
     """Does the work of one actor, in a live run and in a replay alike.
 
     Args:

@@ -15,7 +15,7 @@ from ddloco.actors.actor import ACTOR_SEMANTICS, Actor
 from ddloco.actors.effects import Finish
 from ddloco.actors.events import Begun, Restored
 from ddloco.config.run_folder import LOG_FILE
-from ddloco.programs.executor import Computing
+from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived, Driver
@@ -106,7 +106,7 @@ class ProgramRunner:
             job_id=loaded.id,
             actors=loaded.program.roles,
             endpoint=endpoint,
-            worker=Computing(role.compute, arrays, StoreSink(Store(self.place), facts)),
+            worker=ComputationExecutor(role.compute, arrays, StoreSink(Store(self.place), facts)),
             arrays=arrays,
             recorder=Recorder(self._tape(incarnation, start)),
             time=MonotonicTime(start.actor.at if start is not None else 0.0),

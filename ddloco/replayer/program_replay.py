@@ -10,7 +10,7 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.events import Computed
 from ddloco.actors.snapshot_adapter import packages_of
 from ddloco.config.run_folder import SNAPSHOTS
-from ddloco.programs.executor import Computing
+from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram, program_from
 from ddloco.programs.runner import PLACE, SOURCE, fingerprint
 from ddloco.replayer.replay import Rerun
@@ -40,7 +40,7 @@ def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beg
     return begin_with(place, snapshot, load)
 
 
-class ProgramPart(Part[Computing]):
+class ProgramPart(Part[ComputationExecutor]):
     """One tape's part in the replay of a program."""
 
     def __init__(self, rerun: "ProgramRerun", tape: Tape) -> None:
@@ -50,7 +50,7 @@ class ProgramPart(Part[Computing]):
             raise TapeError(tape.path, 16, f"{tape.incarnation} is not an actor of the program now")
         super().__init__(rerun, tape, Actor(tape.incarnation, role.machine()), loaded.events)
         self._arrays = Arrays()
-        self._workers = Computing(role.compute, self._arrays, DigestSink())
+        self._workers = ComputationExecutor(role.compute, self._arrays, DigestSink())
         self._warn = rerun.warn
         self._source = loaded.source
 

@@ -5,7 +5,7 @@ import pytest
 
 from ddloco.actors.effects import Calculation
 from ddloco.actors.events import Computed, WorkFailed
-from ddloco.programs.executor import Computing
+from ddloco.programs.executor import ComputationExecutor
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.snapshot_sink import DigestSink
 from transport import payload_of, tensors_of
@@ -18,7 +18,7 @@ def computing(compute):
     """With one array."""
     arrays = Arrays()
     arrays.put("in/1", ONES)
-    return Computing(compute, arrays, DigestSink()), arrays
+    return ComputationExecutor(compute, arrays, DigestSink()), arrays
 
 
 async def test_arrays_come_out_of_arrays():
