@@ -5,7 +5,6 @@ machine for handshakes, sequence numbers and credit, and ``endpoint`` is the int
 ``zeromq`` and ``memory`` implement.
 """
 
-from transport.allowance import Allowance as Allowance
 from transport.codec import Assembler as Assembler
 from transport.codec import Codec as Codec
 from transport.codec import LocalProtocolError as LocalProtocolError
@@ -64,3 +63,4 @@ from transport.payload import payload_of as payload_of
 from transport.payload import tensor_bytes as tensor_bytes
 from transport.payload import tensors_of as tensors_of
 from transport.refcounts import Handles as Handles
+from transport.token_bucket import TokenBucket as TokenBucket

@@ -34,7 +34,6 @@ from snapshot import (
 from transport import (
     CONTROL,
     LANES,
-    Allowance,
     Drop,
     Effect,
     Keep,
@@ -45,6 +44,7 @@ from transport import (
     Send,
     SetTimer,
     TimerFired,
+    TokenBucket,
 )
 from transport import Mark as MarkLanes
 
@@ -103,7 +103,7 @@ class Cutting:
         self._flight: dict[str, int] = {}
         """References to each handle for in-flight messages of incomplete cuts."""
         self._commits: dict[int, Commit] = {}
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, TokenBucket] = {}
         """The remaining allowance of each actor that begins snapshots."""
         self._work = 0
         self._news: list[SnapshotSettled] = []
@@ -196,7 +196,7 @@ class Cutting:
 
     def _allowed(self, at: float, initiator: str) -> bool:
         """Whether an actor may begin another snapshot now; refused attempts count as well."""
-        full = Allowance(BEGUN_AT_ONCE, BEGUN_PER_S, BEGUN_AT_ONCE, at)
+        full = TokenBucket(BEGUN_AT_ONCE, BEGUN_PER_S, BEGUN_AT_ONCE, at)
         return self._allowances.setdefault(initiator, full).take(at)
 
     def _part_problem(self, sender: str, snapshot: str, part: Part) -> str | None:

@@ -42,7 +42,7 @@ from ddloco.nodes.incarnation_grants import (
 from ddloco.workers.task import task_digest
 from replay.tape import SUFFIX
 from replay.tape_files import whose
-from transport import Allowance, Arrival, Endpoint, LaneFull, PeerGone
+from transport import Arrival, Endpoint, LaneFull, PeerGone, TokenBucket
 
 RECORD = "incarnations.json"
 """In the folder of what syncers keep: for each actor the newest number that was given."""
@@ -147,7 +147,7 @@ class Registrar:
         self._endpoint = endpoint
         self._note = note
         self._time = time or MonotonicTime()
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, TokenBucket] = {}
         """By actor of this job that has asked."""
         self._newest: dict[str, int] = {}
         """By actor of this job that was heard, the newest of which it is known that it exists."""
@@ -256,7 +256,7 @@ class Registrar:
         return Denied(refused[:1000])
 
     def _give(self, route: str, name: str, want: Want) -> Granted | Denied | None:
-        full = Allowance(NUMBERS_AT_ONCE, NUMBERS_PER_S, NUMBERS_AT_ONCE, self._time.now())
+        full = TokenBucket(NUMBERS_AT_ONCE, NUMBERS_PER_S, NUMBERS_AT_ONCE, self._time.now())
         if not self._allowances.setdefault(name, full).take(self._time.now()):
             return self._refuse(name, "it asks for new numbers too often")
         newest = max(self._record.newest(name), self._newest.get(name, 0))

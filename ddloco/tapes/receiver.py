@@ -39,7 +39,7 @@ from ddloco.tapes.shipping_protocol import (
     encode,
 )
 from replay import Tape, TapeError
-from transport import Allowance, Arrival, Endpoint, LaneFull, PeerGone
+from transport import Arrival, Endpoint, LaneFull, PeerGone, TokenBucket
 from transport.endpoint import Buffer
 
 MARKS = ".shipped"
@@ -120,7 +120,7 @@ class TapeReceiver:
         self._endpoint = endpoint
         self._note = note
         self._incoming: dict[str, IncomingTape] = {}
-        self._allowances: dict[str, Allowance] = {}
+        self._allowances: dict[str, TokenBucket] = {}
         """Rate limits, by actor of this job that has shipped anything."""
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
@@ -177,7 +177,7 @@ class TapeReceiver:
         if not nbytes or actor not in self._names:
             return  # Unknown actors are rejected later.
         now = trio.current_time()
-        full = Allowance(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S, ACTOR_BYTES_AT_ONCE, now)
+        full = TokenBucket(ACTOR_BYTES_AT_ONCE, ACTOR_BYTES_PER_S, ACTOR_BYTES_AT_ONCE, now)
         if not self._allowances.setdefault(actor, full).take(now, nbytes):
             raise RefusedError(f"more than {ACTOR_BYTES_PER_S} bytes a second of {actor}")
 

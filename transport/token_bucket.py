@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Allowance:
+class TokenBucket:
     """A token bucket.
 
     Args:
