@@ -52,9 +52,9 @@ from transport.link_state import (
     REDIAL_S_MIN,
     SESSIONS_AHEAD_MAX,
     STALL_S,
+    AcceptedRuns,
     LaneState,
     Link,
-    RunsHere,
     disagreement,
     new_lanes,
     redial_timer,
@@ -98,7 +98,7 @@ class Links:
         self._sending = Sending(clock, handles)
         self._links: dict[str, Link] = {}
         self._agreement: dict[str, str] | None = None
-        self._runs = RunsHere()
+        self._runs = AcceptedRuns()
 
     def peers(self) -> list[str]:
         """The peers whose link is up, sorted by name as bytes."""
@@ -175,7 +175,7 @@ class Links:
 
     def renew(self, agreement: dict[str, str]) -> None:
         """Require ``agreement`` from now on, and forget runs and agreements of an earlier run."""
-        self._runs = RunsHere()
+        self._runs = AcceptedRuns()
         if self._agreement is not None:
             self._agreement = agreement
         for link in self._links.values():

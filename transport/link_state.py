@@ -105,7 +105,7 @@ def disagreement(ours: dict[str, str], theirs: dict[str, str]) -> str | None:
 
 
 @dataclass(slots=True)
-class RunsHere:
+class AcceptedRuns:
     """The runs whose members a listening side accepts: its own, those that joined it, and, until it
     is settled, any other; see ``Listen``."""
 

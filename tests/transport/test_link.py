@@ -28,7 +28,7 @@ from transport import (
     TimerFired,
 )
 from transport.flow_control import WAITING_MAX, WINDOW_MESSAGES
-from transport.link_state import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, RunsHere
+from transport.link_state import REDIAL_S_MAX, REDIAL_S_MIN, RUNS_MAX, AcceptedRuns
 from transport.message import Bye, Credit, Hello, Refused
 
 AGREED = {"job": "job-1", "plan": "p1"}
@@ -179,13 +179,13 @@ def test_a_member_of_another_run_takes_part_until_this_one_is_settled(new_pair):
 
 def test_members_of_few_other_runs_take_part():
     """The limit is named; without a run of its own nobody is refused for theirs."""
-    here = RunsHere("own")
+    here = AcceptedRuns("own")
     for number in range(RUNS_MAX):
         assert here.objection(f"run {number}") is None
         here.join(f"run {number}")
     assert here.objection("one more") is not None
     assert here.objection("run 0") is here.objection("own") is here.objection("") is None
-    assert RunsHere(settled=True).objection("any") is None
+    assert AcceptedRuns(settled=True).objection("any") is None
 
 
 def test_who_listens_late_is_reached_by_the_next_dial(new_pair):
