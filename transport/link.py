@@ -76,7 +76,7 @@ from transport.message import (
     Welcome,
 )
 from transport.refcounts import Handles
-from transport.sending import Sending
+from transport.sending import LinkSender
 
 Heard = tuple[list[Event], list[Effect]]
 
@@ -95,7 +95,7 @@ class Links:
         self.counters: dict[str, int] = {}
         """How often something was rejected or dropped, by reason."""
         self._handles = handles
-        self._sending = Sending(clock, handles)
+        self._sending = LinkSender(clock, handles)
         self._links: dict[str, Link] = {}
         self._agreement: dict[str, str] | None = None
         self._runs = AcceptedRuns()

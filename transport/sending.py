@@ -11,7 +11,7 @@ from transport.message import CONTROL, Body, Credit, Lane
 from transport.refcounts import Handles
 
 
-class Sending:
+class LinkSender:
     """The sending side of an actor's links.
 
     Args:

@@ -49,7 +49,7 @@ from transport import link as links
 from transport.flow_control import Outbox
 from transport.link import Links
 from transport.refcounts import Handles
-from transport.sending import Sending
+from transport.sending import LinkSender
 
 
 class Mutation(NamedTuple):
@@ -605,7 +605,7 @@ def what_changed_last_is_not_told(patch):
         state.told += 3
         return said
 
-    wrap(patch, Sending, "number", number)
+    wrap(patch, LinkSender, "number", number)
 
 
 # Bounds.
@@ -649,7 +649,7 @@ def reports_wait_one_behind_the_other(patch):
         return old(self, link, lane) if lane == BULK else []
 
     wrap(patch, Outbox, "put", put)
-    wrap(patch, Sending, "give_credit", credit)
+    wrap(patch, LinkSender, "give_credit", credit)
     patch.setitem(links.WINDOW_MESSAGES, CONTROL, 8)
 
 
@@ -681,7 +681,7 @@ def credit_lets_nothing_go(patch):
         first = link.lanes[lane].outbox.waiting
         return old(self, link, lane) if first and first[0].free_of_charge else []
 
-    wrap(patch, Sending, "pump", pump)
+    wrap(patch, LinkSender, "pump", pump)
 
 
 # Durability.
@@ -920,7 +920,7 @@ def bulk_gets_no_credit(patch):
     def credit(old, self, link, lane):
         return old(self, link, lane) if lane == CONTROL else []
 
-    wrap(patch, Sending, "give_credit", credit)
+    wrap(patch, LinkSender, "give_credit", credit)
 
 
 @bug("heal-progress", 4)
