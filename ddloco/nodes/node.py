@@ -10,7 +10,7 @@ import math
 import platform
 import traceback
 from collections.abc import Awaitable, Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -168,7 +168,11 @@ class Hosted:
                     self.driver.request_stop(self.stop_reason)
                 if self.leave_reason is not None:  # It came while the actor was made.
                     self.driver.request_leave(self.leave_reason)
-                return await self._drive(partial(self.driver.run, first, behind))
+                finish = await self._drive(partial(self.driver.run, first, behind))
+                if finish.status == "done" and name == self.job.syncer_names()[0]:
+                    with suppress(OSError):  # The job is done all the same.
+                        keep.note_done()
+                return finish
 
     def _open_keep(self, name: str) -> FragmentFolder:
         """Where a syncer keeps its merges; learners keep nothing, and no run of their own."""

@@ -42,10 +42,12 @@ class Kept(Struct, frozen=True, array_like=True):
 
 class Recovered(WorkResult, frozen=True):
     """The stored fragments that were found, sorted by number; none at a job's first start. ``run``
-    identifies this run among those of the same job."""
+    identifies this run among those of the same job. ``done`` says that an earlier incarnation ended
+    the job as done."""
 
     kept: tuple[Kept, ...]
     run: str = ""
+    done: bool = False
 
 
 class ParametersMade(WorkResult, frozen=True):

@@ -194,7 +194,8 @@ class Workers:
         found = await _in_thread(self._keep.find)
         for each in found:
             self.take_back(each)
-        return Recovered(work.work, tuple(each.kept for each in found), self._keep.run)
+        kept = tuple(each.kept for each in found)
+        return Recovered(work.work, kept, self._keep.run, self._keep.done())
 
     def take_back(self, found: StoredFragment) -> None:
         """Store a recovered fragment under the handles that it had."""

@@ -13,10 +13,13 @@ from typing import Protocol
 import numpy as np
 import xxhash
 
-from clocks import open_regular
+from clocks import open_regular, read_regular
 from ddloco.protocol.events import Kept
 from ddloco.runtime.array_table import F32
 from snapshot import load_metadata, load_tensors, save_tensors
+
+DONE = "done"
+"""The file that says that the job has ended as done; it holds the job's id."""
 
 VERSIONS = 2
 """Merges per fragment that a replay remembers: the last one that the machine has received as an
@@ -57,6 +60,10 @@ class FragmentStore(Protocol):
         """
         ...
 
+    def done(self) -> bool:
+        """Whether an earlier incarnation ended this job as done."""
+        ...
+
 
 class FragmentFolder:
     """Merges in files, one per fragment, written atomically.
@@ -90,6 +97,23 @@ class FragmentFolder:
     def find(self) -> Sequence[StoredFragment]:
         """Read all fragments and check every byte."""
         return [self._read(path) for path in sorted(self._folder.glob("fragment-*.safetensors"))]
+
+    def done(self) -> bool:
+        """Whether the job was ended as done; what cannot be read says nothing."""
+        try:
+            return read_regular(self._folder / DONE).decode() == self._job_id
+        except (OSError, ValueError):
+            return False
+
+    def note_done(self) -> None:
+        """Note that the job has ended as done, for the next incarnation.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        partial = self._folder / f".{DONE}.partial"
+        partial.write_text(self._job_id)
+        partial.replace(self._folder / DONE)
 
     def _read(self, path: Path) -> StoredFragment:
         try:
@@ -139,6 +163,10 @@ class KeptHistory:
 
     def find(self) -> Sequence[StoredFragment]:
         """Not available: what the disk held is a fact of the recording; see ``at``."""
+        raise AssertionError("a replay asks for what was recorded")
+
+    def done(self) -> bool:
+        """Not available, like ``find``."""
         raise AssertionError("a replay asks for what was recorded")
 
     def at(self, fragment: int, version: int) -> StoredFragment | None:

@@ -28,7 +28,7 @@ from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.rounds import FRUITLESS_MAX, Rounds
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import REPORT, REPORT_S, SHARDS, SHARDS_S, Shards, owned_by
-from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
+from ddloco.machines.syncer.shutdown import LATE_S, SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, SnapshotPolicy
 from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
@@ -84,6 +84,10 @@ class Syncer:
     Args:
         job: the resolved job.
     """
+
+    _was_done = False
+    """Whether an earlier incarnation has ended the job as done, with the whole model saved. States
+    of syncers for which this is not so do not contain it."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -254,6 +258,8 @@ class Syncer:
         self.rounds = Rounds(self._job, schedule, self.membership, self._globals, self._next_work)
         self._run, self._settled = event.run, bool(event.kept)
         self._late = bool(event.kept) and schedule.next() is None
+        if self._late and event.done:
+            self._was_done = True
         if self._stopping:
             self.rounds.stop()
         effects = [*self.membership.recovered(), *self._globals.keep()]
@@ -417,19 +423,24 @@ class Syncer:
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")
-        left_out = self._left_out() if status == "done" else ""
+        # The shards of a job that was done have left, and nobody starts them again.
+        known = self._was_done and not shards.complete and status == "done"
+        left_out = self._left_out() if status == "done" and not known else ""
         if left_out:
             status, reason = "failed", left_out
         if not shards.complete and shards.patient:
             if shards.closing is not None:
                 return []
-            return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + SHARDS_S)]
+            wait_s = LATE_S if known else SHARDS_S
+            return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + wait_s)]
         evaluating, saving = self._next_work(), self._next_work()
         merges = rounds.merges + shards.merges
         shutdown = self._shutdown = JobShutdown(status, reason, t, merges, evaluating)
         shutdown.lingers = self._late and status == "done"
         effects = rounds.end()
         peers, step_s = list(self._members), rounds.pacing.step_s
+        if known:
+            return [*effects, *shutdown.again(at, peers, step_s)]
         if not shards.complete:
             lost = f"the model is not whole: {', '.join(shards.missing())} did not come back"
             return [*effects, *shutdown.without(at, peers, lost, step_s)]

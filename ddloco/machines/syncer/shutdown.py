@@ -64,6 +64,11 @@ class JobShutdown:
         self.evaluated = self.saved = True
         return [SetTimer(SHUTDOWN, at + self._patience(step_s))]
 
+    def again(self, at: float, peers: Sequence[str], step_s: float | None) -> list[Effect]:
+        """Begin the shutdown of a job that was done before: its model is saved already."""
+        stops = [self.stop(peer) for peer in peers]
+        return [Observe("done before", {"t": self.t}), *stops, *self.follow(at, step_s)]
+
     def without(
         self, at: float, peers: Sequence[str], reason: str, step_s: float | None
     ) -> list[Effect]:

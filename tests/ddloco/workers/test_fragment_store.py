@@ -78,6 +78,16 @@ def test_fragments_of_another_job_are_refused(tmp_path):
         FragmentFolder(tmp_path, JOB).find()
 
 
+def test_it_is_known_that_a_job_was_done(tmp_path):
+    """Of this job, not of another one in the same folder, and not before."""
+    keep = FragmentFolder(tmp_path, JOB)
+    assert not keep.done()
+    keep.note_done()
+    assert keep.done()
+    assert FragmentFolder(tmp_path, JOB).done()
+    assert not FragmentFolder(tmp_path, "other-1").done()
+
+
 def test_a_replay_remembers_what_may_have_been_kept():
     """The newest two merges of a fragment, by version."""
     history = KeptHistory()

@@ -1,12 +1,14 @@
 """The syncer machine alone: fed events, judged by its effects."""
 
 import pytest
+from msgspec.structs import replace
 
 from ddloco.actors.effects import Finish, Observe
 from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from ddloco.machines.syncer.machine import SHUTDOWN, Syncer
 from ddloco.machines.syncer.members import RESEND_S_MIN
 from ddloco.machines.syncer.rounds import LAUNCH
+from ddloco.machines.syncer.shards import SHARDS
 from ddloco.machines.syncer.shutdown import LATE_S
 from ddloco.protocol.effects import Evaluate, MakeParameters, MergeFragment, Recover, SaveModel
 from ddloco.protocol.events import (
@@ -18,7 +20,15 @@ from ddloco.protocol.events import (
     Recovered,
     Started,
 )
-from ddloco.protocol.messages import Contribution, GlobalFragment, Progress, Pull, Roster, Stop
+from ddloco.protocol.messages import (
+    Contribution,
+    GlobalFragment,
+    Progress,
+    Pull,
+    Roster,
+    ShardReport,
+    Stop,
+)
 from transport import (
     BULK,
     CONTROL,
@@ -51,10 +61,10 @@ class Desk:
         self.holders = {}
         self.begun = self.tell(Started(incarnation, leaves))
 
-    def open(self, kept=()):
+    def open(self, kept=(), **more):
         """What was kept is found, the rest is made; the effects of both."""
         (recover,) = of(Recover, self.begun)
-        found = self.tell(Recovered(recover.work, tuple(kept)))
+        found = self.tell(Recovered(recover.work, tuple(kept), **more))
         (make,) = of(MakeParameters, found)
         return found, self.tell(ParametersMade(make.work, b"digest"))
 
@@ -859,6 +869,47 @@ def test_a_job_that_was_through_is_told_to_those_who_come_late(recovered):
     assert [A] == [peer for peer, _ in said(Stop, joined)]
     assert [] == of(Finish, desk.tell(PeerLost(A, "bye")))
     assert ["done"] == [each.status for each in of(Finish, desk.tell(TimerFired(SHUTDOWN)))]
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_the_lead_of_shards_knows_that_the_job_was_done(make_job, leaves, done):
+    """Started again without its shards, it tells who comes late, and it is no failure; unless the
+    job was never done."""
+    job = make_job(3, P, P, 40, overlap=1, grace=0.0)
+    job = replace(job, job=replace(job.job, syncers=2))
+    desk = Desk(job, leaves, "syncer-0.2")
+    kept = [Kept(p, 38 + p, {}, {}, b"digest") for p in range(0, P, 2)]
+    _, made = desk.open(kept, done=done)
+    assert [SHARDS] == [e.timer for e in of(SetTimer, made) if e.timer == SHARDS]
+    assert [] == said(Stop, desk.tell(PeerJoined(A, A)))
+
+    alone = desk.tell(TimerFired(SHARDS), after_s=LATE_S)
+    assert [] == of(Evaluate | SaveModel, alone)
+    assert [A] == [peer for peer, _ in said(Stop, alone)]
+    desk.tell(PeerLost(A, "bye"))
+    ended = desk.tell(TimerFired(SHUTDOWN), after_s=LATE_S)
+    if done:
+        assert [Finish("done", "global step 40")] == of(Finish, ended)
+    else:
+        assert desk.machine._shutdown.status == "failed"
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_job_that_was_done_is_done_again_with_its_shards(make_job, leaves, stopped):
+    """With all of them there, the model is evaluated and saved as ever; a stop stays a stop."""
+    job = make_job(3, P, P, 40, overlap=1, grace=0.0)
+    job = replace(job, job=replace(job.job, syncers=2))
+    desk = Desk(job, leaves, "syncer-0.2")
+    desk.open([Kept(p, 38 + p, {}, {}, b"digest") for p in range(0, P, 2)], done=True)
+    if stopped:
+        desk.tell(StopRequested("enough"))
+        desk.tell(TimerFired(SHARDS), after_s=LATE_S)
+        assert desk.machine._shutdown.status == "failed"
+        return
+    desk.tell(PeerJoined("syncer-1.2", "syncer-1.2"))
+    desk.say("syncer-1.2", GlobalFragment(1, 39), handle="in/final")
+    effects = desk.say("syncer-1.2", ShardReport(9, (-1, 39, -1), over=True))
+    assert [1, 1] == [len(of(Evaluate, effects)), len(of(SaveModel, effects))]
 
 
 def test_a_stop_before_the_parameters_is_not_lost(make_job, leaves):
