@@ -7,11 +7,11 @@ produce (the cosine of two random vectors of n elements is about 1 / sqrt(n)), a
 merge's cost. Sums are plain `einsum` and additions row by row in float64, without BLAS, whose
 results may depend on the number of threads.
 
-The reference depends on the number of contributions. With three or more it is the majority: each
-contribution is compared with the sum of the others' unit vectors, so norms and weights do not
-matter; if the others do not agree among themselves either, none is rejected. With two, both have
-the same cosine, and the outer momentum decides which one is flipped; if it agrees with both or with
-neither, both are accepted. A single contribution is always accepted: momentum alone cannot
+The reference of a direction depends on the number of contributions. With three or more it is the
+majority: each contribution is compared with the sum of the others' unit vectors, so norms and
+weights do not matter; if the others do not agree among themselves either, none is rejected. With
+two, both have the same cosine, and the outer momentum decides which one is flipped; if it agrees
+with both or with neither, both are accepted. With one there is no test: momentum alone cannot
 distinguish a flipped sign from an outer step that overshot, after which all learners turn.
 
 Errors that change neither norm nor direction are not detected: a bit in a mantissa, an exponent bit
