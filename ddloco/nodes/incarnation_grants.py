@@ -8,6 +8,7 @@ and the digest of the task's source, so what differs is said before anything is 
     [Want]      from the actor, again until there is an answer
     [Granted]   from the lead: this number, which nobody else has
     [Denied]    no number, and why: other settings
+    [Over]      no number, because the job is done
     [Known]     the newest numbers, between a shard and the lead; see ``incarnation_gate``
 
 Whose number it is stands nowhere in here: it is the peer of the route, which keys prove. The route
@@ -82,6 +83,12 @@ class Denied(Struct, frozen=True, tag=True):
     reason: Reason
 
 
+class Over(Struct, frozen=True, tag=True):
+    """No number: the job is done."""
+
+    reason: Reason
+
+
 class Known(Struct, frozen=True, tag=True):
     """The newest number of each actor of which any is known."""
 
@@ -96,6 +103,10 @@ class DeniedError(Exception):
     """The lead refuses this actor; one line says why."""
 
 
+class OverError(Exception):
+    """The job is done; one line says since when."""
+
+
 class SilentError(Exception):
     """The lead did not answer in time; one line says who was asked."""
 
@@ -103,7 +114,7 @@ class SilentError(Exception):
 encode = msgspec.msgpack.Encoder().encode
 _question = msgspec.msgpack.Decoder(Want | Known)
 _known = msgspec.msgpack.Decoder(Known)
-_answer = msgspec.msgpack.Decoder(Granted | Denied)
+_answer = msgspec.msgpack.Decoder(Granted | Denied | Over)
 
 
 def decode_question(frames: Sequence[Buffer]) -> Want | Known:
@@ -190,12 +201,13 @@ async def ask_for_number(
     Raises:
         OSError: the address is none.
         DeniedError: the lead refuses this actor.
+        OverError: the job is done.
         SilentError: nobody has answered in time.
     """
     name, lead = names
     route, me = f"{lead}/{LANE}", f"{name}.{1 + secrets.randbelow(10**9)}/{LANE}"
     await endpoint.dial(address, route=route, identity=me)
-    send, receive = trio.open_memory_channel[Granted | Denied](1)
+    send, receive = trio.open_memory_channel[Granted | Denied | Over](1)
 
     async def deliver(arrival: Arrival) -> None:
         await trio.lowlevel.checkpoint()
@@ -204,7 +216,7 @@ async def ask_for_number(
         except (GrantError, trio.WouldBlock):
             return
 
-    answer: Granted | Denied | None = None
+    answer: Granted | Denied | Over | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(endpoint.run, deliver)
         with trio.move_on_after(patience_s):
@@ -222,4 +234,6 @@ async def ask_for_number(
         raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
     if isinstance(answer, Denied):
         raise DeniedError(f"{lead} refuses {name}: {answer.reason}")
+    if isinstance(answer, Over):
+        raise OverError(answer.reason)
     return answer

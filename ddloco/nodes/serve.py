@@ -27,12 +27,14 @@ from ddloco.nodes.incarnation_grants import LANE as GRANTS
 from ddloco.nodes.incarnation_grants import (
     DeniedError,
     Granted,
+    OverError,
     SilentError,
     ask_for_number,
     want_of,
 )
 from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
 from ddloco.nodes.node import Hosted
+from ddloco.nodes.past_job import past_end, tell_late
 from ddloco.nodes.resume import JobBeginning, go_on_from, place_said
 from ddloco.nodes.tape_shipping import ship_tape, take_in_tapes
 from ddloco.runtime.errors import first_of
@@ -110,6 +112,9 @@ async def serve_syncer(
         except OSError as error:
             raise ConfigError(f"--bind {bind}: {error.strerror}") from None
         if connect is None:
+            if over := past_end(job, folder, name):
+                write_address(folder, name, address, terms.advertise)
+                return await _over(endpoint, over, with_parent=terms.with_parent)
             incarnation, beginning = who_leads(job, folder, name, terms.snapshot)
         else:
             found = await _number(job, folder, name, (context, lead, connect), terms)
@@ -129,6 +134,18 @@ async def serve_syncer(
         elif job.tape.ships:
             await ship_tape(hosted, lead, connect)
         return await _serve(hosted, endpoint, terms, numbers)
+
+
+async def _over(endpoint: ZmqEndpoint, reason: str, *, with_parent: bool) -> Finish:
+    """Tell whoever comes that the job is done, for as long as nobody stops this process."""
+
+    async def tell() -> Granted:
+        await tell_late(endpoint, reason)
+        return Granted(0)
+
+    await _unless_left(tell, with_parent=with_parent)
+    await endpoint.aclose()
+    return Finish("done", reason)
 
 
 def _gives_numbers(hosted: Hosted) -> Registrar:
@@ -230,6 +247,8 @@ async def _number(
                 raise ConfigError(f"--connect {address}: {found.strerror}") from None
             case DeniedError() as found:
                 return Finish("bad-input", str(found))
+            case OverError() as found:
+                return Finish("done", str(found))
             case SilentError() as found:
                 return Finish("left", str(found))
             case _:

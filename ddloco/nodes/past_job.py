@@ -1,0 +1,59 @@
+"""A job whose last global step was lowered below what is merged already: it is done.
+
+Settings identify a job, so the lead cannot continue such a job with its merges: to its tapes it is
+another one. It says so instead, to its user and to every actor that asks it for a number.
+"""
+
+from pathlib import Path
+
+import trio
+from msgspec.structs import replace
+
+from ddloco.config.job import Job, load_job
+from ddloco.config.run_folder import JOB_FILE, KEPT
+from ddloco.config.toml import ConfigError
+from ddloco.machines.syncer.shutdown import LATE_S
+from ddloco.nodes.incarnation_grants import LANE, Over, encode
+from ddloco.workers.fragment_store import FragmentFolder, FragmentStoreError
+from transport import Arrival, Endpoint, LaneFull, PeerGone
+
+
+def past_end(job: Job, folder: Path, name: str) -> str:
+    """Return why a job is done although it has not run with these settings; empty if it is not.
+
+    Args:
+        job: the resolved job.
+        folder: the run folder, of a job that differs in nothing but its number of steps.
+        name: the syncer that leads.
+    """
+    try:
+        former = load_job(folder / JOB_FILE)
+        same = replace(former, job=replace(former.job, steps=job.job.steps))
+        if former.id == job.id or same.id != job.id:
+            return ""
+        found = FragmentFolder(folder / KEPT / name, former.id).find()
+    except (ConfigError, FragmentStoreError):
+        return ""  # Whoever needs these files says what is wrong with them.
+    newest = max((each.kept.version for each in found), default=0)
+    if newest < job.job.steps:
+        return ""
+    return (
+        f"job.steps is {job.job.steps}, and {folder} holds the merge of global step {newest}; "
+        f"it ran with {former.job.steps} steps"
+    )
+
+
+async def tell_late(endpoint: Endpoint, reason: str) -> None:
+    """Tell for a while every actor that asks for a number that the job is over."""
+
+    async def deliver(arrival: Arrival) -> None:
+        await trio.lowlevel.checkpoint()
+        if not arrival.route.endswith(f"/{LANE}"):
+            return
+        try:
+            endpoint.send_nowait(arrival.route, [encode(Over(reason[:1000]))])
+        except (LaneFull, PeerGone):
+            return  # It asks again.
+
+    with trio.move_on_after(LATE_S):
+        await endpoint.run(deliver)
