@@ -23,6 +23,7 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
         expected: as recorded on the tape.
         actual: as the replay has it.
         clock: the actor's clock at that event.
+        hint: what kind of difference it is, in words, where that is known.
         context: the events that led to it, oldest first, as text.
     """
 
@@ -34,6 +35,7 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
     clock: dict[str, int]
     event: str = ""
     context: tuple[str, ...] = field(default=())
+    hint: str = ""
 
     def __str__(self) -> str:
         """One line: where, and what kind of difference."""
@@ -49,6 +51,8 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
             f"  replayed  {_shortened(self.actual)}",
             f"  clock     {clock}",
         ]
+        if self.hint:
+            lines.append(f"  so        {self.hint}")
         lines += [f"  before    {line}" for line in self.context]
         return "\n".join(lines)
 
@@ -62,6 +66,7 @@ class Divergence(Exception):  # noqa: N818, a difference is a finding, not an er
             "replayed": self.actual,
             "clock": self.clock,
             "at": self.event,
+            "hint": self.hint,
             "before": list(self.context),
         }
 

@@ -116,16 +116,25 @@ class Player(Generic[E]):
         return effects
 
     def differs(
-        self, record: tape.Event, event: E, aspect: Aspect, expected: Any, actual: Any
+        self,
+        record: tape.Event,
+        event: E,
+        aspect: Aspect,
+        expected: Any,
+        actual: Any,
+        *,
+        hint: str = "",
     ) -> Divergence:
-        """The finding, with where it stands."""
+        """The finding, with where it stands; ``clock`` includes the event itself."""
+        known = {**self.actor.clock.wire(), **record.clock, self.tape.incarnation: record.n}
         return Divergence(
             actor=self.tape.incarnation,
             number=record.n,
             aspect=aspect,
             expected=str(expected),
             actual=str(actual),
-            clock=self.actor.clock.wire(),
+            clock=dict(sorted(known.items(), key=lambda item: item[0].encode())),
+            hint=hint,
             event=describe(event),
             context=tuple(f"{self.tape.incarnation}:{n} {describe(e)}" for n, e in self._context),
         )

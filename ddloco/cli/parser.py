@@ -346,6 +346,16 @@ def _add_replay(orders: Orders) -> None:
         action="store_true",
         help="call the task that the tapes name, although another user recorded them",
     )
+    command.add_argument(
+        "--until",
+        metavar="TARGET",
+        default="",
+        help="stop before an event, syncer.1:540, merge:40 or step:learner-1:120, at the cut of "
+        "all that it knew of, and show the job there",
+    )
+    hand = command.add_mutually_exclusive_group()
+    hand.add_argument("--pdb", action="store_true", help="with --until: a debugger there")
+    hand.add_argument("--shell", action="store_true", help="with --until: a Python prompt there")
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")

@@ -1,7 +1,6 @@
 """What each command does, and the exit codes that it ends with."""
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable
@@ -20,7 +19,8 @@ from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.cli.debug import diff, status_at, why
 from ddloco.cli.examples import EXAMPLES, put_examples
-from ddloco.cli.perform import find_programs, perform
+from ddloco.cli.perform import perform
+from ddloco.cli.replay import replay
 from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
 from ddloco.cli.tape_show import Wanted
 from ddloco.cli.tape_show import show as show_tapes
@@ -28,7 +28,6 @@ from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import check_place, holds_job, next_folder, open_folder
 from ddloco.config.toml import ConfigError
-from ddloco.config.trust import check_trust
 from ddloco.monitoring.live_display import Board, show
 from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
@@ -39,14 +38,8 @@ from ddloco.nodes.resume import beginning_of
 from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
-from ddloco.programs.program import is_production
-from ddloco.protocol.tape_facts import is_simulated
-from ddloco.replayer.job_replay import JobRerun
-from ddloco.replayer.program_replay import ProgramRerun
-from ddloco.replayer.recording import open_recording, run_folder_of
-from ddloco.replayer.replay import Report, Rerun
 from ddloco.replayer.scheduled_replay import Drive
-from ddloco.runtime.entry_point import NamedError, parted
+from ddloco.runtime.entry_point import NamedError
 from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.simulation.bandwidth.table import bandwidth
@@ -63,7 +56,10 @@ PORT_MAX = 65535
 BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
 """Errors about the input of a replay."""
 
-ELSEWHERE = (diff, why, perform, snapshot_export, snapshot_list, snapshot_take, snapshot_verify)
+ELSEWHERE = (
+    *(diff, perform, replay, why),
+    *(snapshot_export, snapshot_list, snapshot_take, snapshot_verify),
+)
 """Commands defined in other modules; the parser finds all commands here by name."""
 
 
@@ -369,88 +365,6 @@ def _sinks(given: argparse.Namespace) -> list[Sink]:
         print(f"metrics at http://127.0.0.1:{served.port}/metrics", file=sys.stderr)
         sinks.append(served)
     return sinks
-
-
-def replay(given: argparse.Namespace) -> int:
-    """``ddloco replay``: execute tapes again and compare."""
-    console = Console(stderr=True)
-    # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
-    # line next to an error message.
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
-    shown = bar.add_task("replaying", total=None)
-    try:
-        rerun = rerun_of(
-            given.folder,
-            lambda events: bar.update(shown, completed=events),
-            lambda what: console.print(f"differs from the recording: {what}"),
-            given.snapshot,
-            task=given.task,
-            trust=given.trust,
-            salvage=given.salvage,
-        )
-        bar.update(shown, total=rerun.total)
-        with bar:
-            report = trio.run(rerun.run)
-    except BAD as error:
-        return complain(error)
-    if given.json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
-        _print_report(report)
-    return HELD if report.identical else FOUND
-
-
-def rerun_of(
-    folder: Path,
-    progress: Callable[[int], None],
-    warn: Callable[[str], None],
-    snapshot: str,
-    *,
-    task: str,
-    trust: bool,
-    salvage: bool = False,
-) -> Rerun:
-    """Prepare the replay of a job or of a user's program.
-
-    Args:
-        folder: the run folder, or any set of its tapes.
-        progress: called with the number of events replayed so far.
-        warn: called with differences known before the replay starts.
-        snapshot: a snapshot to begin from.
-        task: a task to use in place of the one that the tapes name.
-        trust: whether the user allows calling what the tapes name.
-        salvage: whether to read damaged tapes up to the damage.
-
-    Raises:
-        TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
-    """
-    tapes = open_recording(folder, salvage=salvage)
-    plain = tapes[0].header.job
-    simulated = all(
-        is_simulated(each.header) for each in tapes
-    )  # A simulated task calls no user code.
-    if task:
-        parted("--task", task)
-    elif not (trust or simulated):
-        check_trust(run_folder_of(folder), plain)
-    if not is_production(plain):
-        return JobRerun(folder, progress, warn, snapshot, task, salvage=salvage)
-    find_programs()
-    return ProgramRerun(folder, progress, warn, snapshot, task, salvage=salvage)
-
-
-def _print_report(report: Report) -> None:
-    for note in (*report.notes, *(f"gap: {gap}" for gap in report.gaps)):
-        print(note)
-    if report.divergence is not None:
-        print(report.divergence.report())
-        return
-    counts = "".join(f"{count} {what}, " for what, count in report.counts.items())
-    compared = f"{report.events} events, {counts.removesuffix(', ')} and {report.payloads} payloads"
-    if report.identical:
-        print(f"identical: {compared} executed again, every one equal to the bit")
-    else:
-        print(f"no difference in {compared}, but {report.unverified} results were not verified")
 
 
 def simulate(given: argparse.Namespace) -> int:

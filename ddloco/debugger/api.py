@@ -19,6 +19,7 @@ from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
+from ddloco.debugger.stopped_replay import Tensors, arrays_at
 from ddloco.debugger.wording import phrase
 
 CAUSES_MAX = 16
@@ -244,6 +245,16 @@ class Position:
             if wanted in {learner.learner, actor_of(learner.learner)}:
                 return msgspec.to_builtins(learner)
         raise ConfigError(f"{self.ref} knows nothing of {wanted}, or there is no tape of it")
+
+    def array(self, handle: str) -> "Tensors":
+        """Return the tensors under one of the actor's handles, as they were after this event.
+
+        The run is replayed up to here, its task included; this takes as long as the run took.
+
+        Raises:
+            ConfigError: there is no such array, or the replay parts from the tapes before.
+        """
+        return arrays_at(self.run.recorded, self.actor, self.number, handle)
 
     def causes(self, most: int = CAUSES_MAX) -> list[Cause]:
         """Return the chain of causes of this event, this event first."""

@@ -190,6 +190,32 @@ class RecordedRun:
         there = f"; the nearest are {near}" if near else "; it has no merges"
         raise ConfigError(f"{self.path}: no merge at global step {t}{there}")
 
+    def resolve(self, target: str) -> tuple[str, int]:
+        """Return the incarnation and the number of an event that is named in one of three ways.
+
+        Args:
+            target: an event, ``syncer.1:540``; a merge, ``merge:40``; or an inner step,
+                ``step:learner-1:120``.
+
+        Raises:
+            ConfigError: there is no such event.
+        """
+        kind, _, rest = target.partition(":")
+        if kind == "merge" and rest.isdecimal():
+            return parse_event(self.merge(int(rest)).event)
+        if kind == "step":
+            learner, _, number = rest.rpartition(":")
+            wanted = int(number) if number.isdecimal() else -1
+            for incarnation in self.learners:
+                if learner in {incarnation, actor_of(incarnation)}:
+                    for record, event in self.steps_of(incarnation):
+                        if event.step == wanted:
+                            return incarnation, record.n
+            raise ConfigError(f"{target}: no such step; want step:LEARNER:NUMBER")
+        incarnation, number_of_event = parse_event(target)
+        self.clock(incarnation, number_of_event)
+        return incarnation, number_of_event
+
     def clock(self, incarnation: str, number: int) -> VectorClock:
         """Return all that an actor had heard of at one of its events, itself included.
 

@@ -13,7 +13,7 @@ from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.nodes.resume import OWN_STATE, JobBeginning, begin_with
 from ddloco.protocol.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
-from ddloco.protocol.events import Happened, OwnState, Recovered, Started
+from ddloco.protocol.events import Happened, OwnState, Recovered, Started, StepFinished
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.tape_runner import Part, Result, Theatre
 from ddloco.runtime.array_table import Arrays
@@ -177,6 +177,15 @@ class JobPart(Part[Workers | SimulatedWorkers]):
             self._recover(record, event, self._workers)
             return
         await super()._confirm_result(record, event)
+
+    def _hint(self, event: Any, found: Any) -> str:
+        """Tell data from arithmetic: a step has the digest of its batch."""
+        if isinstance(event, StepFinished) and isinstance(found, StepFinished):
+            if event.batch != found.batch:
+                return f"the data differs: another batch for inner step {event.step}"
+            if event.loss != found.loss:
+                return f"the arithmetic differs: the same batch has another loss at {event.step}"
+        return super()._hint(event, found)
 
     def _settled(self, event: Any) -> None:
         if isinstance(self._workers, SimulatedWorkers):

@@ -8,9 +8,10 @@ from ddloco.actors.actor import ACTOR_SEMANTICS
 from ddloco.config.job import Job, job_from, load_job
 from ddloco.config.run_folder import TAPES
 from ddloco.config.toml import read_toml
-from ddloco.config.trust import content_of, digest_of
+from ddloco.config.trust import check_trust, content_of, digest_of
 from ddloco.programs.program import is_production
 from ddloco.protocol.tape_facts import ARITHMETIC, SEMANTICS, STATE_PIECES, TENSORS, is_simulated
+from ddloco.runtime.entry_point import parted
 from replay import Tape, TapeError, open_tapes
 
 JOB_FILE = "job.toml"
@@ -52,6 +53,27 @@ def open_recording(path: Path, *, salvage: bool = False) -> list[Tape]:
     else:
         _check_job(tapes, folder)
     return tapes
+
+
+def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> None:
+    """Refuse to call what tapes name, unless this user recorded them or confirms it.
+
+    Args:
+        tapes: of one run.
+        path: where they were found.
+        task: what the user names in place of it; empty for nothing.
+        trust: whether the user confirms it.
+
+    Raises:
+        ConfigError: somebody else recorded the run.
+        NamedError: ``task`` is no name of a function.
+    """
+    if task:
+        parted("--task", task)
+        return
+    # A simulated task calls no code of anybody's.
+    if not trust and not all(is_simulated(each.header) for each in tapes):
+        check_trust(run_folder_of(path), tapes[0].header.job)
 
 
 def job_of(tape: Tape) -> Job:

@@ -4,7 +4,9 @@ Every tape has a task of its own that feeds its events to the same machine as li
 is handled, what it says must have become true again: a message was said by its sender's replay,
 with the same clock, body and bytes; a result came out of the same work, with the same digests and
 loss bits. So the tasks wait for each other exactly where the run's causality says, and nothing else
-orders them: work runs side by side as it did live. The first difference stops everything.
+orders them: work runs side by side as it did live. A tape is replayed to its first difference; a
+tape that depends on one is replayed up to there. So what is found are all differences that follow
+from no other one, however the tasks were scheduled: the same ones in every replay.
 
 Where a tape is missing, machines are still checked event by event, but what was computed from the
 missing actor's arrays cannot be: it is counted as unverified, and the gap is named.
@@ -12,7 +14,7 @@ missing actor's arrays cannot be: it is counted as unverified, and the gap is na
 
 import tempfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +22,7 @@ from typing import Any, Protocol
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.replayer.gate import Gate
 from ddloco.replayer.message_matcher import Mailbox
 from ddloco.replayer.start_point import cut_of
 from ddloco.runtime.errors import first_of
@@ -50,7 +53,15 @@ class Report:
     unverified: int = 0
     gaps: list[str] = field(default_factory=list[str])
     notes: list[str] = field(default_factory=list[str])
-    divergence: Divergence | None = None
+    divergences: list[Divergence] = field(default_factory=list[Divergence])
+    """Every difference that follows from no other one, in a causal order."""
+    dependent: list[str] = field(default_factory=list[str])
+    """Incarnations that were not replayed to their ends, since they depend on a difference."""
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first difference."""
+        return self.divergences[0] if self.divergences else None
 
     @property
     def identical(self) -> bool:
@@ -68,6 +79,7 @@ class Report:
             "gaps": self.gaps,
             "notes": self.notes,
             "divergence": self.divergence.as_dict() if self.divergence else None,
+            "also": [each.as_dict() for each in self.divergences[1:]],
         }
 
 
@@ -112,10 +124,13 @@ class Rerun(ABC):
         self.payloads = 0
         self.unverified = 0
         self._progress = progress
+        self.gate = Gate([each.incarnation for each in self.tapes])
+        self._parts: dict[str, Plays] = {}
         self._ended = {each.incarnation: trio.Event() for each in self.tapes}
         self._recorded = {each.incarnation: each for each in self.tapes}
         self._lost: dict[str, tuple[int, int]] = {}
         """Of tapes that lost their ends the newest event that others heard of, and messages."""
+        self._parted: set[str] = set()
         self._mailbox = Mailbox(set(self._recorded))
         present = {actor_of(each.incarnation) for each in tapes}
         self._missing = {name: 0 for name in names if name not in present}
@@ -139,18 +154,35 @@ class Rerun(ABC):
                 self.gap(f"{name}: not in the snapshot {beginning.snapshot}, so not played")
         return True
 
-    async def run(self) -> Report:
-        """Replay everything; what was found."""
+    async def run(
+        self,
+        limits: Mapping[str, int] | None = None,
+        look: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> Report:
+        """Replay everything, or up to a consistent cut.
+
+        Args:
+            limits: the clock of an event: each tape is replayed up to its entry.
+            look: called there with what plays each tape, by incarnation; workers are still open.
+
+        Returns:
+            What was found.
+        """
+        self.gate = Gate([each.incarnation for each in self.tapes], limits)
         with tempfile.TemporaryDirectory(prefix="ddloco-replay-") as folder:
             try:
                 async with trio.open_nursery() as nursery:
                     for each in self.tapes:
                         nursery.start_soon(self._perform, each, Path(folder) / each.incarnation)
+                    if limits is not None:
+                        await self.gate.reached.wait()
+                        if look is not None:
+                            look(self._parts)
+                        nursery.cancel_scope.cancel()
             except ExceptionGroup as group:
-                found = first_of(group)
-                if not isinstance(found, Divergence):
-                    raise found from None
-                self.report.divergence = found
+                raise first_of(group) from None
+        # A larger sum of entries never stands before a smaller one in causal order.
+        self.report.divergences.sort(key=lambda each: (sum(each.clock.values()), each.actor))
         self.report.payloads, self.report.unverified = self.payloads, self.unverified
         self._name_gaps()
         return self.report
@@ -161,11 +193,16 @@ class Rerun(ABC):
         A former incarnation that never heard of this one depends on nothing that this one did; so
         one worker at a time does for an actor, however often it has come back.
         """
+        if self.gate.holds(each.incarnation):
+            self.gate.ended(each.incarnation)
+            return
         name, number = actor_of(each.incarnation), number_of(each.incarnation)
         before = self._ended.get(f"{name}.{number - 1}")
         if before is not None and not self._overlaps(f"{name}.{number - 1}", each.incarnation):
             await before.wait()
-        await self.part(each, folder).perform()
+        part = self._parts[each.incarnation] = self.part(each, folder)
+        await part.perform()
+        self.gate.ended(each.incarnation)
         self._ended[each.incarnation].set()
 
     @abstractmethod
@@ -209,6 +246,20 @@ class Rerun(ABC):
     @abstractmethod
     def count(self, event: Any) -> None:
         """Add an event to what the report counts."""
+
+    def parted(self, found: Divergence) -> None:
+        """Note where a tape and its replay part."""
+        self.report.divergences.append(found)
+        self._parted.add(found.actor)
+
+    def depends(self, incarnation: str) -> None:
+        """Note that a tape depends on a difference."""
+        self.report.dependent.append(incarnation)
+        self._parted.add(incarnation)
+
+    def has_parted(self, incarnation: str) -> bool:
+        """Whether a tape has parted from its replay, or depends on one that has."""
+        return incarnation in self._parted
 
     def note(self, what: str) -> None:
         """Something that people should know afterwards."""

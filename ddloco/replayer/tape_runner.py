@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from traceback import format_exception
 from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
@@ -12,12 +13,17 @@ from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Work
 from ddloco.actors.events import Captured, WorkFailed, WorkResult
+from ddloco.replayer.gate import Gate
 from ddloco.replayer.message_matcher import Key, Mailbox, Posted
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Worker
 from ddloco.runtime.resume import Beginning, Start, passed
 from replay import Divergence, Player, Tape, describe, tape
 from transport import GREETINGS, Effect, Free, Marker, MessageArrived, Payload, Transmit
+
+
+class DependsOnDivergence(Exception):  # noqa: N818, it ends one tape's replay and is no error
+    """An event follows from one that the replay of another tape has not come to."""
 
 
 class Theatre(Protocol):
@@ -49,7 +55,24 @@ class Theatre(Protocol):
         ...
 
     def played(self, event: Any) -> None:
-        """One more event was found equal."""
+        """Count one more event that was found equal."""
+        ...
+
+    @property
+    def gate(self) -> Gate:
+        """How far each tape may go."""
+        ...
+
+    def parted(self, found: Divergence) -> None:
+        """Note where a tape and its replay part; nothing behind it is compared."""
+        ...
+
+    def has_parted(self, incarnation: str) -> bool:
+        """Whether the replay of a tape has parted from it, or depends on one that has."""
+        ...
+
+    def depends(self, incarnation: str) -> None:
+        """Note that a tape cannot be replayed further, because another one has parted."""
         ...
 
 
@@ -86,28 +109,53 @@ class Part(Generic[W]):
         self._results: dict[int, Result] = {}
         self._outputs: dict[int, tuple[str, ...]] = {}
 
+    @property
+    def actor(self) -> Actor:
+        """The actor, as it is after the newest event that was replayed."""
+        return self._actor
+
+    @property
+    def arrays(self) -> Arrays:
+        """Its arrays, by handle."""
+        return self._arrays
+
     async def play(self) -> None:
-        """Execute the tape to its end or to the first difference.
+        """Execute the tape to its end, to the first difference, or to what depends on one.
 
         Raises:
-            Divergence: at the first difference.
             TapeError: the tape cannot be read.
         """
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             self._go_on()
-            for record, event, outcome in self._player.moments():
-                sure = await self._confirm(record, event)
-                effects = self._handle(record, sure, outcome)
-                for effect in effects:
-                    self._perform(record.n, effect)
-                self._theatre.played(sure)
-            await self._finish()
+            try:
+                await self._execute()
+                await self._finish()
+                self._note_end()
+            except Divergence as found:
+                self._theatre.parted(found)
+            except DependsOnDivergence:
+                self._theatre.depends(self._name)
             nursery.cancel_scope.cancel()
         self._theatre.mailbox.silence(self._name)
-        if self._tape.closed is None:
-            note = f"{self._name}: the tape ends after event {self._actor.number}, not closed"
-            self._theatre.note(f"{note} (its process was killed)")
+
+    async def _execute(self) -> None:
+        for record, event, outcome in self._player.moments():
+            await self._theatre.gate.passing(self._name, record.n)
+            sure = await self._confirm(record, event)
+            effects = self._handle(record, sure, outcome)
+            for effect in effects:
+                self._perform(record.n, effect)
+            self._theatre.played(sure)
+
+    def _note_end(self) -> None:
+        """Say how a tape ends that was not closed."""
+        where = f"{self._name}:{self._actor.number}"
+        if self._player.failure is not None:
+            trace = "".join(format_exception(self._player.failure)).rstrip()
+            self._theatre.note(f"{where}: handling this event raised, as it did then:\n{trace}")
+        elif self._tape.closed is None:
+            self._theatre.note(f"{where}: the tape ends here, not closed (its process was killed)")
 
     def _handle(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
@@ -152,6 +200,8 @@ class Part(Generic[W]):
         elif self._theatre.posted_by(event.sender, event.clock.get(event.sender, 0)):
             key = self._key_of(event)
             posted = await self._theatre.mailbox.take(key)
+            if posted is None and self._theatre.has_parted(event.sender):
+                raise DependsOnDivergence
             if posted is None:
                 raise self._differs(record, event, describe(event), "never said", "message")
             self._compare_message(record, event, posted)
@@ -215,8 +265,24 @@ class Part(Generic[W]):
             return
         await result.done.wait()
         if same_bits(event) != same_bits(result.value):
-            raise self._differs(record, event, describe(event), describe(result.value))
+            raise self._player.differs(
+                record,
+                event,
+                "result",
+                describe(event),
+                describe(result.value),
+                hint=self._hint(event, result.value),
+            )
         self._settled(event)
+
+    def _hint(self, event: Any, found: Any) -> str:
+        """Say what kind of difference two results have."""
+        if type(event) is not type(found):
+            return "the work ended otherwise"
+        fields = [
+            name for name in event.__struct_fields__ if getattr(event, name) != getattr(found, name)
+        ]
+        return f"differs in {', '.join(fields)}"
 
     def _settled(self, event: Any) -> None:
         """Work was done again, and came out the same."""

@@ -63,6 +63,10 @@ class Arrays:
         """The array under a handle."""
         return self._stored[handle]
 
+    def handles(self) -> list[str]:
+        """The handles of all arrays."""
+        return list(self._stored)
+
     def known(self, *handles: str) -> bool:
         """Whether all of these exist and were computed; an empty handle stands for zeros."""
         return all(not handle or self._stored.get(handle) is not None for handle in handles)

@@ -7,6 +7,7 @@ of arrivals, the completion of work, and requests from outside.
 """
 
 import contextlib
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -311,7 +312,16 @@ class Driver:
         if payload is not None and isinstance(event, MessageArrived):
             self._arrays.put(event.handle, payload)
         at = self._time.now()
-        for effect in admit(self.actor, self._recorder, at, event):
+        try:
+            effects = admit(self.actor, self._recorder, at, event)
+        except TapeError:
+            raise
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            fields = {"what": type(event).__name__, "traceback": trace}
+            self._log.observe("machine raised", at, self.actor.number, fields)
+            raise
+        for effect in effects:
             self._perform(at, effect)
 
     # Effects.

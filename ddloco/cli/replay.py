@@ -1,0 +1,174 @@
+"""``ddloco replay``: a run executed again, to its end or up to an event."""
+
+import argparse
+import code
+import json
+import pdb  # noqa: T100, it is what --pdb asks for
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+from rich.progress import Progress
+
+from ddloco.cli.ask import complain
+from ddloco.cli.perform import find_programs
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
+from ddloco.debugger.wording import phrase
+from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.programs.program import is_production
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.program_replay import ProgramRerun
+from ddloco.replayer.recording import check_task, open_recording
+from ddloco.replayer.replay import Report, Rerun
+from ddloco.runtime.entry_point import NamedError
+from ddloco.workers.executor import ChoreError
+from ddloco.workers.task import TaskError
+from replay import TapeError
+from snapshot import SnapshotError, StorageError
+
+BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
+"""What a replay says about what it was given."""
+
+
+def replay(given: argparse.Namespace) -> int:
+    """``ddloco replay``: execute tapes again and compare."""
+    if (given.pdb or given.shell) and not given.until:
+        return complain("--pdb and --shell: want --until, which says where to stop")
+    console = Console(stderr=True)
+    # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
+    # line next to an error message.
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    shown = bar.add_task("replaying", total=None)
+
+    def progress(events: int) -> None:
+        bar.update(shown, completed=events)
+
+    def warn(what: str) -> None:
+        console.print(f"differs from the recording: {what}")
+
+    try:
+        if given.until:
+            return _replay_until(given, warn)
+        rerun = rerun_of(
+            given.folder,
+            progress,
+            warn,
+            given.snapshot,
+            task=given.task,
+            trust=given.trust,
+            salvage=given.salvage,
+        )
+        bar.update(shown, total=rerun.total)
+        with bar:
+            report = trio.run(rerun.run)
+    except BAD as error:
+        return complain(error)
+    if given.json:
+        print(json.dumps(report.as_dict(), indent=2))
+    else:
+        _print_report(report)
+    return HELD if report.identical else FOUND
+
+
+def rerun_of(
+    folder: Path,
+    progress: Callable[[int], None],
+    warn: Callable[[str], None],
+    snapshot: str,
+    *,
+    task: str,
+    trust: bool,
+    salvage: bool = False,
+) -> Rerun:
+    """Prepare the replay of a job or of a user's program.
+
+    Args:
+        folder: the run folder, or any set of its tapes.
+        progress: called with the number of events replayed so far.
+        warn: called with differences known before the replay starts.
+        snapshot: a snapshot to begin from.
+        task: a task to use in place of the one that the tapes name.
+        trust: whether the user allows calling what the tapes name.
+        salvage: whether to read damaged tapes up to the damage.
+
+    Raises:
+        TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
+    """
+    tapes = open_recording(folder, salvage=salvage)
+    check_task(tapes, folder, task, trust=trust)
+    if not is_production(tapes[0].header.job):
+        return JobRerun(folder, progress, warn, snapshot, task, salvage=salvage)
+    find_programs()
+    return ProgramRerun(folder, progress, warn, snapshot, task, salvage=salvage)
+
+
+def _print_report(report: Report) -> None:
+    for note in (*report.notes, *(f"gap: {gap}" for gap in report.gaps)):
+        print(note)
+    if report.divergence is not None:
+        print(report.divergence.report())
+        for each in report.divergences[1:]:
+            print(f"also, independent of it:\n{each.report()}")
+        for name in report.dependent:
+            print(f"{name}: not replayed to its end, since what follows depends on a difference")
+        return
+    counts = "".join(f"{count} {what}, " for what, count in report.counts.items())
+    compared = f"{report.events} events, {counts.removesuffix(', ')} and {report.payloads} payloads"
+    if report.identical:
+        print(f"identical: {compared} executed again, every one equal to the bit")
+    else:
+        print(f"no difference in {compared}, but {report.unverified} results were not verified")
+
+
+def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int:
+    """Stop before an event, and look at the job there."""
+    if given.snapshot:
+        raise ConfigError("--until: goes from the beginning of the tapes; leave out --from")
+    run = RecordedRun(given.folder, salvage=given.salvage)
+    incarnation, number = run.resolve(given.until)
+    stopped: list[str] = []
+
+    def look(there: StoppedReplay) -> None:
+        stopped.append(there.incarnation)
+        _look_at(there, given)
+
+    report = replay_until(
+        run, incarnation, number, look, task=given.task, trust=given.trust, warn=warn
+    )
+    if stopped:
+        return HELD
+    _print_report(report)
+    return FOUND
+
+
+def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
+    """Show a stopped replay, or give it to the user's hands."""
+    before = f"{there.incarnation}:{there.number}"
+    if given.json:
+        plain = {"before": before, "status": there.status, "arrays": there.arrays()}
+        print(json.dumps(plain, indent=2))
+        return
+    print(f"stopped before {before}: {phrase(there.event)}")
+    for name, part in there.parts.items():
+        print(f"  {name} is behind its event {part.actor.number}, with {len(part.arrays)} arrays")
+    print(f"  arrays of {there.incarnation}: {', '.join(there.arrays()) or 'none'}")
+    names: dict[str, Any] = {
+        "replay": there,
+        "run": there.run,
+        "machine": there.machine,
+        "status": there.status,
+        "event": there.event,
+        "array": there.array,
+        "arrays": there.arrays,
+    }
+    if given.shell:
+        code.interact(f"names: {', '.join(names)}; Ctrl-D ends the replay", local=names)
+    elif given.pdb:
+        print(f"names: {', '.join(names)}; q ends the replay")
+        debug = partial(pdb.Pdb.runeval, pdb.Pdb(), "replay", names, names)
+        debug()

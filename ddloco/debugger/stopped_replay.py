@@ -1,0 +1,154 @@
+"""A replay that stops at a consistent cut: every actor's machine and arrays, as they were there."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from clocks import actor_of
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.recording import check_task
+from ddloco.replayer.replay import Report
+from ddloco.replayer.tape_runner import Part
+from ddloco.runtime.array_table import HostCopy
+from transport import DTYPES, Payload, tensors_of
+
+Tensors = dict[str, NDArray[Any]]
+
+
+class StoppedReplay:
+    """A job in the middle of its replay, workers and all.
+
+    Args:
+        run: the recorded run.
+        parts: what replays each tape, by incarnation.
+        incarnation: the actor that the replay was stopped for.
+        number: the event that it would handle next.
+
+    Attributes:
+        event: that event.
+        machine: that actor's machine, before the event.
+        status: that machine's status, if it has any.
+    """
+
+    def __init__(
+        self, run: RecordedRun, parts: Mapping[str, Part[Any]], incarnation: str, number: int
+    ) -> None:
+        self.run, self.parts = run, parts
+        self.incarnation, self.number = incarnation, number
+        self.event = next((e for r, e in run.events(incarnation) if r.n == number), None)
+        actor = parts[incarnation].actor
+        self.machine = actor.machine
+        told = getattr(actor.machine, "status", None)
+        self.status: dict[str, Any] = told(actor.at) if told is not None else {}
+
+    def arrays(self, actor: str = "") -> list[str]:
+        """Return the handles of an actor's arrays, by name or incarnation; by default, of the actor
+        that the replay was stopped for."""
+        return sorted(self._part(actor).arrays.handles())
+
+    def array(self, handle: str, actor: str = "") -> Tensors:
+        """Return copies of the tensors under a handle, by name.
+
+        Raises:
+            ConfigError: there is no such array, or it could not be computed.
+        """
+        arrays = self._part(actor).arrays
+        if handle not in arrays.handles():
+            there = ", ".join(sorted(arrays.handles())[:12]) or "none"
+            raise ConfigError(f"no array {handle!r} there; there are {there}")
+        stored = arrays.get(handle)
+        if stored is None:
+            raise ConfigError(f"array {handle!r} could not be computed: a tape is missing")
+        return tensors_in(stored, self._plan())
+
+    def _part(self, actor: str) -> Part[Any]:
+        wanted = actor or self.incarnation
+        for incarnation in reversed(list(self.parts)):
+            if wanted in {incarnation, actor_of(incarnation)}:
+                return self.parts[incarnation]
+        raise ConfigError(f"{wanted} is not in the replay here; there are {', '.join(self.parts)}")
+
+    def _plan(self) -> FragmentPlan:
+        started = next(event for _, event in self.run.events(self.incarnation))
+        return self.run.job.plan(started.leaves)
+
+
+def tensors_in(stored: Any, plan: FragmentPlan) -> Tensors:
+    """Return copies of the tensors of a stored array, by name; one without names is ``array``."""
+    if isinstance(stored, Payload):
+        return {name: tensor.copy() for name, tensor in tensors_of(stored).items()}
+    if isinstance(stored, HostCopy):
+        data = np.asarray(stored.region.data)
+        found: Tensors = {}
+        for p, leaves in enumerate(plan.fragments):
+            for i, leaf in enumerate(leaves):
+                start = plan.tensor_offset(p, i)
+                raw = data[start : start + leaf.nbytes].copy()
+                found[leaf.name] = raw.view(DTYPES[leaf.dtype]).reshape(leaf.shape)
+        return found
+    inner = getattr(stored, "array", stored)  # A simulated array has a description beside it.
+    return {"array": np.array(inner)}
+
+
+def replay_until(
+    run: RecordedRun,
+    incarnation: str,
+    number: int,
+    look: Callable[[StoppedReplay], None],
+    *,
+    task: str = "",
+    trust: bool = False,
+    warn: Callable[[str], None] = lambda _: None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Report:
+    """Replay a run up to just before an event, and look at it there.
+
+    Everything in the event's causal past has happened then, and nothing else.
+
+    Args:
+        run: the recorded run.
+        incarnation: whose event.
+        number: its number; one more than the tape has stands for the end of the tape.
+        look: called once, at the cut.
+        task: what is called in place of the task that the tapes name.
+        trust: whether the user allows calling what the tapes of somebody else name.
+        warn: called with what differs before the replay starts.
+        progress: called with the number of events replayed so far.
+
+    Raises:
+        TapeError, ConfigError, ChoreError: see ``JobRerun``.
+    """
+    check_task(list(run.tapes.values()), run.path, task, trust=trust)
+    last = run.tape_of(incarnation).events
+    known = run.clock(incarnation, min(number, last)).wire()
+    limits = {**known, incarnation: number - 1}
+    rerun = JobRerun(run.path, progress, warn, task=task)
+
+    def stop(parts: Mapping[str, Any]) -> None:
+        if not rerun.report.divergences:
+            look(StoppedReplay(run, parts, incarnation, number))
+
+    return trio.run(rerun.run, limits, stop)
+
+
+def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> Tensors:
+    """Return the tensors under a handle after an event of an actor.
+
+    Raises:
+        ConfigError: there is no such array there, or the replay parts from the tapes before it.
+    """
+    found: list[Tensors] = []
+    report = replay_until(
+        run, incarnation, number + 1, lambda there: found.append(there.array(handle))
+    )
+    if not found:
+        raise ConfigError(
+            f"{run.path}: the replay parts from the tapes before: {report.divergence}"
+        )
+    return found[0]

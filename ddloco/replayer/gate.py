@@ -1,0 +1,44 @@
+"""How far each tape of a replay may go: to its end, or to a consistent cut.
+
+The limits of a cut are the clock of an event, which is causally closed: nobody within it waits for
+anything outside of it, so all tapes come to their limits.
+"""
+
+from collections.abc import Collection, Mapping
+
+import trio
+
+
+class Gate:
+    """Holds the tapes of a replay at a cut.
+
+    Args:
+        tapes: the incarnations that are replayed.
+        limits: the number of the last event of each that may be handled, 0 if it is missing; None
+            lets everybody go to the end.
+
+    Attributes:
+        reached: set when every tape has come to its limit or to its end.
+    """
+
+    def __init__(self, tapes: Collection[str], limits: Mapping[str, int] | None = None) -> None:
+        self._limits = limits
+        self._running = set(tapes)
+        self.reached = trio.Event()
+        self._opened = trio.Event()
+
+    def holds(self, incarnation: str) -> bool:
+        """Whether none of a tape's events may be handled."""
+        return self._limits is not None and not self._limits.get(incarnation, 0)
+
+    async def passing(self, incarnation: str, number: int) -> None:
+        """Wait until event ``number`` of a tape may be handled."""
+        if self._limits is not None and number > self._limits.get(incarnation, 0):
+            self.ended(incarnation)
+            await self._opened.wait()
+
+    def ended(self, incarnation: str) -> None:
+        """Note that a tape has come to its limit or to its end."""
+        self._running.discard(incarnation)
+        if not self._running:
+            self.reached.set()
