@@ -118,7 +118,7 @@ def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Worker
     """The product's own, without a JAX process, which these kinds of work don't need."""
     job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
     none: Any = None  # Neither a process nor snapshots.
-    workers = Workers(job, incarnation, arrays, none, folder=Path(), keep=KeptHistory(), album=none)
+    workers = Workers(job, incarnation, arrays, none, folder=Path(), keep=KeptHistory(), sink=none)
     workers._layouts = Layouts(plan, job.outer)
     return workers
 
