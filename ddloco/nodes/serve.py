@@ -91,19 +91,10 @@ async def serve_syncer(
             the job has no such shard; or the keys cannot be used.
     """
     check_bind(job, bind)
-    name, connect = shard
-    if connect is not None:
-        check_dial("--connect", connect)
     if terms.advertise:
         check_listen("--advertise", terms.advertise)
-    lead, *others = job.syncer_names()
-    name = name or lead
-    if name not in (lead, *others):
-        names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
-        raise ConfigError(f"--name {name}: this job has {names}")
-    if (name == lead) != (connect is None):
-        said = f"{lead} leads, and dials nobody" if connect else f"missing; {name} dials {lead}"
-        raise ConfigError(f"--connect: {said}")
+    name, connect = _checked_shard(job, *shard)
+    lead = job.syncer_names()[0]
     curve = curve_of(job, name)
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
@@ -134,6 +125,25 @@ async def serve_syncer(
         elif job.tape.ships:
             await ship_tape(hosted, lead, connect)
         return await _serve(hosted, endpoint, terms, numbers)
+
+
+def _checked_shard(job: Job, name: str, connect: str | None) -> tuple[str, str | None]:
+    """Return the shard's name and whom it dials.
+
+    Raises:
+        ConfigError: the job has no such shard, or it cannot dial that.
+    """
+    if connect is not None:
+        check_dial("--connect", connect)
+    lead, *others = job.syncer_names()
+    name = name or lead
+    if name not in (lead, *others):
+        names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
+        raise ConfigError(f"--name {name}: this job has {names}")
+    if (name == lead) != (connect is None):
+        said = f"{lead} leads, and dials nobody" if connect else f"missing; {name} dials {lead}"
+        raise ConfigError(f"--connect: {said}")
+    return name, connect
 
 
 async def _over(endpoint: ZmqEndpoint, reason: str, *, with_parent: bool) -> Finish:
