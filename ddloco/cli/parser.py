@@ -135,9 +135,10 @@ def _add_run(orders: Orders) -> None:
     )
     command.add_argument(
         "--schedule",
-        metavar="SIMULATED_RUN",
+        metavar="RUN",
         type=Path,
-        help="train along the tapes of a simulation: its learners, steps, merges and failures",
+        help="train along the tapes of another run, real or simulated: its learners, steps, merges "
+        "and failures, in the same order",
     )
     command.add_argument("--overwrite", action="store_true", help="replace the run in --dir")
     command.set_defaults(run="run")

@@ -110,7 +110,7 @@ def run(given: argparse.Namespace) -> int:
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
     if given.chaos is not None:
-        raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are the simulation's")
+        raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are those of the tapes")
     console = Console()
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -131,11 +131,10 @@ def compare(one: RecordedRun, other: RecordedRun) -> RunDiff:
     both = [key for key in mine.items if key in theirs.items]
     differing = sum(mine.items[key].content != theirs.items[key].content for key in both)
     recorded = list(_recorded(one, other))
-    categories: set[Class] = {category for category, _ in recorded}
     keys = first_differences(mine.items, theirs.items)
     sums = one.clock_sums(mine.items[key].event for key in keys)
     first = tuple(
-        _difference(key, mine.items[key], theirs.items[key], categories)
+        _difference(key, mine.items[key], theirs.items[key], recorded)
         for key in sorted(keys, key=lambda key: (sums[mine.items[key].event], key))
     )
     held_out = None
@@ -152,17 +151,40 @@ def compare(one: RecordedRun, other: RecordedRun) -> RunDiff:
     )
 
 
-def _difference(key: Key, one: Item, other: Item, categories: set[Class]) -> Difference:
+def _difference(
+    key: Key, one: Item, other: Item, recorded: Sequence[tuple[Class, str]]
+) -> Difference:
     kind: Class
     if one.decided != other.decided:
         kind, detail = "timing", _decided(key, one.decided, other.decided)
     elif one.data != other.data:
-        kind = "data" if categories != {"code"} else "code"
+        kind = "code" if {each for each, _ in recorded} == {"code"} else "data"
         detail = f"batch {one.data.hex()[:12]} in the one, {other.data.hex()[:12]} in the other"
     else:
-        [kind] = categories if len(categories) == 1 else ("arithmetic",)
+        kind = _kind(key, recorded)
         detail = _computed(key)
     return Difference(str(key), kind, detail, one.event, other.event)
+
+
+SETTINGS: dict[str, tuple[str, ...]] = {
+    "merge": ("outer.", "sync."),
+    "step": ("inner.", "task.", "job.seed", "job.task", "worker.", "learner."),
+    "install": (),
+    "contribution": ("transport.", "inner.", "task."),
+}
+"""Which settings can change an item of a kind directly."""
+
+
+def _kind(key: Key, recorded: Sequence[tuple[Class, str]]) -> Class:
+    """Say why the same inputs led to another result: the one thing that was recorded differently,
+    or a setting on which such an item depends."""
+    categories: set[Class] = {category for category, _ in recorded}
+    if len(categories) == 1:
+        return categories.pop()
+    changed = (said for category, said in recorded if category == "configuration")
+    if any(f" {prefix}" in said for said in changed for prefix in SETTINGS[key.kind]):
+        return "configuration"
+    return "arithmetic"
 
 
 def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:

@@ -1,9 +1,11 @@
-"""Driving a real training run by the tapes of a simulated one.
+"""Runs a real job along the tapes of another run, real or simulated.
 
 The tapes say who finished which step when, who contributed to which merge, who failed and came
-back; a job file says what is trained. The same machines take the same events in the same order,
-but what work brings is what real workers bring. So "the quality of training under the failures of a
-million chips" is one command, and what it leaves is a run like any other: it replays.
+back; a job file says what is trained. The same machines handle the same events in the same order,
+but the results of work are those of real workers. So "the quality of training under the failures of
+a million chips" is one command; and the timing of a real run with changed code or settings tells
+whether a difference comes from the one or the other. With nothing changed, the model is the same to
+the bit. What it leaves is a run like any other: it replays.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,6 +13,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 from msgspec.structs import replace
 
@@ -20,8 +23,9 @@ from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.nodes.node import recorder_for
-from ddloco.protocol.events import Recovered, Started
-from ddloco.protocol.tape_facts import STATE_PIECES, TENSORS, is_simulated
+from ddloco.protocol.events import Happened, Recovered, Started, StateCopied
+from ddloco.protocol.fragment_plan import Leaf
+from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.replayer.job_part import JobPart
 from ddloco.replayer.job_replay import JobRerun
 from ddloco.runtime.door import admit
@@ -29,9 +33,24 @@ from ddloco.runtime.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
 from ddloco.workers.process import ChoreError
-from ddloco.workers.simulated.work import PIECES, leaves_of
+from ddloco.workers.simulated.work import PIECES
 from replay import Tape, TapeError, tape
 from transport import MessageArrived
+
+
+def _pieces_of(tapes: Sequence[Tape]) -> int:
+    """Into how many pieces the schedule cuts a learner's state; 0 if it never does.
+
+    A message says how many pieces there are, so the real state is cut into as many.
+    """
+    decode = msgspec.msgpack.Decoder(Happened).decode
+    for each in tapes:
+        for record in each.records():
+            if isinstance(record, tape.Event):
+                event = decode(record.event)
+                if isinstance(event, StateCopied) and event.pieces:
+                    return event.pieces
+    return PIECES if all(is_simulated(each.header) for each in tapes) else 0
 
 
 def job_under(job: Job, schedule: Job) -> Job:
@@ -48,17 +67,17 @@ def job_under(job: Job, schedule: Job) -> Job:
 
 
 class Drive(JobRerun):
-    """A real run that follows the tapes in ``schedule``.
+    """A real run that follows the tapes of another one.
 
     Args:
-        schedule: the run folder of a simulation.
+        schedule: the run folder whose tapes are followed.
         job: what is trained.
         folder: the new run folder.
         progress: called with the number of events so far.
 
     Raises:
         TapeError: a tape cannot be read.
-        ConfigError: these are no tapes of a simulation, or the folder cannot be used.
+        ConfigError: the tapes cannot be followed, or the folder cannot be used.
     """
 
     def __init__(
@@ -66,9 +85,11 @@ class Drive(JobRerun):
     ) -> None:
         super().__init__(schedule, progress)
         for each in self.tapes:
-            if not is_simulated(each.header):
-                raise ConfigError(f"{each.path}: of a real run; want the tapes of a simulation")
+            if each.header.after:
+                said = f"begins behind event {each.header.after}; want tapes from their beginnings"
+                raise ConfigError(f"{each.path}: {said}")
         self.schedule = self.job
+        self.pieces = _pieces_of(self.tapes)
         self.job = job_under(job, self.schedule)
         self.task = self.job.job.task
         self.folder = open_folder(folder, self.job)
@@ -105,24 +126,29 @@ class DrivenPart(JobPart):
             TapeError: the run has parted from the schedule, or its own tape cannot be written.
             ChoreError: the task cannot be used.
         """
-        simulated = leaves_of(int(self._drive.schedule.task[TENSORS]))
-        fits = len(self._drive.schedule.plan(simulated).fragments)
+        fits = len(self._drive.schedule.plan(self._scheduled_leaves()).fragments)
         got = len(self._drive.job.plan(self._prepared.leaves).fragments)
         if fits != got:
             raise ConfigError(
                 f"{self._tape.path}: the schedule has {fits} fragments, the task's parameters "
-                f"make {got}; simulate with sync.fragments = {got} or less"
+                f"make {got}; want a schedule with sync.fragments = {got} or less"
             )
         assert isinstance(self._workers, Workers), "work is real here"
-        self._workers.state.cut_into(PIECES)
-        schedule = f"{self._tape.header.job_id} {self._tape.path.name}"
-        facts = {STATE_PIECES: str(PIECES), "schedule": schedule}
+        facts = {"schedule": f"{self._tape.header.job_id} {self._tape.path.name}"}
+        if self._drive.pieces:
+            self._workers.state.cut_into(self._drive.pieces)
+            facts[STATE_PIECES] = str(self._drive.pieces)
         self._recorder = recorder_for(
             self._drive.job, self._name, self._drive.folder, self._prepared, facts
         )
         with closing(ActorLog(self._drive.folder / LOG_FILE, self._name)) as self._log:
             await super().play()
         self._recorder.close(self._actor.number, self._tape.closed)
+
+    def _scheduled_leaves(self) -> tuple[Leaf, ...]:
+        """The parameters of the schedule's task, as its first event says them."""
+        started = next(event for _, event, _ in self._player.moments())
+        return started.leaves
 
     def _handle(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
@@ -141,7 +167,13 @@ class DrivenPart(JobPart):
     async def _confirm(self, record: tape.Event, event: Any) -> Any:
         match event:
             case Started():
+                if event.state is not None:
+                    said = "its learner took its own state from a snapshot; that is no schedule"
+                    raise TapeError(self._tape.path, 0, said)
                 return Started(self._name, self._prepared.leaves)
+            case WorkFailed(kind="worker"):
+                await trio.lowlevel.checkpoint()
+                return event  # Not the work's doing: the worker had died.
             case MessageArrived():
                 return await self._message(record, event)
             case Recovered():

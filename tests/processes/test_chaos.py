@@ -104,7 +104,7 @@ def test_the_last_learner_of_all_ends_the_job(job):
     ("text", "more", "said"),
     [
         ("", (), "--chaos {chaos}: happens to processes; add --processes"),
-        ("", ("--schedule=x",), "--chaos {chaos}: with --schedule faults are the simulation's"),
+        ("", ("--schedule=x",), "--chaos {chaos}: with --schedule faults are those of the tapes"),
         ("seed = 1.5", ("--processes",), "{chaos}: seed: Expected `int`, got `float`"),
         ("[[fault]]\nwhat = 'crash'", ("--processes",), "{chaos}: fault[0]: missing key `who`"),
         (

@@ -8,7 +8,7 @@ from ddloco.cli.debug import diff
 from ddloco.cli.parser import parser
 from ddloco.debugger.alignment import AlignedRun, Key
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.debugger.run_diff import compare
+from ddloco.debugger.run_diff import _kind, compare
 from ddloco.invariants.tape_audit import SAME, Audit
 from replay import open_tapes
 from tests.ddloco.debugger.plants import KINDS, draw
@@ -128,3 +128,13 @@ def test_the_command_says_whether_they_are_equal(first, simulate, capsys):
     assert json.loads(capsys.readouterr().out)["same"] is False
     assert diff(parser().parse_args(["diff", str(first), str(first.parent)])) == 2
     assert "no tapes here" in capsys.readouterr().err
+
+
+def test_a_setting_explains_only_what_depends_on_it():
+    """Beside other things that were recorded differently, a setting counts where it can matter."""
+    merge, step = Key("merge", "fragment 0", 4), Key("step", "a.1", 3)
+    recorded = [("configuration", "setting: outer.lr = 1 and 2"), ("code", "code: x and y")]
+    assert _kind(merge, recorded) == "configuration"
+    assert _kind(step, recorded) == "arithmetic"
+    assert _kind(step, recorded[1:]) == "code"
+    assert _kind(step, []) == "arithmetic"

@@ -1,10 +1,12 @@
 """Driving a real run by a simulation's tapes: what is taken from where, and what cannot be."""
 
 import pytest
+from msgspec.structs import replace
 
 from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder
 from ddloco.config.toml import ConfigError
+from ddloco.replayer import job_replay
 from ddloco.replayer.scheduled_replay import Drive, job_under
 from ddloco.simulation import fuzz
 from replay import TapeError
@@ -50,11 +52,19 @@ def test_what_is_trained_and_who_trains_it(simulated, tmp_path):
     assert (tmp_path / "real" / "job.toml").exists()
 
 
-def test_tapes_of_a_real_run_are_no_schedule(simulated, tmp_path, monkeypatch):
-    """Their times are those of one machine's day."""
+def test_tapes_without_their_beginnings_are_no_schedule(simulated, tmp_path, monkeypatch):
+    """What a snapshot had of the run is not on them."""
     schedule, _ = simulated(16)
-    monkeypatch.setattr("ddloco.replayer.scheduled_replay.is_simulated", lambda header: False)
-    with pytest.raises(ConfigError, match="of a real run"):
+    opened = job_replay.open_recording
+
+    def late(path, *, salvage=False):
+        tapes = opened(path, salvage=salvage)
+        tapes[0].header = replace(tapes[0].header, after=7)
+        return tapes
+
+    monkeypatch.setattr(job_replay, "open_recording", late)
+    monkeypatch.setattr(job_replay, "begin_tapes", lambda *given: None)
+    with pytest.raises(ConfigError, match="want tapes from their beginnings"):
         drive(schedule, tmp_path / "real")
 
 
