@@ -55,7 +55,7 @@ def test_the_first_commands_of_the_help_work(site, tmp_path):
     mine = tmp_path / "examples" / "quickstart.toml"
     changed = mine.read_text().replace("steps = ", "steps = 1 # ")
     mine.write_text(changed)
-    assert f"0 files made, {len(names)} were there" in run(*DDLOCO, "init", cwd=tmp_path)
+    assert f"0 files copied, {len(names)} existed" in run(*DDLOCO, "init", cwd=tmp_path)
     assert mine.read_text() == changed
 
     code = (

@@ -76,7 +76,7 @@ def init(given: argparse.Namespace) -> int:
     except ConfigError as error:
         return complain(error)
     where = given.folder / EXAMPLES
-    print(f"{where}: {len(made)} files made, {len(left)} were there and are left as they are")
+    print(f"{where}: {len(made)} files copied, {len(left)} existed and were not changed")
     return HELD
 
 
@@ -132,9 +132,9 @@ def _check_chaos(job: Job, given: argparse.Namespace) -> None:
         return
     asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
     if job.job.method == "lone":
-        raise ConfigError(f"{asked}: happens to processes, and a lone learner runs without any")
+        raise ConfigError(f"{asked}: applies to processes, and a lone learner has none")
     if not given.processes:
-        raise ConfigError(f"{asked}: happens to processes; add --processes")
+        raise ConfigError(f"{asked}: applies to processes; add --processes")
     try:
         live_schedule(job)
     except ConfigError as error:
@@ -312,7 +312,7 @@ def keys(given: argparse.Namespace) -> int:
         return complain(error)
     for line in handed_out(given.folder, names):
         print(line)
-    print(f"{len(made)} keys made; {len(names) - len(made)} were there and are left as they are")
+    print(f"{len(made)} keys made; {len(names) - len(made)} existed and were not changed")
     return HELD
 
 

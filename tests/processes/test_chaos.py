@@ -103,8 +103,8 @@ def test_the_last_learner_of_all_ends_the_job(job):
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
-        ("", (), "--chaos {chaos}: happens to processes; add --processes"),
         ("", ("--schedule=x",), "--chaos {chaos}: with --schedule faults are those of the tapes"),
+        ("", (), "--chaos {chaos}: applies to processes; add --processes"),
         ("seed = 1.5", ("--processes",), "{chaos}: seed: Expected `int`, got `float`"),
         ("[[fault]]\nwhat = 'crash'", ("--processes",), "{chaos}: fault[0]: missing key `who`"),
         (
@@ -120,7 +120,7 @@ def test_the_last_learner_of_all_ends_the_job(job):
         (
             "[[fault]]\nwhat = 'cut'\nwho = 'learner-0'",
             ("--processes", "--set=job.method=lone"),
-            "--chaos {chaos}: happens to processes, and a lone learner runs without any",
+            "--chaos {chaos}: applies to processes, and a lone learner has none",
         ),
     ],
 )
@@ -144,7 +144,7 @@ def test_a_job_file_with_chaos_wants_processes(job):
     ended = job.run()
 
     assert ended.returncode == 2
-    assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: happens to processes")
+    assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: applies to processes")
 
 
 SETTINGS = ("job.learners=2", "job.steps=100000", "task.step_s=0.05")

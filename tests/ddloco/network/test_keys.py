@@ -214,12 +214,12 @@ def test_the_command_says_what_goes_where(tmp_path, capsys):
     assert code == 0
     assert out.splitlines() == [
         *handed_out(folder, names_for(2)),
-        "4 keys made; 0 were there and are left as they are",
+        "4 keys made; 0 existed and were not changed",
     ]
     assert f"{folder / 'learner-1.key'}  to the host of learner-1, and nowhere else" in out
     (tmp_path / "job.toml").write_text('[job]\ntask = "x:y"\nlearners = 4\n')
     code, out, _ = call(capsys, folder, "--job", tmp_path / "job.toml")
-    assert out.endswith("2 keys made; 4 were there and are left as they are\n")
+    assert out.endswith("2 keys made; 4 existed and were not changed\n")
 
 
 @pytest.mark.parametrize(
