@@ -20,7 +20,7 @@ from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.programs.program import is_production
+from ddloco.programs.program import is_program
 from ddloco.replayer.job_replay import JobRerun
 from ddloco.replayer.program_replay import ProgramRerun
 from ddloco.replayer.recording import check_task, open_recording
@@ -101,7 +101,7 @@ def rerun_of(
     """
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
-    if not is_production(tapes[0].header.job):
+    if not is_program(tapes[0].header.job):
         return JobRerun(folder, progress, warn, snapshot, task, salvage=salvage)
     find_programs()
     return ProgramRerun(folder, progress, warn, snapshot, task, salvage=salvage)

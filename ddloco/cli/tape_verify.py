@@ -9,7 +9,7 @@ from clocks import actor_of
 from ddloco.debugger.timeline import receipt_of
 from ddloco.invariants.merged_tokens import Share
 from ddloco.invariants.tape_audit import Audit, Finding
-from ddloco.programs.program import is_production
+from ddloco.programs.program import is_program
 from ddloco.replayer.recording import job_of, open_recording
 from ddloco.replayer.replay import damage_said
 from ddloco.replayer.start_point import final_clock
@@ -29,7 +29,7 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
     tapes = open_recording(folder, salvage=salvage)
     verdicts, between = verify(tapes, receipt_of)
     goes_on = any(each.header.after for each in tapes)  # The checks would need the earlier events.
-    program = is_production(tapes[0].header.job)
+    program = is_program(tapes[0].header.job)
     findings: list[Finding] = []
     share: Share | None = None
     if not (goes_on or program):
@@ -87,7 +87,7 @@ def _missing(tapes: Sequence[Tape], folder: Path) -> list[str]:
         return []
     present = {each.incarnation for each in tapes}
     heard = {name for each in tapes for name in final_clock(each)}
-    if not is_production(tapes[0].header.job):
+    if not is_program(tapes[0].header.job):
         there = {actor_of(name) for name in (*present, *heard)}
         heard |= {name for name in job_of(tapes[0]).syncer_names() if name not in there}
     if any(each.header.after for each in tapes):

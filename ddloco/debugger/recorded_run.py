@@ -20,7 +20,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge, MergeHistory
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import begin_with
-from ddloco.programs.program import is_production
+from ddloco.programs.program import is_program
 from ddloco.protocol.events import Happened, StepFinished
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.start_point import begin_tapes
@@ -48,7 +48,7 @@ class RecordedRun:
     def __init__(self, path: Path | str, *, salvage: bool = False) -> None:
         self.path = Path(path)
         tapes = open_recording(self.path, salvage=salvage)
-        if is_production(tapes[0].header.job):
+        if is_program(tapes[0].header.job):
             raise ConfigError(f"{path}: of a program of your own; this command explains jobs")
         ordered = sorted(tapes, key=lambda each: _order(each.incarnation))
         self.tapes: dict[str, Tape] = {each.incarnation: each for each in ordered}

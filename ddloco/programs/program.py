@@ -123,7 +123,7 @@ class LoadedProgram:
             raise RemoteProtocolError(f"$.tensors: {nbytes} bytes; this program takes {most}")
 
 
-def is_production(plain: Mapping[str, Any]) -> bool:
+def is_program(plain: Mapping[str, Any]) -> bool:
     """Whether a tape's header describes a user's program rather than a job."""
     return "program" in plain
 

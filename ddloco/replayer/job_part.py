@@ -23,7 +23,7 @@ from ddloco.runtime.snapshot_sink import DigestSink
 from ddloco.tapes.code_version import code_version
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
-from ddloco.workers.fragment_store import KeptHistory
+from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.process import open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkers
 from ddloco.workers.simulated.work import FragmentMemory
@@ -37,7 +37,7 @@ class JobTheatre(Theatre, Protocol):
     job: Job
     task: str
     fragment_memories: dict[str, FragmentMemory]
-    histories: dict[str, KeptHistory]
+    histories: dict[str, FragmentHistory]
     warn: Callable[[str], None]
 
     @property
@@ -63,7 +63,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         beginning = rerun.beginning
         self._start = beginning.starts.get(self._name) if beginning is not None else None
         self._in_step = True
-        self._history = rerun.histories.setdefault(actor_of(self._name), KeptHistory())
+        self._history = rerun.histories.setdefault(actor_of(self._name), FragmentHistory())
         self._fragment_memory = rerun.fragment_memories.setdefault(
             actor_of(self._name), FragmentMemory()
         )

@@ -12,7 +12,7 @@ from ddloco.replayer.job_part import JobPart
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.replay import Rerun
 from ddloco.replayer.start_point import begin_tapes
-from ddloco.workers.fragment_store import KeptHistory
+from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.work import FragmentMemory
 from replay import Tape
 
@@ -49,7 +49,7 @@ class JobRerun(Rerun):
         self.task = task or self.job.job.task
         self.warn = warn
         self.fragment_memories: dict[str, FragmentMemory] = {}
-        self.histories: dict[str, KeptHistory] = {}
+        self.histories: dict[str, FragmentHistory] = {}
         begin = partial(begin_with, job=self.job)
         beginning = begin_tapes(tapes, place_of(self.job, run_folder_of(folder)), begin, snapshot)
         super().__init__(tapes, self.job.names(), beginning, progress)

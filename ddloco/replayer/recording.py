@@ -9,7 +9,7 @@ from ddloco.config.job import Job, job_from, load_job
 from ddloco.config.run_folder import TAPES
 from ddloco.config.toml import read_toml
 from ddloco.config.trust import check_trust, content_of, digest_of
-from ddloco.programs.program import is_production
+from ddloco.programs.program import is_program
 from ddloco.protocol.tape_facts import ARITHMETIC, SEMANTICS, STATE_PIECES, TENSORS, is_simulated
 from ddloco.runtime.entry_point import parted
 from replay import Tape, TapeError, open_tapes
@@ -41,7 +41,7 @@ def open_recording(path: Path, *, salvage: bool = False) -> list[Tape]:
     """
     tapes = open_tapes(path, salvage=salvage)
     folder = run_folder_of(path)
-    program = is_production(tapes[0].header.job)
+    program = is_program(tapes[0].header.job)
     for each in tapes:
         _check_id(each)
         _check_semantics(each, ACTOR_SEMANTICS if program else SEMANTICS)

@@ -147,7 +147,7 @@ def _file_of(fragment: int) -> str:
 
 
 @dataclass
-class KeptHistory:
+class FragmentHistory:
     """The merges of one actor's incarnations in a replay: the newest ones of each fragment."""
 
     run: str = ""

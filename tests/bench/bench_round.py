@@ -43,7 +43,7 @@ from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers.executor import Workers
-from ddloco.workers.fragment_store import KeptHistory
+from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.layout import Layouts
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 
@@ -118,7 +118,9 @@ def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Worker
     """The product's own, without a JAX process, which these kinds of work don't need."""
     job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
     none: Any = None  # Neither a process nor snapshots.
-    workers = Workers(job, incarnation, arrays, none, folder=Path(), keep=KeptHistory(), sink=none)
+    workers = Workers(
+        job, incarnation, arrays, none, folder=Path(), keep=FragmentHistory(), sink=none
+    )
     workers._layouts = Layouts(plan, job.outer)
     return workers
 

@@ -9,8 +9,8 @@ import pytest
 from ddloco.protocol.events import Kept
 from ddloco.workers.fragment_store import (
     FragmentFolder,
+    FragmentHistory,
     FragmentStoreError,
-    KeptHistory,
     StoredFragment,
     digest_of,
 )
@@ -90,7 +90,7 @@ def test_it_is_known_that_a_job_was_done(tmp_path):
 
 def test_a_replay_remembers_what_may_have_been_kept():
     """The newest two merges of a fragment, by version."""
-    history = KeptHistory()
+    history = FragmentHistory()
     merges = [found(0, t, start=t) for t in (4, 8, 12)]
     for each in merges:
         history.put(each)
@@ -101,7 +101,7 @@ def test_a_replay_remembers_what_may_have_been_kept():
 
 def test_of_what_a_snapshot_brought_only_the_merge_is_compared():
     """It was merged before the cut, when data had not gone as far; later ones are compared all."""
-    history = KeptHistory()
+    history = FragmentHistory()
     brought, later = found(0, 4), found(0, 8)
     history.put(brought)
     history.bring()
