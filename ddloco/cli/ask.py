@@ -11,7 +11,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError
 from ddloco.nodes.exit_codes import BAD_INPUT, FOUND, HELD
 from ddloco.runtime.errors import first_of
-from ddloco.workers.executor import ChoreError
+from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.process import WorkerDiedError
 
 
@@ -21,7 +21,7 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
         trio.run(what)
     except BaseException as error:
         match first_of(error):
-            case ConfigError() | ChoreError() as found:
+            case ConfigError() | WorkerRequestError() as found:
                 return complain(found, BAD_INPUT)
             case UnansweredError() | WorkerDiedError() as found:
                 return complain(found, FOUND)

@@ -21,17 +21,25 @@ from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.programs.program import is_program
-from ddloco.replayer.job_replay import JobRerun
-from ddloco.replayer.program_replay import ProgramRerun
+from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.program_replay import ProgramReplay
 from ddloco.replayer.recording import check_task, open_recording
-from ddloco.replayer.replay import Report, Rerun
+from ddloco.replayer.replay import Replay, Report
 from ddloco.runtime.entry_point import NamedError
-from ddloco.workers.executor import ChoreError
+from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.task import TaskError
 from replay import TapeError
 from snapshot import SnapshotError, StorageError
 
-BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
+BAD = (
+    TapeError,
+    ConfigError,
+    WorkerRequestError,
+    NamedError,
+    TaskError,
+    SnapshotError,
+    StorageError,
+)
 """What a replay says about what it was given."""
 
 
@@ -54,7 +62,7 @@ def replay(given: argparse.Namespace) -> int:
     try:
         if given.until:
             return _replay_until(given, warn)
-        rerun = rerun_of(
+        replay = replay_of(
             given.folder,
             progress,
             warn,
@@ -63,9 +71,9 @@ def replay(given: argparse.Namespace) -> int:
             trust=given.trust,
             salvage=given.salvage,
         )
-        bar.update(shown, total=rerun.total)
+        bar.update(shown, total=replay.total)
         with bar:
-            report = trio.run(rerun.run)
+            report = trio.run(replay.run)
     except BAD as error:
         return complain(error)
     if given.json:
@@ -75,7 +83,7 @@ def replay(given: argparse.Namespace) -> int:
     return HELD if report.identical else FOUND
 
 
-def rerun_of(
+def replay_of(
     folder: Path,
     progress: Callable[[int], None],
     warn: Callable[[str], None],
@@ -84,7 +92,7 @@ def rerun_of(
     task: str,
     trust: bool,
     salvage: bool = False,
-) -> Rerun:
+) -> Replay:
     """Prepare the replay of a job or of a user's program.
 
     Args:
@@ -97,14 +105,14 @@ def rerun_of(
         salvage: whether to read damaged tapes up to the damage.
 
     Raises:
-        TapeError, ConfigError, NamedError, SnapshotError: see ``JobRerun`` and ``ProgramRerun``.
+        TapeError, ConfigError, NamedError, SnapshotError: see ``JobReplay`` and ``ProgramReplay``.
     """
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
     if not is_program(tapes[0].header.job):
-        return JobRerun(folder, progress, warn, snapshot, task, salvage=salvage)
+        return JobReplay(folder, progress, warn, snapshot, task, salvage=salvage)
     find_programs()
-    return ProgramRerun(folder, progress, warn, snapshot, task, salvage=salvage)
+    return ProgramReplay(folder, progress, warn, snapshot, task, salvage=salvage)
 
 
 def _print_report(report: Report) -> None:
@@ -154,7 +162,7 @@ def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
         print(json.dumps(plain, indent=2))
         return
     print(f"stopped before {before}: {phrase(there.event)}")
-    for name, part in there.parts.items():
+    for name, part in there.runners.items():
         print(f"  {name} is behind its event {part.actor.number}, with {len(part.arrays)} arrays")
     print(f"  arrays of {there.incarnation}: {', '.join(there.arrays()) or 'none'}")
     names: dict[str, Any] = {

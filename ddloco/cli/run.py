@@ -38,13 +38,12 @@ from ddloco.nodes.resume import beginning_of
 from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
-from ddloco.replayer.scheduled_replay import Drive
-from ddloco.runtime.entry_point import NamedError
+from ddloco.replayer.scheduled_replay import ScheduledRun
 from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.simulation.bandwidth.table import bandwidth
 from ddloco.simulation.report import hostile_worlds, scenario_table
-from ddloco.workers.executor import MODEL_FILE, ChoreError
+from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.lone_baseline import run_baseline
 from ddloco.workers.process import WorkerDiedError
 from ddloco.workers.task import TaskError, task_digest
@@ -52,9 +51,6 @@ from replay import TapeError
 from snapshot import SnapshotError, StorageError
 
 PORT_MAX = 65535
-
-BAD = (TapeError, ConfigError, ChoreError, NamedError, TaskError, SnapshotError, StorageError)
-"""Errors about the input of a replay."""
 
 ELSEWHERE = (
     *(diff, perform, replay, why),
@@ -116,10 +112,12 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("training along the schedule", total=None)
             update = partial(bar.update, task)
-            driven = Drive(given.schedule, job, folder, lambda events: update(completed=events))
+            driven = ScheduledRun(
+                given.schedule, job, folder, lambda events: update(completed=events)
+            )
             update(total=driven.total)
             trio.run(driven.run)
-    except (TapeError, ChoreError) as error:
+    except (TapeError, WorkerRequestError) as error:
         return complain(error)
     except WorkerDiedError as error:
         return complain(error, FOUND)
@@ -216,7 +214,7 @@ def _run_baseline(job: Job, folder: Path) -> int:
     console = Console()
     try:
         loss = trio.run(run_baseline, job, folder, console)
-    except ChoreError as error:
+    except WorkerRequestError as error:
         return complain(error)
     except WorkerDiedError as error:
         return complain(error, FOUND)

@@ -11,10 +11,10 @@ from clocks import actor_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.job_replay import JobReplay
 from ddloco.replayer.recording import check_task
 from ddloco.replayer.replay import Report
-from ddloco.replayer.tape_runner import Part
+from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import HostCopy
 from transport import DTYPES, Payload, tensors_of
 
@@ -26,7 +26,7 @@ class StoppedReplay:
 
     Args:
         run: the recorded run.
-        parts: what replays each tape, by incarnation.
+        runners: what replays each tape, by incarnation.
         incarnation: the actor that the replay was stopped for.
         number: the event that it would handle next.
 
@@ -37,12 +37,16 @@ class StoppedReplay:
     """
 
     def __init__(
-        self, run: RecordedRun, parts: Mapping[str, Part[Any]], incarnation: str, number: int
+        self,
+        run: RecordedRun,
+        runners: Mapping[str, TapeRunner[Any]],
+        incarnation: str,
+        number: int,
     ) -> None:
-        self.run, self.parts = run, parts
+        self.run, self.runners = run, runners
         self.incarnation, self.number = incarnation, number
         self.event = next((e for r, e in run.events(incarnation) if r.n == number), None)
-        actor = parts[incarnation].actor
+        actor = runners[incarnation].actor
         self.machine = actor.machine
         told = getattr(actor.machine, "status", None)
         self.status: dict[str, Any] = told(actor.at) if told is not None else {}
@@ -50,7 +54,7 @@ class StoppedReplay:
     def arrays(self, actor: str = "") -> list[str]:
         """Return the handles of an actor's arrays, by name or incarnation; by default, of the actor
         that the replay was stopped for."""
-        return sorted(self._part(actor).arrays.handles())
+        return sorted(self._runner(actor).arrays.handles())
 
     def array(self, handle: str, actor: str = "") -> Tensors:
         """Return copies of the tensors under a handle, by name.
@@ -58,7 +62,7 @@ class StoppedReplay:
         Raises:
             ConfigError: there is no such array, or it could not be computed.
         """
-        arrays = self._part(actor).arrays
+        arrays = self._runner(actor).arrays
         if handle not in arrays.handles():
             there = ", ".join(sorted(arrays.handles())[:12]) or "none"
             raise ConfigError(f"no array {handle!r} there; there are {there}")
@@ -67,12 +71,14 @@ class StoppedReplay:
             raise ConfigError(f"array {handle!r} could not be computed: a tape is missing")
         return tensors_in(stored, self._plan())
 
-    def _part(self, actor: str) -> Part[Any]:
+    def _runner(self, actor: str) -> TapeRunner[Any]:
         wanted = actor or self.incarnation
-        for incarnation in reversed(list(self.parts)):
+        for incarnation in reversed(list(self.runners)):
             if wanted in {incarnation, actor_of(incarnation)}:
-                return self.parts[incarnation]
-        raise ConfigError(f"{wanted} is not in the replay here; there are {', '.join(self.parts)}")
+                return self.runners[incarnation]
+        raise ConfigError(
+            f"{wanted} is not in the replay here; there are {', '.join(self.runners)}"
+        )
 
     def _plan(self) -> FragmentPlan:
         started = next(event for _, event in self.run.events(self.incarnation))
@@ -122,19 +128,19 @@ def replay_until(
         progress: called with the number of events replayed so far.
 
     Raises:
-        TapeError, ConfigError, ChoreError: see ``JobRerun``.
+        TapeError, ConfigError, WorkerRequestError: see ``JobReplay``.
     """
     check_task(list(run.tapes.values()), run.path, task, trust=trust)
     last = run.tape_of(incarnation).events
     known = run.clock(incarnation, min(number, last)).wire()
     limits = {**known, incarnation: number - 1}
-    rerun = JobRerun(run.path, progress, warn, task=task)
+    replay = JobReplay(run.path, progress, warn, task=task)
 
-    def stop(parts: Mapping[str, Any]) -> None:
-        if not rerun.report.divergences:
-            look(StoppedReplay(run, parts, incarnation, number))
+    def stop(runners: Mapping[str, Any]) -> None:
+        if not replay.report.divergences:
+            look(StoppedReplay(run, runners, incarnation, number))
 
-    return trio.run(rerun.run, limits, stop)
+    return trio.run(replay.run, limits, stop)
 
 
 def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> Tensors:

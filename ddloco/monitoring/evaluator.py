@@ -78,7 +78,7 @@ class Scorer:
 
         Raises:
             ConfigError: the task has no held-out loss.
-            ChoreError: the loss cannot be computed.
+            WorkerRequestError: the loss cannot be computed.
             WorkerDiedError: the process ended.
         """
         scored: dict[int, int] = {}
@@ -109,7 +109,7 @@ async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[S
     it.
 
     Raises:
-        ChoreError: the task cannot be used.
+        WorkerRequestError: the task cannot be used.
         WorkerDiedError: the process ended.
     """
     with closing(Arena()) as arena:

@@ -148,7 +148,7 @@ async def follow(
 
     Raises:
         ConfigError: the address is invalid, or the job file describes another model.
-        ChoreError: the task cannot be used.
+        WorkerRequestError: the task cannot be used.
         WorkerDiedError: the worker process ended.
         UnansweredError: there is no answer.
     """

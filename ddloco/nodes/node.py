@@ -47,7 +47,7 @@ from ddloco.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import FragmentFolder
-from ddloco.workers.process import ChoreError, WorkerDiedError, open_worker
+from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
 from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
 from snapshot import BEGAN_FROM, RUN, Store
@@ -124,11 +124,11 @@ class Hosted:
         return self.finish
 
     def _failure(self, error: BaseException) -> Finish:
-        if isinstance(error, ChoreError) and error.failed.kind == "task":
+        if isinstance(error, WorkerRequestError) and error.failed.kind == "task":
             return Finish("bad-input", str(error))
         if isinstance(error, TaskError):
             return Finish("bad-input", str(error))
-        if isinstance(error, ChoreError | WorkerDiedError | TapeError):
+        if isinstance(error, WorkerRequestError | WorkerDiedError | TapeError):
             return Finish("failed", str(error))
         if isinstance(error, OSError) and error.errno in RESOURCES:
             return Finish("failed", said_of(error))

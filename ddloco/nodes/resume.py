@@ -29,7 +29,7 @@ from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment
-from ddloco.workers.process import ChoreError, fitting
+from ddloco.workers.process import WorkerRequestError, fitting
 from ddloco.workers.snapshot_work import LAST, STATE, theta_of
 from snapshot import NEWEST, Part, SnapshotError, Store
 from transport import Bytes
@@ -76,7 +76,8 @@ class JobStart(Start):
         """Put everything where the actor's work looks for it.
 
         Raises:
-            ChoreError: the task's parameters are others, or the worker cannot take its state over.
+            WorkerRequestError: the task's parameters are others, or the worker cannot take its
+                state over.
             WorkerDiedError: the worker process ended.
         """
         machine: Any = self.actor.machine
@@ -98,7 +99,7 @@ class JobStart(Start):
         plan = getattr(self.actor.machine, "_plan", None)
         if plan is not None and plan.digest != workers.plan.digest:
             said = f"the task's parameters are cut in another way than {self.part.who}'s"
-            raise ChoreError(rpc.Failed("task", said))
+            raise WorkerRequestError(rpc.Failed("task", said))
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Go on in a run whose job is another one."""
@@ -123,16 +124,16 @@ class JobStart(Start):
         """Put a learner's state where its next incarnation finds it, in a job that went on.
 
         Raises:
-            ChoreError: it had not begun, or the task's parameters are others.
+            WorkerRequestError: it had not begun, or the task's parameters are others.
         """
         machine = self.actor.machine
         if self.worker is None or not isinstance(machine, Learner):
             said = f"{self.part.who} had not begun to train in {snapshot}"
-            raise ChoreError(rpc.Failed("task", said))
+            raise WorkerRequestError(rpc.Failed("task", said))
         self._check_plan(workers)
         if len(self.worker) != workers.state.nbytes:
             said = f"the task's optimizer is another than {self.part.who}'s"
-            raise ChoreError(rpc.Failed("task", said))
+            raise WorkerRequestError(rpc.Failed("task", said))
         arrays.put(OWN, HostCopy(arrays.lend(self.worker)))
         digest = xxhash.xxh3_128_digest(self.worker.data)
         step, versions = machine.stands

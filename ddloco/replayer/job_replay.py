@@ -8,16 +8,16 @@ from typing import Any
 from ddloco.config.run_folder import place_of
 from ddloco.nodes.resume import begin_with
 from ddloco.protocol.events import FragmentMerged, StepFinished
-from ddloco.replayer.job_part import JobPart
+from ddloco.replayer.job_tape_runner import JobTapeRunner
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
-from ddloco.replayer.replay import Rerun
+from ddloco.replayer.replay import Replay
 from ddloco.replayer.start_point import begin_tapes
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.work import FragmentMemory
 from replay import Tape
 
 
-class JobRerun(Rerun):
+class JobReplay(Replay):
     """Replays a run folder, or any set of its tapes.
 
     Args:
@@ -55,9 +55,9 @@ class JobRerun(Rerun):
         super().__init__(tapes, self.job.names(), beginning, progress)
         self.report.counts = {"steps": 0, "merges": 0}
 
-    def part(self, each: Tape, folder: Path) -> JobPart:
+    def runner(self, each: Tape, folder: Path) -> JobTapeRunner:
         """What plays a tape."""
-        return JobPart(self, each, folder)
+        return JobTapeRunner(self, each, folder)
 
     def count(self, event: Any) -> None:
         """Steps and merges."""

@@ -13,15 +13,14 @@ from ddloco.config.run_folder import SNAPSHOTS
 from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram, program_from
 from ddloco.programs.runner import PLACE, SOURCE, fingerprint
-from ddloco.replayer.replay import Rerun
+from ddloco.replayer.replay import Replay
 from ddloco.replayer.start_point import begin_tapes
-from ddloco.replayer.tape_runner import Part
+from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Beginning, Start, begin_with, load_start
 from ddloco.runtime.snapshot_sink import DigestSink
 from replay import Tape, TapeError, open_tapes
-from snapshot import Part as Written
-from snapshot import Store
+from snapshot import Part, Store
 
 
 def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beginning[Start]:
@@ -32,7 +31,7 @@ def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beg
         StorageError: the place cannot be read.
     """
 
-    def load(store: Store, part: Written) -> Start:
+    def load(store: Store, part: Part) -> Start:
         role = loaded.program.roles.get(actor_of(part.who))
         packages = packages_of(role.machine()) if role is not None else ()
         return load_start(store, part, packages)
@@ -40,21 +39,21 @@ def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beg
     return begin_with(place, snapshot, load)
 
 
-class ProgramPart(Part[ComputationExecutor]):
+class ProgramTapeRunner(TapeRunner[ComputationExecutor]):
     """One tape's part in the replay of a program."""
 
-    def __init__(self, rerun: "ProgramRerun", tape: Tape) -> None:
-        loaded = rerun.loaded
+    def __init__(self, replaying: "ProgramReplay", tape: Tape) -> None:
+        loaded = replaying.loaded
         role = loaded.program.roles.get(actor_of(tape.incarnation))
         if role is None:
             raise TapeError(tape.path, 16, f"{tape.incarnation} is not an actor of the program now")
-        super().__init__(rerun, tape, Actor(tape.incarnation, role.machine()), loaded.events)
+        super().__init__(replaying, tape, Actor(tape.incarnation, role.machine()), loaded.events)
         self._arrays = Arrays()
         self._workers = ComputationExecutor(role.compute, self._arrays, DigestSink())
-        self._warn = rerun.warn
+        self._warn = replaying.warn
         self._source = loaded.source
 
-    async def perform(self) -> None:
+    async def run(self) -> None:
         """Execute the tape.
 
         Raises:
@@ -65,7 +64,7 @@ class ProgramPart(Part[ComputationExecutor]):
             self._warn(difference)
         if self._begun is not None:
             self._begun.lay_out(self._arrays)
-        await self.play()
+        await self.execute()
 
     def _differences(self) -> list[str]:
         """What can change arithmetic and is not as it was recorded."""
@@ -79,7 +78,7 @@ class ProgramPart(Part[ComputationExecutor]):
         ]
 
 
-class ProgramRerun(Rerun):
+class ProgramReplay(Replay):
     """Replays the tapes of a user's program.
 
     Args:
@@ -118,10 +117,10 @@ class ProgramRerun(Rerun):
         super().__init__(tapes, names, begin_tapes(tapes, place, begin, snapshot), progress)
         self.report.counts = {"results of work": 0}
 
-    def part(self, each: Tape, folder: Path) -> ProgramPart:
+    def runner(self, each: Tape, folder: Path) -> ProgramTapeRunner:
         """What plays a tape."""
         del folder
-        return ProgramPart(self, each)
+        return ProgramTapeRunner(self, each)
 
     def count(self, event: Any) -> None:
         """What was computed."""

@@ -30,10 +30,10 @@ from ddloco.runtime.resume import Beginning
 from replay import Divergence, Tape, TapeError, tape
 
 
-class Plays(Protocol):
+class RunsTape(Protocol):
     """What plays a tape."""
 
-    async def perform(self) -> None:
+    async def run(self) -> None:
         """Execute it to its end.
 
         Raises:
@@ -88,7 +88,7 @@ def damage_said(each: Tape) -> str:
     return f"damaged at {each.damage}; read up to event {each.events}"
 
 
-class Rerun(ABC):
+class Replay(ABC):
     """Replays the tapes of one run.
 
     Args:
@@ -125,7 +125,7 @@ class Rerun(ABC):
         self.unverified = 0
         self._progress = progress
         self.gate = Gate([each.incarnation for each in self.tapes])
-        self._parts: dict[str, Plays] = {}
+        self._runners: dict[str, RunsTape] = {}
         self._ended = {each.incarnation: trio.Event() for each in self.tapes}
         self._recorded = {each.incarnation: each for each in self.tapes}
         self._lost: dict[str, tuple[int, int]] = {}
@@ -177,7 +177,7 @@ class Rerun(ABC):
                     if limits is not None:
                         await self.gate.reached.wait()
                         if look is not None:
-                            look(self._parts)
+                            look(self._runners)
                         nursery.cancel_scope.cancel()
             except ExceptionGroup as group:
                 raise first_of(group) from None
@@ -200,13 +200,13 @@ class Rerun(ABC):
         before = self._ended.get(f"{name}.{number - 1}")
         if before is not None and not self._overlaps(f"{name}.{number - 1}", each.incarnation):
             await before.wait()
-        part = self._parts[each.incarnation] = self.part(each, folder)
-        await part.perform()
+        runner = self._runners[each.incarnation] = self.runner(each, folder)
+        await runner.run()
         self.gate.ended(each.incarnation)
         self._ended[each.incarnation].set()
 
     @abstractmethod
-    def part(self, each: Tape, folder: Path) -> Plays:
+    def runner(self, each: Tape, folder: Path) -> RunsTape:
         """What plays a tape; ``folder`` is where its work may leave files."""
 
     def _overlaps(self, former: str, later: str) -> bool:
@@ -237,7 +237,7 @@ class Rerun(ABC):
         """Where messages travel."""
         return self._mailbox
 
-    def played(self, event: Any) -> None:
+    def found_equal(self, event: Any) -> None:
         """One more event was found equal."""
         self.report.events += 1
         self.count(event)

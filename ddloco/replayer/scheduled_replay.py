@@ -26,13 +26,13 @@ from ddloco.nodes.node import recorder_for
 from ddloco.protocol.events import Happened, Recovered, Started, StateCopied
 from ddloco.protocol.fragment_plan import Leaf
 from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
-from ddloco.replayer.job_part import JobPart
-from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.job_tape_runner import JobTapeRunner
 from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
-from ddloco.workers.process import ChoreError
+from ddloco.workers.process import WorkerRequestError
 from ddloco.workers.simulated.work import PIECES
 from replay import Tape, TapeError, tape
 from transport import MessageArrived
@@ -66,7 +66,7 @@ def job_under(job: Job, schedule: Job) -> Job:
     )
 
 
-class Drive(JobRerun):
+class ScheduledRun(JobReplay):
     """A real run that follows the tapes of another one.
 
     Args:
@@ -96,16 +96,16 @@ class Drive(JobRerun):
         self.result: dict[str, Any] | None = None
         """What the syncer said of the final model."""
 
-    def part(self, each: Tape, folder: Path) -> JobPart:
+    def runner(self, each: Tape, folder: Path) -> JobTapeRunner:
         """What plays a tape; all of them write to one run folder."""
         del folder
-        return DrivenPart(self, each, self.folder)
+        return ScheduledTapeRunner(self, each, self.folder)
 
 
-class DrivenPart(JobPart):
+class ScheduledTapeRunner(JobTapeRunner):
     """One tape's part: its events, with what real work brings instead of what was simulated."""
 
-    def __init__(self, drive: Drive, each: Tape, folder: Path) -> None:
+    def __init__(self, drive: ScheduledRun, each: Tape, folder: Path) -> None:
         super().__init__(drive, each, folder)
         self._drive = drive
 
@@ -119,12 +119,12 @@ class DrivenPart(JobPart):
         """Everything may differ; nothing is compared."""
         return []
 
-    async def play(self) -> None:
+    async def execute(self) -> None:
         """Execute the tape's schedule to its end.
 
         Raises:
             TapeError: the run has parted from the schedule, or its own tape cannot be written.
-            ChoreError: the task cannot be used.
+            WorkerRequestError: the task cannot be used.
         """
         fits = len(self._drive.schedule.plan(self._scheduled_leaves()).fragments)
         got = len(self._drive.job.plan(self._prepared.leaves).fragments)
@@ -142,7 +142,7 @@ class DrivenPart(JobPart):
             self._drive.job, self._name, self._drive.folder, self._prepared, facts
         )
         with closing(ActorLog(self._drive.folder / LOG_FILE, self._name)) as self._log:
-            await super().play()
+            await super().execute()
         self._recorder.close(self._actor.number, self._tape.closed)
 
     def _scheduled_leaves(self) -> tuple[Leaf, ...]:
@@ -184,7 +184,7 @@ class DrivenPart(JobPart):
                 await result.done.wait()
                 value = result.value
                 if isinstance(value, WorkFailed):
-                    raise ChoreError(rpc.Failed(value.kind, value.reason))
+                    raise WorkerRequestError(rpc.Failed(value.kind, value.reason))
                 return value
             case _:
                 await trio.lowlevel.checkpoint()
@@ -203,12 +203,12 @@ class DrivenPart(JobPart):
     async def _message(self, record: tape.Event, event: MessageArrived[Any]) -> Any:
         """The same message, saying what its sender really said."""
         key = self._key_of(event)
-        posted = await self._rerun.mailbox.take(key)
+        posted = await self._job_replay.mailbox.take(key)
         if posted is None:
             raise TapeError(self._tape.path, 0, f"event {record.n}: its message was never said")
         digest = posted.payload.digest if posted.payload is not None else b""
         if event.handle:
             self._arrays.put(event.handle, posted.payload)
-            self._rerun.mailbox.take_payload(key)
+            self._job_replay.mailbox.take_payload(key)
         said = posted.said
         return replace(event, body=said.body, clock=said.clock, payload=digest)

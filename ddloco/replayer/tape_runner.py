@@ -26,7 +26,7 @@ class DependsOnDivergence(Exception):  # noqa: N818, it ends one tape's replay a
     """An event follows from one that the replay of another tape has not come to."""
 
 
-class Theatre(Protocol):
+class ReplayContext(Protocol):
     """Where parts play together."""
 
     payloads: int
@@ -54,7 +54,7 @@ class Theatre(Protocol):
         """Whether there is a tape to check a message of the sender's event ``number`` against."""
         ...
 
-    def played(self, event: Any) -> None:
+    def found_equal(self, event: Any) -> None:
         """Count one more event that was found equal."""
         ...
 
@@ -79,11 +79,11 @@ class Theatre(Protocol):
 W = TypeVar("W", bound=Worker)
 
 
-class Part(Generic[W]):
+class TapeRunner(Generic[W]):
     """One tape's part in a replay.
 
     Args:
-        theatre: where it plays.
+        replay: what it is a part of.
         tape: its tape.
         fresh: the actor as it begins; unused where it goes on from a snapshot.
         events: the union that its events belong to.
@@ -92,11 +92,11 @@ class Part(Generic[W]):
     _arrays: Arrays
     _workers: W
 
-    def __init__(self, theatre: Theatre, tape: Tape, fresh: Actor, events: Any) -> None:
-        self._theatre = theatre
+    def __init__(self, replay: ReplayContext, tape: Tape, fresh: Actor, events: Any) -> None:
+        self._replay = replay
         self._tape = tape
         self._name = tape.incarnation
-        beginning = theatre.beginning
+        beginning = replay.beginning
         start: Start | None = None
         if beginning is not None:
             start = beginning.starts.get(self._name)
@@ -119,7 +119,7 @@ class Part(Generic[W]):
         """Its arrays, by handle."""
         return self._arrays
 
-    async def play(self) -> None:
+    async def execute(self) -> None:
         """Execute the tape to its end, to the first difference, or to what depends on one.
 
         Raises:
@@ -129,33 +129,33 @@ class Part(Generic[W]):
             self._nursery = nursery
             self._go_on()
             try:
-                await self._execute()
+                await self._handle_events()
                 await self._finish()
                 self._note_end()
             except Divergence as found:
-                self._theatre.parted(found)
+                self._replay.parted(found)
             except DependsOnDivergence:
-                self._theatre.depends(self._name)
+                self._replay.depends(self._name)
             nursery.cancel_scope.cancel()
-        self._theatre.mailbox.silence(self._name)
+        self._replay.mailbox.silence(self._name)
 
-    async def _execute(self) -> None:
+    async def _handle_events(self) -> None:
         for record, event, outcome in self._player.moments():
-            await self._theatre.gate.passing(self._name, record.n)
+            await self._replay.gate.passing(self._name, record.n)
             sure = await self._confirm(record, event)
             effects = self._handle(record, sure, outcome)
             for effect in effects:
                 self._perform(record.n, effect)
-            self._theatre.played(sure)
+            self._replay.found_equal(sure)
 
     def _note_end(self) -> None:
         """Say how a tape ends that was not closed."""
         where = f"{self._name}:{self._actor.number}"
         if self._player.failure is not None:
             trace = "".join(format_exception(self._player.failure)).rstrip()
-            self._theatre.note(f"{where}: handling this event raised, as it did then:\n{trace}")
+            self._replay.note(f"{where}: handling this event raised, as it did then:\n{trace}")
         elif self._tape.closed is None:
-            self._theatre.note(f"{where}: the tape ends here, not closed (its process was killed)")
+            self._replay.note(f"{where}: the tape ends here, not closed (its process was killed)")
 
     def _handle(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
@@ -194,20 +194,20 @@ class Part(Generic[W]):
 
     async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
         payload: Payload | None = None
-        beginning, number = self._theatre.beginning, event.clock.get(event.sender, 0)
+        beginning, number = self._replay.beginning, event.clock.get(event.sender, 0)
         if beginning is not None and beginning.before(event.sender, number):
             payload = self._confirm_flight(record, event)
-        elif self._theatre.posted_by(event.sender, event.clock.get(event.sender, 0)):
+        elif self._replay.posted_by(event.sender, event.clock.get(event.sender, 0)):
             key = self._key_of(event)
-            posted = await self._theatre.mailbox.take(key)
-            if posted is None and self._theatre.has_parted(event.sender):
+            posted = await self._replay.mailbox.take(key)
+            if posted is None and self._replay.has_parted(event.sender):
                 raise DependsOnDivergence
             if posted is None:
                 raise self._differs(record, event, describe(event), "never said", "message")
             self._compare_message(record, event, posted)
             payload = posted.payload
             if event.handle:
-                self._theatre.mailbox.take_payload(key)
+                self._replay.mailbox.take_payload(key)
         if event.handle:
             self._arrays.put(event.handle, payload)
 
@@ -218,12 +218,12 @@ class Part(Generic[W]):
         if found is None:
             if type(event.body) not in GREETINGS | {Marker}:
                 said = f"{describe(event.body)} of {event.sender} was said before the cut"
-                self._theatre.unverified += 1
-                self._theatre.gap(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
+                self._replay.unverified += 1
+                self._replay.gap(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
             return None
         if msgspec.structs.replace(found, handle=event.handle) != event:
             raise self._differs(record, event, describe(event), describe(found), "message")
-        self._theatre.payloads += bool(event.handle)
+        self._replay.payloads += bool(event.handle)
         return self._begun.payload(found)
 
     def _key_of(self, event: MessageArrived[Any]) -> Key:
@@ -241,7 +241,7 @@ class Part(Generic[W]):
             recorded = f"{describe(event.body)} with clock {event.clock}"
             raise self._differs(record, event, recorded, got, "message")
         if posted.payload is not None:
-            self._theatre.payloads += 1
+            self._replay.payloads += 1
             if posted.payload.digest != event.payload:
                 got = f"payload {posted.payload.digest.hex()}"
                 recorded = f"payload {event.payload.hex()}"
@@ -252,13 +252,13 @@ class Part(Generic[W]):
         outputs = self._outputs.pop(event.work, ())
         if isinstance(event, WorkFailed) and event.kind == "worker":
             # The world's doing, not the work's: a fact, like the time.
-            self._theatre.note(f"{self._name}:{record.n}: {event.reason}")
+            self._replay.note(f"{self._name}:{record.n}: {event.reason}")
             return
         if event.work in self._given or self._wrote(event):
             return
         if result is None:
             # Its inputs are missing: taken from the tape.
-            self._theatre.unverified += 1
+            self._replay.unverified += 1
             for handle in outputs:
                 if not isinstance(event, WorkFailed):
                     self._arrays.put(handle, None)
@@ -305,7 +305,7 @@ class Part(Generic[W]):
             case Transmit():
                 known = effect.payload and self._arrays.known(effect.payload)
                 payload = self._arrays.get(effect.payload) if known else None
-                self._theatre.mailbox.post(self._name, number, effect, payload)
+                self._replay.mailbox.post(self._name, number, effect, payload)
             case Free(handle):
                 self._arrays.free(handle)
             case Work():

@@ -54,7 +54,7 @@ from ddloco.workers import rpc
 from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
 from ddloco.workers.layout import Layouts
-from ddloco.workers.process import ChoreError, WorkerDiedError, WorkerProcess
+from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError
 from ddloco.workers.snapshot_work import CaptureWork
 from ddloco.workers.state_transfer import StateWork
 from snapshot import save_tensors
@@ -116,7 +116,7 @@ class Workers:
         """Have the worker load the task; returns the parameters' leaves and the fingerprint.
 
         Raises:
-            ChoreError: the task cannot be used.
+            WorkerRequestError: the task cannot be used.
             WorkerDiedError: the process ended.
         """
         job = self._job
@@ -133,7 +133,7 @@ class Workers:
         try:
             plan = job.sendable_plan(prepared.leaves)
         except ValueError as error:
-            raise ChoreError(rpc.Failed("task", f"task {self._task}: {error}")) from None
+            raise WorkerRequestError(rpc.Failed("task", f"task {self._task}: {error}")) from None
         laid = await self._process.expect(rpc.Lay(plan), rpc.Laid)
         self.state.nbytes = self.capture.nbytes = laid.state_bytes
         self.capture.plan = plan
@@ -160,7 +160,7 @@ class Workers:
     async def _caught(self, work: Work, result: Awaitable[WorkResult]) -> WorkResult:
         try:
             return await result
-        except ChoreError as error:
+        except WorkerRequestError as error:
             return WorkFailed(work.work, error.failed.kind, str(error))
         except WorkerDiedError as error:
             return WorkFailed(work.work, "worker", str(error))

@@ -26,7 +26,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
     """Train ``job.steps`` steps on one learner; returns the held-out loss.
 
     Raises:
-        ChoreError: the task cannot be used.
+        WorkerRequestError: the task cannot be used.
         WorkerDiedError: the worker process ended.
     """
     time = MonotonicTime()

@@ -31,7 +31,7 @@ class WorkerDiedError(Exception):
     """The worker process has ended; the text contains its exit status."""
 
 
-class ChoreError(Exception):
+class WorkerRequestError(Exception):
     """The worker answered that it could not fulfil a request; says why, and who is at fault."""
 
     def __init__(self, failed: rpc.Failed) -> None:
@@ -43,10 +43,10 @@ def fitting(answer: rpc.Answer, answer_type: type[T]) -> T:
     """The answer, if it has the expected type.
 
     Raises:
-        ChoreError: the worker could not fulfil the request.
+        WorkerRequestError: the worker could not fulfil the request.
     """
     if isinstance(answer, rpc.Failed):
-        raise ChoreError(answer)
+        raise WorkerRequestError(answer)
     assert isinstance(answer, answer_type), f"{type(answer).__name__} is no answer to this"
     return answer
 
@@ -119,7 +119,7 @@ class WorkerProcess:
         """Like ``ask``, for an answer of one expected type.
 
         Raises, when awaited:
-            ChoreError: the worker could not fulfil the request.
+            WorkerRequestError: the worker could not fulfil the request.
             WorkerDiedError: the process ended first.
         """
         return _fitting(self.ask(request), answer_type)

@@ -30,11 +30,11 @@ def span_of(region: Region) -> Span:
     return Span(region.offset, len(region.data))
 
 
-class Chore(Struct, frozen=True, tag=True):
+class WorkerMessage(Struct, frozen=True, tag=True):
     """Base class of requests and answers."""
 
 
-class Prepare(Chore, frozen=True):
+class Prepare(WorkerMessage, frozen=True):
     """Import the task, determine its parameters' shapes, and report them with the fingerprint. A
     syncer has no ``shard``, and opens no stream of batches."""
 
@@ -46,38 +46,38 @@ class Prepare(Chore, frozen=True):
     shards: int
 
 
-class Prepared(Chore, frozen=True):
+class Prepared(WorkerMessage, frozen=True):
     """The parameters' leaves, and everything on this host that can change arithmetic."""
 
     leaves: tuple[Leaf, ...]
     fingerprint: dict[str, str]
 
 
-class Lay(Chore, frozen=True):
+class Lay(WorkerMessage, frozen=True):
     """Use the layout ``plan`` for the parameters from now on."""
 
     plan: FragmentPlan
 
 
-class Laid(Chore, frozen=True):
+class Laid(WorkerMessage, frozen=True):
     """Bytes of the whole state, parameters and optimizer's; 0 if it cannot be copied."""
 
     state_bytes: int
 
 
-class Touch(Chore, frozen=True):
+class Touch(WorkerMessage, frozen=True):
     """Write to the memory at ``out``, so that later copies do not wait for page faults."""
 
     out: Span
 
 
-class CopyOut(Chore, frozen=True):
+class CopyOut(WorkerMessage, frozen=True):
     """Write the whole state to ``out``; the answer contains the result of the last step."""
 
     out: Span
 
 
-class Trained(Chore, frozen=True):
+class Trained(WorkerMessage, frozen=True):
     """One step's loss, tokens, batch digest (xxh3-128), and the cursor after it: the positions of
     stream and schedules (see ``data_stream``)."""
 
@@ -95,7 +95,7 @@ class Own(Struct, frozen=True, array_like=True):
     last: Trained | None
 
 
-class Install(Chore, frozen=True):
+class Install(WorkerMessage, frozen=True):
     """Replace the whole state by the contents of these regions, in order. A peer's state is only
     accepted if it is finite; with ``own`` it is this worker's state from a snapshot, and is always
     accepted."""
@@ -104,23 +104,23 @@ class Install(Chore, frozen=True):
     own: Own | None = None
 
 
-class Fill(Chore, frozen=True):
+class Fill(WorkerMessage, frozen=True):
     """Create the initial parameters and write them to ``out``."""
 
     out: Span
 
 
-class Installed(Chore, frozen=True):
+class Installed(WorkerMessage, frozen=True):
     """Whether the state was finite, and so was accepted."""
 
     sound: bool
 
 
-class Ready(Chore, frozen=True):
+class Ready(WorkerMessage, frozen=True):
     """The request is done, and has no result."""
 
 
-class Train(Chore, frozen=True):
+class Train(WorkerMessage, frozen=True):
     """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy the
     parameters to ``out``."""
 
@@ -131,46 +131,46 @@ class Train(Chore, frozen=True):
     cursor: bytes = b""
 
 
-class Copied(Chore, frozen=True):
+class Copied(WorkerMessage, frozen=True):
     """The state has been copied, as it was after the step with the result ``last``."""
 
     last: Trained | None
 
 
-class Differentiate(Chore, frozen=True):
+class Differentiate(WorkerMessage, frozen=True):
     """Take the parameters in ``source``, write the gradient of the next batch to ``out``."""
 
     source: Span
     out: Span
 
 
-class Update(Chore, frozen=True):
+class Update(WorkerMessage, frozen=True):
     """One step of the inner optimizer with the gradient in ``source``; parameters to ``out``."""
 
     source: Span
     out: Span
 
 
-class TrainTogether(Chore, frozen=True):
+class TrainTogether(WorkerMessage, frozen=True):
     """Run ``steps`` updates, each with the mean of the gradients of these shards' next batches."""
 
     shards: tuple[int, ...]
     steps: int
 
 
-class Score(Chore, frozen=True):
+class Score(WorkerMessage, frozen=True):
     """Compute the held-out loss of the parameters in ``source``; None means the trained ones."""
 
     source: Span | None
 
 
-class Scored(Chore, frozen=True):
+class Scored(WorkerMessage, frozen=True):
     """The held-out loss; None if the task cannot compute it."""
 
     loss: float | None
 
 
-class Failed(Chore, frozen=True):
+class Failed(WorkerMessage, frozen=True):
     """The request failed, because of the task or of the worker. ``trace`` is the traceback within
     user code, for display; it is not written to a tape."""
 
@@ -199,7 +199,7 @@ decode_request = Decoder(Request).decode
 decode_answer = Decoder(Answer).decode
 
 
-def framed(chore: Chore) -> bytes:
+def framed(chore: WorkerMessage) -> bytes:
     """A message with its length in front."""
     body = encode(chore)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body

@@ -21,7 +21,7 @@ from ddloco.runtime.shared_memory import Region
 from ddloco.runtime.snapshot_sink import SnapshotSink
 from ddloco.runtime.snapshot_writer import Capture, Held, Tensors, payload_tensors
 from ddloco.workers import rpc
-from ddloco.workers.process import ChoreError, WorkerDiedError, WorkerProcess
+from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError
 from snapshot import Entry
 from transport import Payload
 
@@ -83,7 +83,7 @@ class CaptureWork(Capture):
         async def hear() -> None:
             try:
                 answers.append(await copied)
-            except (ChoreError, WorkerDiedError) as error:
+            except (WorkerRequestError, WorkerDiedError) as error:
                 answers.append(error)
 
         async with trio.open_nursery() as nursery:

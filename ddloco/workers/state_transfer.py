@@ -10,7 +10,7 @@ from ddloco.protocol.events import PieceEncoded, StateCopied, StateInstalled
 from ddloco.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
 from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.workers import rpc
-from ddloco.workers.process import ChoreError, WorkerProcess
+from ddloco.workers.process import WorkerProcess, WorkerRequestError
 from transport import Bytes, Payload, aligned, describe
 
 
@@ -84,12 +84,12 @@ class StateWork:
         """Have a new worker continue from its own state in a snapshot.
 
         Raises:
-            ChoreError: it cannot.
+            WorkerRequestError: it cannot.
             WorkerDiedError: the process ended.
         """
         if len(state) != self.nbytes:
             said = f"a state of {len(state)} bytes, here it has {self.nbytes}"
-            raise ChoreError(rpc.Failed("task", said))
+            raise WorkerRequestError(rpc.Failed("task", said))
         region = self._arrays.lend(state)
         request = rpc.Install((rpc.span_of(region),), own)
         await self._process.expect(request, rpc.Installed)

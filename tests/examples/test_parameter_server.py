@@ -14,7 +14,7 @@ import pytest
 
 from ddloco.cli import run as commands
 from ddloco.cli.parser import parser
-from ddloco.replayer.program_replay import ProgramRerun
+from ddloco.replayer.program_replay import ProgramReplay
 from examples import parameter_server
 from snapshot import Store
 from tests.reruns import look_at
@@ -183,6 +183,6 @@ def trio_run(folder):
     """Replay a run folder; the report."""
     import trio
 
-    report = trio.run(ProgramRerun(folder, lambda _: None, lambda _: None).run)
+    report = trio.run(ProgramReplay(folder, lambda _: None, lambda _: None).run)
     look_at(str(report.as_dict()))
     return report

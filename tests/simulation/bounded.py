@@ -33,10 +33,10 @@ from ddloco.machines.syncer.machine import Syncer
 from ddloco.nodes.resume import settings
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Kept, Recovered, StepFinished
-from ddloco.replayer.job_part import JobPart
-from ddloco.replayer.job_replay import JobRerun
+from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.job_tape_runner import JobTapeRunner
 from ddloco.replayer.recording import job_of
-from ddloco.replayer.replay import Report, Rerun
+from ddloco.replayer.replay import Replay, Report
 from ddloco.replayer.start_point import cut_of, stranger
 from ddloco.runtime.resume import Beginning, Start
 from ddloco.simulation import fuzz
@@ -249,11 +249,11 @@ class SimulatedStart(Start):
         return [work for work in works if isinstance(work, RunStep)]
 
 
-class SimulatedPart(JobPart):
+class SimulatedPart(JobTapeRunner):
     """One simulated tape's part, which may go on from a snapshot."""
 
-    def __init__(self, rerun: Any, tape: Tape, folder: Path) -> None:
-        super().__init__(rerun, tape, folder)
+    def __init__(self, replay: Any, tape: Tape, folder: Path) -> None:
+        super().__init__(replay, tape, folder)
         self._left: set[int] = set()
         """Work that the snapshot itself is made of."""
 
@@ -261,7 +261,7 @@ class SimulatedPart(JobPart):
         self._start = None  # That would be taken up from a store.
         await super()._prepare(stack)
         self.simulated_work, self.contents = self._workers._simulated_work, self._arrays
-        self.fragment_memory, self.brought = self._fragment_memory, self._rerun.brought
+        self.fragment_memory, self.brought = self._fragment_memory, self._job_replay.brought
         if self._begun is not None:
             self._begun.take_up(self)
 
@@ -269,7 +269,7 @@ class SimulatedPart(JobPart):
         """Not what was written of the snapshot itself: nobody waits for that here, so what it reads
         may be freed before it is done."""
         own = isinstance(work, CaptureState | CaptureFlight)
-        beginning = self._rerun.beginning
+        beginning = self._job_replay.beginning
         if own and beginning is not None and work.snapshot == beginning.snapshot:
             self._left.add(work.work)
             return False
@@ -297,7 +297,7 @@ class SimulatedPart(JobPart):
         return event.work in self._left
 
 
-class Again(JobRerun):
+class Again(JobReplay):
     """The replay of a simulated job from one of its snapshots."""
 
     def __init__(self, tapes: Sequence[Tape], beginning: Beginning[Any]) -> None:
@@ -306,10 +306,10 @@ class Again(JobRerun):
         self.warn = lambda _: None
         self.brought: set[tuple[str, int, int]] = set()
         """Merges that the snapshot has: of whom, of which fragment, the version."""
-        Rerun.__init__(self, tapes, self.job.names(), beginning, lambda _: None)
+        Replay.__init__(self, tapes, self.job.names(), beginning, lambda _: None)
         self.report.counts = {"steps": 0, "merges": 0}
 
-    def part(self, each: Tape, folder: Path) -> SimulatedPart:
+    def runner(self, each: Tape, folder: Path) -> SimulatedPart:
         """What plays a tape."""
         return SimulatedPart(self, each, folder)
 
@@ -354,8 +354,8 @@ def replay(world: World, drawn: fuzz.Hostile, folder: Path, outcome: Outcome) ->
     inner = left[1:-1]
     chosen = [*left[:1], *rng.sample(inner, min(len(inner), REPLAYS_MAX - 2)), *left[1:][-1:]]
     for commit in chosen:
-        rerun = Again(tapes, beginning_at(world, drawn.job, commit))
-        report: Report = trio.run(rerun.run)
+        replay = Again(tapes, beginning_at(world, drawn.job, commit))
+        report: Report = trio.run(replay.run)
         outcome.starts.append(commit.snapshot)
         outcome.events += report.events
         outcome.identical += report.identical

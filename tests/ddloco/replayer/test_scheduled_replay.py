@@ -7,7 +7,7 @@ from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.replayer import job_replay
-from ddloco.replayer.scheduled_replay import Drive, job_under
+from ddloco.replayer.scheduled_replay import ScheduledRun, job_under
 from ddloco.simulation import fuzz
 from replay import TapeError
 
@@ -34,7 +34,7 @@ def simulated(tmp_path):
 
 def drive(schedule, folder):
     """A drive that is not run."""
-    return Drive(schedule, job_from(JOB, "test"), folder, lambda events: None)
+    return ScheduledRun(schedule, job_from(JOB, "test"), folder, lambda events: None)
 
 
 def test_what_is_trained_and_who_trains_it(simulated, tmp_path):

@@ -15,7 +15,7 @@ from ddloco.nodes.resume import OWN_STATE, JobBeginning, begin_with
 from ddloco.protocol.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
 from ddloco.protocol.events import Happened, OwnState, Recovered, Started, StepFinished
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
-from ddloco.replayer.tape_runner import Part, Result, Theatre
+from ddloco.replayer.tape_runner import ReplayContext, Result, TapeRunner
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import place_and_id
 from ddloco.runtime.shared_memory import Arena
@@ -31,7 +31,7 @@ from ddloco.workers.task import task_digest
 from replay import Tape, describe, tape
 
 
-class JobTheatre(Theatre, Protocol):
+class JobReplayContext(ReplayContext, Protocol):
     """Where the parts of a job play together; ``task`` is what they train."""
 
     job: Job
@@ -46,45 +46,45 @@ class JobTheatre(Theatre, Protocol):
         ...
 
 
-class JobPart(Part[Workers | SimulatedWorkers]):
+class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
     """One tape's part in the replay of a job.
 
     Args:
-        rerun: where it plays.
+        replaying: where it plays.
         tape: its tape.
         folder: where its work may leave files.
     """
 
-    def __init__(self, rerun: JobTheatre, tape: Tape, folder: Path) -> None:
-        fresh = Actor(tape.incarnation, machine_for(rerun.job, tape.incarnation))
-        super().__init__(rerun, tape, fresh, Happened)
-        self._rerun = rerun
+    def __init__(self, replaying: JobReplayContext, tape: Tape, folder: Path) -> None:
+        fresh = Actor(tape.incarnation, machine_for(replaying.job, tape.incarnation))
+        super().__init__(replaying, tape, fresh, Happened)
+        self._job_replay = replaying
         self._folder = folder
-        beginning = rerun.beginning
+        beginning = replaying.beginning
         self._start = beginning.starts.get(self._name) if beginning is not None else None
         self._in_step = True
-        self._history = rerun.histories.setdefault(actor_of(self._name), FragmentHistory())
-        self._fragment_memory = rerun.fragment_memories.setdefault(
+        self._history = replaying.histories.setdefault(actor_of(self._name), FragmentHistory())
+        self._fragment_memory = replaying.fragment_memories.setdefault(
             actor_of(self._name), FragmentMemory()
         )
         self._merges: list[Result] = []
 
-    async def perform(self) -> None:
+    async def run(self) -> None:
         """Start a worker as the tape's fingerprint names it, execute the tape, end the worker.
 
         Raises:
             Divergence: at the first difference.
             TapeError: the tape cannot be read.
-            ChoreError: the task cannot be used.
+            WorkerRequestError: the task cannot be used.
         """
         async with AsyncExitStack() as stack:
             await self._prepare(stack)
             for difference in self.differences():
-                self._rerun.warn(difference)
-            await self.play()
+                self._job_replay.warn(difference)
+            await self.execute()
 
     async def _prepare(self, stack: AsyncExitStack) -> None:
-        job = self._rerun.job
+        job = self._job_replay.job
         if self._simulated():
             self._arrays = Arrays()
             self._workers = SimulatedWorkers(
@@ -93,7 +93,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         else:
             arena = stack.enter_context(closing(Arena()))
             self._arrays = Arrays(arena)
-            own = self._rerun.task == job.job.task
+            own = self._job_replay.task == job.job.task
             # Of a job whose task is not believed, neither is its [worker] env.
             worker = job.worker_of(actor_of(self._name)) if own else Worker()
             environment = worker, self._fingerprint()
@@ -106,7 +106,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
                 folder=self._folder,
                 keep=self._history,
                 sink=DigestSink(),
-                task=self._rerun.task,
+                task=self._job_replay.task,
             )
         self._prepared: rpc.Prepared = await self._workers.prepare()
         if self._start is not None:
@@ -115,7 +115,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
             self._start.keep(self._arrays, self._history)
             begins = self._tape.header.after == self._start.part.number
             if begins and not self._tape.dropped:
-                self._start.adopt(self._rerun.job, self._workers.plan)
+                self._start.adopt(self._job_replay.job, self._workers.plan)
             else:
                 self._history.bring()
         self._own = self._bring_own()
@@ -128,7 +128,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         said = self._tape.header.facts.get(OWN_STATE)
         if said is None or not isinstance(self._workers, Workers):
             return None
-        beginning = begin_with(*place_and_id(said), self._rerun.job, actor_of(self._name))
+        beginning = begin_with(*place_and_id(said), self._job_replay.job, actor_of(self._name))
         [start] = beginning.starts.values()
         return start.bring(self._workers, self._arrays, beginning.snapshot)
 
@@ -146,7 +146,7 @@ class JobPart(Part[Workers | SimulatedWorkers]):
         now = {**self._prepared.fingerprint, "code": code_version()}
         if not is_simulated(header):
             then[TASK] = header.facts.get(TASK, "")
-            now[TASK] = task_digest(self._rerun.task)
+            now[TASK] = task_digest(self._job_replay.task)
         return [
             f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
             for key in sorted({*then, *now})
@@ -197,9 +197,9 @@ class JobPart(Part[Workers | SimulatedWorkers]):
             found = self._history.at(kept.fragment, kept.version)
             if found is None:
                 # Its inputs were missing, or the tape of whoever merged it.
-                self._rerun.unverified += 1
+                self._job_replay.unverified += 1
                 version = f"version {kept.version} of fragment {kept.fragment}"
-                self._rerun.gap(f"{self._name}: {version} was found, and not merged again")
+                self._job_replay.gap(f"{self._name}: {version} was found, and not merged again")
                 for handle in names(kept.fragment, kept.version):
                     self._arrays.put(handle, None)
             elif not self._history.agrees(kept):
