@@ -11,6 +11,8 @@ from clocks import actor_of
 from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.protocol.tape_facts import TASK
+from ddloco.replayer.recording import run_folder_of
+from ddloco.workers.task_sources import changed_lines, kept_sources
 
 Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
 """What kind of difference it is.
@@ -256,6 +258,7 @@ def _only(one: AlignedRun, other: AlignedRun, where: str) -> Iterator[str]:
 def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
     """Compare headers: settings, versions of code, source of the task, environment."""
     yield from _settings(one, other)
+    yield from _changed_sources(one, other)
     mine = {actor_of(name): each.header for name, each in one.tapes.items()}
     theirs = {actor_of(name): each.header for name, each in other.tapes.items()}
     seen: set[str] = set()
@@ -271,6 +274,13 @@ def _recorded(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str
             if x != y and name not in seen:
                 seen.add(name)
                 yield "environment", f"environment: {name} {x} and {y}, of {actor}"
+
+
+def _changed_sources(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
+    """Compare the task's source files, which both run folders keep."""
+    mine, theirs = (kept_sources(run_folder_of(run.path)) for run in (one, other))
+    for line in changed_lines(mine, theirs):
+        yield "code", f"task source: {line}"
 
 
 def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[str, str]:

@@ -49,6 +49,7 @@ from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task_sources import keep_sources
 from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
 from snapshot import BEGAN_FROM, RUN, Store
 from transport import Endpoint, Event
@@ -160,6 +161,7 @@ class Hosted:
                     prepared = await self._attending(workers.prepare)
                 if prepared is None:
                     return Finish("left", self.leave_reason or "")
+                await trio.to_thread.run_sync(keep_sources, self.folder, prepared.sources)
                 first, behind = await self._begin(workers, arrays, prepared, keep)
                 self.driver = self._open_driver(workers, arrays, prepared, log)
                 for event, fields in self.early_notes:

@@ -15,6 +15,7 @@ from ddloco.nodes.resume import OWN_STATE, JobBeginning, begin_with
 from ddloco.protocol.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
 from ddloco.protocol.events import Happened, OwnState, Recovered, Started, StepFinished
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.tape_runner import ReplayContext, Result, TapeRunner
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import place_and_id
@@ -28,6 +29,7 @@ from ddloco.workers.process import open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkers
 from ddloco.workers.simulated.work import FragmentMemory
 from ddloco.workers.task import task_digest
+from ddloco.workers.task_sources import changed_lines, kept_sources
 from replay import Tape, describe, tape
 
 
@@ -147,7 +149,14 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
         if not is_simulated(header):
             then[TASK] = header.facts.get(TASK, "")
             now[TASK] = task_digest(self._job_replay.task)
-        return [
+        changed: list[str] = []
+        if then.get(TASK) != now.get(TASK):
+            kept = kept_sources(run_folder_of(self._tape.path))
+            changed += [
+                f"{self._name}: task source: {line}"
+                for line in changed_lines(kept, self._prepared.sources)
+            ]
+        return changed + [
             f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
             for key in sorted({*then, *now})
             if then.get(key) != now.get(key)

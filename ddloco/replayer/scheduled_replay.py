@@ -34,6 +34,7 @@ from ddloco.workers import rpc
 from ddloco.workers.executor import Workers
 from ddloco.workers.process import WorkerRequestError
 from ddloco.workers.simulated.work import PIECES
+from ddloco.workers.task_sources import keep_sources
 from replay import Tape, TapeError, tape
 from transport import MessageArrived
 
@@ -105,9 +106,9 @@ class ScheduledRun(JobReplay):
 class ScheduledTapeRunner(JobTapeRunner):
     """One tape's part: its events, with what real work brings instead of what was simulated."""
 
-    def __init__(self, drive: ScheduledRun, each: Tape, folder: Path) -> None:
-        super().__init__(drive, each, folder)
-        self._drive = drive
+    def __init__(self, scheduled: ScheduledRun, each: Tape, folder: Path) -> None:
+        super().__init__(scheduled, each, folder)
+        self._scheduled = scheduled
 
     def _simulated(self) -> bool:
         return False
@@ -126,8 +127,8 @@ class ScheduledTapeRunner(JobTapeRunner):
             TapeError: the run has parted from the schedule, or its own tape cannot be written.
             WorkerRequestError: the task cannot be used.
         """
-        fits = len(self._drive.schedule.plan(self._scheduled_leaves()).fragments)
-        got = len(self._drive.job.plan(self._prepared.leaves).fragments)
+        fits = len(self._scheduled.schedule.plan(self._scheduled_leaves()).fragments)
+        got = len(self._scheduled.job.plan(self._prepared.leaves).fragments)
         if fits != got:
             raise ConfigError(
                 f"{self._tape.path}: the schedule has {fits} fragments, the task's parameters "
@@ -135,13 +136,14 @@ class ScheduledTapeRunner(JobTapeRunner):
             )
         assert isinstance(self._workers, Workers), "work is real here"
         facts = {"schedule": f"{self._tape.header.job_id} {self._tape.path.name}"}
-        if self._drive.pieces:
-            self._workers.state.cut_into(self._drive.pieces)
-            facts[STATE_PIECES] = str(self._drive.pieces)
+        if self._scheduled.pieces:
+            self._workers.state.cut_into(self._scheduled.pieces)
+            facts[STATE_PIECES] = str(self._scheduled.pieces)
+        keep_sources(self._scheduled.folder, self._prepared.sources)
         self._recorder = recorder_for(
-            self._drive.job, self._name, self._drive.folder, self._prepared, facts
+            self._scheduled.job, self._name, self._scheduled.folder, self._prepared, facts
         )
-        with closing(ActorLog(self._drive.folder / LOG_FILE, self._name)) as self._log:
+        with closing(ActorLog(self._scheduled.folder / LOG_FILE, self._name)) as self._log:
             await super().execute()
         self._recorder.close(self._actor.number, self._tape.closed)
 
@@ -161,7 +163,7 @@ class ScheduledTapeRunner(JobTapeRunner):
             if isinstance(effect, Observe):
                 self._log.observe(effect.event, record.at, record.n, effect.fields)
                 if effect.event == "result":
-                    self._drive.result = effect.fields
+                    self._scheduled.result = effect.fields
         return effects
 
     async def _confirm(self, record: tape.Event, event: Any) -> Any:

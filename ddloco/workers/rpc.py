@@ -47,10 +47,12 @@ class Prepare(WorkerMessage, frozen=True):
 
 
 class Prepared(WorkerMessage, frozen=True):
-    """The parameters' leaves, and everything on this host that can change arithmetic."""
+    """The parameters' leaves, everything on this host that can change arithmetic, and the task's
+    source files, by relative path."""
 
     leaves: tuple[Leaf, ...]
     fingerprint: dict[str, str]
+    sources: dict[str, str] = {}
 
 
 class Lay(WorkerMessage, frozen=True):

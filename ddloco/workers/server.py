@@ -35,6 +35,7 @@ from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.task import TaskError, load_task
+from ddloco.workers.task_sources import sources_of
 from transport import DTYPES, Bytes, aligned
 
 TRACE_CHARS_MAX = 8000
@@ -117,7 +118,7 @@ class Trainer:
             else inner_optimizer(request.inner)
         )
         self._update = jax.jit(self._step, donate_argnums=(0, 1))
-        return rpc.Prepared(leaves, fingerprint())
+        return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
 
     def _lay(self, plan: FragmentPlan) -> rpc.Laid:
         self._plan = plan

@@ -1,0 +1,111 @@
+"""The source files of a task: its module, and what it imports from its own folder.
+
+They are kept in the run folder (``RUN/source``), so that a changed line can be shown later.
+"""
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+SOURCE = "source"
+"""The subfolder of a run folder for source files."""
+
+FILES_MAX = 500
+FILE_BYTES_MAX = 2**20
+BYTES_MAX = 4 * 2**20
+"""Limits of what is kept; of a larger task only the first files are."""
+
+LINES_SHOWN_MAX = 6
+"""Changed lines that are shown of one file."""
+
+
+def sources_of(module_name: str) -> dict[str, str]:
+    """Return the source files that importing a task has loaded from the task's own folder.
+
+    Args:
+        module_name: the task's module, which has been imported.
+
+    Returns:
+        Their texts by path, relative to that folder, sorted. Files of installed packages other
+        than the task's own are left out.
+    """
+    spec = importlib.util.find_spec(module_name)
+    if spec is None or spec.origin is None:
+        return {}
+    depth = module_name.count(".") + (1 if Path(spec.origin).name == "__init__.py" else 0)
+    root = Path(spec.origin).resolve().parents[depth]
+    top = module_name.partition(".")[0]
+    installed = {"site-packages", "dist-packages"} & set(root.parts)
+    found: dict[str, str] = {}
+    total = 0
+    for name, path in sorted(_loaded_from(root)):
+        own = name.partition(".")[0] == top
+        if (installed and not own) or len(found) >= FILES_MAX:
+            continue
+        with suppress(OSError, UnicodeDecodeError):
+            if path.stat().st_size > FILE_BYTES_MAX:
+                continue
+            text = path.read_text()
+            total += len(text)
+            if total > BYTES_MAX:
+                break
+            found[path.relative_to(root).as_posix()] = text
+    return found
+
+
+def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the modules loaded from a folder, with their files."""
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not file or not file.endswith(".py"):
+            continue
+        path = Path(file).resolve()
+        if path.is_relative_to(root) and "site-packages" not in path.relative_to(root).parts:
+            yield name, path
+
+
+def keep_sources(folder: Path, sources: Mapping[str, str]) -> None:
+    """Write source files into a run folder; those that are there already are left alone.
+
+    A file that cannot be written is left out: no job ends because of it.
+    """
+    for name, text in sources.items():
+        path = folder / SOURCE / PurePosixPath(name)
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("x") as file:
+                file.write(text)
+
+
+def kept_sources(folder: Path) -> dict[str, str]:
+    """Return the source files that a run folder keeps, by relative path."""
+    found: dict[str, str] = {}
+    root = folder / SOURCE
+    for path in sorted(root.rglob("*.py"))[:FILES_MAX]:
+        with suppress(OSError, UnicodeDecodeError):
+            if path.is_file() and path.stat().st_size <= FILE_BYTES_MAX:
+                found[path.relative_to(root).as_posix()] = path.read_text()
+    return found
+
+
+def changed_lines(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield, in words, what differs between two sets of source files that both have something."""
+    if not then or not now:
+        return
+    for name in sorted({*then, *now}):
+        if name not in now or name not in then:
+            yield f"{name}: only {'then' if name in then else 'now'}"
+            continue
+        before, after = then[name].splitlines(), now[name].splitlines()
+        changes = [
+            line
+            for line in difflib.unified_diff(before, after, n=0, lineterm="")
+            if not line.startswith(("---", "+++"))
+        ]
+        if changes:
+            more = len(changes) - LINES_SHOWN_MAX
+            tail = [f"and {more} more lines"] if more > 0 else []
+            yield f"{name}: " + " | ".join([*changes[:LINES_SHOWN_MAX], *tail])
