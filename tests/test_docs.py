@@ -14,6 +14,9 @@ import pytest
 from ddloco.cli.parser import parser
 from ddloco.config.job import Job, job_from
 from ddloco.workers.task import REQUIRED
+from tests.ddloco.debugger.conftest import simulate
+
+__all__ = ["simulate"]
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -70,6 +73,16 @@ def test_the_page_about_actors_shows_the_example():
 
     assert names
     assert [] == [name for name in names if not re.search(rf"(class|def) {name}\b", example)]
+
+
+def test_the_python_of_the_page_about_explaining_runs(simulate, tmp_path, monkeypatch, capsys):
+    """It is executed, with a run of the same kind under the same name."""
+    shown = next(text for language, text in blocks(DOCS / "explain.md") if language == "python")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "explained").symlink_to(simulate())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(shown, "explain.md", "exec"), {})  # noqa: S102, it is our own page
+    assert capsys.readouterr().out.endswith("True\n")
 
 
 @pytest.fixture(scope="module")

@@ -96,6 +96,10 @@ class LossFindings(Struct, frozen=True):
     outliers: tuple[Outlier, ...]
     doubted: tuple[tuple[str, int], ...] = ()
     """Learners by how many of their contributions stand out, most first."""
+    suspect: str = ""
+    """The learner that the evidence points to; empty if it points to nobody."""
+    because: str = ""
+    """Why, in words."""
 
     def lines(self) -> list[str]:
         """Return the findings in words."""
@@ -119,6 +123,8 @@ class LossFindings(Struct, frozen=True):
                 f"the contribution of {each.learner} to merge {each.t} ({each.event}) {verdict}: "
                 f"norm {each.norm:.4g}, {each.times:.1f} times the median of the others{cosine}"
             )
+        if self.suspect:
+            lines.append(f"most suspect: {self.suspect}: {self.because}")
         lines += [
             f"{learner}: {count} contributions stand out in norm" for learner, count in self.doubted
         ]
@@ -147,7 +153,45 @@ def analyse_losses(run: RecordedRun) -> LossFindings:
     for each in outliers:
         counts[each.learner] = counts.get(each.learner, 0) + 1
     doubted = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-    return LossFindings(steps, _ordered(run, breaks), tuple(outliers[:LISTED_MAX]), doubted)
+    ordered = _ordered(run, breaks)
+    suspect, because = _suspect(run, ordered, outliers)
+    listed = tuple(outliers[:LISTED_MAX])
+    return LossFindings(steps, ordered, listed, doubted, suspect, because)
+
+
+def _suspect(
+    run: RecordedRun, breaks: Sequence[Break], outliers: Sequence[Outlier]
+) -> tuple[str, str]:
+    """Return the learner that the evidence points to, and why; empty texts for nobody.
+
+    A contribution that stands out and that the first break knew of may have caused it. Without one,
+    the learner whose loss broke first was at fault itself: by its data or its arithmetic.
+    """
+    firsts = [each for each in breaks if each.first]
+    if not firsts:
+        if outliers:
+            worst = outliers[0]
+            return worst.learner, f"its contribution to merge {worst.t} stands out"
+        return "", ""
+    counts: dict[str, int] = {}
+    for each in outliers:
+        syncer, _, number = each.event.rpartition(":")
+        if each.refused or not any(_knew(run, first, syncer, int(number)) for first in firsts):
+            continue
+        counts[each.learner] = counts.get(each.learner, 0) + 1
+    if counts:
+        learner = max(sorted(counts), key=lambda name: counts[name])
+        said = f"{counts[learner]} of its contributions that were merged before the first break"
+        return learner, f"{said} stand out"
+    if len(firsts) > 1:
+        return "", ""
+    return firsts[0].learner, "its loss broke first, and nothing that it had received stands out"
+
+
+def _knew(run: RecordedRun, first: Break, syncer: str, number: int) -> bool:
+    """Whether a break had heard of an event of a syncer."""
+    event = int(first.event.rpartition(":")[2])
+    return run.clock(first.learner, event).wire().get(syncer, 0) >= number
 
 
 def find_break(losses: Sequence[LossStep]) -> tuple[LossStep, float] | None:

@@ -377,7 +377,7 @@ class Driver:
             for frames in self._codec.encode(header, payload):
                 self._endpoint.send_nowait(f"{said.peer}/{said.lane}", frames)
         except PeerGone:
-            self._urgent.append(LaneBroken(said.peer, said.lane, "nobody is there"))
+            self._urgent.append(LaneBroken(said.peer, said.lane, "the peer cannot be reached"))
         except LaneFull:
             self._urgent.append(LaneBroken(said.peer, said.lane, "its queue is full"))
         except LocalProtocolError as error:

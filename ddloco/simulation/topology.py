@@ -91,7 +91,7 @@ class Switch:
             return
         target = self._dialled.get(said.peer)
         if target is None:
-            self._world.tell(node, LaneBroken(said.peer, said.lane, "nobody is there"))
+            self._world.tell(node, LaneBroken(said.peer, said.lane, "the peer cannot be reached"))
         else:
             self._send(self.lines[said.peer, node.actor_name], "from-syncer", target, item)
 
