@@ -440,6 +440,24 @@ def _add_tape(orders: Orders) -> None:
         _add_salvage(command)
         command.add_argument("--json", action="store_true", help="print JSON")
         command.set_defaults(run=run)
+    _add_tape_export(actions)
+
+
+def _add_tape_export(actions: Orders) -> None:
+    command = _command(
+        actions,
+        "export",
+        "write a run for another tool: Perfetto, ShiViz, OpenTelemetry, or JSON lines",
+        "perfetto opens in ui.perfetto.dev and chrome://tracing; shiviz in ShiViz, with its\n"
+        "default expression; otlp is an export request of OpenTelemetry; jsonl has every event.",
+    )
+    command.add_argument("folder", metavar="RUN_OR_TAPE", type=Path, help="folder or file")
+    formats = command.add_mutually_exclusive_group(required=True)
+    for name in ("perfetto", "shiviz", "otlp", "jsonl"):
+        formats.add_argument(f"--{name}", dest="format", action="store_const", const=name)
+    command.add_argument("--to", metavar="FILE", type=Path, help="default: standard output")
+    _add_salvage(command)
+    command.set_defaults(run="tape_export")
 
 
 def _add_snapshot(orders: Orders) -> None:

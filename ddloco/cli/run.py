@@ -28,6 +28,7 @@ from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import check_place, holds_job, next_folder, open_folder
 from ddloco.config.toml import ConfigError
+from ddloco.debugger.exports import FORMATS
 from ddloco.monitoring.live_display import Board, show
 from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
@@ -47,7 +48,7 @@ from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.lone_baseline import run_baseline
 from ddloco.workers.process import WorkerDiedError
 from ddloco.workers.task import TaskError, task_digest
-from replay import TapeError
+from replay import TapeError, open_tapes
 from snapshot import SnapshotError, StorageError
 
 PORT_MAX = 65535
@@ -388,6 +389,23 @@ def tape_show(given: argparse.Namespace) -> int:
             print(line)
     except (TapeError, ConfigError) as error:
         return complain(error)
+    return HELD
+
+
+def tape_export(given: argparse.Namespace) -> int:
+    """``ddloco tape export``: a run in the format of another tool."""
+    try:
+        lines = FORMATS[given.format](open_tapes(given.folder, salvage=given.salvage))
+        if given.to is None:
+            for line in lines:
+                print(line)
+            return HELD
+        with given.to.open("x") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except TapeError as error:
+        return complain(error)
+    except OSError as error:
+        return complain(f"--to {given.to}: {error.strerror}")
     return HELD
 
 

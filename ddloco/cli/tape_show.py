@@ -67,7 +67,7 @@ def show(
         events = _around(events, wanted.around)
     for event in events:
         if wanted.has(event):
-            yield json.dumps(as_dict(event)) if as_json else line(event, full=full)
+            yield json.dumps(event.as_dict()) if as_json else line(event, full=full)
 
 
 def _around(events: list[TimelineEvent], ref: str) -> list[TimelineEvent]:
@@ -76,18 +76,6 @@ def _around(events: list[TimelineEvent], ref: str) -> list[TimelineEvent]:
         if (event.actor, event.number) == (who, number):
             return events[max(place - AROUND_EVENTS, 0) : place + AROUND_EVENTS + 1]
     raise ConfigError(f"--around {ref}: no tape has this event")
-
-
-def as_dict(event: TimelineEvent) -> dict[str, Any]:
-    """Return an event as plain data; bytes are hexadecimal."""
-    return {
-        "event": f"{event.actor}:{event.number}",
-        "at": event.at,
-        "common_at": event.common_at,
-        "clock": event.clock.wire(),
-        **_plain(event.fields),
-        "effects": event.effects.count if isinstance(event.effects, tape.Effects) else None,
-    }
 
 
 def line(event: TimelineEvent, *, full: bool = False) -> str:
@@ -109,16 +97,6 @@ def line(event: TimelineEvent, *, full: bool = False) -> str:
         case _:
             outcome = "-> not recorded (killed here)"
     return f"{event.actor}:{event.number:<6} {event.common_at:10.4f} s  {kind} {said} {outcome}"
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    return value
 
 
 def _short(value: Any, *, full: bool) -> str:

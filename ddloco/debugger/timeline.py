@@ -61,6 +61,33 @@ class TimelineEvent:
         body = self.fields.get("body")
         return body if isinstance(body, dict) else None
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the event as plain data; bytes are hexadecimal.
+
+        ``clock`` is the actor's; the one that a message carried is ``message_clock``.
+        """
+        plain = _plain(self.fields)
+        carried = {"message_clock": plain.pop("clock")} if "clock" in plain else {}
+        return {
+            "event": f"{self.actor}:{self.number}",
+            "at": self.at,
+            "common_at": self.common_at,
+            "clock": self.clock.wire(),
+            **plain,
+            **carried,
+            "effects": self.effects.count if isinstance(self.effects, tape.Effects) else None,
+        }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value
+
 
 def timeline(tapes: Sequence[Tape]) -> list[TimelineEvent]:
     """Return all events in one causal order; among concurrent ones the earlier comes first.

@@ -1,0 +1,212 @@
+"""Runs in the formats of other tools: traces of Perfetto, logs of ShiViz, spans of OpenTelemetry.
+
+All times are on one axis (``timeline``). Only tapes are decoded; no machine is stepped.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from clocks import actor_of
+from ddloco.debugger.timeline import TimelineEvent, timeline
+from replay import Tape
+
+NAME_FIELDS = ("step", "t", "fragment", "version")
+"""Fields that are part of a name, where an event has them."""
+
+
+class Span(NamedTuple):
+    """Work between the event before it and the event that tells of its end, in seconds."""
+
+    actor: str
+    name: str
+    begin: float
+    end: float
+    fields: dict[str, Any]
+
+
+def export_jsonl(tapes: Sequence[Tape]) -> Iterator[str]:
+    """Yield one JSON object per event, in causal order: name, times, clock and fields.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    for event in timeline(tapes):
+        yield json.dumps(event.as_dict())
+
+
+def export_shiviz(tapes: Sequence[Tape]) -> Iterator[str]:
+    r"""Yield a log for ShiViz, two lines an event: a description, then host and vector clock.
+
+    ShiViz reads it with its default expression, ``(?<event>.*)\n(?<host>\S*) (?<clock>{.*})``.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    for event in timeline(tapes):
+        yield f"{event.common_at:.4f} s {event_name(event)}"
+        yield f"{event.actor} {json.dumps(event.clock.wire())}"
+
+
+def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
+    """Yield a trace in the Trace Event Format, one JSON object, which Perfetto and Chrome open.
+
+    A process for each actor and a thread for each incarnation; inner steps and merges are slices,
+    other events are instants, and messages are arrows.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    events = timeline(tapes)
+    incarnations = sorted({event.actor for event in events}, key=str.encode)
+    actors = sorted({actor_of(name) for name in incarnations}, key=str.encode)
+    place = {name: (actors.index(actor_of(name)) + 1, i + 1) for i, name in enumerate(incarnations)}
+    lines: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": actor}}
+        for pid, actor in enumerate(actors, start=1)
+    ]
+    lines += [
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+        for name, (pid, tid) in place.items()
+    ]
+    zero = min((event.common_at for event in events), default=0.0)
+    for span in spans_of(events):
+        pid, tid = place[span.actor]
+        lines.append(
+            {
+                "ph": "X",
+                "name": span.name,
+                "cat": "work",
+                "pid": pid,
+                "tid": tid,
+                "ts": _us(span.begin - zero),
+                "dur": _us(span.end - span.begin),
+                "args": span.fields,
+            }
+        )
+    for event in events:
+        lines += _perfetto_event(event, place, zero)
+    yield '{"displayTimeUnit": "ms", "traceEvents": ['
+    for index, line in enumerate(lines):
+        yield json.dumps(line) + ("," if index + 1 < len(lines) else "")
+    yield "]}"
+
+
+def _perfetto_event(
+    event: TimelineEvent, place: dict[str, tuple[int, int]], zero: float
+) -> Iterator[dict[str, Any]]:
+    pid, tid = place[event.actor]
+    at = {"pid": pid, "tid": tid, "ts": _us(event.common_at - zero)}
+    ref = f"{event.actor}:{event.number}"
+    yield {
+        **at,
+        "ph": "i",
+        "s": "t",
+        "name": event_name(event),
+        "cat": event.kind,
+        "args": {"event": ref, "clock": event.clock.wire()},
+    }
+    sender = event.fields.get("sender")
+    if event.kind == "MessageArrived" and sender in place:
+        sent = event.fields["clock"].get(sender, 0)
+        yield {**at, "ph": "f", "bp": "e", "name": "message", "cat": "message", "id": ref}
+        spid, stid = place[sender]
+        # The arrow begins no later than it ends, whatever the estimate of the offsets says.
+        yield {
+            "ph": "s",
+            "name": "message",
+            "cat": "message",
+            "id": ref,
+            "pid": spid,
+            "tid": stid,
+            "ts": _us(event.common_at - zero),
+            "args": {"sent": f"{sender}:{sent}"},
+        }
+
+
+def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
+    """Yield spans of OpenTelemetry, as the JSON of one OTLP export request.
+
+    A resource for each incarnation, a span for each inner step and each merge. The clock's zero
+    stands for the Unix epoch: tapes have no time of day.
+
+    Raises:
+        TapeError: a tape cannot be read.
+    """
+    trace = hashlib.sha256(tapes[0].header.job_id.encode()).hexdigest()[:32]
+    events = timeline(tapes)
+    zero = min((event.common_at for event in events), default=0.0)
+    by_actor: dict[str, list[Span]] = {each.incarnation: [] for each in tapes}
+    for span in spans_of(events):
+        by_actor[span.actor].append(span)
+    resources: list[dict[str, Any]] = []
+    for actor, spans in by_actor.items():
+        told = [_otlp_span(trace, span, number, zero) for number, span in enumerate(spans)]
+        name = {"key": "service.name", "value": {"stringValue": actor}}
+        scope = {"scope": {"name": "ddloco"}, "spans": told}
+        resources.append({"resource": {"attributes": [name]}, "scopeSpans": [scope]})
+    yield json.dumps({"resourceSpans": resources})
+
+
+def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, Any]:
+    digest = hashlib.sha256(f"{trace}/{span.actor}/{number}".encode()).hexdigest()
+    return {
+        "traceId": trace,
+        "spanId": digest[:16],
+        "name": span.name,
+        "kind": 1,
+        "startTimeUnixNano": str(round((span.begin - zero) * 1e9)),
+        "endTimeUnixNano": str(round((span.end - zero) * 1e9)),
+        "attributes": [
+            {"key": key, "value": {"stringValue": str(value)}} for key, value in span.fields.items()
+        ],
+    }
+
+
+def spans_of(events: Sequence[TimelineEvent]) -> Iterator[Span]:
+    """Yield inner steps and merges as spans.
+
+    An inner step begins when the one before it is finished, the first one at the actor's start. A
+    merge begins with the newest contribution to it, which is when its work is asked for, unless a
+    deadline did that.
+    """
+    since: dict[str, float] = {}
+    for event in events:
+        plain = event.fields
+        if event.kind == "StepFinished":
+            begin = min(since.get(event.actor, event.common_at), event.common_at)
+            fields = {"loss": plain.get("loss"), "tokens": plain.get("tokens")}
+            name = f"step {plain.get('step')}"
+            yield Span(event.actor, name, begin, event.common_at, fields)
+            since[event.actor] = event.common_at
+        elif event.kind == "FragmentMerged":
+            begin = min(since.get(event.actor, event.common_at), event.common_at)
+            fields = {"accepted": plain.get("accepted"), "refused": plain.get("refused")}
+            yield Span(event.actor, "merge", begin, event.common_at, fields)
+        elif event.body is not None and event.body.get("type") == "Contribution":
+            since[event.actor] = event.common_at
+        else:
+            since.setdefault(event.actor, event.common_at)
+
+
+def event_name(event: TimelineEvent) -> str:
+    """Return a short name: the type, and the numbers that tell one such event from another."""
+    body = event.body or {}
+    kind = f"{event.kind} {body.get('type', '')}".strip()
+    fields = {**event.fields, **body}
+    numbers = [f"{name} {fields[name]}" for name in NAME_FIELDS if name in fields]
+    return " ".join([kind, *numbers])
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)
+
+
+FORMATS = {
+    "jsonl": export_jsonl,
+    "otlp": export_otlp,
+    "perfetto": export_perfetto,
+    "shiviz": export_shiviz,
+}
+"""What a run can be exported to, by name."""
