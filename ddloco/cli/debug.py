@@ -12,6 +12,7 @@ from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
@@ -69,6 +70,18 @@ def diff(given: argparse.Namespace) -> int:
             for line in found.lines():
                 print(line)
         return HELD if found.same else FOUND
+
+    return explained(given, answer)
+
+
+def report(given: argparse.Namespace) -> int:
+    """``ddloco report``: one HTML file that explains a run, or two."""
+
+    def answer(run: RecordedRun) -> int:
+        compared = given.compare
+        other = RecordedRun(compared, salvage=given.salvage) if compared is not None else None
+        print(write_report(run, given.out, other))
+        return HELD
 
     return explained(given, answer)
 

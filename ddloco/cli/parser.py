@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     _add_replay(orders)
     _add_why(orders)
     _add_diff(orders)
+    _add_report(orders)
     _add_simulate(orders)
     _add_tape(orders)
     _add_snapshot(orders)
@@ -394,6 +395,23 @@ def _add_diff(orders: Orders) -> None:
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run="diff")
+
+
+def _add_report(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "report",
+        "write one HTML file that explains a recorded run",
+        "The file needs nothing but a browser: lanes of all actors, what each merge waited for\n"
+        "and who was in it, losses, goodput, staleness, bytes per link. Only machines are stepped.",
+    )
+    command.add_argument("folder", metavar="RUN", type=Path, help="the run folder")
+    command.add_argument(
+        "--out", metavar="FILE", type=Path, help="the file (default: report.html in the run folder)"
+    )
+    command.add_argument("--compare", metavar="RUN_B", type=Path, help="show another run beside it")
+    _add_salvage(command)
+    command.set_defaults(run="report")
 
 
 def _add_why(orders: Orders) -> None:

@@ -1,0 +1,111 @@
+"""Writes a report: one HTML file that explains a recorded run and needs nothing but a browser.
+
+What comes from tapes is data in the page, never markup: it is written as JSON without ``<``, ``>``
+and ``&``, the page's script puts it in place as text, and the page's policy runs no other script.
+"""
+
+import base64
+import hashlib
+import os
+from importlib.resources import files
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import msgspec
+
+from clocks import open_regular
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.report_data import ReportData, report_data
+from ddloco.replayer.recording import run_folder_of
+
+REPORT_FILE = "report.html"
+
+MARK = b"<!doctype html>\n<!-- A ddloco report. -->\n"
+"""How every report begins; only such files are overwritten."""
+
+_ESCAPES = (("&", "\\u0026"), ("<", "\\u003c"), (">", "\\u003e"))
+_SEPARATORS = (("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
+
+
+def write_report(run: RecordedRun, out: Path | None, other: RecordedRun | None = None) -> Path:
+    """Write the report of a run, and return its file.
+
+    Args:
+        run: the run.
+        out: the file; by default ``report.html`` in the run folder.
+        other: a run to compare it with.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: there is a file that is no report, or it cannot be written.
+        Divergence: this program decides otherwise than a tape says.
+    """
+    place = out if out is not None else run_folder_of(run.path) / REPORT_FILE
+    check_place(place)
+    page = page_of(report_data(run, other))
+    try:
+        with NamedTemporaryFile(dir=place.parent, prefix=".report-", delete=False) as file:
+            try:
+                file.write(page)
+                file.close()
+                Path(file.name).chmod(0o644)
+                Path(file.name).replace(place)
+            except OSError:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be written: {error.strerror}") from None
+    return place
+
+
+def check_place(place: Path) -> None:
+    """Refuse to overwrite what is no report.
+
+    Raises:
+        ConfigError: there is something else.
+    """
+    if not os.path.lexists(place):
+        return
+    try:
+        with open_regular(place) as file:
+            begins = file.read(len(MARK))
+    except OSError as error:
+        raise ConfigError(f"{place}: cannot be opened: {error.strerror}") from None
+    if begins != MARK:
+        raise ConfigError(f"{place}: exists, and is no report; name another file with --out")
+
+
+def page_of(data: ReportData) -> bytes:
+    """Return the whole page."""
+    parts = files("ddloco.debugger") / "report_page"
+    style, script = ((parts / name).read_text("utf-8") for name in ("style.css", "script.js"))
+    policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
+    filled = {
+        "POLICY": policy,
+        "TITLE": _text(" and ".join(run.name for run in data.runs)),
+        "STYLE": style,
+        "DATA": safe_json(data),
+        "SCRIPT": script,
+    }
+    pieces = (parts / "template.html").read_text("utf-8").split("@@")
+    pieces[1::2] = [filled[name] for name in pieces[1::2]]
+    return MARK + "".join(pieces).encode()
+
+
+def safe_json(data: ReportData) -> str:
+    """Return data as JSON that ends no script element, whatever texts it has."""
+    text = msgspec.json.encode(data).decode()
+    for one, other in (*_ESCAPES, *_SEPARATORS):
+        text = text.replace(one, other)
+    return text
+
+
+def _hash(text: str) -> str:
+    """Name a script or style for the page's policy."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode()}"
+
+
+def _text(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

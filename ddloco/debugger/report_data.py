@@ -1,0 +1,413 @@
+"""What a report shows of a run, as compact plain data: a summary, lanes, merges and losses.
+
+The syncer's machine is stepped once, and every tape is decoded; nothing is executed.
+"""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.debugger.loss_analysis import LossFindings, analyse_losses
+from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.report_lanes import (
+    Axis,
+    Lane,
+    Names,
+    TapeContent,
+    clip,
+    differences,
+    finite,
+    first_step_at,
+    lanes_of,
+    read_tape,
+)
+from ddloco.debugger.report_merges import (
+    Bars,
+    Matrix,
+    bars_of,
+    columns_shown,
+    matrix_of,
+    syncer_of,
+)
+from ddloco.debugger.run_diff import compare
+from ddloco.debugger.timeline import clock_offsets
+from replay import tape
+
+POINTS_MAX = 24_000
+"""Points of all loss curves of one run."""
+
+BINS = 240
+"""Parts of the time axis for the goodput."""
+
+DIFFERENCES_MAX = 20
+
+
+class Fact(Struct):
+    """A line of the summary: what it is about, the figure, and what it means."""
+
+    label: str
+    value: str
+    note: str = ""
+
+
+class Curve(Struct):
+    """A learner's losses over all its incarnations; ``of`` is how many there are, and ``parts`` are
+    the positions at which another incarnation begins."""
+
+    learner: str
+    of: int
+    parts: list[int]
+    at: list[int]
+    step: list[int]
+    loss: list[float | None]
+
+
+class Moment(Struct):
+    """An event on the time axis."""
+
+    at: int
+    event: str
+    text: str
+
+
+class Link(Struct):
+    """Payloads between a learner and the syncers: messages and bytes each way."""
+
+    learner: str
+    up: int
+    up_bytes: int
+    down: int
+    down_bytes: int
+    pieces: int
+
+
+class RunData(Struct):
+    """One run.
+
+    Attributes:
+        name: of its folder.
+        unit_s: the unit of every time, in seconds; ``end`` is the last moment.
+        facts: the summary.
+        names: of incarnations, as clocks and cells number them.
+        goodput: per part of the axis, the share of the learners' time in finished steps.
+        breaks: where losses left their bands, the first ones first.
+        held_out: held-out losses of the global parameters.
+    """
+
+    name: str
+    unit_s: float
+    end: int
+    facts: list[Fact]
+    names: list[str]
+    lanes: list[Lane]
+    bars: Bars
+    matrix: Matrix
+    curves: list[Curve]
+    goodput: list[float]
+    links: list[Link]
+    breaks: list[Moment]
+    held_out: list[tuple[int, float]]
+    findings: list[str]
+
+
+class Parting(Struct):
+    """A first difference of two runs, with where it is in each of them."""
+
+    what: str
+    kind: str
+    detail: str
+    one: Moment
+    other: Moment
+
+
+class ReportData(Struct):
+    """All that a report shows."""
+
+    runs: list[RunData]
+    same: bool = True
+    lines: list[str] = []
+    partings: list[Parting] = []
+
+
+class _Reader:
+    """Reads one run."""
+
+    def __init__(self, run: RecordedRun) -> None:
+        self.run = run
+        self.offsets = clock_offsets(run.tapes.values())
+        merges = list(run.merges())
+        self.merges = sorted(merges, key=lambda each: self.common(syncer_of(each), each.at))
+        self.learners = run.job.learner_names()
+        self.shown = columns_shown(self.merges, len(self.learners))
+        wanted: dict[str, list[int]] = {}
+        for merge in self.shown:
+            wanted.setdefault(syncer_of(merge), []).append(merge.number)
+        self.contents = [
+            read_tape(run, who, self.offsets.get(who, 0.0), wanted.get(who, ()))
+            for who in run.tapes
+        ]
+        for content in self.contents:
+            if content.incarnation in run.learners and content.steps:
+                first = first_step_at(run, content.incarnation)
+                if first is not None:
+                    content.begun = self.common(content.incarnation, first)
+        begin = min((each.begin for each in self.contents if each.begin <= each.end), default=0.0)
+        end = max((each.end for each in self.contents if each.begin <= each.end), default=0.0)
+        self.axis = Axis(begin, end)
+        self.names = Names()
+
+    def common(self, incarnation: str, at: float) -> float:
+        return at + self.offsets.get(incarnation, 0.0)
+
+    def placed(self, merge: Merge) -> int:
+        return self.axis.place(self.common(syncer_of(merge), merge.at))
+
+    def moment(self, event: str, text: str) -> Moment:
+        """Return where an event is on the axis."""
+        who, number = parse_event(event)
+        at = 0.0
+        for record in self.run.tape_of(who).records(number - 1):
+            if isinstance(record, tape.Event):
+                at = record.at
+                break
+        return Moment(self.axis.place(self.common(who, at)), event, clip(text))
+
+    def data(self) -> RunData:
+        """Return what is shown of the run."""
+        found = analyse_losses(self.run)
+        clocks = {
+            f"{each.incarnation}:{n}": clock
+            for each in self.contents
+            for n, clock in each.clocks.items()
+        }
+        shares = self.goodput()
+        return RunData(
+            name=self.run.path.resolve().name,
+            unit_s=self.axis.unit_s,
+            end=self.axis.place(self.axis.begin + self.axis.span_s),
+            facts=_facts(self, found, shares),
+            lanes=lanes_of(self.run, self.contents, self.axis, self.names),
+            bars=bars_of(self.merges, self.common, self.axis, self.names),
+            matrix=matrix_of(
+                self.shown,
+                len(self.merges),
+                learners=self.learners,
+                placed=self.placed,
+                clocks=clocks,
+                names=self.names,
+            ),
+            curves=[self.curve(learner) for learner in self.learners],
+            goodput=[round(each, 4) for each in shares],
+            links=self.links(),
+            breaks=[
+                self.moment(
+                    each.event, f"loss of {each.learner}: {each.loss:.4g}, usually {each.usual:.4g}"
+                )
+                for each in found.breaks
+            ],
+            held_out=[
+                (self.axis.place(at), float(f"{loss:.6g}"))
+                for each in self.contents
+                for at, _, loss in each.held_out
+                if finite(loss) is not None
+            ],
+            findings=[clip(each) for each in found.lines()],
+            names=self.names.all,
+        )
+
+    def of_learner(self, learner: str) -> list[TapeContent]:
+        """Return what is on the tapes of a learner's incarnations, in order."""
+        return [each for each in self.contents if actor_of(each.incarnation) == learner]
+
+    def curve(self, learner: str) -> Curve:
+        """Return a learner's losses; of too many, the least and the largest of each stretch."""
+        contents = [each for each in self.of_learner(learner) if each.steps]
+        of = sum(len(each.steps) for each in contents)
+        most = max(POINTS_MAX // max(len(self.learners), 1), 8)
+        shown: list[tuple[int, int, float]] = []
+        parts: list[int] = []
+        for content in contents:
+            parts.append(len(shown))
+            points = [(self.axis.place(each.at), each.step, each.loss) for each in content.steps]
+            shown += _extremes(points, most * len(points) // of) if of > most else points
+        return Curve(
+            learner=learner,
+            of=of,
+            parts=parts,
+            at=differences(at for at, _, _ in shown),
+            step=differences(step for _, step, _ in shown),
+            loss=[finite(loss) for _, _, loss in shown],
+        )
+
+    def goodput(self) -> list[float]:
+        """Return the share of all learners' time in finished steps, for each part of the axis."""
+        width = self.axis.span_s / BINS
+        busy = [0.0] * BINS
+        for content in self.contents:
+            begun = content.begun
+            for each in content.steps:
+                if begun is not None:
+                    _spread(
+                        busy, (begun - self.axis.begin) / width, (each.at - self.axis.begin) / width
+                    )
+                begun = each.at
+        return [min(each / max(len(self.learners), 1), 1.0) for each in busy]
+
+    def links(self) -> list[Link]:
+        """Return the payloads of each learner's link."""
+        sizes: list[int] = []
+        leaves = next((each.leaves for each in self.contents if each.leaves), ())
+        if leaves:
+            plan = self.run.job.plan(leaves)
+            slices = [plan.fragment_slice(p) for p in range(len(plan.fragments))]
+            sizes = [stop - start for start, stop in slices]
+        links = {each: Link(each, 0, 0, 0, 0, 0) for each in self.learners}
+        for content in self.contents:
+            for kind, peer, p in content.payloads:
+                own = actor_of(content.incarnation)
+                link = links.get(own) or links.get(actor_of(peer))
+                if link is None:
+                    continue
+                nbytes = sizes[p] if p < len(sizes) else 0
+                if kind == "up":
+                    link.up, link.up_bytes = link.up + 1, link.up_bytes + nbytes
+                elif kind == "down":
+                    link.down, link.down_bytes = link.down + 1, link.down_bytes + nbytes
+                else:
+                    link.pieces += 1
+        return list(links.values())
+
+
+def _extremes(
+    points: Sequence[tuple[int, int, float]], most: int
+) -> "list[tuple[int, int, float]]":
+    """Return the least and the largest loss of each of ``most`` / 2 stretches, in order."""
+    stretch = -(-len(points) // max(most // 2, 1))
+    shown: list[tuple[int, int, float]] = []
+    for i in range(0, len(points), stretch):
+        part = points[i : i + stretch]
+        ends = {min(part, key=lambda p: p[2]), max(part, key=lambda p: p[2])}
+        shown += sorted(ends, key=lambda p: (p[0], p[1]))
+    return shown
+
+
+def _spread(busy: list[float], begin: float, end: float) -> None:
+    """Add the time from ``begin`` to ``end``, in parts of the axis, to each part."""
+    last = len(busy) - 1
+    for i in range(max(int(begin), 0), min(int(end), last) + 1):
+        busy[i] += max(min(end, i + 1.0) - max(begin, float(i)), 0.0)
+
+
+def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> list[Fact]:
+    """The summary."""
+    run, merges, contents = reader.run, reader.merges, reader.contents
+    job = run.job.job
+    count = sum(len(each.contributions) for each in merges)
+    refused = sum(len(each.refused) for each in merges)
+    tapes = run.tapes.values()
+    events = sum(each.events - each.header.after for each in tapes)
+    steps = [each for content in contents for each in content.steps]
+    mean = f"{count / len(merges):.2f} contributions each, {refused} refused" if merges else ""
+    facts = [
+        Fact("Job", job.name, f"{job.method}, {job.task}"),
+        Fact("Duration", _seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
+        Fact("Inner steps", f"{len(steps):,}", _steps_note(reader)),
+        Fact("Merges", f"{len(merges):,}", mean),
+        _incarnations(reader),
+        Fact("Goodput", f"{sum(shares) / len(shares):.1%}", "learners' time in finished steps"),
+    ]
+    tokens = sum(each.tokens for each in steps)
+    fragments = len({each.fragment for each in merges})
+    if tokens and fragments:
+        merged = sum(each.tokens for merge in merges for each in merge.contributions)
+        facts.append(
+            Fact("Tokens merged", f"{merged / fragments / tokens:.1%}", f"of {tokens:,} trained")
+        )
+    losses = [loss for each in contents for _, _, loss in each.held_out]
+    facts.append(
+        Fact("Held-out loss", f"{losses[-1]:.4f}", "of the global parameters")
+        if losses
+        else Fact("Held-out loss", "unknown", "no evaluation is on the tapes")
+    )
+    facts.append(_first_break(found))
+    facts.append(_waits(merges))
+    return facts
+
+
+def _steps_note(reader: _Reader) -> str:
+    """How many steps each learner has finished."""
+    counts = {who: sum(len(c.steps) for c in reader.of_learner(who)) for who in reader.learners}
+    if not counts:
+        return ""
+    least, most = min(counts.values()), max(counts.values())
+    return f"{least:,} to {most:,} a learner"
+
+
+def _incarnations(reader: _Reader) -> Fact:
+    """Learners, with how many were killed and returned."""
+    learners = [reader.run.tapes[each] for each in reader.run.learners]
+    kills = sum(each.closed is None for each in learners)
+    returns = len(learners) - len({actor_of(each.incarnation) for each in learners})
+    said = f"{kills} killed, {returns} returned"
+    return Fact("Learners", str(len(reader.learners)), said)
+
+
+def _first_break(found: LossFindings) -> Fact:
+    if not found.breaks:
+        return Fact("First break", "none", "no loss left its band")
+    first = found.breaks[0]
+    said = f"inner step {first.step} ({first.event}): {first.loss:.4g}, usually {first.usual:.4g}"
+    return Fact("First break", first.learner, said)
+
+
+def _waits(merges: Sequence[Merge]) -> Fact:
+    """What held the launches on average."""
+    if not merges:
+        return Fact("Waiting", "none", "there are no merges")
+    count = len(merges)
+    floor, quorum, grace = (
+        sum(part) / count
+        for part in zip(
+            *((m.wait.floor_s, m.wait.quorum_s, m.wait.grace_s) for m in merges), strict=True
+        )
+    )
+    said = f"a merge: floor {floor:.2f} s, quorum {quorum:.2f} s, grace {grace:.2f} s"
+    return Fact("Waiting", f"{floor + quorum + grace:.2f} s", said)
+
+
+def _seconds(span: float) -> str:
+    """A duration in words."""
+    if span < 120:
+        return f"{span:.1f} s"
+    if span < 7200:
+        return f"{span / 60:.1f} min"
+    return f"{span / 3600:.1f} h"
+
+
+def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportData:
+    """Return what a report shows of a run, or of two.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: the runs cannot be compared.
+        Divergence: this program decides otherwise than a tape says.
+    """
+    mine = _Reader(run)
+    if other is None:
+        return ReportData([mine.data()])
+    theirs = _Reader(other)
+    found = compare(run, other)
+    partings = [
+        Parting(
+            what=clip(each.what),
+            kind=each.kind,
+            detail=clip(each.detail),
+            one=mine.moment(each.one, each.what),
+            other=theirs.moment(each.other, each.what),
+        )
+        for each in found.first[:DIFFERENCES_MAX]
+    ]
+    lines = [clip(each) for each in found.lines()]
+    return ReportData([mine.data(), theirs.data()], found.same, lines, partings)

@@ -1,0 +1,429 @@
+"""What a report shows of each actor's tape: inner steps in blocks, messages and other marks, all on
+one time axis, in columns of small numbers.
+
+A column that only grows (times, event numbers, inner steps) holds differences: the first value,
+then how much each one is larger than the one before it.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.actors.events import (
+    Captured,
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    StopRequested,
+    WorkFailed,
+)
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.events import (
+    Evaluated,
+    FragmentEncoded,
+    Started,
+    StateInstalled,
+    StepFinished,
+)
+from ddloco.protocol.fragment_plan import Leaf
+from ddloco.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
+from replay import TapeError
+from snapshot import SnapshotError
+from transport import LaneBroken, Marker, MessageArrived
+
+BLOCKS_MAX = 40_000
+"""Blocks of steps in one report; with more steps, several are put into one block."""
+
+BLOCKS_OF_ONE_MAX = 20_000
+MARKS_MAX = 24_000
+"""Pulls, contributions and installed fragments in one report, per kind."""
+
+NOTES_MAX = 400
+"""Other marks of one incarnation."""
+
+CLOCK_NUMBERS_MAX = 300_000
+"""Clock entries of one report, which are about a megabyte."""
+
+TEXT_MAX = 300
+"""Characters of a reason; tapes may hold more."""
+
+
+class Steps(Struct):
+    """The inner steps of an incarnation, in blocks.
+
+    Attributes:
+        size: steps in each block but the last one.
+        count: steps in all.
+        begun: when the first one began.
+        end: when the last step of each block was finished (differences).
+        n: the event of that (differences).
+        step: the number of that step (differences).
+        loss: the mean loss of each block; none where it is not finite.
+        clock: the entries that the actor learned since the block before: actor, number, ...;
+            absent if there would be too many.
+    """
+
+    size: int
+    count: int
+    begun: int
+    end: list[int]
+    n: list[int]
+    step: list[int]
+    loss: list[float | None]
+    clock: list[list[int]] | None = None
+
+
+class Marks(Struct):
+    """Events of one kind on a lane; ``of`` is how many there are, if not all are shown."""
+
+    of: int
+    at: list[int]
+    n: list[int]
+    t: list[int]
+    p: list[int]
+
+
+class Note(Struct):
+    """A rare event, with what it says."""
+
+    at: int
+    n: int
+    kind: str
+    text: str
+
+
+class Segment(Struct):
+    """One incarnation on the lane of its actor; ``end`` says how its tape ends."""
+
+    incarnation: str
+    begin: int
+    end: int
+    events: int
+    how: str
+    killed: bool
+    steps: Steps | None
+    marks: dict[str, Marks]
+    notes: list[Note]
+
+
+class Lane(Struct):
+    """One actor."""
+
+    actor: str
+    kind: str
+    segments: list[Segment]
+
+
+class Point(Struct):
+    """A mark as it was read."""
+
+    at: float
+    n: int
+    t: int = 0
+    p: int = 0
+
+
+class RawStep(Struct):
+    """A finished inner step as it was read; ``learned`` are clock entries since the one before."""
+
+    at: float
+    n: int
+    step: int
+    loss: float
+    tokens: int
+    learned: dict[str, int]
+
+
+@dataclass
+class Traffic:
+    """Payloads on the link of a learner: messages and bytes, up and down, and pieces of state."""
+
+    up: int = 0
+    up_bytes: int = 0
+    down: int = 0
+    down_bytes: int = 0
+    pieces: int = 0
+
+
+@dataclass
+class TapeContent:
+    """What a report needs of one tape, with times on the common axis, in seconds."""
+
+    incarnation: str
+    begin: float = math.inf
+    end: float = -math.inf
+    begun: float | None = None
+    """When the first step began."""
+    steps: list[RawStep] = field(default_factory=list[RawStep])
+    marks: dict[str, list[Point]] = field(default_factory=dict[str, list[Point]])
+    notes: list[tuple[float, int, str, str]] = field(
+        default_factory=list[tuple[float, int, str, str]]
+    )
+    leaves: tuple[Leaf, ...] = ()
+    held_out: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
+    payloads: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+    """Of each message with a payload: kind, peer, and fragment or piece."""
+    clocks: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
+    """Whole clocks, at the events that were asked for."""
+
+
+def read_tape(
+    run: RecordedRun, incarnation: str, offset: float, wanted: Iterable[int] = ()
+) -> TapeContent:
+    """Read one tape once.
+
+    Args:
+        run: the run.
+        incarnation: whose tape.
+        offset: what to add to its times.
+        wanted: the events whose clocks are wanted.
+
+    Raises:
+        TapeError: the tape cannot be read.
+    """
+    content = TapeContent(incarnation)
+    asked = set(wanted)
+    known = dict(run.tape_of(incarnation).header.clock)
+    learned: dict[str, int] = {}
+    cuts: set[str] = set()
+    for record, event in run.events(incarnation):
+        at = record.at + offset
+        content.begin, content.end = min(content.begin, at), max(content.end, at)
+        if record.clock:
+            known.update(record.clock)
+            learned.update(record.clock)
+        if record.n in asked:
+            content.clocks[record.n] = {**known, incarnation: record.n}
+        match event:
+            case StepFinished():
+                content.steps.append(
+                    RawStep(at, record.n, event.step, event.loss, event.tokens, learned)
+                )
+                learned = {}
+            case MessageArrived():
+                _see_message(content, at, record.n, event, cuts)
+            case FragmentEncoded():
+                _mark(content, "sent", Point(at, record.n))
+            case _:
+                _see_rare(content, at, record.n, event, cuts)
+    return content
+
+
+def _mark(content: TapeContent, kind: str, point: Point) -> None:
+    content.marks.setdefault(kind, []).append(point)
+
+
+def _see_message(
+    content: TapeContent, at: float, n: int, event: MessageArrived[Any], cuts: set[str]
+) -> None:
+    body = event.body
+    match body:
+        case Pull():
+            _mark(content, "pulled", Point(at, n, body.t, body.fragment))
+        case GlobalFragment():
+            _mark(content, "received", Point(at, n, body.version, body.fragment))
+            if event.payload:
+                content.payloads.append(("down", event.peer, body.fragment))
+        case Contribution():
+            if event.payload:
+                content.payloads.append(("up", event.peer, body.fragment))
+        case StatePiece():
+            if event.payload:
+                content.payloads.append(("piece", event.peer, body.piece))
+        case Marker():
+            if body.snapshot not in cuts:
+                cuts.add(body.snapshot)
+                content.notes.append((at, n, "snapshot", f"cut of snapshot {body.snapshot}"))
+        case _:
+            pass
+
+
+def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str]) -> None:
+    note = content.notes.append
+    match event:
+        case Started():
+            content.leaves = event.leaves
+        case Evaluated() if event.loss is not None:
+            content.held_out.append((at, n, event.loss))
+        case LaneBroken():
+            note((at, n, "broken", f"link to {event.peer} broken: {event.reason}"))
+        case WorkFailed():
+            note((at, n, "failed", f"{event.kind} failed: {event.reason}"))
+        case StopRequested():
+            note((at, n, "stop", f"stop requested: {event.reason}"))
+        case LeaveRequested():
+            note((at, n, "stop", f"asked to leave: {event.reason}"))
+        case Restored():
+            note((at, n, "returned", f"goes on from snapshot {event.snapshot}"))
+        case StateInstalled() if event.sound:
+            note((at, n, "returned", "installed the state of another learner"))
+        case SnapshotRequested():
+            note((at, n, "snapshot", "a snapshot was requested"))
+        case Captured() if not cuts:
+            cuts.add("")  # Who begins a snapshot gets no marker before its part is written.
+            note((at, n, "snapshot", "wrote its part of a snapshot"))
+        case _:
+            pass
+
+
+def first_step_at(run: RecordedRun, learner: str) -> float | None:
+    """When a learner asked for its first step, on its own clock; None if that is not on its tape.
+
+    Raises:
+        Divergence: this program decides otherwise than the tape says.
+    """
+    try:
+        for step in run.stepper(learner).steps():
+            if any(isinstance(effect, RunStep) for effect in step.effects):
+                return step.at
+    except (TapeError, SnapshotError):
+        return None  # The beginning of the tape is not there.
+    return None
+
+
+class Axis:
+    """The common time axis of a report: whole units of time since its beginning.
+
+    Args:
+        begin: the first moment, in seconds.
+        end: the last one.
+    """
+
+    def __init__(self, begin: float, end: float) -> None:
+        span = max(end - begin, 1e-6)
+        self.begin, self.span_s = begin, span
+        self.unit_s = max(10.0 ** (math.ceil(math.log10(span)) - 8), 1e-6)
+
+    def place(self, at: float) -> int:
+        """Return a time in units since the beginning."""
+        return round((at - self.begin) / self.unit_s)
+
+
+class Names:
+    """Numbers for the incarnations that clocks name."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, name: str) -> int:
+        """Return the number of a name, a new one if need be."""
+        if name not in self._numbers:
+            self._numbers[name] = len(self.all)
+            self.all.append(name)
+        return self._numbers[name]
+
+    def clock(self, entries: dict[str, int], omitted: str) -> list[int]:
+        """Return clock entries as actor, number, actor, number."""
+        pairs = [(self.number(who), n) for who, n in entries.items() if who != omitted]
+        return [number for pair in sorted(pairs) for number in pair]
+
+
+def differences(values: Iterable[int]) -> list[int]:
+    """Return each value's difference to the one before it; the first one as it is."""
+    before, result = 0, list[int]()
+    for value in values:
+        result.append(value - before)
+        before = value
+    return result
+
+
+def evenly(count: int, most: int) -> Iterator[int]:
+    """Yield at most ``most`` positions of ``count``, evenly spread."""
+    if count <= most:
+        yield from range(count)
+    else:
+        yield from (i * count // most for i in range(most))
+
+
+def lanes_of(
+    run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names
+) -> list[Lane]:
+    """Return a lane for each actor, syncers first."""
+    learners = max(len(run.learners), 1)
+    blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)
+    marks = max(MARKS_MAX // learners, 1)
+    lanes: dict[str, Lane] = {}
+    for content in contents:
+        actor = actor_of(content.incarnation)
+        kind = "syncer" if content.incarnation in run.syncers else "learner"
+        lane = lanes.setdefault(actor, Lane(actor, kind, []))
+        lane.segments.append(_segment(run, content, axis, names, (blocks, marks)))
+    steps = [each.steps for lane in lanes.values() for each in lane.segments if each.steps]
+    if sum(len(entries) for each in steps for entries in each.clock or ()) > CLOCK_NUMBERS_MAX:
+        for each in steps:
+            each.clock = None
+    return sorted(lanes.values(), key=lambda lane: lane.kind != "syncer")
+
+
+def _segment(
+    run: RecordedRun, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int]
+) -> Segment:
+    tape = run.tape_of(content.incarnation)
+    empty = content.end < content.begin
+    how = f"ended: {tape.closed}" if tape.closed is not None else "its tape is not closed: killed"
+    if tape.damage:
+        how = f"its tape is damaged: {tape.damage}"
+    notes = [Note(axis.place(at), n, kind, clip(said)) for at, n, kind, said in content.notes]
+    return Segment(
+        incarnation=content.incarnation,
+        begin=0 if empty else axis.place(content.begin),
+        end=0 if empty else axis.place(content.end),
+        events=tape.events,
+        how=clip(how),
+        killed=tape.closed is None,
+        steps=_blocks(content, axis, names, most[0]) if content.steps else None,
+        marks={kind: _thinned(found, axis, most[1]) for kind, found in content.marks.items()},
+        notes=notes[:NOTES_MAX],
+    )
+
+
+def _blocks(content: TapeContent, axis: Axis, names: Names, most: int) -> Steps:
+    """Put steps into blocks of equal size, at most so many."""
+    steps = content.steps
+    size = -(-len(steps) // most)
+    groups = [steps[i : i + size] for i in range(0, len(steps), size)]
+    lasts = [group[-1] for group in groups]
+    clock: list[list[int]] = []
+    for group in groups:
+        learned: dict[str, int] = {}
+        for each in group:
+            learned.update(each.learned)
+        clock.append(names.clock(learned, content.incarnation))
+    begun = content.begun if content.begun is not None else steps[0].at
+    return Steps(
+        size=size,
+        count=len(steps),
+        begun=axis.place(begun),
+        end=differences(axis.place(each.at) for each in lasts),
+        n=differences(each.n for each in lasts),
+        step=differences(each.step for each in lasts),
+        loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
+        clock=clock,
+    )
+
+
+def _thinned(found: Sequence[Point], axis: Axis, most: int) -> Marks:
+    shown = [found[i] for i in evenly(len(found), most)]
+    return Marks(
+        of=len(found),
+        at=differences(axis.place(each.at) for each in shown),
+        n=differences(each.n for each in shown),
+        t=differences(each.t for each in shown),
+        p=[each.p for each in shown],
+    )
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number with six digits, None if it is not finite."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None
+
+
+def clip(text: str) -> str:
+    """Cut off a long text."""
+    return text if len(text) <= TEXT_MAX else f"{text[: TEXT_MAX - 1]}…"
