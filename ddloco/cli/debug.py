@@ -3,6 +3,7 @@
 import argparse
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,12 +11,14 @@ from rich.console import Console
 
 from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
+from ddloco.debugger.bundle import SUFFIX, open_bundle, versions_here, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 
@@ -84,6 +87,31 @@ def report(given: argparse.Namespace) -> int:
         return HELD
 
     return explained(given, answer)
+
+
+def bundle(given: argparse.Namespace) -> int:
+    """``ddloco bundle``: a run folder into one file, or such a file into a new run folder."""
+    path: Path = given.path
+    try:
+        if path.is_dir():
+            to = given.to or Path(f"{path.resolve().name}{SUFFIX}")
+            write_bundle(path, to, redact=given.redact)
+            print(f"{to}: {to.stat().st_size / 2**20:.1f} MiB; open it with: ddloco bundle {to}")
+            return HELD
+        folder = given.to or Path(path.name.removesuffix(SUFFIX))
+        about = open_bundle(path, folder)
+    except (TapeError, ConfigError) as error:
+        return complain(error)
+    print(f"{folder}: a run of {about.job}")
+    for difference in about.differences(versions_here()):
+        print(f"differs from the recording: {difference}")
+    if about.task and not about.redacted:
+        print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")
+        print(f"replay it with: cd {folder / SOURCE} && ddloco replay .. --trust")
+    else:
+        more = f" --task {about.task}" if about.task else ""
+        print(f"replay it with: ddloco replay {folder}{more}")
+    return HELD
 
 
 def status_at(given: argparse.Namespace) -> int:

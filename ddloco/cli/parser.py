@@ -46,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     _add_replay(orders)
     _add_why(orders)
     _add_diff(orders)
+    _add_bundle(orders)
     _add_report(orders)
     _add_simulate(orders)
     _add_tape(orders)
@@ -378,6 +379,26 @@ def _add_wanted(command: argparse.ArgumentParser) -> None:
     add("--merge", metavar="T", type=int, help="only messages about the merge of global step T")
     add("--around", metavar="EVENT", default="", help="ten events before and after syncer.1:540")
     add("--full", action="store_true", help="do not cut off long values")
+
+
+def _add_bundle(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "bundle",
+        "pack a run into one file, for a replay on another machine; or unpack such a file",
+        "A run folder is packed, a file is unpacked into a new folder:\n"
+        "  ddloco bundle runs/first                  to first.ddloco.tar.gz\n"
+        "  ddloco bundle first.ddloco.tar.gz         to the folder first\n\n"
+        "It holds the job file, the tapes, the log, the task's source, and the snapshots that the\n"
+        "tapes begin with. Treat a bundle from elsewhere like a program from elsewhere: a replay\n"
+        "calls its task, and therefore asks for --trust.",
+    )
+    command.add_argument("path", metavar="RUN_OR_FILE", type=Path, help="what to pack or unpack")
+    command.add_argument("--to", metavar="PATH", type=Path, help="the new file, or the new folder")
+    command.add_argument(
+        "--redact", action="store_true", help="leave out the log and the source of the task"
+    )
+    command.set_defaults(run="bundle")
 
 
 def _add_diff(orders: Orders) -> None:

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from clocks import actor_of
 from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.cli.debug import diff, report, status_at, why
+from ddloco.cli.debug import bundle, diff, report, status_at, why
 from ddloco.cli.examples import EXAMPLES, put_examples
 from ddloco.cli.perform import perform
 from ddloco.cli.replay import replay
@@ -54,7 +54,7 @@ from snapshot import SnapshotError, StorageError
 PORT_MAX = 65535
 
 ELSEWHERE = (
-    *(diff, perform, replay, report, why),
+    *(bundle, diff, perform, replay, report, why),
     *(snapshot_export, snapshot_list, snapshot_take, snapshot_verify),
 )
 """Commands defined in other modules; the parser finds all commands here by name."""
