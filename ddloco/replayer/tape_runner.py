@@ -155,7 +155,8 @@ class TapeRunner(Generic[W]):
             trace = "".join(format_exception(self._player.failure)).rstrip()
             self._replay.note(f"{where}: handling this event raised, as it did then:\n{trace}")
         elif self._tape.closed is None:
-            self._replay.note(f"{where}: the tape ends here, not closed (its process was killed)")
+            ends = f"{self._name}: the tape ends after event {self._actor.number}, not closed"
+            self._replay.note(f"{ends} (its process was killed)")
 
     def _handle(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
