@@ -40,6 +40,13 @@ def test_nothing_else_is_in_the_wheel(site):
     assert set(PACKAGES) == {top for top in tops if not top.endswith(".dist-info")}
 
 
+def test_the_parts_of_a_report_are_in_the_wheel(site):
+    """A report is put together from files that are no Python."""
+    page = site / "ddloco" / "debugger" / "report_page"
+
+    assert {"template.html", "style.css", "script.js"} <= {each.name for each in page.iterdir()}
+
+
 def test_the_command_answers(site, tmp_path):
     """The console script prints its help."""
     assert "usage: ddloco" in run(*DDLOCO, "--help", cwd=tmp_path)

@@ -132,15 +132,15 @@ class ReportData(Struct):
 
 
 class _Reader:
-    """Reads one run."""
+    """Reads one run, in a report of ``share`` runs."""
 
-    def __init__(self, run: RecordedRun) -> None:
-        self.run = run
+    def __init__(self, run: RecordedRun, share: int = 1) -> None:
+        self.run, self.share = run, share
         self.offsets = clock_offsets(run.tapes.values())
         merges = list(run.merges())
         self.merges = sorted(merges, key=lambda each: self.common(syncer_of(each), each.at))
         self.learners = run.job.learner_names()
-        self.shown = columns_shown(self.merges, len(self.learners))
+        self.shown = columns_shown(self.merges, len(self.learners), share)
         wanted: dict[str, list[int]] = {}
         for merge in self.shown:
             wanted.setdefault(syncer_of(merge), []).append(merge.number)
@@ -188,8 +188,8 @@ class _Reader:
             unit_s=self.axis.unit_s,
             end=self.axis.place(self.axis.begin + self.axis.span_s),
             facts=_facts(self, found, shares),
-            lanes=lanes_of(self.run, self.contents, self.axis, self.names),
-            bars=bars_of(self.merges, self.common, self.axis, self.names),
+            lanes=lanes_of(self.run, self.contents, self.axis, self.names, self.share),
+            bars=bars_of(self.merges, self.common, self.axis, self.names, self.share),
             matrix=matrix_of(
                 self.shown,
                 len(self.merges),
@@ -225,7 +225,7 @@ class _Reader:
         """Return a learner's losses; of too many, the least and the largest of each stretch."""
         contents = [each for each in self.of_learner(learner) if each.steps]
         of = sum(len(each.steps) for each in contents)
-        most = max(POINTS_MAX // max(len(self.learners), 1), 8)
+        most = max(POINTS_MAX // self.share // max(len(self.learners), 1), 8)
         shown: list[tuple[int, int, float]] = []
         parts: list[int] = []
         for content in contents:
@@ -394,10 +394,9 @@ def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportDat
         ConfigError: the runs cannot be compared.
         Divergence: this program decides otherwise than a tape says.
     """
-    mine = _Reader(run)
     if other is None:
-        return ReportData([mine.data()])
-    theirs = _Reader(other)
+        return ReportData([_Reader(run).data()])
+    mine, theirs = _Reader(run, 2), _Reader(other, 2)
     found = compare(run, other)
     partings = [
         Parting(

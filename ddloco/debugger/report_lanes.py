@@ -342,10 +342,18 @@ def evenly(count: int, most: int) -> Iterator[int]:
 
 
 def lanes_of(
-    run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names
+    run: RecordedRun, contents: Sequence[TapeContent], axis: Axis, names: Names, share: int
 ) -> list[Lane]:
-    """Return a lane for each actor, syncers first."""
-    learners = max(len(run.learners), 1)
+    """Return a lane for each actor, syncers first, in the job's order.
+
+    Args:
+        run: the run.
+        contents: of its tapes.
+        axis: the axis.
+        names: numbers of incarnations.
+        share: of how many runs the report is; each has its part of what a report may hold.
+    """
+    learners = max(len(run.learners), 1) * share
     blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)
     marks = max(MARKS_MAX // learners, 1)
     lanes: dict[str, Lane] = {}
@@ -355,10 +363,15 @@ def lanes_of(
         lane = lanes.setdefault(actor, Lane(actor, kind, []))
         lane.segments.append(_segment(run, content, axis, names, (blocks, marks)))
     steps = [each.steps for lane in lanes.values() for each in lane.segments if each.steps]
-    if sum(len(entries) for each in steps for entries in each.clock or ()) > CLOCK_NUMBERS_MAX:
+    if (
+        sum(len(entries) for each in steps for entries in each.clock or ())
+        > CLOCK_NUMBERS_MAX // share
+    ):
         for each in steps:
             each.clock = None
-    return sorted(lanes.values(), key=lambda lane: lane.kind != "syncer")
+    order = [*run.job.syncer_names(), *run.job.learner_names()]
+    found = [lanes.pop(actor) for actor in order if actor in lanes]
+    return [*found, *lanes.values()]
 
 
 def _segment(

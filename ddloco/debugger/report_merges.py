@@ -89,7 +89,11 @@ class Matrix(Struct):
 
 
 def bars_of(
-    merges: Sequence[Merge], common: Callable[[str, float], float], axis: Axis, names: Names
+    merges: Sequence[Merge],
+    common: Callable[[str, float], float],
+    axis: Axis,
+    names: Names,
+    share: int,
 ) -> Bars:
     """Return merges as columns of numbers, thinned evenly.
 
@@ -98,8 +102,9 @@ def bars_of(
         common: what a syncer's time is on the common axis, in seconds.
         axis: the axis.
         names: numbers of incarnations.
+        share: of how many runs the report is.
     """
-    shown = [merges[i] for i in evenly(len(merges), BARS_MAX)]
+    shown = [merges[i] for i in evenly(len(merges), BARS_MAX // share)]
     width = axis.unit_s
     since = [each.launched_at - each.wait.total_s for each in shown]
     return Bars(
@@ -125,10 +130,10 @@ def syncer_of(merge: Merge) -> str:
     return merge.event.rpartition(":")[0]
 
 
-def columns_shown(merges: Sequence[Merge], learners: int) -> list[Merge]:
+def columns_shown(merges: Sequence[Merge], learners: int, share: int) -> list[Merge]:
     """Return the merges of the matrix: all, or of each group of neighbours that with most refusals
     and absences."""
-    most = max(min(COLUMNS_MAX, CELLS_MAX // max(learners, 1)), 1)
+    most = max(min(COLUMNS_MAX, CELLS_MAX // max(learners, 1)) // share, 1)
     if len(merges) <= most:
         return list(merges)
     begins = [*evenly(len(merges), most), len(merges)]
