@@ -58,16 +58,17 @@
     stack(run);
   };
   const stack = (run) => {
-    // Syncs overlap: each bar goes to the first row that is free.
-    const free = [], b = run.bars;
+    // Syncs overlap: each bar goes to the first row of its syncer that is free.
+    const rows = {}, b = run.bars;
     b.row = new Uint8Array(b.since.length);
     for (const i of [...b.since.keys()].sort((x, y) => b.since[x] - b.since[y])) {
+      const free = rows[b.syncer[i]] ??= [];
       let row = free.findIndex((end) => end <= b.since[i] + 1e-9);
       if (row < 0) row = free.length < 4 ? free.length : free.indexOf(Math.min(...free));
       free[row] = b.end[i];
       b.row[i] = row;
     }
-    b.rows = Math.max(free.length, 1);
+    b.rows = Math.max(...Object.values(rows).map((free) => free.length), 1);
   };
   const cell = (raw) => ({ state: raw[0], event: raw[1] ?? "", reason: raw[2] ?? -1,
     weight: raw[3] ?? null, norm: raw[4] ?? null, cosine: raw[5] ?? null, base: raw[6] ?? -1,
@@ -570,11 +571,12 @@
         `${part.incarnation}:${s.n[i]} at ${time(s.end[i], span)}`, stepClock(run, part, i)];
     }
     merged(row, value, y, reach, span) {
+      const own = row.run.names.map((name) => actorOf(name) === row.lane.actor);
       const b = row.run.bars, line = Math.min(Math.max(Math.floor((y - row.y - 8) / 11), 0),
         b.rows - 1);
       let found = -1;
       for (let i = 0; i < b.since.length; i++)
-        if (b.row[i] === line && b.since[i] - reach <= value && value <= b.end[i] + reach
+        if (b.row[i] === line && own[b.syncer[i]] && b.since[i] - reach <= value && value <= b.end[i] + reach
           && (found < 0 || Math.abs(b.end[i] - value) < Math.abs(b.end[found] - value)))
           found = i;
       if (found < 0) return [row.lane.actor, time(value, span)];
