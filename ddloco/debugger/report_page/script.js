@@ -472,11 +472,13 @@
         c.fill();
       }
       for (const each of row.run.breaks) if (actorOf(each.event.split(":")[0]) === row.lane.actor) {
-        c.strokeStyle = css.bad;
-        c.lineWidth = 2;
         c.beginPath();
         c.arc(this.x(each.at), middle, 7, 0, 7);
-        c.stroke();
+        for (const [colour, wide] of [[css.card, 7], [css.bad, 2.5]]) {
+          c.strokeStyle = colour;
+          c.lineWidth = wide;
+          c.stroke();
+        }
         c.lineWidth = 1;
       }
     }
