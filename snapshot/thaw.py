@@ -172,8 +172,10 @@ class _Reader:
         for name, value in fields.items():
             if name in own:
                 object.__setattr__(made, name, self.get(value))
-            else:
+            elif hasattr(made, "__dict__"):
                 made.__dict__[name] = self.get(value)
+            else:
+                raise FreezeError(f"{type(made).__qualname__} has no {name} here")
 
     def _class(self, name: str, base: type) -> type:
         found = class_of(name, self._packages)

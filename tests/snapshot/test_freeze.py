@@ -385,3 +385,12 @@ def test_an_older_state_names_the_version_that_reads_it():
     """One line says what to go on with."""
     with pytest.raises(FreezeError, match=r"format 1, this version reads 2; ddloco 0\.1 reads it"):
         thaw(garbage(None, version=1), TRUSTED)
+
+
+def test_an_attribute_that_a_class_has_no_longer_is_refused():
+    """A state of another version of a class: one line, also where the class has only slots."""
+    data = freeze(Slotted(1, 2), TRUSTED)
+    older = data.replace(b"\xa1b", b"\xa1z")
+    assert older != data
+    with pytest.raises(FreezeError, match="Slotted has no z here"):
+        thaw(older, TRUSTED)
