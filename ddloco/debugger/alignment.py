@@ -14,7 +14,6 @@ from ddloco.config.job import DATA_PARALLEL
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Answer, Merge
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Evaluated, StepFinished
 from ddloco.protocol.messages import GlobalFragment, Resume, StatePiece
 from transport import MessageArrived
@@ -111,7 +110,8 @@ class AlignedRun:
         A step begins when the one before it is finished, and takes every fragment that has arrived
         by then; when the first one begins is asked of the machine.
         """
-        begun = _first_step(run, learner)
+        asked = run.first_step(learner)
+        begun = asked.number if asked is not None else run.tapes[learner].events
         losses = self.losses.setdefault(learner, {})
         arrived: list[tuple[int, int, bytes]] = []
         installed: list[tuple[int, int, bytes]] = []
@@ -139,14 +139,6 @@ class AlignedRun:
                 loss = struct.pack("<d", event.loss)
                 yield step, Item(ref, resumed, event.batch, (loss,), (*before, install))
                 before, installed, arrived, resumed = (step,), arrived, [], ()
-
-
-def _first_step(run: RecordedRun, learner: str) -> int:
-    """Return the number of the event at which a learner asked for its first step."""
-    for step in run.stepper(learner).steps():
-        if any(isinstance(effect, RunStep) for effect in step.effects):
-            return step.number
-    return run.tapes[learner].events
 
 
 def _items_of(merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:

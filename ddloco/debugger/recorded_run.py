@@ -21,6 +21,7 @@ from ddloco.debugger.merge_history import Merge, MergeHistory
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import begin_with
 from ddloco.programs.program import is_program
+from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Happened, StepFinished
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.start_point import begin_tapes
@@ -150,6 +151,18 @@ class RecordedRun:
         for record, event in self.events(learner):
             if isinstance(event, StepFinished):
                 yield record, event
+
+    def first_step(self, learner: str) -> Step | None:
+        """Return the event at which a learner asked for its first inner step, None if it never did.
+
+        Raises:
+            TapeError, SnapshotError: the beginning of the tape is not there.
+            Divergence: this program decides otherwise than the tape says.
+        """
+        for step in self.stepper(learner).steps():
+            if any(isinstance(effect, RunStep) for effect in step.effects):
+                return step
+        return None
 
     def merges(self) -> Iterator[Merge]:
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.

@@ -7,6 +7,7 @@ and ``&``, the page's script puts it in place as text, and the page's policy run
 import base64
 import hashlib
 import os
+from html import escape
 from importlib.resources import files
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -83,7 +84,7 @@ def page_of(data: ReportData) -> bytes:
     policy = f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     filled = {
         "POLICY": policy,
-        "TITLE": _text(" and ".join(run.name for run in data.runs)),
+        "TITLE": escape(" and ".join(run.name for run in data.runs)),
         "STYLE": style,
         "DATA": safe_json(data),
         "SCRIPT": script,
@@ -105,7 +106,3 @@ def _hash(text: str) -> str:
     """Name a script or style for the page's policy."""
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _text(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

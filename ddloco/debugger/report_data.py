@@ -33,6 +33,7 @@ from ddloco.debugger.report_merges import (
 )
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.timeline import clock_offsets
+from ddloco.monitoring.status_view import seconds
 from replay import tape
 
 POINTS_MAX = 24_000
@@ -312,7 +313,7 @@ def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> lis
     mean = f"{count / len(merges):.2f} contributions each, {refused} refused" if merges else ""
     facts = [
         Fact("Job", job.name, f"{job.method}, {job.task}"),
-        Fact("Duration", _seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
+        Fact("Duration", seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
         Fact("Inner steps", f"{len(steps):,}", _steps_note(reader)),
         Fact("Merges", f"{len(merges):,}", mean),
         _incarnations(reader),
@@ -375,15 +376,6 @@ def _waits(merges: Sequence[Merge]) -> Fact:
     )
     said = f"a merge: floor {floor:.2f} s, quorum {quorum:.2f} s, grace {grace:.2f} s"
     return Fact("Waiting", f"{floor + quorum + grace:.2f} s", said)
-
-
-def _seconds(span: float) -> str:
-    """A duration in words."""
-    if span < 120:
-        return f"{span:.1f} s"
-    if span < 7200:
-        return f"{span / 60:.1f} min"
-    return f"{span / 3600:.1f} h"
 
 
 def report_data(run: RecordedRun, other: RecordedRun | None = None) -> ReportData:

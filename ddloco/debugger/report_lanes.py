@@ -22,7 +22,6 @@ from ddloco.actors.events import (
     WorkFailed,
 )
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import (
     Evaluated,
     FragmentEncoded,
@@ -137,17 +136,6 @@ class RawStep(Struct):
     loss: float
     tokens: int
     learned: dict[str, int]
-
-
-@dataclass
-class Traffic:
-    """Payloads on the link of a learner: messages and bytes, up and down, and pieces of state."""
-
-    up: int = 0
-    up_bytes: int = 0
-    down: int = 0
-    down_bytes: int = 0
-    pieces: int = 0
 
 
 @dataclass
@@ -278,12 +266,10 @@ def first_step_at(run: RecordedRun, learner: str) -> float | None:
         Divergence: this program decides otherwise than the tape says.
     """
     try:
-        for step in run.stepper(learner).steps():
-            if any(isinstance(effect, RunStep) for effect in step.effects):
-                return step.at
+        asked = run.first_step(learner)
     except (TapeError, SnapshotError):
         return None  # The beginning of the tape is not there.
-    return None
+    return asked.at if asked is not None else None
 
 
 class Axis:
