@@ -248,3 +248,30 @@ class Wide(Regression):
 def wide(step_s: float = 0.0) -> Wide:
     """A model that takes half a minute over a slow link, fragment by fragment."""
     return Wide(step_s)
+
+
+class Keyed(Regression):
+    """Drops inputs at random, with the key of the step."""
+
+    def loss(self, params: Any, batch: Any, key: Any = None) -> Any:
+        if key is None:
+            return super().loss(params, batch)
+        x, y = batch
+        return super().loss(params, (x * jax.random.bernoulli(key, 0.9, x.shape), y))
+
+
+def keyed(step_s: float = 0.0) -> Keyed:
+    """With dropout."""
+    return Keyed(step_s)
+
+
+class Misnamed(Regression):
+    """Its loss wants something that nobody gives."""
+
+    def loss(self, params: Any, batch: Any, dropout_rng: Any) -> Any:
+        return super().loss(params, batch)
+
+
+def misnamed() -> Misnamed:
+    """With a loss that cannot be called."""
+    return Misnamed()

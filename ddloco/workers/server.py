@@ -2,7 +2,7 @@
 
 An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. This is the only module that imports jax; it is run as
+give the same bytes. With ``task_loss`` it is the only module that imports jax; it is run as
 ``python -m ddloco.workers.server SOCKET ARENA NAME``.
 """
 
@@ -35,6 +35,7 @@ from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.task import TaskError, load_task
+from ddloco.workers.task_loss import TaskLoss
 from ddloco.workers.task_sources import sources_of
 from transport import DTYPES, Bytes, aligned
 
@@ -56,8 +57,8 @@ class Trainer:
         self._last: rpc.Trained | None = None
         self._data: DataStream | None = None
         self._counts: list[int] = []
-        self._left_out = 0
-        """For a learner that returns: the batches that its stream skipped."""
+        self._drawn = 0
+        """Batches of its shard that this learner has used, in earlier incarnations too."""
         self._gradient: Any = None
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
@@ -109,6 +110,7 @@ class Trainer:
             Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
             for name, (_, leaf) in zip(self._names, paths, strict=True)
         )
+        self._loss = TaskLoss(task, request.task, request.seed, request.shard or 0)
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
         if request.shard is not None:
             self._data = DataStream(request.task, self._stream(shard=request.shard))
@@ -165,8 +167,8 @@ class Trainer:
     def _initialise(self) -> None:
         self._params = self._task.init(jax.random.key(self._seed))
 
-    def _step(self, params: Any, opt_state: Any, batch: Any) -> tuple[Any, Any, Any]:
-        loss, gradients = jax.value_and_grad(self._task.loss)(params, batch)
+    def _step(self, params: Any, opt_state: Any, batch: Any, number: Any) -> tuple[Any, Any, Any]:
+        loss, gradients = jax.value_and_grad(self._loss)(params, batch, number)
         return *self._take_step(params, opt_state, gradients), loss
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
@@ -176,17 +178,19 @@ class Trainer:
             self._leave_out(request.skip, request.cursor)
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
-        batch = self._batches.next()
+        batch, number = self._draw()
         digest = batch_digest(batch)
         if self._opt_state is None or (self._spoilt and request.overwrites):
             # The optimizer's moments of non-finite gradients would spoil the new parameters.
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
             fresh = self._optimizer.init(self._params)
-            self._opt_state = with_counts(fresh, counts, self._left_out)
+            self._opt_state = with_counts(fresh, counts, self._drawn - 1)
         if first:
             self._batches.check(before, digest, batch_digest)
-            self._rehearse(batch)
-        self._params, self._opt_state, loss = self._update(self._params, self._opt_state, batch)
+            self._rehearse(batch, number)
+        self._params, self._opt_state, loss = self._update(
+            self._params, self._opt_state, batch, number
+        )
         if first:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
@@ -199,6 +203,12 @@ class Trainer:
         assert self._data is not None, "only learners train, and they have a shard"
         return self._data
 
+    def _draw(self) -> tuple[Any, Any]:
+        """The next batch, and its number if the loss takes a key."""
+        batch = self._batches.next()
+        self._drawn += 1
+        return batch, self._loss.number(self._drawn)
+
     def _cursor(self) -> bytes:
         """The positions of stream and schedules."""
         return pack_cursor(self._batches.position(), schedule_counts(self._opt_state))
@@ -206,7 +216,7 @@ class Trainer:
     def _leave_out(self, count: int, cursor: bytes) -> None:
         """Skip ``count`` used batches: go to ``cursor`` if it is known, or else draw them."""
         position, self._counts = unpack_cursor(cursor) if cursor else (b"", [])
-        self._left_out = count
+        self._drawn = count
         if position:
             self._batches.go_to(position)
         else:
@@ -224,13 +234,13 @@ class Trainer:
 
     def _differentiate(self, request: rpc.Differentiate) -> rpc.Trained:
         self._params = self._read_in(request.source)
-        batch = self._batches.next()
+        batch, number = self._draw()
         first = self._gradient is None
         if first:
-            self._gradient = jax.jit(jax.value_and_grad(self._task.loss))
-        loss, gradient = self._gradient(self._params, batch)
+            self._gradient = jax.jit(jax.value_and_grad(self._loss))
+        loss, gradient = self._gradient(self._params, batch, number)
         if first:
-            self._same("gradient", gradient, self._gradient(self._params, batch)[1])
+            self._same("gradient", gradient, self._gradient(self._params, batch, number)[1])
         self._copy_out(gradient, request.out)
         return rpc.Trained(float(loss), self._tokens(batch), batch_digest(batch))
 
@@ -247,10 +257,10 @@ class Trainer:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    def _rehearse(self, batch: Any) -> None:
+    def _rehearse(self, batch: Any, number: Any) -> None:
         """Run the first step once on copies; a step with another result could not be replayed."""
         copies = jax.tree.map(jnp.copy, (self._params, self._opt_state))
-        self._rehearsal = self._update(*copies, batch)
+        self._rehearsal = self._update(*copies, batch, number)
 
     def _compare(self, loss: Any) -> None:
         params, _, rehearsed = self._rehearsal
@@ -275,14 +285,16 @@ class Trainer:
             self._initialise()
             self._opt_state = self._optimizer.init(self._params)
             self._streams = [self._stream(shard=shard) for shard in shards]
+            self._losses = [self._loss.of_shard(shard) for shard in shards]
             self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1))
         loss, tokens, digest = 0.0, 0, b""
         for _ in range(steps):
             batches = [stream.next() for stream in self._streams]
+            self._drawn += 1
             digest = batch_digest(batches)
             tokens += sum(self._tokens(batch) for batch in batches)
             self._params, self._opt_state, mean = self._mean_update(
-                self._params, self._opt_state, batches
+                self._params, self._opt_state, batches, self._loss.number(self._drawn)
             )
             loss = float(mean)
         return rpc.Trained(loss, tokens, digest)
@@ -291,8 +303,11 @@ class Trainer:
         evaluate = getattr(self._task, "evaluate", None)
         return rpc.Scored(None if evaluate is None else float(evaluate(self._params)))
 
-    def _mean_step(self, params: Any, opt_state: Any, batches: Any) -> tuple[Any, Any, Any]:
-        both = [jax.value_and_grad(self._task.loss)(params, batch) for batch in batches]
+    def _mean_step(
+        self, params: Any, opt_state: Any, batches: Any, number: Any
+    ) -> tuple[Any, Any, Any]:
+        pairs = zip(self._losses, batches, strict=True)
+        both = [jax.value_and_grad(loss)(params, batch, number) for loss, batch in pairs]
         mean = jax.tree.map(lambda *each: sum(each) / len(each), *both)
         return *self._take_step(params, opt_state, mean[1]), mean[0]
 

@@ -4,6 +4,7 @@ A task is any object with the four methods of `Task`; no base class is needed. I
 parameters, the loss and the batches. It does not deal with learners, fragments or merging.
 """
 
+import inspect
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 REQUIRED = ("init", "loss", "batches", "tokens")
 OPTIONAL = ("optimizer", "evaluate")
+EXTRAS = ("key",)
+"""What ``loss`` is given by name, besides parameters and batch, if it has such a parameter."""
 
 
 class TaskError(ValueError):
@@ -43,6 +46,9 @@ class Task(Protocol):
 
     Optional methods: `optimizer(self) -> optax.GradientTransformation`, used in place of the job
     file's [inner] table; `evaluate(self, params) -> float`, a held-out loss, jitted by the task.
+
+    A `loss` with a parameter `key` is given a JAX PRNG key: another one for every batch of every
+    shard, and the same one whenever that batch is trained on again, as in a replay.
     """
 
     def init(self, key: "jax.Array") -> Any:
@@ -79,6 +85,25 @@ def load_task(spec: str, options: Mapping[str, Any]) -> Task:
         if not callable(getattr(task, name, len)):
             raise TaskError(f"task {spec!r}: {type(task).__name__}.{name} is not a method")
     return cast("Task", task)
+
+
+def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
+    """Which of ``EXTRAS`` the task's ``loss`` takes.
+
+    Raises:
+        TaskError: it cannot be called with parameters and batch, and these by name.
+    """
+    try:
+        signature = inspect.signature(task.loss)
+    except (TypeError, ValueError):  # Of a function that is not written in Python.
+        return ()
+    takes = tuple(name for name in EXTRAS if name in signature.parameters)
+    try:
+        signature.bind(None, None, **dict.fromkeys(takes))
+    except TypeError as error:
+        wanted = f"want loss(params, batch), and {' and '.join(EXTRAS)} if it needs them"
+        raise TaskError(f"task {spec!r}: loss{signature}: {error}; {wanted}") from None
+    return takes
 
 
 def task_digest(spec: str) -> str:
