@@ -16,6 +16,7 @@ from ddloco.config.faults import LARGE, SYNCER, Faults, Whole, impossible
 from ddloco.config.span import snapshots_said, unbounded
 from ddloco.config.toml import ConfigError, Section, convert, read_toml
 from ddloco.config.trust import digest_of
+from ddloco.protocol.compression import Format, Rounding
 from ddloco.protocol.fragment_plan import FragmentPlan, Leaf, make_plan, wire_layout
 from transport import PROTOCOL_VERSION, layout_problem
 
@@ -149,6 +150,33 @@ class Outer(Section, frozen=True):
     average: tuple[str, ...] = ("*embed*",)
 
 
+class Compress(Section, frozen=True):
+    """``[compress]``: how many bits an element of a fragment takes on the wire (paper section 5).
+
+    What is compressed is a difference: upwards that between a learner's parameters and the version
+    that it trained from, downwards that between a new version and the one before. "int8", "int4",
+    "int2" and "int1" have equally spaced levels, "e3m0" four bits of sign and exponent; every 256
+    elements share a scale of 32 bits. "float32" sends the parameters whole, in their own dtype.
+
+    Attributes:
+        up: the format of contributions; the paper finds "int4" as good as 16 bits.
+        down: the format of global fragments. What a version loses is made up for by the next one.
+        rounding: to the nearest level, or up or down at random without bias.
+        feedback: whether a learner adds what its contributions lost to its next one. It then keeps
+            a second copy of the parameters, in float32.
+    """
+
+    up: Format = "float32"
+    down: Format = "float32"
+    rounding: Rounding = "nearest"
+    feedback: bool = False
+
+    @property
+    def differences(self) -> bool:
+        """Whether learners send differences and not whole parameters."""
+        return self.up != "float32" or self.down != "float32"
+
+
 class Transport(Section, frozen=True):
     """``[transport]``: how the actors of a ``run`` reach each other, and with which keys.
 
@@ -260,6 +288,7 @@ class Job(Section, frozen=True):
     elastic: Elastic = Elastic()
     inner: Inner = Inner()
     outer: Outer = Outer()
+    compress: Compress = Compress()
     transport: Transport = Transport()
     tape: TapeTable = TapeTable()
     snapshot: SnapshotTable = SnapshotTable()
@@ -353,8 +382,15 @@ class Job(Section, frozen=True):
         }
 
     def as_plain(self) -> dict[str, Any]:
-        """The job as plain data, without unset fields, since TOML has no null."""
-        return _without_none(msgspec.to_builtins(self))
+        """The job as plain data, without unset fields, since TOML has no null.
+
+        Tables that came later are left out where they say nothing: the ids of jobs, which are on
+        tapes, stay as they were.
+        """
+        plain = _without_none(msgspec.to_builtins(self))
+        if self.compress == Compress():
+            del plain["compress"]
+        return plain
 
 
 def _without_none(plain: Any) -> Any:
@@ -471,6 +507,10 @@ def _contradiction(job: Job) -> str | None:
     if job.snapshot.wanted and job.job.method != "decoupled-diloco":
         key = "every_s" if job.snapshot.every_s else "every_steps"
         return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
+    if job.compress.differences and job.job.method in DATA_PARALLEL:
+        return f"compress: {job.job.method} jobs send whole gradients; want no [compress]"
+    if job.compress.feedback and job.compress.up == "float32":
+        return 'compress.feedback: with compress.up = "float32" nothing is lost; set it to false'
     problem = _unusable(job)
     if problem is not None:
         return problem

@@ -294,7 +294,12 @@ class Hosted:
             ),
             time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
-            admits=admission(workers.plan, workers.state.nbytes),
+            admits=admission(
+                workers.plan,
+                workers.state.nbytes,
+                self.job.compress.up,
+                self.job.compress.down,
+            ),
             # Fragments arrive where the worker process can see them, without another copy, and
             # in memory that is used again, without a page fault.
             allocate=arrays.allocate,

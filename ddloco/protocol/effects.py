@@ -32,6 +32,20 @@ class Share(Struct, frozen=True, array_like=True):
     moved: float = 0.0
 
 
+class Differences(Struct, frozen=True, array_like=True):
+    """What a merge needs besides where fragments are sent as compressed differences.
+
+    ``anchors`` gives, for each share that is a difference, the handle of the parameters that it is
+    a difference to. ``held`` is the previous version as learners hold it, empty if that is unknown;
+    then the result is sent whole. Otherwise ``out`` names the result as learners will hold it, and
+    the difference between these two as it is sent.
+    """
+
+    anchors: dict[str, str]
+    held: str = ""
+    out: tuple[str, ...] = ()
+
+
 class Recover(Work, frozen=True):
     """Find the merges that an earlier incarnation of this syncer stored."""
 
@@ -111,16 +125,44 @@ class InstallState(Work, frozen=True):
 
 
 class EncodeFragment(Work, frozen=True):
-    """Make a payload of one fragment of a host copy."""
+    """Make a payload of one fragment of a host copy.
+
+    With ``base``, the version that it was trained from, the payload is the compressed difference to
+    that. With ``error_out``, what earlier compressions lost (``error``, empty for zeros) is added
+    to the difference first, and what this one loses is stored there (error feedback).
+    """
 
     fragment: int
+    source: str
+    out: str
+    base: str = ""
+    error: str = ""
+    error_out: str = ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return tuple(each for each in (self.source, self.base, self.error) if each)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        """See ``Work``."""
+        return (self.out, self.error_out) if self.error_out else (self.out,)
+
+
+class DecodeFragment(Work, frozen=True):
+    """Make a version of a fragment from the version ``base`` and the compressed difference under
+    ``source``, in wire dtype."""
+
+    fragment: int
+    base: str
     source: str
     out: str
 
     @property
     def reads(self) -> tuple[str, ...]:
         """See ``Work``."""
-        return (self.source,)
+        return (self.base, self.source)
 
     @property
     def makes(self) -> tuple[str, ...]:
@@ -154,16 +196,21 @@ class MergeFragment(Work, frozen=True):
     band: float = 0.0
     cosine: float | None = None
     adopt: bool = False
+    differences: Differences | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:
         """See ``Work``."""
-        return (self.theta, self.momentum, *(share.handle for share in self.shares))
+        read = (self.theta, self.momentum, *(share.handle for share in self.shares))
+        more = self.differences
+        if more is None:
+            return read
+        return (*read, *more.anchors.values(), *((more.held,) if more.held else ()))
 
     @property
     def makes(self) -> tuple[str, ...]:
         """See ``Work``."""
-        return self.out
+        return self.out if self.differences is None else (*self.out, *self.differences.out)
 
 
 class Differentiate(Work, frozen=True):

@@ -69,7 +69,15 @@ class StepFinished(WorkResult, frozen=True):
 
 
 class FragmentEncoded(WorkResult, frozen=True):
-    """A fragment of a host copy is ready to be sent; ``digest`` is its payload's."""
+    """A fragment of a host copy is ready to be sent; ``digest`` is its payload's, ``error`` that of
+    what the compression lost, if that is kept."""
+
+    digest: bytes
+    error: bytes = b""
+
+
+class FragmentDecoded(WorkResult, frozen=True):
+    """A compressed version of a fragment is ready to be installed; ``digest`` is its payload's."""
 
     digest: bytes
 
@@ -106,7 +114,9 @@ class Measured(Struct, frozen=True, array_like=True):
 class FragmentMerged(WorkResult, frozen=True):
     """A merge is done. ``accepted`` and ``weights`` (normalised) are parallel, in the order of
     summation; ``refused`` holds (learner, reason); the digests are of the new arrays. ``measured``
-    covers accepted and refused contributions; ``moved`` is the length of the outer step."""
+    covers accepted and refused contributions; ``moved`` is the length of the outer step. ``held``
+    and ``sent`` are the digests of the result as learners will hold it, and as it is sent, if it is
+    compressed."""
 
     accepted: tuple[str, ...]
     weights: tuple[float, ...]
@@ -116,6 +126,8 @@ class FragmentMerged(WorkResult, frozen=True):
     wire: bytes
     measured: tuple[Measured, ...] = ()
     moved: float = 0.0
+    held: bytes = b""
+    sent: bytes = b""
 
 
 class Evaluated(WorkResult, frozen=True):
@@ -138,6 +150,7 @@ Happened = (
     | ParametersMade
     | StepFinished
     | FragmentEncoded
+    | FragmentDecoded
     | StateCopied
     | PieceEncoded
     | StateInstalled

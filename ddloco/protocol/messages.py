@@ -2,9 +2,10 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from ddloco.actors.messages import SaidByAll
+from ddloco.protocol.compression import Format
 from transport import Body, Count, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
@@ -45,16 +46,19 @@ class Progress(Body, frozen=True):
 
 
 class Pull(Body, frozen=True):
-    """The syncer requests a fragment for the sync of global step ``t``."""
+    """The syncer requests a fragment for the sync of global step ``t``. With ``whole`` the answer
+    must not be compressed, because the syncer lacks the version that the learner trained from."""
 
     t: Count
     fragment: Count
+    whole: bool | UnsetType = UNSET
 
 
 class Contribution(Body, frozen=True):
     """The answer to a pull: the fragment as it was after ``step``, as payload, in wire dtype.
 
     ``base`` is the version that it was trained from; ``steps`` and ``tokens`` count since then.
+    With ``form`` the payload is the compressed difference to that version.
     """
 
     t: Count
@@ -63,18 +67,22 @@ class Contribution(Body, frozen=True):
     step: Count
     steps: Count
     tokens: Count
+    form: Format | UnsetType = UNSET
 
 
 class GlobalFragment(Body, frozen=True):
     """The newest version of a fragment, as payload, in wire dtype.
 
     With ``instead`` the learner must discard what it trained since the same version, because that
-    contribution was rejected.
+    contribution was rejected. With ``form`` the payload is the compressed difference to version
+    ``base``.
     """
 
     fragment: Count
     version: Count
     instead: bool = False
+    form: Format | UnsetType = UNSET
+    base: Count | UnsetType = UNSET
 
 
 class Roster(Body, frozen=True):

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+from msgspec import UNSET, UnsetType
+
+from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.protocol.messages import Contribution, GlobalFragment, StatePiece
 from ddloco.protocol.state_layout import piece_layout, pieces_of
@@ -13,14 +16,26 @@ Layout = tuple[tuple[str, tuple[int, ...], str], ...]
 """Name, shape and dtype of every tensor."""
 
 
-def admission(plan: FragmentPlan, state_bytes: int) -> Callable[[Header[Any]], None]:
+def admission(
+    plan: FragmentPlan, state_bytes: int, up: Format = "float32", down: Format = "float32"
+) -> Callable[[Header[Any]], None]:
     """Return a check that raises unless a message carries the tensors that its body requires.
 
     Args:
         plan: how the parameters are split into fragments.
         state_bytes: size of a learner's whole state.
+        up: the format of compressed contributions.
+        down: the format of compressed global fragments.
     """
-    layout = cache(lambda fragment: wire_layout(plan, fragment))
+    whole = cache(lambda fragment: wire_layout(plan, fragment))
+    compressed = cache(lambda fragment, form: compressed_layout(plan, fragment, form))
+
+    def layout(fragment: int, form: Format | UnsetType, wanted: Format) -> Layout:
+        if form is UNSET:
+            return whole(fragment)
+        if form != wanted:
+            raise RemoteProtocolError(f"$.body.form: {form}, this job has {wanted}")
+        return compressed(fragment, form)
 
     def expected(body: Any) -> Layout | None:
         if isinstance(body, StatePiece) and body.pieces:
@@ -31,7 +46,7 @@ def admission(plan: FragmentPlan, state_bytes: int) -> Callable[[Header[Any]], N
             raise RemoteProtocolError(
                 f"$.body.fragment: {body.fragment}, the plan has {len(plan.fragments)} fragments"
             )
-        return layout(body.fragment)
+        return layout(body.fragment, body.form, up if isinstance(body, Contribution) else down)
 
     def admits(header: Header[Any]) -> None:
         wanted = expected(header.body)

@@ -19,11 +19,12 @@ from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, W
 from ddloco.actors.events import WorkFailed, WorkResult
 from ddloco.config.job import DATA_PARALLEL, Job
 from ddloco.machines.syncer.global_fragments import names
-from ddloco.outer.merge import Contribution, merge_fragment
+from ddloco.outer.merge import merge_fragment
 from ddloco.outer.outlier_test import OutlierTest
 from ddloco.protocol.effects import (
     AverageGradients,
     CopyState,
+    DecodeFragment,
     Differentiate,
     EncodeFragment,
     EncodePiece,
@@ -37,6 +38,7 @@ from ddloco.protocol.effects import (
 )
 from ddloco.protocol.events import (
     Evaluated,
+    FragmentDecoded,
     FragmentEncoded,
     FragmentMerged,
     Kept,
@@ -51,6 +53,7 @@ from ddloco.runtime.errors import said_of
 from ddloco.runtime.shared_memory import Arena, Region
 from ddloco.runtime.snapshot_sink import SnapshotSink
 from ddloco.workers import rpc
+from ddloco.workers.compression import FragmentCompression
 from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
 from ddloco.workers.layout import Layouts
@@ -107,6 +110,7 @@ class Workers:
         self._unkept = ""
         """Why the newest merge could not be stored; empty if it was."""
         self._layouts: Layouts | None = None
+        self._compression: FragmentCompression | None = None
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
@@ -140,6 +144,7 @@ class Workers:
         if learner and job.snapshot.wanted:
             await self.capture.warm()
         self._layouts = Layouts(plan, job.outer)
+        self._compression = FragmentCompression(job, self._name, self._layouts, self._arrays)
         return prepared
 
     @property
@@ -152,6 +157,12 @@ class Workers:
         """Converts between the layouts of fragments; known after ``prepare``."""
         assert self._layouts is not None, "prepared before any work"
         return self._layouts
+
+    @property
+    def compression(self) -> FragmentCompression:
+        """The arithmetic of compressed differences; known after ``prepare``."""
+        assert self._compression is not None, "prepared before any work"
+        return self._compression
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; a failure is a result too. A step begins before this returns."""
@@ -177,6 +188,7 @@ class Workers:
             Differentiate: self._differentiate,
             AverageGradients: self._average_gradients,
             EncodeFragment: self._encode_fragment,
+            DecodeFragment: self._decode_fragment,
             CopyState: self.state.copy,
             EncodePiece: self.state.encode,
             InstallState: self.state.install,
@@ -291,57 +303,76 @@ class Workers:
     # Work with numpy, in threads.
 
     async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
+        if work.base:
+            return await self._compress_fragment(work)
         host: HostCopy = self._arrays.get(work.source)
         payload = await _in_thread(partial(self.layouts.encoded, work.fragment, host.region.data))
         self._arrays.put(work.out, payload)
         return FragmentEncoded(work.work, payload.digest)
 
+    async def _compress_fragment(self, work: EncodeFragment) -> FragmentEncoded:
+        payload, lost = await _in_thread(partial(self.compression.contribution, work))
+        self._arrays.put(work.out, payload)
+        if lost is None:
+            return FragmentEncoded(work.work, payload.digest)
+        self._arrays.put(work.error_out, lost)
+        return FragmentEncoded(work.work, payload.digest, xxhash.xxh3_128_digest(lost.data))
+
+    async def _decode_fragment(self, work: DecodeFragment) -> FragmentDecoded:
+        base, difference = (self._arrays.get(each).data for each in work.reads)
+        make = partial(self.compression.version, work.fragment, base, difference)
+        payload = await _in_thread(make)
+        self._arrays.put(work.out, payload)
+        return FragmentDecoded(work.work, payload.digest)
+
     async def _merge_fragment(self, work: MergeFragment) -> FragmentMerged:
-        theta: F32 = self._arrays.get(work.theta)
-        momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
-        contributions = [
-            Contribution(share.name, share.weight, self._arrays.get(share.handle).data)
-            for share in work.shares
-        ]
-        outer = self._job.outer
-
-        def merge() -> tuple[FragmentMerged, F32, F32, Payload]:
-            segments = self.layouts.segments(work.fragment)
-            outlier_test = OutlierTest(work, theta, momentum, segments) if work.band else None
-            result = merge_fragment(
-                theta,
-                momentum,
-                contributions,
-                segments,
-                lr=outer.lr,
-                momentum_factor=outer.momentum,
-                outlier_test=outlier_test,
-                adopt=work.adopt,
-            )
-            payload = self.layouts.sent(work.fragment, result.theta)
-            merged = FragmentMerged(
-                work=work.work,
-                accepted=result.accepted,
-                weights=result.weights,
-                refused=result.refused,
-                theta=xxhash.xxh3_128_digest(result.theta.data),
-                momentum=xxhash.xxh3_128_digest(result.momentum.data),
-                wire=payload.digest,
-                measured=outlier_test.measured if outlier_test is not None else (),
-                moved=outlier_test.moved(result.theta) if outlier_test is not None else 0.0,
-            )
-            if result.accepted:
-                bases = {share.name: share.base for share in work.shares}
-                spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
-                digest = merged.theta + merged.momentum
-                kept = Kept(work.fragment, work.t, spent, work.batches, digest)
-                self._put(StoredFragment(kept, result.theta, result.momentum))
-            return merged, result.theta, result.momentum, payload
-
-        merged, *stored = await _in_thread(merge)
-        for handle, array in zip(work.out, stored, strict=True):
+        merged, made = await _in_thread(partial(self._merge, work))
+        for handle, array in zip(work.makes, made, strict=True):
             self._arrays.put(handle, array)
         return merged
+
+    def _merge(self, work: MergeFragment) -> tuple[FragmentMerged, list[Payload | F32]]:
+        """Merge, and store the result on disk; returns the arrays in the order of ``makes``."""
+        theta: F32 = self._arrays.get(work.theta)
+        momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
+        contributions, segments = self.compression.merged(work)
+        outlier_test = OutlierTest(work, theta, momentum, segments) if work.band else None
+        result = merge_fragment(
+            theta,
+            momentum,
+            contributions,
+            segments,
+            lr=self._job.outer.lr,
+            momentum_factor=self._job.outer.momentum,
+            outlier_test=outlier_test,
+            adopt=work.adopt,
+        )
+        payload = self.layouts.sent(work.fragment, result.theta)
+        made: list[Payload | F32] = [result.theta, result.momentum, payload]
+        sent: tuple[Payload, ...] = ()
+        if work.differences is not None and work.differences.held:
+            held: Payload = self._arrays.get(work.differences.held)
+            sent = self.compression.to_send(work, result.theta, held)
+            made += sent
+        merged = FragmentMerged(
+            work.work,
+            result.accepted,
+            result.weights,
+            result.refused,
+            xxhash.xxh3_128_digest(result.theta.data),
+            xxhash.xxh3_128_digest(result.momentum.data),
+            payload.digest,
+            outlier_test.measured if outlier_test is not None else (),
+            outlier_test.moved(result.theta) if outlier_test is not None else 0.0,
+            *(each.digest for each in sent),
+        )
+        if result.accepted:
+            bases = {share.name: share.base for share in work.shares}
+            spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
+            digest = merged.theta + merged.momentum
+            kept = Kept(work.fragment, work.t, spent, work.batches, digest)
+            self._put(StoredFragment(kept, result.theta, result.momentum))
+        return merged, made
 
     def _put(self, found: StoredFragment) -> None:
         """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails.

@@ -1,7 +1,8 @@
 """The layouts of a fragment: part of a whole host copy, bytes on the wire, and flat float32.
 
 Host copy and wire layout have the same bytes, each tensor aligned and in its own dtype. The flat
-layout is used for merging and has no padding.
+layout is used for merging and has no padding. A compressed difference is a payload of as many
+tensors, each a row of bytes.
 """
 
 from fnmatch import fnmatchcase
@@ -11,9 +12,11 @@ import numpy as np
 
 from ddloco.config.job import Outer
 from ddloco.outer.merge import Segment, fragment_segments
+from ddloco.outer.quantization import decode, encode
+from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.runtime.array_table import F32
-from transport import DTYPES, Bytes, Payload, describe
+from transport import DTYPES, Bytes, Payload, aligned, describe
 
 
 class Layouts:
@@ -68,6 +71,41 @@ class Layouts:
         for part, view in _views(self.segments(fragment), data):
             view[:] = flat[part]
         return data
+
+    def flat_segments(self, fragment: int) -> tuple[Segment, ...]:
+        """The tensors of a fragment, with how each is merged, where contributions are flat."""
+        return tuple(
+            segment._replace(dtype="float32", offset=segment.start * 4)
+            for segment in self.segments(fragment)
+        )
+
+    def compressed(
+        self, fragment: int, flat: F32, form: Format, noise_seed: int | None = None
+    ) -> Payload:
+        """A difference between two versions of a fragment, compressed; see ``quantization``."""
+        layout = compressed_layout(self.plan, fragment, form)
+        data = np.zeros(sum(aligned(shape[0]) for _, shape, _ in layout), np.uint8)
+        at = 0
+        for number, ((_, (size,), _), segment) in enumerate(
+            zip(layout, self.segments(fragment), strict=True)
+        ):
+            seed = None if noise_seed is None else noise_seed + number
+            encode(flat[segment.start : segment.stop], form, data[at : at + size], seed)
+            at += aligned(size)
+        return Payload(describe(data, layout), data)
+
+    def decompressed(self, fragment: int, data: Bytes, form: Format) -> F32:
+        """The flat difference that a compressed payload stands for."""
+        segments = self.segments(fragment)
+        flat = np.empty(segments[-1].stop, np.float32)
+        at = 0
+        for (_, (size,), _), segment in zip(
+            compressed_layout(self.plan, fragment, form), segments, strict=True
+        ):
+            elements = segment.stop - segment.start
+            flat[segment.start : segment.stop] = decode(data[at : at + size], form, elements)
+            at += aligned(size)
+        return flat
 
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
         """The bytes of a global fragment, whether merged here or received from another syncer."""

@@ -10,15 +10,20 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
+from msgspec.structs import replace
+
 from clocks import number_of
 from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from ddloco.config.job import Job
+from ddloco.machines.learner.compression import Incoming, LearnerCompression
 from ddloco.machines.learner.state_donor import LENDING, Lending
 from ddloco.machines.learner.state_recovery import Recovery
 from ddloco.machines.syncer.estimates import Smoothed
 from ddloco.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
 from ddloco.protocol.events import (
+    FragmentDecoded,
     FragmentEncoded,
     PieceEncoded,
     Started,
@@ -83,14 +88,6 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Incoming:
-    """A global fragment that will be installed at the next step boundary."""
-
-    version: int
-    handle: str
-
-
-@dataclass(slots=True)
 class Running:
     """The step that is running: its work number, its start in seconds, and its overwrites."""
 
@@ -117,6 +114,7 @@ class Learner:
         Progress since then is a difference, so a step updates no counter per fragment."""
         self._tokens = 0
         self._incoming: dict[int, Incoming] = {}
+        self._compression = LearnerCompression(job.compress)
         self._answers: dict[int, Answer] = {}
         self._running: Running | None = None
         self._step = 0
@@ -166,6 +164,8 @@ class Learner:
                 return self._step_finished(at, event)
             case FragmentEncoded():
                 return self._encoded(event)
+            case FragmentDecoded():
+                return self._decoded(at, event)
             case StateCopied():
                 return self._lending.copied(at, event)
             case PieceEncoded():
@@ -247,12 +247,32 @@ class Learner:
         newest = self._newest(fragment)
         if version < newest or (version == newest and (waiting or not said.instead)):
             return []
-        effects: list[Effect] = []
-        if waiting is not None:
-            effects.append(Drop(waiting.handle))
-        effects.append(Keep(handle))
-        self._incoming[fragment] = Incoming(version, handle)
-        return effects + self._begin(at)
+        if said.form is UNSET:
+            return [Keep(handle), *self._take_in(at, fragment, Incoming(version, handle))]
+        decode = self._compression.decode(self._next_work(), said, handle, self._last(fragment))
+        if decode is None:
+            reason = f"version {version} is a difference to {said.base}, which is not here"
+            return [Observe("refused", {"what": f"global fragment {fragment}", "reason": reason})]
+        return decode
+
+    def _decoded(self, at: float, event: FragmentDecoded) -> list[Effect]:
+        fragment, made, released = self._compression.decoded(event)
+        if made.version <= self._newest(fragment):
+            return [*released, Drop(made.handle)]
+        return [*released, *self._take_in(at, fragment, made)]
+
+    def _take_in(self, at: float, fragment: int, newer: Incoming) -> list[Effect]:
+        """Have a version installed at the next step boundary, in place of one that waits."""
+        waiting = self._incoming.get(fragment)
+        self._incoming[fragment] = newer
+        dropped: list[Effect] = [] if waiting is None else [Drop(waiting.handle)]
+        return [*dropped, *self._begin(at)]
+
+    def _last(self, fragment: int) -> Incoming | None:
+        """The version that waits to be installed, or that the running step installs."""
+        running = self._running.overwrites if self._running is not None else ()
+        installing = (Incoming(o.version, o.handle) for o in running if o.fragment == fragment)
+        return self._incoming.get(fragment) or next(installing, None)
 
     @property
     def _begun(self) -> bool:
@@ -292,9 +312,15 @@ class Learner:
             return [*refused, *recovery.give_up(), *self._begin(at), *self._ask_again(at)]
         effects: list[Effect] = []
         for fragment, incoming in list(self._incoming.items()):
-            if incoming.version <= recovery.versions[fragment]:
+            held = recovery.versions[fragment]
+            if incoming.version <= held:
                 del self._incoming[fragment]
-                effects.append(Drop(incoming.handle))
+                same = incoming.version == held
+                effects += (
+                    self._compression.install(fragment, held, incoming.handle)
+                    if same
+                    else [Drop(incoming.handle)]
+                )
         self._versions = list(recovery.versions)
         effects += [Observe("state taken over", recovery.seen), *recovery.drop(), *self._run(at)]
         return effects + self._report()
@@ -303,6 +329,7 @@ class Learner:
         """The newest version that is installed, pending, or installed by the running step."""
         waiting = self._incoming.get(fragment)
         known = [self._versions[fragment], waiting.version if waiting else -1]
+        known.append(self._compression.under_way(fragment))
         if self._running is not None:
             known += [o.version for o in self._running.overwrites if o.fragment == fragment]
         return max(known)
@@ -349,7 +376,7 @@ class Learner:
             p = overwrite.fragment
             self._versions[p] = overwrite.version
             self._step_at[p], self._tokens_at[p] = event.step - 1, self._tokens
-            effects.append(Drop(overwrite.handle))
+            effects += self._compression.install(p, overwrite.version, overwrite.handle)
         self._tokens += event.tokens
         if previous:
             effects.append(Drop(previous))
@@ -400,15 +427,22 @@ class Learner:
             steps=steps,
             tokens=self._tokens - self._tokens_at[p],
         )
+        encode, needed = EncodeFragment(work, p, self._host, out), []
+        compressed = None
+        if pull.whole is UNSET:
+            compressed = self._compression.encode(work, p, body.base, self._host, out)
+        if compressed is not None:
+            encode, needed = compressed
+            body = replace(body, form=self._job.compress.up)
         self._answers[work] = Answer(peer, body, self._host, out)
-        encode = EncodeFragment(work, pull.fragment, self._host, out)
-        return [Keep(self._host), Keep(out), encode]
+        return [Keep(self._host), Keep(out), *needed, encode]
 
     def _encoded(self, event: FragmentEncoded) -> list[Effect]:
         answer = self._answers.pop(event.work)
         key = f"contribution/{answer.body.fragment}"
         send = Send(answer.peer, BULK, answer.body, answer.out, key)
-        return [send, Drop(answer.source), Drop(answer.out)]
+        released = [Drop(answer.source), Drop(answer.out)]
+        return [send, *released, *self._compression.encoded(event.work)]
 
     @property
     def drawn(self) -> int:

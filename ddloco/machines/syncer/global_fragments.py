@@ -4,12 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ddloco.config.job import Compress
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.outer.weights import merge_weight
-from ddloco.protocol.effects import MergeFragment, Share
+from ddloco.protocol.compression import Format
+from ddloco.protocol.effects import Differences, MergeFragment, Share
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution, GlobalFragment, Progress
 from transport import BULK, Drop, Effect, Keep, Send
@@ -19,16 +21,29 @@ LATE = "it came after its sync was closed"
 
 @dataclass(slots=True)
 class Global:
-    """The newest version of a global fragment, with the handles of its arrays."""
+    """The newest version of a global fragment, with the handles of its arrays.
+
+    Where it is sent as a compressed difference, that is under ``difference`` and is to version
+    ``base``. Learners then hold what is under ``held``, which is not quite the same as ``wire``;
+    None if they may hold either of them, because this incarnation has not made the version.
+    """
 
     version: int
     theta: str
     momentum: str
     wire: str
+    held: str | None = None
+    difference: str = ""
+    base: int = -1
+    form: Format = "float32"
+    """The format of the difference: a run that goes on from a snapshot may have another one."""
 
     def handles(self) -> list[str]:
         """Return the handles of all its arrays; before the first merge there is no momentum."""
-        return [each for each in (self.theta, self.momentum, self.wire) if each]
+        own = [self.theta, self.momentum, self.wire, self.difference]
+        if self.held != self.wire:
+            own.append(self.held or "")
+        return [each for each in own if each]
 
 
 @dataclass(slots=True)
@@ -38,6 +53,12 @@ class Part:
     said: Contribution
     handle: str
     merged: list[int]
+    anchor: str = ""
+    """The handle of the parameters that a compressed contribution is a difference to."""
+
+    def handles(self) -> list[str]:
+        """Return the handles that are needed until the merge is done."""
+        return [self.handle, self.anchor] if self.anchor else [self.handle]
 
 
 @dataclass(slots=True)
@@ -79,13 +100,18 @@ class Sync:
         return list(old) if self.adopts else []
 
     def merge(
-        self, theirs: Global, membership: Membership, outliers: OutlierHistory
+        self,
+        theirs: Global,
+        membership: Membership,
+        outliers: OutlierHistory,
+        compress: Compress,
     ) -> MergeFragment:
         """Return the work that merges the received contributions.
 
         They are sorted by name, as bytes, so that the order of arrival has no effect.
         """
         p, out = self.fragment, names(self.fragment, self.t)
+        differences = self._differences(theirs, compress) if compress.differences else None
         shares = tuple(
             Share(
                 peer,
@@ -111,7 +137,15 @@ class Sync:
             band=0.0 if self.adopts else outliers.band,
             cosine=outliers.cosine(p),
             adopt=self.adopts,
+            differences=differences,
         )
+
+    def _differences(self, theirs: Global, compress: Compress) -> Differences:
+        parts = sorted(self.parts.items())
+        anchors = {peer: part.anchor for peer, part in parts if part.anchor}
+        if compress.down == "float32" or theirs.held is None:
+            return Differences(anchors)
+        return Differences(anchors, theirs.held, sent_names(self.fragment, self.t))
 
     def learned(self, merged: FragmentMerged, version: int, outliers: OutlierHistory) -> None:
         """Update the outlier history from the finished merge into ``version``."""
@@ -147,15 +181,22 @@ class Globals:
         count: the number of fragments of the model.
         owned: the fragments that this syncer owns.
         lag: the most global steps that a contribution's base version may be behind the newest.
+        compress: how fragments are compressed.
 
     Attributes:
         versions: for each fragment, the newest version; -1 if another syncer owns the fragment.
     """
 
-    def __init__(self, count: int, owned: Sequence[int], lag: int) -> None:
+    def __init__(
+        self, count: int, owned: Sequence[int], lag: int, compress: Compress | None = None
+    ) -> None:
         self._lag = lag
+        self._compress = compress or Compress()
+        self._past: dict[int, dict[int, str]] = {p: {} for p in owned}
+        """Per fragment the parameters of older versions, to which compressed contributions may be
+        differences."""
         self.owned = tuple(owned)
-        self._all = {p: Global(0, f"theta/{p}/0", "", f"wire/{p}/0") for p in owned}
+        self._all = {p: _initial(p) for p in owned}
         self._count = count
         self._merged_here: set[int] = set()
         self.versions = self._versions()
@@ -176,8 +217,12 @@ class Globals:
         return self._count
 
     def recover(self, fragment: int, version: int) -> None:
-        """Take over a version that an earlier incarnation saved."""
-        self.replace(fragment, Global(version, *names(fragment, version)))
+        """Take over a version that an earlier incarnation saved.
+
+        Learners that already have this version may hold what a compressed difference made of it.
+        """
+        self._all[fragment] = Global(version, *names(fragment, version))
+        self.versions = self._versions()
 
     def newest(self, fragment: int, held: int) -> int:
         """Return the newest version of ``fragment`` that may exist if a learner reports ``held``.
@@ -207,7 +252,21 @@ class Globals:
         older, self._all[fragment] = self._all[fragment], newer
         assert newer.version > older.version, "versions only grow"
         self.versions = self._versions()
-        return [Drop(handle) for handle in older.handles()]
+        dropped = older.handles()
+        if self._compress.differences:
+            past = self._past[fragment]
+            past[older.version] = older.theta
+            dropped.remove(older.theta)
+            for version in [each for each in past if each < self.oldest(fragment)]:
+                dropped.append(past.pop(version))
+        return [Drop(handle) for handle in dropped]
+
+    def anchor(self, fragment: int, version: int) -> str:
+        """Return the handle of the parameters of a version; empty if this syncer lacks them."""
+        mine = self._all[fragment]
+        if mine.version == version:
+            return mine.theta
+        return self._past[fragment].get(version, "")
 
     def keep(self) -> list[Effect]:
         """Take one reference to every array."""
@@ -219,8 +278,13 @@ class Globals:
         """Send a learner the newest version of a fragment."""
         each = self._all[p]
         member.tell(at, p, each.version)
+        key = f"global/{p}"
+        usable = each.difference and each.form == self._compress.down
+        if usable and not instead and member.holds(p) == each.base:
+            said = GlobalFragment(p, each.version, form=each.form, base=each.base)
+            return Send(member.peer, BULK, said, each.difference, key)
         said = GlobalFragment(p, each.version, instead)
-        return Send(member.peer, BULK, said, each.wire, key=f"global/{p}")
+        return Send(member.peer, BULK, said, each.held or each.wire, key)
 
     def send_replacements(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:
         """Replace a learner's fragment, which would be refused again, by the global fragment.
@@ -262,9 +326,20 @@ class Globals:
         ]
 
 
+def _initial(p: int) -> Global:
+    """A fragment before its first merge; the same initial values are made by every incarnation."""
+    wire = f"wire/{p}/0"
+    return Global(0, f"theta/{p}/0", "", wire, held=wire)
+
+
 WIRE = "wire/"
 
 
 def names(fragment: int, t: int) -> tuple[str, str, str]:
     """Return the handles of the results of a merge: parameters, momentum, payload."""
     return f"theta/{fragment}/{t}", f"momentum/{fragment}/{t}", f"wire/{fragment}/{t}"
+
+
+def sent_names(fragment: int, t: int) -> tuple[str, str]:
+    """Return the handles of a version as learners will hold it, and of the difference to it."""
+    return f"held/{fragment}/{t}", f"difference/{fragment}/{t}"

@@ -248,7 +248,8 @@ class Syncer:
         owned = owned_by(self._name, names, parts)
         if self._name == self._lead:
             self._shards = Shards(names[1:], tuple(p for p in parts if p not in owned))
-        self._globals = Globals(len(parts), owned, sync.staleness * sync.interval)
+        lag = sync.staleness * sync.interval
+        self._globals = Globals(len(parts), owned, lag, self._job.compress)
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
             self.membership.recover(each.fragment, each.spent, each.batches)

@@ -111,10 +111,13 @@ class Member:
             self._fastest_s = min(self._fastest_s, progress.step_s)
         return None
 
+    def holds(self, fragment: int) -> int:
+        """The version of a fragment that it last reported; -1 before the first report."""
+        return self.progress.versions[fragment] if self.progress is not None else -1
+
     def lacks(self, at: float, fragment: int, version: int) -> bool:
         """Whether the newest ``version`` is neither installed at the learner nor in flight."""
-        held = self.progress.versions[fragment] if self.progress is not None else -1
-        if held >= version:
+        if self.holds(fragment) >= version:
             return False
         if self.sent[fragment] < version:
             return True

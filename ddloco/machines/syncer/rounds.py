@@ -10,9 +10,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from msgspec import UNSET
+
 from ddloco.actors.effects import Observe
 from ddloco.config.job import Job
-from ddloco.machines.syncer.global_fragments import LATE, Global, Globals, Part, Sync, names
+from ddloco.machines.syncer.global_fragments import (
+    LATE,
+    Global,
+    Globals,
+    Part,
+    Sync,
+    names,
+    sent_names,
+)
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
@@ -70,6 +80,7 @@ class Rounds:
         self.seen: dict[str, Any] = {}
         self.fruitless = 0
         self._sync = job.sync
+        self._compress = job.compress
         self._membership = membership
         self._globals = parts
         self._outliers = OutlierHistory(job.sync.band, len(parts))
@@ -193,8 +204,14 @@ class Rounds:
         awaited = dict.fromkeys(pulled)
         self.syncs[t] = Sync(t, fragment, pulled, waiting, at, deadline, awaited)
         self._membership.launched()
-        pulls = [Send(peer, CONTROL, Pull(t, fragment)) for peer in pulled]
+        pulls = [Send(m.peer, CONTROL, self._pull(t, fragment, m)) for m in members]
         return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
+
+    def _pull(self, t: int, fragment: int, member: Member) -> Pull:
+        """Ask for a compressed contribution only of a version that this syncer still has."""
+        if not self._compress.differences or self._globals.anchor(fragment, member.holds(fragment)):
+            return Pull(t, fragment)
+        return Pull(t, fragment, whole=True)
 
     def _note_launch(self, t: int, at: float) -> None:
         """Note the time of the first launch of ``t``.
@@ -224,11 +241,18 @@ class Rounds:
         problem = member.objection(said, newest, self._globals.oldest(p))
         if problem is None and self._outliers.band:
             problem = member.doubt(at, said) or self._outliers.objection(said)
+        anchor = ""
+        if said.form is not UNSET:
+            anchor = self._globals.anchor(p, said.base)
+            if problem is None and said.form != self._compress.up:
+                problem = f"compressed as {said.form}, this job has {self._compress.up}"
+            elif problem is None and not anchor:
+                problem = f"a difference to version {said.base}, which this syncer does not have"
         if problem is not None:
             return self._membership.refuse(*who, problem)
         sync.awaited.pop(member.peer, None)
-        sync.parts[member.peer] = Part(said, handle, member.merged)
-        return [Keep(handle), *self._close_if_settled(sync)]
+        part = sync.parts[member.peer] = Part(said, handle, member.merged, anchor)
+        return [*(Keep(each) for each in part.handles()), *self._close_if_settled(sync)]
 
     def close_settled(self) -> list[Effect]:
         """Close the syncs that waited only for members that are no longer connected."""
@@ -259,8 +283,9 @@ class Rounds:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         effects += self._leave_behind(sync)
         sync.work = self._next_work()
-        merge = sync.merge(self._globals[sync.fragment], self._membership, self._outliers)
-        return [*effects, *(Keep(handle) for handle in merge.out), merge]
+        theirs = self._globals[sync.fragment]
+        merge = sync.merge(theirs, self._membership, self._outliers, self._compress)
+        return [*effects, *(Keep(handle) for handle in merge.makes), merge]
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
         """Reject outdated contributions if learners hold a newer version than this syncer.
@@ -272,7 +297,8 @@ class Rounds:
         for peer in sync.behind(mine):
             part = sync.parts.pop(peer)
             reason = f"trained from version {part.said.base}, others hold a newer one"
-            effects += [Drop(part.handle), *self._membership.refuse(peer, sync.t, p, reason)]
+            dropped = [Drop(handle) for handle in part.handles()]
+            effects += [*dropped, *self._membership.refuse(peer, sync.t, p, reason)]
         if sync.adopts:
             base = max(part.said.base for part in sync.parts.values())
             reason = f"version {base} of fragment {p}, where this syncer has {mine}"
@@ -296,8 +322,8 @@ class Rounds:
         """Handle a finished merge: install the new version and send it to every learner."""
         sync = next(each for each in self.syncs.values() if each.work == event.work)
         p = sync.fragment
-        out = names(p, sync.t)
-        effects: list[Effect] = [Drop(part.handle) for part in sync.parts.values()]
+        parts = sync.parts.values()
+        effects: list[Effect] = [Drop(handle) for part in parts for handle in part.handles()]
         for learner, reason in event.refused:
             effects += self._membership.refuse(learner, sync.t, p, reason)
             if learner in self._membership.members:
@@ -307,12 +333,14 @@ class Rounds:
                 )
         sync.learned(event, self._globals[p].version, self._outliers)
         self.fruitless = 0 if event.accepted else self.fruitless + 1
+        before = self._globals[p]
+        newer = self._newer(sync, before)
         if not event.accepted:
-            effects += [Drop(handle) for handle in out]
+            effects += [Drop(handle) for handle in newer.handles()]
             return effects + self._retry(sync, "every contribution was refused")
         del self.syncs[sync.t]
         self.pacing.sync_s.add(at - sync.launched_at)
-        effects += self._globals.merge(p, Global(sync.t, *out))
+        effects += self._globals.merge(p, newer)
         for part in (sync.parts[learner] for learner in event.accepted):
             part.merged[p] = part.said.base
         self._membership.reset_strikes(event.accepted)
@@ -322,3 +350,11 @@ class Rounds:
         ]
         self.seen = sync.seen(event, len(self._membership.members), self.pacing.sync_s.value or 0.0)
         return [*effects, Observe("merge", self.seen)]
+
+    def _newer(self, sync: Sync, before: Global) -> Global:
+        """Return the version that a merge has made, with the handles of its arrays."""
+        out = names(sync.fragment, sync.t)
+        if self._compress.down == "float32" or before.held is None:
+            return Global(sync.t, *out, held=out[-1])  # It is sent whole.
+        held, difference = sent_names(sync.fragment, sync.t)
+        return Global(sync.t, *out, held, difference, before.version, self._compress.down)

@@ -1,0 +1,97 @@
+"""Compressed differences of fragments: made, taken apart, and merged (paper section 5).
+
+Upwards the difference is that between a learner's parameters and the version that it trained from;
+the syncer adds it to its own parameters of that version. Downwards it is that between the new
+version and what learners hold of the one before; so what a version loses is part of the next
+difference.
+"""
+
+import numpy as np
+import xxhash
+
+from ddloco.config.job import Job
+from ddloco.outer.merge import Contribution, Segment
+from ddloco.protocol.effects import EncodeFragment, MergeFragment
+from ddloco.runtime.array_table import F32, Arrays, HostCopy
+from ddloco.workers.layout import Layouts
+from transport import Bytes, Payload
+
+
+class FragmentCompression:
+    """The arithmetic of one actor's compressed differences.
+
+    Args:
+        job: the resolved job.
+        name: the actor, whose noise differs from that of others.
+        layouts: converts between the layouts of fragments.
+        arrays: the actor's arrays.
+    """
+
+    def __init__(self, job: Job, name: str, layouts: Layouts, arrays: Arrays) -> None:
+        self._settings = job.compress
+        self._seed = f"{job.job.seed}/{name}"
+        self._layouts = layouts
+        self._arrays = arrays
+
+    def contribution(self, work: EncodeFragment) -> tuple[Payload, F32 | None]:
+        """Compress a learner's contribution.
+
+        Returns:
+            The payload, and with error feedback what it lost, flat float32.
+        """
+        p = work.fragment
+        host: HostCopy = self._arrays.get(work.source)
+        start, stop = self._layouts.plan.fragment_slice(p)
+        difference = self._layouts.flat(p, host.region.data[start:stop])
+        difference -= self._layouts.flat(p, self._arrays.get(work.base).data)
+        if work.error:
+            difference += self._arrays.get(work.error)
+        up = self._settings.up
+        payload = self._layouts.compressed(p, difference, up, self._noise(work.source, p))
+        if not work.error_out:
+            return payload, None
+        # A difference with NaN is refused as a whole: nothing of it may stay behind.
+        lost = difference - self._layouts.decompressed(p, payload.data, up)
+        np.nan_to_num(lost, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        return payload, lost
+
+    def version(self, fragment: int, base: Bytes, difference: Bytes) -> Payload:
+        """The version of a fragment that a compressed difference to ``base`` leads to."""
+        flat = self._layouts.flat(fragment, base)
+        flat += self._layouts.decompressed(fragment, difference, self._settings.down)
+        return self._layouts.sent(fragment, flat)
+
+    def to_send(self, work: MergeFragment, theta: F32, held: Payload) -> tuple[Payload, Payload]:
+        """A merged version as learners will hold it, and the difference that leads them there."""
+        p, down = work.fragment, self._settings.down
+        change = theta - self._layouts.flat(p, held.data)
+        difference = self._layouts.compressed(p, change, down, self._noise(f"{work.t}", p))
+        return self.version(p, held.data, difference.data), difference
+
+    def merged(self, work: MergeFragment) -> tuple[list[Contribution], tuple[Segment, ...]]:
+        """The contributions of a merge, and its tensors in them.
+
+        Where differences are sent, every contribution becomes flat float32 parameters.
+        """
+        p, more = work.fragment, work.differences
+        given = [(share, self._arrays.get(share.handle).data) for share in work.shares]
+        if more is None:
+            contributions = [Contribution(s.name, s.weight, data) for s, data in given]
+            return contributions, self._layouts.segments(p)
+        contributions = []
+        for share, data in given:
+            if share.name in more.anchors:
+                anchor: F32 = self._arrays.get(more.anchors[share.name])
+                flat = self._layouts.decompressed(p, data, self._settings.up)
+                with np.errstate(all="ignore"):
+                    flat += anchor
+            else:
+                flat = self._layouts.flat(p, data)
+            contributions.append(Contribution(share.name, share.weight, flat.view(np.uint8)))
+        return contributions, self._layouts.flat_segments(p)
+
+    def _noise(self, what: str, fragment: int) -> int | None:
+        """The seed of stochastic rounding: the same in every replay, another for every payload."""
+        if self._settings.rounding == "nearest":
+            return None
+        return xxhash.xxh3_64_intdigest(f"{self._seed}/{what}/{fragment}".encode()) >> 16
