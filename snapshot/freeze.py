@@ -176,6 +176,8 @@ class _Writer:
             if method_of(thing.__self__, name) != thing:
                 raise self._refusal(f"{thing.__qualname__} is not a method of its object's class")
             return ["m", self.put(thing.__self__), name]
+        if thing is msgspec.UNSET:
+            return ["u"]
         return ["r", self._node(thing, kind)]
 
     def _node(self, thing: Any, kind: type) -> int:

@@ -89,6 +89,8 @@ class _Reader:
                 if method is None:
                     raise FreezeError(f"{STRANGE}: {rest[1]!r} is not a method")
                 return method
+            case "u":
+                return msgspec.UNSET
             case "r":
                 if self._nodes[rest[0]][0] == "S":
                     self._fill(rest[0])

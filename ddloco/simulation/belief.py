@@ -19,7 +19,7 @@ from ddloco.machines.syncer.outlier_history import FEW, STRIKES
 from ddloco.protocol.effects import MergeFragment
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import GlobalFragment
-from ddloco.simulation.merge_oracle import F64, numbers
+from ddloco.simulation.merge_oracle import F64, contribution, numbers
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from transport import BULK, Effect, Event, Transmit
@@ -148,7 +148,7 @@ def _evidence(node: Node, merge: MergeFragment) -> list[Evidence]:
     for share in merge.shares:
         content = node.contents[share.handle]
         _, base, steps, _ = content.what
-        delta = numbers(theta) - numbers(content)
+        delta = numbers(theta) - contribution(node, merge, share)
         found.append(Evidence(share.name, content.wrong, steps, base == theta.what[1], delta))
     return found
 

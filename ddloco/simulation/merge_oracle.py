@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from ddloco.invariants.base import InvariantCheck, hold
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import MergeFragment
+from ddloco.protocol.effects import MergeFragment, Share
 from ddloco.protocol.events import FragmentMerged
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.workers.simulated.compression import contributed
 from ddloco.workers.simulated.work import ELEMENTS, Content
 from transport import Effect, Event
 
@@ -89,8 +90,15 @@ def _inputs(node: Node, merge: MergeFragment) -> Inputs:
     """The inputs of a merge, read when it is requested."""
     theta = numbers(node.contents[merge.theta])
     momentum = numbers(node.contents[merge.momentum]) if merge.momentum else 0.0 * theta
-    shares = [(s.name, s.weight, numbers(node.contents[s.handle])) for s in merge.shares]
+    shares = [(s.name, s.weight, contribution(node, merge, s)) for s in merge.shares]
     return theta, momentum, shares
+
+
+def contribution(node: Node, merge: MergeFragment, share: Share) -> F64:
+    """The parameters that a share of a merge stands for, in float64."""
+    array = contributed(merge, share, node.contents)
+    assert array is not None, "only worlds with arithmetic have an oracle"
+    return array.astype(np.float64)
 
 
 def numbers(content: Content) -> F64:

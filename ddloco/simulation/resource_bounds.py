@@ -47,7 +47,7 @@ class Bounds(InvariantCheck[World, Node]):
         most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
         if node.actor_name in world.fragment_memories:
             most = 3 * parts + sync.overlap * (learners + 3) + (parts + 2 * PIECES) * learners
-        most += len(set(actor.snapshots.holding()))
+        most += _differences(world, node) + len(set(actor.snapshots.holding()))
         hold(len(held) <= most, MEMORY, f"{me} holds {len(held)} arrays, {most} at most")
         entries = 2 * (learners + len(world.fragment_memories)) + 2
         hold(len(actor.clock) <= entries, MEMORY, f"{me}: {len(actor.clock)} entries in its clock")
@@ -79,6 +79,18 @@ class Bounds(InvariantCheck[World, Node]):
             for name in clock.others():
                 gone = number_of(name) < newest.get(actor_of(name), 0)
                 hold(not gone, MEMORY, f"{node.incarnation} still has {name} in its clock")
+
+
+def _differences(world: World, node: Node) -> int:
+    """The most arrays that an actor holds in addition where differences are sent."""
+    compress, sync = world.job.compress, world.job.sync
+    parts = len(world.plan.fragments)
+    if not compress.differences:
+        return 0
+    if node.actor_name in world.fragment_memories:
+        # What learners hold, and the difference to it; and the parameters of older versions.
+        return (2 + sync.staleness) * parts + 2 * sync.overlap
+    return (1 + 2 * compress.feedback) * parts + 3 * parts
 
 
 class Holders(InvariantCheck[World, Node]):
@@ -134,9 +146,13 @@ def holders(actor: Actor) -> int:
     if isinstance(actor.machine, Syncer):
         parts, syncs = machine._globals, machine.rounds.syncs if machine.rounds else {}
         total += machine._relay.held() + len(machine._shards.finals)
-        total += sum(len(parts[p].handles()) for p in parts.owned)
-        return total + sum(len(each.parts) + 3 * bool(each.work) for each in syncs.values())
+        making = [each for each in syncs.values() if each.work]
+        total += parts.held() + sum(len(machine.rounds.makes(each)) for each in making)
+        return total + sum(
+            len(part.handles()) for sync in syncs.values() for part in sync.parts.values()
+        )
     running = machine._running
     total += machine._recovery.held() + machine._lending.held()
     total += bool(machine._host) + 2 * len(machine._answers) + len(machine._incoming)
+    total += machine._compression.held()
     return total + (1 + len(running.overwrites) if running is not None else 0)

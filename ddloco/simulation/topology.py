@@ -7,7 +7,10 @@ Each dialler has a line; messages wait while nobody listens, as in a socket's qu
 import random
 from typing import TYPE_CHECKING, Any
 
+from msgspec import UNSET
+
 from clocks import actor_of
+from ddloco.protocol.compression import compression
 from ddloco.runtime.reassembly import PROGRESS_S
 from ddloco.simulation.network import CONTROL_BYTES, Line, Way
 from ddloco.simulation.node import Node
@@ -96,7 +99,7 @@ class Switch:
             self._send(self.lines[said.peer, node.actor_name], "from-syncer", target, item)
 
     def _send(self, line: Line, way: Way, target: Node, item: Any) -> None:
-        nbytes = CONTROL_BYTES if item[2] is None else self._bulk_bytes
+        nbytes = CONTROL_BYTES if item[2] is None else self._bulk(item[0].body)
         now, said = self._world.now, item[0]
         begun = line.begins(way, said.lane, now)
         at = line.arrival(way, said.lane, now, nbytes)
@@ -107,6 +110,11 @@ class Switch:
             self._world.push(moment, target, self._progress, told)
             moment += PROGRESS_S
         self._world.push(at, target, self.arrive, (*item, line, way, line.generation))
+
+    def _bulk(self, body: Any) -> int:
+        """The bytes of a message with a payload; those of a compressed one are fewer."""
+        form = getattr(body, "form", UNSET)
+        return self._bulk_bytes if form is UNSET else int(self._bulk_bytes * compression(form))
 
     def _progress(self, node: Node, item: Any) -> None:
         """A large message is still arriving, unless its connection was reset or its line is cut."""

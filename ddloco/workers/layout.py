@@ -12,10 +12,10 @@ import numpy as np
 
 from ddloco.config.job import Outer
 from ddloco.outer.merge import Segment, fragment_segments
-from ddloco.outer.quantization import decode, encode
 from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.runtime.array_table import F32
+from ddloco.workers.quantization import decode, encode
 from transport import DTYPES, Bytes, Payload, aligned, describe
 
 

@@ -7,6 +7,8 @@ installed. With error feedback it also keeps, for each fragment, what compressio
 
 from dataclasses import dataclass
 
+from msgspec import UNSET
+
 from ddloco.config.job import Compress
 from ddloco.protocol.effects import DecodeFragment, EncodeFragment
 from ddloco.protocol.events import FragmentDecoded
@@ -40,6 +42,7 @@ class _Encoding:
     base: Incoming
     error: str
     error_out: str
+    wrong: bool = False
 
 
 @dataclass(slots=True)
@@ -76,6 +79,22 @@ class LearnerCompression:
         self._installed[fragment] = Incoming(version, handle)
         return [] if before is None else [Drop(before.handle)]
 
+    def complete(self, said: GlobalFragment, version: int, handle: str) -> list[Effect]:
+        """A version arrived that is installed already: keep it if only a donor's state had it.
+
+        Args:
+            said: the message.
+            version: the installed version.
+            handle: the payload of the message.
+        """
+        held = self._installed.get(said.fragment)
+        known = held is not None and held.version == version
+        if not self._settings.differences or said.version != version or known:
+            return []
+        if said.form is not UNSET:
+            return []
+        return [Keep(handle), *self.install(said.fragment, version, handle)]
+
     # Contributions.
 
     def encode(
@@ -106,6 +125,15 @@ class LearnerCompression:
         encode = EncodeFragment(work, fragment, source, out, base.handle, error, error_out)
         return encode, [Keep(handle) for handle in needed]
 
+    def forget(self, fragment: int) -> list[Effect]:
+        """A contribution was rejected as wrong: what its compression has lost is wrong as well."""
+        for encoding in self._encoding.values():
+            encoding.wrong = encoding.wrong or encoding.fragment == fragment
+        lost = self._lost.pop(fragment, None)
+        if lost is None:
+            return []
+        return [Drop(handle) for handle in (lost.before, lost.after) if handle]
+
     def encoded(self, work: int) -> list[Effect]:
         """A contribution was encoded: release what that needed, and remember what was lost."""
         done = self._encoding.pop(work, None)
@@ -117,7 +145,9 @@ class LearnerCompression:
         if not done.error_out:
             return effects
         version, lost = done.base.version, self._lost.get(done.fragment)
-        if lost is None:
+        if done.wrong:
+            effects.append(Drop(done.error_out))
+        elif lost is None:
             self._lost[done.fragment] = _Lost(version, "", done.error_out)
         elif lost.base == version:
             effects.append(Drop(lost.after))
@@ -158,6 +188,13 @@ class LearnerCompression:
         done = self._decoding.pop(event.work)
         released: list[Effect] = [Drop(done.base), Drop(done.source)]
         return done.fragment, Incoming(done.version, done.out), released
+
+    def held(self) -> int:
+        """The number of references to arrays."""
+        lost = sum(bool(each.before) + bool(each.after) for each in self._lost.values())
+        encoding = self._encoding.values()
+        references = sum(1 + bool(each.error) + bool(each.error_out) for each in encoding)
+        return len(self._installed) + lost + references + 3 * len(self._decoding)
 
     def under_way(self, fragment: int) -> int:
         """The newest version of a fragment that is being made; -1 if there is none."""

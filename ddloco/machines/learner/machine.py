@@ -245,10 +245,13 @@ class Learner:
             return [Observe("refused", {"what": f"global fragment {fragment} of {peer}"})]
         waiting = self._incoming.get(fragment)
         newest = self._newest(fragment)
+        forgotten = self._compression.forget(fragment) if said.instead else []
         if version < newest or (version == newest and (waiting or not said.instead)):
-            return []
+            known = self._compression.complete(said, self._versions[fragment], handle)
+            return [*forgotten, *known]
         if said.form is UNSET:
-            return [Keep(handle), *self._take_in(at, fragment, Incoming(version, handle))]
+            newer = Incoming(version, handle)
+            return [*forgotten, Keep(handle), *self._take_in(at, fragment, newer)]
         decode = self._compression.decode(self._next_work(), said, handle, self._last(fragment))
         if decode is None:
             reason = f"version {version} is a difference to {said.base}, which is not here"

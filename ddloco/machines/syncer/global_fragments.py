@@ -277,10 +277,13 @@ class Globals:
     ) -> Send[GlobalFragment]:
         """Send a learner the newest version of a fragment."""
         each = self._all[p]
+        # A learner that has its parameters from a donor holds a version that it was never sent, and
+        # a version that is sent again may have been a difference that was of no use.
+        knows = member.holds(p) == member.sent[p] == each.base
         member.tell(at, p, each.version)
         key = f"global/{p}"
         usable = each.difference and each.form == self._compress.down
-        if usable and not instead and member.holds(p) == each.base:
+        if usable and knows and not instead:
             said = GlobalFragment(p, each.version, form=each.form, base=each.base)
             return Send(member.peer, BULK, said, each.difference, key)
         said = GlobalFragment(p, each.version, instead)
@@ -312,6 +315,11 @@ class Globals:
     def oldest(self, fragment: int) -> int:
         """Return the oldest base version of a contribution to ``fragment`` that is accepted."""
         return self._all[fragment].version - self._lag
+
+    def held(self) -> int:
+        """Return the number of references to arrays."""
+        past = sum(len(versions) for versions in self._past.values())
+        return past + sum(len(each.handles()) for each in self._all.values())
 
     def thetas(self) -> tuple[str, ...]:
         """Return the handle of each fragment's parameters; empty if another syncer owns it."""

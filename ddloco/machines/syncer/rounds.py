@@ -351,6 +351,10 @@ class Rounds:
         self.seen = sync.seen(event, len(self._membership.members), self.pacing.sync_s.value or 0.0)
         return [*effects, Observe("merge", self.seen)]
 
+    def makes(self, sync: Sync) -> list[str]:
+        """Return the handles of the arrays that the merge of a sync makes."""
+        return self._newer(sync, self._globals[sync.fragment]).handles()
+
     def _newer(self, sync: Sync, before: Global) -> Global:
         """Return the version that a merge has made, with the handles of its arrays."""
         out = names(sync.fragment, sync.t)

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import xxhash
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
@@ -25,6 +26,7 @@ from ddloco.outer.outlier_test import OutlierTest
 from ddloco.protocol.effects import (
     AverageGradients,
     CopyState,
+    DecodeFragment,
     Differentiate,
     EncodeFragment,
     EncodePiece,
@@ -38,6 +40,7 @@ from ddloco.protocol.effects import (
 )
 from ddloco.protocol.events import (
     Evaluated,
+    FragmentDecoded,
     FragmentEncoded,
     FragmentMerged,
     Kept,
@@ -50,6 +53,11 @@ from ddloco.protocol.events import (
     StepFinished,
 )
 from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.workers.simulated.compression import (
+    DIFFERENCE,
+    SimulatedCompression,
+    contributed,
+)
 from ddloco.workers.simulated.objective import FAR, Wrong, pull, spoil, target
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 
@@ -145,6 +153,7 @@ class SimulatedWork:
         """How contributions are corrupted from now on, while staying finite; None if not."""
         self._bases: dict[int, tuple[int, F32]] = {}
         self._job = job
+        self._compression = SimulatedCompression(job, incarnation)
         self._name = incarnation
         self._plan = plan
         self._fragment_memory = fragment_memory
@@ -160,6 +169,7 @@ class SimulatedWork:
         self._doers: dict[type[Any], Callable[[Any, Contents], WorkResult]] = {
             RunStep: self._run_step,
             EncodeFragment: self._encode,
+            DecodeFragment: self._decode,
             CopyState: self._copy_state,
             EncodePiece: self._encode_piece,
             InstallState: self._install,
@@ -268,8 +278,32 @@ class SimulatedWork:
         base = self._bases.get(work.fragment)
         if self.wrong is not None and part is not None and base is not None and base[0] == version:
             part, wrong = spoil(self.wrong, part, base[1]), self.wrong
+        if work.base:
+            assert contents[work.base].what == (work.fragment, version, 0, 0), "another version"
+        lost = None
+        if work.base and part is not None:
+            anchor, error = contents[work.base].array, None
+            assert anchor is not None, "numbers are compared with numbers"
+            if work.error:
+                error = contents[work.error].array
+            part, lost = self._compression.contribution(work, part, anchor, error)
         made = contents[work.out] = Content(what, part, wrong)
-        return FragmentEncoded(work.work, made.digest)
+        if not work.error_out:
+            return FragmentEncoded(work.work, made.digest)
+        kept = contents[work.error_out] = Content(what, lost)
+        return FragmentEncoded(work.work, made.digest, kept.digest)
+
+    def _decode(self, work: DecodeFragment, contents: Contents) -> FragmentDecoded:
+        """A version is what learners hold of the one before, and the difference between them."""
+        before, difference = contents[work.base], contents[work.source]
+        p, version, base, kind = difference.what
+        assert kind == DIFFERENCE, "a version was sent whole"
+        assert before.what == (p, base, 0, 0), "a difference to another version"
+        array = None
+        if before.array is not None and difference.array is not None:
+            array = before.array + difference.array
+        made = contents[work.out] = Content((p, version, 0, 0), array)
+        return FragmentDecoded(work.work, made.digest)
 
     def _copy_state(self, work: CopyState, contents: Contents) -> StateCopied:
         content = contents[work.out] = self._copies.pop(work.work)
@@ -332,7 +366,11 @@ class SimulatedWork:
             event = FragmentMerged(work.work, tuple(theirs), weights, (), digest, digest, digest)
         else:
             event, made = self._merge_numbers(work, contents, what)
-        for handle, content in zip(work.out, made, strict=True):
+        if work.differences is not None and work.differences.held:
+            sent = self._to_send(work, contents[work.differences.held], made[0])
+            event = replace(event, held=sent[0].digest, sent=sent[1].digest)
+            made = (*made, *sent)
+        for handle, content in zip(work.makes, made, strict=True):
             contents[handle] = content
         if event.accepted:
             bases = {share.name: share.base for share in work.shares}
@@ -343,6 +381,15 @@ class SimulatedWork:
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 
+    def _to_send(self, work: MergeFragment, held: Content, made: Content) -> tuple[Content, ...]:
+        """A merged version as learners will hold it, and the difference that leads them there."""
+        p, base, *_ = held.what
+        arrays: tuple[F32 | None, F32 | None] = None, None
+        if made.array is not None and held.array is not None:
+            arrays = self._compression.sent(work, made.array, held.array)
+        difference = (p, work.t, base, DIFFERENCE)
+        return Content(made.what, arrays[0]), Content(difference, arrays[1])
+
     def _merge_numbers(
         self, work: MergeFragment, contents: Contents, what: tuple[int, ...]
     ) -> tuple[FragmentMerged, tuple[Content, Content, Content]]:
@@ -352,7 +399,7 @@ class SimulatedWork:
         assert momentum is not None, "where there are parameters there is momentum"
         contributions: list[Contribution] = []
         for share in work.shares:
-            array = contents[share.handle].array
+            array = contributed(work, share, contents)
             assert array is not None, "numbers are merged with numbers"
             contributions.append(Contribution(share.name, share.weight, array.view(np.uint8)))
         segments = _segments(self._plan, work.fragment)

@@ -142,6 +142,8 @@ def test_only_the_task_has_to_be_said(path):
         ("[outer]\nmomentum = 1.0", "outer.momentum: "),
         ("[outer]\naverage = 'x'", "outer.average: Expected `array`, got `str`"),
         ("[outer]\naverage = [1]", r"outer.average[0]: Expected `str`, got `int`"),
+        ("[compress]\nup = 'int5'", "compress.up: Invalid enum value 'int5'"),
+        ("[compress]\nfeedback = true", 'compress.feedback: with compress.up = "float32"'),
         ("[transport]\nkind = 'pigeon'", "transport.kind: "),
         ("[tape]\non_error = 'cry'", "tape.on_error: "),
         ("[worker]\nthreads = 0", "worker.threads: "),
@@ -224,6 +226,21 @@ def test_overrides_replace_and_add_fields(path):
     assert (job.job.name, job.outer.average, job.task) == ("quoted", ("a", "b"), {"width": 16})
     assert job.learner_table("learner-1").factor == 1.5
     assert job.worker.env == {"XLA_FLAGS": "--a=b"}
+
+
+def test_data_parallel_jobs_are_not_compressed(path):
+    """They send whole gradients, which have no version to be a difference to."""
+    said = refusal(path, MINIMAL + "method = 'data-parallel'\n[compress]\nup = 'int4'")
+    assert "compress: data-parallel jobs send whole gradients" in said
+
+
+def test_a_table_that_says_nothing_leaves_the_id_alone(path):
+    """A table that came after the first tapes is part of the id only where it changes something."""
+    ids = set()
+    for more in ("", "\n[compress]", "\n[compress]\nup = 'float32'", "\n[compress]\nup = 'int8'"):
+        path.write_text(MINIMAL + more)
+        ids.add(load_job(path).id)
+    assert len(ids) == 2
 
 
 @pytest.mark.parametrize("override", ["", "quorum", "quorum=2", "sync.quorum", "=2", "sync.=2"])
