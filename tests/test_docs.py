@@ -85,6 +85,30 @@ def test_the_python_of_the_page_about_explaining_runs(simulate, tmp_path, monkey
     assert capsys.readouterr().out.endswith("True\n")
 
 
+@pytest.mark.slow
+def test_the_python_of_the_page_about_jobs(tmp_path):
+    """It is one script, which runs as it stands there; its run replays, from elsewhere, too."""
+    shown = "\n".join(text for language, text in blocks(DOCS / "python.md") if language == "python")
+    (tmp_path / "train.py").write_text(shown)
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state"), "PYTHONPATH": str(ROOT)}
+
+    def call(*command, cwd):
+        command = [sys.executable, *command]
+        ended = subprocess.run(
+            command, cwd=cwd, env=env, capture_output=True, text=True, check=False
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+        return ended.stdout
+
+    said = call("train.py", cwd=tmp_path)
+    assert "(1, 32)" in said
+    assert "stopped" in said
+    assert "['in', 'out']" in said
+    (tmp_path / "elsewhere").mkdir()
+    replay = ("-m", "ddloco", "replay", "../runs/first")
+    assert "identical" in call(*replay, cwd=tmp_path / "elsewhere")
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """The documentation as `make docs` builds it, in a folder of its own."""

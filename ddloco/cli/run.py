@@ -14,8 +14,8 @@ import trio
 from rich.console import Console
 from rich.progress import Progress
 
-from clocks import actor_of
 from ddloco.actors.effects import Finish
+from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_job, pinned_text, run_job
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.cli.debug import bundle, diff, report, status_at, why
 from ddloco.cli.examples import EXAMPLES, put_examples
@@ -26,18 +26,15 @@ from ddloco.cli.tape_show import Wanted
 from ddloco.cli.tape_show import show as show_tapes
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import check_place, holds_job, next_folder, open_folder
+from ddloco.config.run_folder import check_place, holds_job, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.exports import FORMATS
-from ddloco.monitoring.live_display import Board, show
 from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
-from ddloco.network.keys import handed_out, keys_of, make_keys, names_for, with_keys
+from ddloco.network.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
-from ddloco.nodes.fault_injector import live_schedule
-from ddloco.nodes.resume import beginning_of
 from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
-from ddloco.nodes.single_process import Cluster, Outcome
+from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
 from ddloco.replayer.scheduled_replay import ScheduledRun
 from ddloco.runtime.malloc import keep_freed_memory
@@ -86,22 +83,24 @@ def run(given: argparse.Namespace) -> int:
     """``ddloco run``: run a whole job on this machine."""
     try:
         job = load_job(given.job, given.overrides, given.chaos)
-        task_digest(job.job.task)  # Reports a wrong name before a run folder is created.
-        check_place(job)
-        folder = given.folder or next_folder(Path("runs"), job.job.name)
+        module = pinned_text(job, given.job.parent)
+        folder = folder_for(job, given.folder, module)
         if given.schedule is not None:
             return _drive(given, job, folder)
-        _check_chaos(job, given)
-        keys_of(job, "tcp" if given.processes else job.transport.kind)
-        beginning = beginning_of(job, given.snapshot, folder)
-        open_folder(folder, job, overwrite=given.overwrite)
+        terms = LaunchTerms(
+            processes=given.processes,
+            snapshot=given.snapshot,
+            overwrite=given.overwrite,
+            module=module,
+            asked=f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos",
+            fault=f"{given.chaos}: " if given.chaos else f"{given.job}: chaos.",
+        )
+        cluster = open_job(job, folder, terms)
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
     if job.job.method == "lone":
         return _run_baseline(job, folder)
-    if given.processes:
-        return _run_job(Processes(job, folder, given.snapshot))
-    return _run_job(Cluster(job, folder, beginning))
+    return _run_job(cluster)
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
@@ -125,78 +124,38 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     return _conclude_with(folder, driven.result, console.print)
 
 
-def _check_chaos(job: Job, given: argparse.Namespace) -> None:
-    """Refuse faults that would not be applied."""
-    if given.chaos is None and not (job.chaos.fault or job.chaos.storm):
-        return
-    asked = f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos"
-    if job.job.method == "lone":
-        raise ConfigError(f"{asked}: applies to processes, and a lone learner has none")
-    if not given.processes:
-        raise ConfigError(f"{asked}: applies to processes; add --processes")
-    try:
-        live_schedule(job)
-    except ConfigError as error:
-        where = f"{given.chaos}: " if given.chaos else f"{given.job}: chaos."
-        raise ConfigError(f"{where}{error}") from None
-
-
 def _run_job(cluster: Cluster | Processes) -> int:
 
     console = Console()
-    boards: list[Board] = []
     terminated: list[str] = []
 
     def terminate(reason: str) -> None:
         terminated.append(reason)
         cluster.request_stop(reason)
 
-    async def all_of_it() -> Outcome:
-        done = trio.Event()
-
-        async def watch() -> None:
-            boards.append(await show(cluster.folder, cluster.job, console, done))
-
-        async with trio.open_nursery() as signals:
-            signals.start_soon(stop_on_signal, cluster.request_stop, terminate)
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(watch)
-                outcome = await cluster.run()
-                done.set()
-            signals.cancel_scope.cancel()
-        return outcome
-
+    signals = partial(stop_on_signal, cluster.request_stop, terminate)
     try:
-        outcome = trio.run(all_of_it)
+        ended = trio.run(run_job, cluster, console, signals)
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt) is None:
             raise
         console.print("ended at once; the tapes hold everything up to here")
         return FOUND
-    code = _conclude(cluster, outcome, boards[0].result, partial(console.print, soft_wrap=True))
+    code = _conclude(ended, partial(console.print, soft_wrap=True))
     return AGAIN if terminated and code == HELD else code
 
 
-def _conclude(
-    cluster: Cluster | Processes,
-    outcome: Outcome,
-    result: dict[str, Any] | None,
-    say: Callable[[str], None],
-) -> int:
+def _conclude(ended: Ended, say: Callable[[str], None]) -> int:
 
-    if outcome.bad_input is not None:
-        return complain(outcome.bad_input)
-    if isinstance(cluster, Processes) and cluster.chaos is not None:
-        say(cluster.chaos.summary())
-    for name, reason in outcome.failures.items():
+    if ended.outcome.bad_input is not None:
+        return complain(ended.outcome.bad_input)
+    if isinstance(ended.cluster, Processes) and ended.cluster.chaos is not None:
+        say(ended.cluster.chaos.summary())
+    for name, reason in ended.outcome.failures.items():
         say(f"{name} failed: {reason}")
-    code = _conclude_with(cluster.folder, result, say)
-    job = cluster.job.job
-    if result is not None and result["status"] == "stopped" and not cluster.asked:
-        said = f"the job ended at global step {result['t']} of {job.steps}: no learner is left"
-        return complain(said, FOUND)
-    lead = cluster.job.syncer_names()[0]
-    return FOUND if lead in map(actor_of, outcome.failures) else code
+    if ended.result is not None:
+        _conclude_with(ended.cluster.folder, ended.result, say)
+    return complain(ended.problem, FOUND) if ended.problem is not None else HELD
 
 
 def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
@@ -228,7 +187,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     keep_freed_memory()  # Before any thread starts, in particular libzmq's.
     try:
         job = with_keys(_job(given), given.keys)
-        task_digest(job.job.task)
+        task_digest(job.job.task, given.folder)
         check_place(job)
         again = holds_job(given.folder, job)  # The same command was given before.
         open_folder(given.folder, job, join=given.join or again)

@@ -2,34 +2,21 @@
 
 import argparse
 import json
-import re
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
 from ddloco.actors.snapshot_adapter import DISCARDED, TAKEN
+from ddloco.api.model import PlaceError, open_store, parameters
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.config.job import load_job
-from ddloco.config.run_folder import SNAPSHOTS, place_of, run_of_place
-from ddloco.config.toml import ConfigError, read_toml
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.watch import say
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.runtime.observer_protocol import News
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
-
-GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
-"""The name of a fragment's entry in a syncer's part: its number, and the parameters' version."""
-
-
-class PlaceError(ValueError):
-    """The user named a place, snapshot or file that cannot be used."""
-
 
 Command = Callable[[argparse.Namespace, Store], int]
 
@@ -42,36 +29,6 @@ def _on_place(command: Command, given: argparse.Namespace) -> int:
         return complain(error)
     except (SnapshotError, StorageError) as error:
         return complain(error, FOUND)
-
-
-def open_store(place: str) -> Store:
-    """Open the store at a place, or the store of a run folder.
-
-    Raises:
-        PlaceError: there is none.
-    """
-    path = Path(place)
-    # A store also has a subfolder of that name, for its manifests, but without blobs in it.
-    inner = path / SNAPSHOTS
-    is_run = "://" not in place and (
-        (inner / "blobs").is_dir() or (inner / SNAPSHOTS).is_dir() or (path / "job.toml").exists()
-    )
-    try:
-        store = _store_of_run(path) if is_run else Store(place)
-        if not store.exists():
-            raise PlaceError(f"{store.name}: there are no snapshots")
-    except (SnapshotError, ConfigError) as error:
-        raise PlaceError(str(error)) from None
-    return store
-
-
-def _store_of_run(folder: Path) -> Store:
-    """The store named in a run's job file, limited to that run's snapshots."""
-    file = folder / "job.toml"
-    if not file.exists() or "job" not in read_toml(file):  # The run of a program.
-        return Store(folder / SNAPSHOTS)
-    job = load_job(file)
-    return Store(place_of(job, folder), run_of_place(job, folder))
 
 
 def _id_of(store: Store, snapshot: str) -> str:
@@ -265,39 +222,3 @@ def _export(given: argparse.Namespace, store: Store) -> int:
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
     print(f"{given.to}: {len(tensors)} tensors of {len(versions)} fragments, {nbytes:,} bytes")
     return HELD
-
-
-def parameters(store: Store, manifest: Manifest) -> tuple[dict[str, NDArray[Any]], dict[int, int]]:
-    """The newest version of the global parameters by name, and the version of each fragment.
-
-    Raises:
-        SnapshotError: the snapshot does not have all of them, or a file is damaged.
-    """
-    newest: dict[int, tuple[int, str]] = {}
-    for part in manifest.parts:
-        if _is_syncer(part.who):
-            for digest in part.contents:
-                for entry in store.read_piece(digest):
-                    named = GLOBAL.fullmatch(entry.name)
-                    if entry.kind == "array" and named is not None:
-                        p, version = int(named[1]), int(named[2])
-                        newest[p] = max(newest.get(p, (-1, "")), (version, entry.digest))
-    absent = [f"{who} ({why})" for who, why in manifest.absent.items() if _is_syncer(who)]
-    missing = [str(p) for p in range(max(newest, default=0) + 1) if p not in newest]
-    if absent or missing:
-        lacks = f"the syncer {absent[0]}" if absent else f"fragment {missing[0]}"
-        raise SnapshotError(
-            f"{store.name}: {manifest.id} lacks {lacks}, so the model is incomplete"
-        )
-    tensors: dict[str, NDArray[Any]] = {}
-    for p in sorted(newest):
-        for name, tensor in store.read_tensors(newest[p][1]).items():
-            if name in tensors:
-                raise SnapshotError(f"{store.name}: {manifest.id} has {name} in two fragments")
-            tensors[name] = tensor
-    return tensors, {p: version for p, (version, _) in newest.items()}
-
-
-def _is_syncer(who: str) -> bool:
-    """Whether a name is ``syncer.1``, or with shards ``syncer-0.1``."""
-    return re.fullmatch(r"syncer(-[0-9]+)?\.[0-9]+", who) is not None

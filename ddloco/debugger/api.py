@@ -59,13 +59,20 @@ class Run:
     """
 
     def __init__(self, path: Path | str, *, salvage: bool = False) -> None:
-        self.recorded = RecordedRun(path, salvage=salvage)
+        self.path = Path(path)
+        self._salvage = salvage
+        _ = self.recorded  # Tapes that cannot be read are reported now.
 
     def __repr__(self) -> str:
         """Return what it is, on one line."""
         tapes = self.recorded.tapes.values()
         events = sum(each.events - each.header.after for each in tapes)
         return f"<run {self.recorded.path}: {len(tapes)} tapes, {events} events>"
+
+    @cached_property
+    def recorded(self) -> RecordedRun:
+        """The tapes, for the questions of the ``ddloco.debugger`` modules."""
+        return RecordedRun(self.path, salvage=self._salvage)
 
     @property
     def actors(self) -> tuple[str, ...]:

@@ -13,9 +13,11 @@ import trio
 from ddloco.config.job import Job
 from ddloco.config.toml import ConfigError
 from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
+from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, open_worker
+from ddloco.workers.task_sources import SOURCE
 from transport import DTYPES, Payload
 
 Scored = Callable[[int, float], None]
@@ -113,7 +115,8 @@ async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[S
         WorkerDiedError: the process ended.
     """
     with closing(Arena()) as arena:
-        async with open_worker("observer.1", arena, job.worker) as process:
+        pinned = pinned_file(source.parent / SOURCE, job.job.task)
+        async with open_worker("observer.1", arena, job.worker, pinned=pinned) as process:
             plan = await _prepare(job, process)
 
             async def score(span: rpc.Span) -> float | None:

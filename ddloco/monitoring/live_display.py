@@ -5,6 +5,7 @@ the newest values, and draws them; without a terminal it prints plain lines.
 """
 
 import json
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,16 +173,26 @@ class LogTail:
         self._path = folder / LOG_FILE
         self._offset = self._path.stat().st_size if from_end and self._path.exists() else 0
 
-    def new_lines(self) -> list[dict[str, Any]]:
-        """The complete lines since the last call; lines torn by a full disk are skipped."""
+    def new_lines(self, until: Container[str] = ()) -> list[dict[str, Any]]:
+        """The complete lines since the last call; lines torn by a full disk are skipped.
+
+        Args:
+            until: events, the first of which ends the answer; the next call goes on behind it.
+        """
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [said for line in whole.splitlines() if (said := _line_of(line)) is not None]
+        found: list[dict[str, Any]] = []
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            self._offset += len(line)
+            said = _line_of(line)
+            if said is not None:
+                found.append(said)
+                if said["event"] in until:
+                    break
+        return found
 
 
 def _line_of(line: bytes) -> dict[str, Any] | None:

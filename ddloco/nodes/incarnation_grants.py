@@ -19,6 +19,7 @@ with the same.
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -144,9 +145,9 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Buffer]) ->
         raise GrantError(str(error)) from None
 
 
-def want_of(job: Job, known: int, exact: int = 0) -> Want:
+def want_of(job: Job, known: int, exact: int = 0, folder: Path | None = None) -> Want:
     """The question of an actor of this job."""
-    want = Want(known, job.id, task_digest(job.job.task), settings_of(job), exact)
+    want = Want(known, job.id, task_digest(job.job.task, folder), settings_of(job), exact)
     if len(encode(want)) > WORD_BYTES_MAX:
         return msgspec.structs.replace(want, settings={})
     return want

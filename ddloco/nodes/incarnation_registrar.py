@@ -88,6 +88,7 @@ class Record:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._path = folder / KEPT / RECORD
         self._tapes = folder / "tapes"
         self._newest: dict[str, int] = {}
@@ -142,7 +143,7 @@ class Registrar:
         self._names = (*job.syncer_names()[1:], *job.learner_names())
         self._job = job
         self._settings = settings_of(job)
-        self._task = task_digest(job.job.task)
+        self._task = task_digest(job.job.task, record.folder)
         self._record = record
         self._endpoint = endpoint
         self._note = note

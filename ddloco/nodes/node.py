@@ -35,6 +35,7 @@ from ddloco.protocol.validation import admission
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived, Driver
 from ddloco.runtime.driver import Worker as Doer
+from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.errors import first_of, said_of
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
@@ -49,7 +50,7 @@ from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
-from ddloco.workers.task_sources import keep_sources
+from ddloco.workers.task_sources import SOURCE, keep_sources
 from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
 from snapshot import BEGAN_FROM, RUN, Store
 from transport import Endpoint, Event
@@ -141,7 +142,9 @@ class Hosted:
     async def _run(self) -> Finish:
         name = actor_of(self.incarnation)
         with closing(Arena()) as arena, closing(self._open_log()) as log:
-            async with open_worker(self.incarnation, arena, self.job.worker_of(name)) as process:
+            pinned = pinned_file(self.folder / SOURCE, self.job.job.task)
+            worker = self.job.worker_of(name)
+            async with open_worker(self.incarnation, arena, worker, pinned=pinned) as process:
                 arrays = Arrays(arena)
                 process.show_trace = partial(_show_trace, process.show_trace, log)
                 keep = await trio.to_thread.run_sync(self._open_keep, name)
@@ -352,7 +355,7 @@ def recorder_for(
             "python": platform.python_version(),
             "numpy": np.__version__,
             "platform": platform.platform(),
-            TASK: task_digest(job.job.task),
+            TASK: task_digest(job.job.task, folder),
             **(facts or {}),
         },
         after=start.part.number if start is not None else 0,

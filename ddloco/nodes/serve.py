@@ -245,7 +245,7 @@ async def _number(
         endpoint,
         address,
         (name, leader),
-        want_of(job, here, exact),
+        want_of(job, here, exact, folder),
         patience_s=terms.patience_s,
         waiting=partial(_note_waiting, folder, name, f"{leader} at {address}"),
     )

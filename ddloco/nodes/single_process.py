@@ -68,6 +68,12 @@ class Cluster:
         if self._lead in self._hosted:
             self._hosted[self._lead].request_stop(reason)
 
+    def request_snapshot(self) -> None:
+        """Ask for a snapshot, which the log tells of, if the syncer that leads runs."""
+        lead = self._hosted.get(self._lead)
+        if lead is not None and lead.driver is not None:
+            lead.driver.request_snapshot()
+
     async def run(self) -> Outcome:
         """Run the job to its end."""
         keep_freed_memory()
@@ -78,6 +84,8 @@ class Cluster:
                     hosted = Hosted(self.job, incarnation, self.folder, endpoint)
                     hosted.beginning = self._beginning
                     self._hosted[incarnation] = hosted
+                if self.asked:  # Before there was anybody to ask.
+                    self._hosted[self._lead].request_stop("asked to stop before it began")
                 async with trio.open_nursery() as beside:
                     beside.start_soon(give_back_spare)
                     async with trio.open_nursery() as nursery:

@@ -150,6 +150,11 @@ class Processes:
         if self._lead in self._children:
             self._dismiss_lead()
 
+    @property
+    def address(self) -> str:
+        """Where the syncer that leads listens; empty before it does."""
+        return self._bound.get(self._lead, "")
+
     async def run(self) -> Outcome:
         """Start everybody, wait for everybody."""
         async with trio.open_nursery() as relays:

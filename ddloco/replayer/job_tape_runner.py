@@ -18,6 +18,7 @@ from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.tape_runner import ReplayContext, Result, TapeRunner
 from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.resume import place_and_id
 from ddloco.runtime.shared_memory import Arena
 from ddloco.runtime.snapshot_sink import DigestSink
@@ -29,7 +30,7 @@ from ddloco.workers.process import open_worker
 from ddloco.workers.simulated.executor import SimulatedWorkers
 from ddloco.workers.simulated.work import FragmentMemory
 from ddloco.workers.task import task_digest
-from ddloco.workers.task_sources import changed_lines, kept_sources
+from ddloco.workers.task_sources import SOURCE, changed_lines, kept_sources
 from replay import Tape, describe, tape
 
 
@@ -99,7 +100,9 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
             # Of a job whose task is not believed, neither is its [worker] env.
             worker = job.worker_of(actor_of(self._name)) if own else Worker()
             environment = worker, self._fingerprint()
-            process = await stack.enter_async_context(open_worker(self._name, arena, *environment))
+            pinned = pinned_file(self._run_folder / SOURCE, self._job_replay.task)
+            opened = open_worker(self._name, arena, *environment, pinned)
+            process = await stack.enter_async_context(opened)
             self._workers = Workers(
                 job,
                 self._name,
@@ -137,6 +140,11 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
     def _simulated(self) -> bool:
         return is_simulated(self._tape.header)
 
+    @property
+    def _run_folder(self) -> Path:
+        """The folder of the run that the tape is of."""
+        return run_folder_of(self._tape.path)
+
     def _fingerprint(self) -> dict[str, str] | None:
         """The environment that the worker must have."""
         return self._tape.header.fingerprint
@@ -148,10 +156,10 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
         now = {**self._prepared.fingerprint, "code": code_version()}
         if not is_simulated(header):
             then[TASK] = header.facts.get(TASK, "")
-            now[TASK] = task_digest(self._job_replay.task)
+            now[TASK] = task_digest(self._job_replay.task, self._run_folder)
         changed: list[str] = []
         if then.get(TASK) != now.get(TASK):
-            kept = kept_sources(run_folder_of(self._tape.path))
+            kept = kept_sources(self._run_folder)
             changed += [
                 f"{self._name}: task source: {line}"
                 for line in changed_lines(kept, self._prepared.sources)

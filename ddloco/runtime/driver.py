@@ -239,6 +239,10 @@ class Driver:
         """Request that the actor leaves, because its process exits and will be restarted."""
         self._request(LeaveRequested(reason))
 
+    def request_snapshot(self) -> None:
+        """Request a snapshot of the whole job, of a syncer that leads."""
+        self._requested("snapshot")
+
     def _request(self, event: Event) -> None:
         try:
             self._inbox.send_nowait(event)

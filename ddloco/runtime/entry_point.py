@@ -12,8 +12,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,11 @@ from clocks import read_regular
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 """The packages of this distribution; users may have modules with the same names."""
+
+
+PINNED = re.compile(r"main_([0-9a-f]{16})")
+"""The name of a pinned module, which contains the first digits of the SHA-256 of its text. Its text
+was taken from a script or a notebook, and lies in the run folder."""
 
 
 class NamedError(ValueError):
@@ -60,16 +67,59 @@ def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
         raise NamedError(f"{kind} {spec!r}: {function_name} failed: {said}") from error
 
 
-def source_digest(kind: str, spec: str) -> str:
+def pinned_name(text: str) -> str:
+    """The name of the pinned module with this text."""
+    return f"main_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def pinned_file(folder: Path, spec: str) -> Path | None:
+    """The file of an entry point's module in ``folder``, if it is a pinned module; None if not.
+
+    A file whose text does not have the digest that the module is named after is not used: it would
+    be other code than the user asked for.
+    """
+    name = spec.partition(":")[0]
+    path = folder / f"{name}.py"
+    if PINNED.fullmatch(name) is None or not path.is_file():
+        return None
+    return path if pinned_name(path.read_text()) == name else None
+
+
+class PinnedFinder(MetaPathFinder):
+    """Finds one pinned module, after all others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+        """Find the module if it has that name."""
+        del path, target
+        if fullname != self._path.stem:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path)
+
+
+def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
     """Return the SHA-256, in hex, of the source file of an entry point's module.
 
     The digest covers only that file, not the modules that it imports or the data that it reads.
+
+    Args:
+        kind: the kind of object that it makes, for error messages.
+        spec: the entry point.
+        folder: where a pinned module lies.
 
     Raises:
         NamedError: there is no such module, or it has no source file.
     """
     module_name, _ = parted(kind, spec)
+    pinned = pinned_file(folder, spec) if folder is not None else None
+    if pinned is not None:
+        return hashlib.sha256(pinned.read_bytes()).hexdigest()
     found = found_from(Path.cwd(), module_name)
+    if found is None and PINNED.fullmatch(module_name):
+        said = f"{module_name} was taken from a script or a notebook, and is not in {folder}"
+        raise NamedError(f"{kind} {spec!r}: {said}")
     if found is None:
         raise NamedError(f"{kind} {spec!r}: there is no module {module_name}, here or installed")
     if found.origin is None or not found.has_location:

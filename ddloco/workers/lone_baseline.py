@@ -13,10 +13,12 @@ from rich.progress import Progress
 from clocks import MonotonicTime
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE
+from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.process import open_worker
+from ddloco.workers.task_sources import SOURCE
 
 STEPS_ASKED = 10
 """Steps per request to the worker, small enough for progress reports and Ctrl-C."""
@@ -33,7 +35,9 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
     log = ActorLog(folder / LOG_FILE, job.job.method)
     async with AsyncExitStack() as stack:
         arena = stack.enter_context(closing(Arena()))
-        process = await stack.enter_async_context(open_worker(job.job.method, arena, job.worker))
+        pinned = pinned_file(folder / SOURCE, job.job.task)
+        opened = open_worker(job.job.method, arena, job.worker, pinned=pinned)
+        process = await stack.enter_async_context(opened)
         request = rpc.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1)
         await process.expect(request, rpc.Prepared)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:

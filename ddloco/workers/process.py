@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 import trio
@@ -186,7 +187,11 @@ def _signals_blocked() -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def open_worker(
-    name: str, arena: Arena, worker: Worker, recorded: Mapping[str, str] | None = None
+    name: str,
+    arena: Arena,
+    worker: Worker,
+    recorded: Mapping[str, str] | None = None,
+    pinned: Path | None = None,
 ) -> AsyncIterator[WorkerProcess]:
     """Open a worker process with the environment that ``worker`` describes; killed on exit.
 
@@ -195,6 +200,7 @@ async def open_worker(
         arena: its shared memory.
         worker: threads and environment, from the job file.
         recorded: for a replay, the environment in the tape's fingerprint.
+        pinned: the file of the task's module, if that is a pinned one.
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -205,6 +211,7 @@ async def open_worker(
                 [
                     *(sys.executable, "-P", "-m", "ddloco.workers.server"),
                     *(str(theirs.fileno()), ",".join(map(str, shared)), name),
+                    *([str(pinned)] if pinned is not None else []),
                 ],
                 pass_fds=[theirs.fileno(), *(each for each in shared if each >= 0)],
                 env=worker_environment(os.environ, worker, recorded),

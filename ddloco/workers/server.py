@@ -2,8 +2,8 @@
 
 An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. With ``task_loss`` it is the only module that imports jax; it is run as
-``python -m ddloco.workers.server SOCKET ARENA NAME``.
+give the same bytes. With ``task_loss`` and ``parameters`` it is the only module that imports jax;
+it is run as ``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
 """
 
 import contextlib
@@ -29,11 +29,12 @@ import xxhash
 from ddloco.config.job import Inner
 from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.protocol.state_layout import Moments
-from ddloco.runtime.entry_point import look_here_first
+from ddloco.runtime.entry_point import PinnedFinder, look_here_first
 from ddloco.runtime.shared_memory import PAGE, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
+from ddloco.workers.parameters import shapes_and_names
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss
 from ddloco.workers.task_sources import sources_of
@@ -102,13 +103,12 @@ class Trainer:
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
         self._seed = request.seed
-        self._params = self._shapes()
-        paths, self._tree = jax.tree_util.tree_flatten_with_path(self._params)
-        self._names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        self._params, self._names = shapes_and_names(task.init, self._seed)
+        shapes, self._tree = jax.tree.flatten(self._params)
         self._index = {name: index for index, name in enumerate(self._names)}
         leaves = tuple(
             Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
-            for name, (_, leaf) in zip(self._names, paths, strict=True)
+            for name, leaf in zip(self._names, shapes, strict=True)
         )
         self._loss = TaskLoss(task, request.task, request.seed, request.shard or 0)
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
@@ -152,17 +152,6 @@ class Trainer:
             self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
         self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
         return True
-
-    def _shapes(self) -> Any:
-        """The parameters' shapes only: a learner receives its parameters from the syncer, and
-        creating its own would take longer than everything else it does before training."""
-        init, key = self._task.init, jax.random.key(self._seed)
-        try:
-            return jax.eval_shape(init, key)
-        except Exception:  # noqa: BLE001, code that cannot be traced may still run, or say why not
-            leaves, tree = jax.tree.flatten(init(key))
-            described = [jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in leaves]
-            return jax.tree.unflatten(tree, described)
 
     def _initialise(self) -> None:
         self._params = self._task.init(jax.random.key(self._seed))
@@ -529,6 +518,7 @@ def main() -> None:
     """Serve on the file descriptors given on the command line."""
     leave_signals_to_parent()
     look_here_first(Path.cwd())
+    sys.meta_path += [PinnedFinder(Path(path)) for path in sys.argv[4:]]
     link = socket.socket(fileno=int(sys.argv[1]))
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):

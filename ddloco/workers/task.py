@@ -6,9 +6,11 @@ parameters, the loss and the batches. It does not deal with learners, fragments 
 
 import inspect
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 from ddloco.runtime.entry_point import NamedError, called, source_digest
+from ddloco.workers.task_sources import SOURCE
 
 if TYPE_CHECKING:
     import jax
@@ -106,13 +108,17 @@ def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
     return takes
 
 
-def task_digest(spec: str) -> str:
+def task_digest(spec: str, run_folder: Path | None = None) -> str:
     """Return the SHA-256 in hexadecimal of the source file of the task's module.
+
+    Args:
+        spec: the task, as ``module:function``.
+        run_folder: where the module lies if it was taken from a script or a notebook.
 
     Raises:
         TaskError: there is no such module, or it has no source file.
     """
     try:
-        return source_digest("task", spec)
+        return source_digest("task", spec, run_folder / SOURCE if run_folder else None)
     except NamedError as error:
         raise TaskError(str(error)) from error

@@ -1,0 +1,176 @@
+"""A job on this machine, from its settings to its result; the command line does the same."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+from rich.console import Console
+
+from clocks import actor_of
+from ddloco.config.job import Job
+from ddloco.config.run_folder import check_place, next_folder, open_folder
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring.live_display import show
+from ddloco.network.keys import keys_of
+from ddloco.nodes.fault_injector import live_schedule
+from ddloco.nodes.resume import beginning_of
+from ddloco.nodes.single_process import Cluster, Outcome
+from ddloco.nodes.subprocesses import Processes
+from ddloco.runtime.entry_point import pinned_file
+from ddloco.workers.task import task_digest
+from ddloco.workers.task_sources import SOURCE, keep_sources
+
+RUNS = Path("runs")
+"""Where run folders are made that nobody has named."""
+
+
+class JobError(RuntimeError):
+    """A job did not end well, or an actor of it did not answer; one line says why.
+
+    Attributes:
+        folder: the run folder, which holds everything up to the end.
+    """
+
+    def __init__(self, said: str, folder: Path) -> None:
+        super().__init__(said)
+        self.folder = folder
+
+
+@dataclass(frozen=True)
+class LaunchTerms:
+    """How a job is started.
+
+    Attributes:
+        processes: whether every actor is a process of its own.
+        snapshot: what the job continues from; empty for a new one.
+        overwrite: whether the run in its folder is replaced.
+        module: the text of the task's module, if that is a pinned one.
+        asked: where faults were asked for, for messages.
+        fault: what precedes the name of an impossible fault in messages.
+    """
+
+    processes: bool = False
+    snapshot: str = ""
+    overwrite: bool = False
+    module: str = ""
+    asked: str = "chaos"
+    fault: str = "chaos."
+
+
+def pinned_text(job: Job, folder: Path) -> str:
+    """The text of a job's pinned module, from the run folder of its job file; empty if it has
+    none."""
+    path = pinned_file(folder / SOURCE, job.job.task)
+    return path.read_text() if path is not None else ""
+
+
+def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
+    """Check what can be checked before there is a run folder; returns its path.
+
+    Raises:
+        TaskError: there is no such task.
+        ConfigError: the place for snapshots cannot be used.
+    """
+    if not module:
+        task_digest(job.job.task)
+    check_place(job)
+    return folder or next_folder(RUNS, job.job.name)
+
+
+def check_faults(job: Job, terms: LaunchTerms) -> None:
+    """Refuse faults that would not be applied.
+
+    Raises:
+        ConfigError: says which, and what they need.
+    """
+    if not (job.chaos.fault or job.chaos.storm):
+        return
+    if job.job.method == "lone":
+        raise ConfigError(f"{terms.asked}: applies to processes, and a lone learner has none")
+    if not terms.processes:
+        raise ConfigError(f"{terms.asked}: applies to processes; add --processes")
+    try:
+        live_schedule(job)
+    except ConfigError as error:
+        raise ConfigError(f"{terms.fault}{error}") from None
+
+
+def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
+    """Prepare the run folder; returns the job's actors, which ``run_job`` runs.
+
+    Raises:
+        ConfigError: the job, its keys, its faults or its folder cannot be used.
+        SnapshotError, StorageError: it cannot continue from the snapshot.
+    """
+    check_faults(job, terms)
+    keys_of(job, "tcp" if terms.processes else job.transport.kind)
+    beginning = beginning_of(job, terms.snapshot, folder)
+    open_folder(folder, job, overwrite=terms.overwrite)
+    if terms.module:
+        keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
+        task_digest(job.job.task, folder)
+    if terms.processes:
+        return Processes(job, folder, terms.snapshot)
+    return Cluster(job, folder, beginning)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a job ended.
+
+    Attributes:
+        cluster: its actors.
+        outcome: how each of them ended.
+        result: what the syncer logged of the final model; None without one.
+    """
+
+    cluster: Cluster | Processes
+    outcome: Outcome
+    result: dict[str, Any] | None
+
+    @property
+    def problem(self) -> str | None:
+        """Why it is no success, although it could be run; None if it is one."""
+        job = self.cluster.job.job
+        if self.result is None:
+            return f"{self.cluster.folder}: the job ended without a result"
+        if self.result["status"] == "stopped" and not self.cluster.asked:
+            t = self.result["t"]
+            return f"the job ended at global step {t} of {job.steps}: no learner is left"
+        lead = self.cluster.job.syncer_names()[0]
+        for name, reason in self.outcome.failures.items():
+            if actor_of(name) == lead:
+                return f"{name} failed: {reason}"
+        return None
+
+
+async def run_job(
+    cluster: Cluster | Processes,
+    console: Console,
+    beside: Callable[[], Awaitable[None]] | None = None,
+) -> Ended:
+    """Run a job to its end, with its live display on ``console``.
+
+    Args:
+        cluster: from ``open_job``.
+        console: where the progress is shown.
+        beside: what goes on as long as the job does, such as waiting for signals.
+    """
+    done = trio.Event()
+    results: list[dict[str, Any] | None] = []
+
+    async def watch() -> None:
+        board = await show(cluster.folder, cluster.job, console, done)
+        results.append(board.result)
+
+    async with trio.open_nursery() as outer:
+        if beside is not None:
+            outer.start_soon(beside)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            outcome = await cluster.run()
+            done.set()
+        outer.cancel_scope.cancel()
+    return Ended(cluster, outcome, results[0])

@@ -1,0 +1,222 @@
+"""Jobs from Python: run, watched, stopped, interrupted; what they leave, and their errors."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+import ddloco
+from tests import tasks
+
+SETTINGS = {"sync.fragments": 4, "sync.interval": 8, "task.step_s": 0.005}
+
+CRASH = {"what": "crash", "who": "learner-1", "at_s": 1.0}
+
+
+def make(**more):
+    """A small job."""
+    said = {"task": tasks.regression, "learners": 2, "steps": 16, **more}
+    return ddloco.Job(settings={**SETTINGS, **said.pop("settings", {})}, **said)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A job that ran to its end."""
+    return make(settings={"sync.quorum": 2}).run(tmp_path_factory.mktemp("api") / "run", quiet=True)
+
+
+def test_a_run_tells_of_itself(finished):
+    """Its result, its steps and merges, and all that `ddloco.open` tells."""
+    assert finished.result.status == "done"
+    assert finished.result.steps == 16
+    assert finished.result.merges == len(finished.merges) == 8
+    assert finished.result.held_out_loss < finished.steps()[0].loss
+    assert finished.result.model.is_file()
+    assert [each.t for each in finished.merges] == [
+        each.t for each in ddloco.open(finished.path).merges
+    ]
+    assert "done at step 16" in repr(finished)
+
+
+def test_parameters_come_as_the_tasks_pytree(finished):
+    """Those of the run, of the folder, and of the file; by name without a task."""
+    task, key = tasks.regression(), jax.random.key(0)
+    like = jax.tree.structure(task.init(key))
+
+    assert like == jax.tree.structure(finished.params)
+    assert abs(task.evaluate(finished.params) - finished.result.held_out_loss) < 1e-6
+    for path in (finished.path, finished.result.model):
+        again = ddloco.load(path, "tests.tasks:regression")
+        assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(finished.params)))
+    assert sorted(ddloco.load(finished.path)) == ["blocks/0/w", "blocks/1/w", "embed", "scale"]
+
+
+def test_parameters_of_another_task_are_refused(finished, tmp_path):
+    """The tensor that differs is named, and a path without parameters."""
+    with pytest.raises(ddloco.ConfigError, match="lacks count"):
+        ddloco.load(finished.path, tasks.counting, options={})
+    with pytest.raises(ddloco.TaskError, match="no function none"):
+        ddloco.load(finished.path, "tests.tasks:none")
+    with pytest.raises(ddloco.ConfigError, match="no run folder, no model file and no snapshot"):
+        ddloco.load(tmp_path / "nothing")
+
+
+def test_a_handle_watches_snapshots_and_stops(tmp_path):
+    """The caller goes on; the snapshot has the parameters, a stop ends in good order, and the job
+    continues from the snapshot in another run."""
+    job = make(steps=100_000)
+    handle = job.start(tmp_path / "run")
+    with pytest.raises(TimeoutError):
+        handle.wait(timeout=0.01)
+    taken = handle.snapshot()
+    metrics = handle.metrics
+    handle.stop()
+    run = handle.wait()
+
+    assert not metrics.waits_for
+    assert any(each.loss is not None for each in metrics.learners.values())
+    assert run.result.status == "stopped"
+    assert run.result.steps < 100_000
+    assert handle.done
+    assert sorted(ddloco.load(taken)) == sorted(ddloco.load(run.path))
+    with pytest.raises(ddloco.JobError, match="the job has ended"):
+        handle.snapshot()
+    steps = run.result.steps + 8
+    more = ddloco.Job(tasks.regression, learners=2, steps=steps, settings=SETTINGS)
+    assert more.run(tmp_path / "more", snapshot=taken, quiet=True).result.steps == steps
+
+
+def test_under_asyncio(tmp_path):
+    """A handle can be awaited, and the event loop goes on meanwhile."""
+
+    async def both():
+        handle, ticks = make().start(tmp_path / "run"), 0
+        waiting = asyncio.ensure_future(_awaited(handle))
+        while not waiting.done():
+            await asyncio.sleep(0.05)
+            ticks += 1
+        return await waiting, ticks
+
+    run, ticks = asyncio.run(both())
+    assert run.result.status == "done"
+    assert ticks > 10
+
+
+async def _awaited(handle):
+    return await handle
+
+
+@pytest.mark.slow
+def test_with_a_process_per_actor(tmp_path):
+    """The same over tcp, with a snapshot."""
+    handle = make(steps=100_000).start(tmp_path / "run", processes=True)
+    taken = handle.snapshot()
+    handle.stop()
+
+    assert handle.wait().result.status == "stopped"
+    assert sorted(ddloco.load(taken)) == ["blocks/0/w", "blocks/1/w", "embed", "scale"]
+
+
+def test_job_files(tmp_path, finished):
+    """A job file is read with overrides; that of a run folder is the same job."""
+    job = ddloco.Job.read(finished.path / "job.toml", "sync.quorum=1")
+
+    assert job.config.sync.quorum == 1
+    assert ddloco.Job.read(finished.path / "job.toml").config.sync.quorum == 2
+    assert "tests.tasks:regression, 2 learners" in repr(job)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "said"),
+    [
+        ({"settings": {"sync.qourum": 2}}, ddloco.ConfigError, "qourum"),
+        ({"settings": {"quorum": 2}}, ddloco.ConfigError, "quorum"),
+        ({"settings": {"sync.quorum": 9}}, ddloco.ConfigError, "can never be met"),
+        ({"learners": 0}, ddloco.ConfigError, "learners"),
+    ],
+)
+def test_wrong_settings_are_named(more, kind, said):
+    """A wrong setting is an exception of one line when the job is described."""
+    with pytest.raises(kind, match=said):
+        make(**more)
+
+
+@pytest.mark.parametrize(
+    ("more", "kind", "said"),
+    [
+        ({"task": "none:task"}, ddloco.TaskError, "there is no module none"),
+        ({"settings": {"job.method": "lone"}}, ddloco.ConfigError, "ddloco run"),
+        ({"settings": {"chaos.fault": [CRASH]}}, ddloco.ConfigError, "applies to processes"),
+    ],
+)
+def test_jobs_that_cannot_start_leave_no_folder(tmp_path, more, kind, said):
+    """What is known before anything starts is said before there is a run folder."""
+    with pytest.raises(kind, match=said):
+        make(**more).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_actors_find_is_raised(tmp_path, finished):
+    """A task that is wrong is a TaskError, a folder that is taken a ConfigError."""
+    with pytest.raises(ddloco.TaskError, match="count"):
+        make(task=tasks.counting, settings={"task": {}}).run(tmp_path / "run", quiet=True)
+    with pytest.raises(ddloco.ConfigError, match="holds a run already"):
+        make().run(finished.path)
+
+
+def test_importing_ddloco_is_cheap():
+    """No numpy, no jax, no trio; every name that it exports is there; others are not."""
+    code = """
+    import sys, ddloco
+    assert not {"numpy", "jax", "trio", "msgspec"} & set(sys.modules)
+    assert all(getattr(ddloco, name) for name in ddloco.__all__)
+    assert set(ddloco.__all__) <= set(dir(ddloco))
+    assert "jax" not in sys.modules
+    try:
+        ddloco.nothing
+    except AttributeError as error:
+        print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert "has no attribute 'nothing'" in done.stdout
+
+
+def test_ctrl_c_in_a_script(tmp_path):
+    """The job ends in good order, the script sees KeyboardInterrupt, and its task replays."""
+    script = """
+    import ddloco
+    from tests.tasks import Regression
+
+    def task():
+        return Regression(0.01)
+
+    job = ddloco.Job(task, learners=1, steps=100_000, settings={"sync.fragments": 2})
+    try:
+        job.run("RUN")
+    except KeyboardInterrupt:
+        print(ddloco.load("RUN", task)["embed"].shape)
+    """
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(script).replace("RUN", str(tmp_path / "run")))
+    env = {"PYTHONPATH": ".", "XDG_STATE_HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    running = subprocess.Popen(
+        [sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    )
+    said = ""
+    while running.stdout and "1 live" not in said:
+        said += running.stdout.readline()
+    running.send_signal(signal.SIGINT)
+    said += running.communicate(timeout=120)[0]
+
+    assert running.returncode == 0, said
+    assert "(16, 32)" in said
+    replay = [sys.executable, "-m", "ddloco", "replay", tmp_path / "run"]
+    done = subprocess.run(replay, capture_output=True, text=True, env=env, check=False)
+    assert "identical" in done.stdout, done.stdout + done.stderr
