@@ -283,6 +283,17 @@ class Handle:
         """Return what it is, on one line."""
         return f"<job in {self.path}: {'ended' if self.done else 'running'}>"
 
+    def __enter__(self) -> "Handle":
+        """Return the handle: ``with job.start(...) as handle:``."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """Wait for the end of the job; after an exception, end it in good order first."""
+        if error is not None:
+            self.end("the program has failed")
+        else:
+            self.wait()
+
     def __await__(self) -> Generator[Any, None, FinishedRun]:
         """Wait for the end of the job under asyncio; see ``wait``."""
         return asyncio.wrap_future(self._future).__await__()
@@ -324,12 +335,12 @@ class Handle:
         """Ask the job to end in good order: the model is scored and saved. Returns at once."""
         self._soon(partial(self._cluster.request_stop, reason))
 
-    def end(self) -> None:
+    def end(self, reason: str = "asked to stop by Ctrl-C") -> None:
         """End the job in good order and wait for it; a Ctrl-C meanwhile ends it at once.
 
         How it ended is not raised; ``wait`` tells.
         """
-        self.stop("asked to stop by Ctrl-C")
+        self.stop(reason)
         try:
             self._future.exception()
         except KeyboardInterrupt:

@@ -70,13 +70,13 @@ def test_a_handle_watches_snapshots_and_stops(tmp_path):
     """The caller goes on; the snapshot has the parameters, a stop ends in good order, and the job
     continues from the snapshot in another run."""
     job = make(steps=100_000)
-    handle = job.start(tmp_path / "run")
-    with pytest.raises(TimeoutError):
-        handle.wait(timeout=0.01)
-    taken = handle.snapshot()
-    metrics = handle.metrics
-    handle.stop()
-    run = handle.wait()
+    with job.start(tmp_path / "run") as handle:
+        with pytest.raises(TimeoutError):
+            handle.wait(timeout=0.01)
+        taken = handle.snapshot()
+        metrics = handle.metrics
+        handle.stop()
+        run = handle.wait()
 
     assert not metrics.waits_for
     assert any(each.loss is not None for each in metrics.learners.values())
@@ -89,6 +89,13 @@ def test_a_handle_watches_snapshots_and_stops(tmp_path):
     steps = run.result.steps + 8
     more = ddloco.Job(tasks.regression, learners=2, steps=steps, settings=SETTINGS)
     assert more.run(tmp_path / "more", snapshot=taken, quiet=True).result.steps == steps
+
+
+def test_an_exception_ends_a_job_in_the_background(tmp_path):
+    """A program that fails does not leave a job running; what it left is complete."""
+    with pytest.raises(ZeroDivisionError), make(steps=100_000).start(tmp_path / "run"):
+        raise ZeroDivisionError
+    assert ddloco.open(tmp_path / "run").actors
 
 
 def test_under_asyncio(tmp_path):
@@ -114,9 +121,9 @@ async def _awaited(handle):
 @pytest.mark.slow
 def test_with_a_process_per_actor(tmp_path):
     """The same over tcp, with a snapshot."""
-    handle = make(steps=100_000).start(tmp_path / "run", processes=True)
-    taken = handle.snapshot()
-    handle.stop()
+    with make(steps=100_000).start(tmp_path / "run", processes=True) as handle:
+        taken = handle.snapshot()
+        handle.stop()
 
     assert handle.wait().result.status == "stopped"
     assert sorted(ddloco.load(taken)) == ["blocks/0/w", "blocks/1/w", "embed", "scale"]
