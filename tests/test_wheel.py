@@ -6,6 +6,7 @@ import pytest
 
 from tests.installed import CHECKOUT, DDLOCO, HOME, PYTHON, install
 
+EXAMPLES = ("init", "--template", "examples")
 PACKAGES = ("ddloco", "transport", "clocks", "snapshot", "replay")
 
 
@@ -55,14 +56,14 @@ def test_the_command_answers(site, tmp_path):
 def test_the_first_commands_of_the_help_work(site, tmp_path):
     """Whoever has only the wheel gets the examples, their own changes are left alone, and the job
     file that the help names can be run: it is resolved, and its task is found."""
-    run(*DDLOCO, "init", cwd=tmp_path)
+    run(*DDLOCO, *EXAMPLES, cwd=tmp_path)
     names = {path.name for path in (CHECKOUT / "examples").iterdir() if path.is_file()}
     assert names == {path.name for path in (tmp_path / "examples").iterdir()}
 
     mine = tmp_path / "examples" / "quickstart.toml"
     changed = mine.read_text().replace("steps = ", "steps = 1 # ")
     mine.write_text(changed)
-    assert f"0 files copied, {len(names)} existed" in run(*DDLOCO, "init", cwd=tmp_path)
+    assert f"0 files copied, {len(names)} existed" in run(*DDLOCO, *EXAMPLES, cwd=tmp_path)
     assert mine.read_text() == changed
 
     code = (
@@ -74,10 +75,15 @@ def test_the_first_commands_of_the_help_work(site, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_quickstart_runs_as_the_help_says(site, tmp_path):
+@pytest.mark.parametrize("template", ["gpt", "classifier", "blank"])
+def test_each_template_runs_as_the_help_says(site, tmp_path, template):
     """The first commands of the help, as they stand there but for the number of steps."""
-    run(*DDLOCO, "init", cwd=tmp_path)
+    said = run(*DDLOCO, "init", "--template", template, "mine", cwd=tmp_path)
+    assert "cd mine && ddloco run job.toml" in said
+    mine = tmp_path / "mine"
+    assert "examples" not in (mine / "job.toml").read_text() + (mine / "README.md").read_text()
     shorter = "--set=job.steps=24"
-    run(*DDLOCO, "run", "examples/quickstart.toml", "--dir", "runs/first", shorter, cwd=tmp_path)
+    run(*DDLOCO, "run", "job.toml", "--dir", "runs/first", shorter, cwd=mine)
+    tmp_path = mine
 
     assert "identical" in run(*DDLOCO, "replay", "runs/first", cwd=tmp_path)

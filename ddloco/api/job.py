@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import trio
 from msgspec import Struct
@@ -283,7 +283,7 @@ class Handle:
         """Return what it is, on one line."""
         return f"<job in {self.path}: {'ended' if self.done else 'running'}>"
 
-    def __enter__(self) -> "Handle":
+    def __enter__(self) -> Self:
         """Return the handle: ``with job.start(...) as handle:``."""
         return self
 

@@ -8,13 +8,13 @@ training does not wait for a learner that is slow or dead. Every job records eve
 the whole run can be executed again, bit for bit, on one machine of the same kind."""
 
 EXAMPLES = """\
-a first run, of an example:
+a first run:
   ddloco init
-  ddloco run examples/quickstart.toml --dir runs/first
+  ddloco run job.toml --dir runs/first
   ddloco replay runs/first
 
 the same job over tcp, every actor a process of its own:
-  ddloco run examples/quickstart.toml --processes --dir runs/second
+  ddloco run job.toml --processes --dir runs/second
 
 on several hosts (syncer first or last, in any order):
   ddloco syncer  job.toml --bind tcp://127.0.0.1:5555 --dir runs/host-a
@@ -33,6 +33,17 @@ end a job on several hosts:
 
 exit codes: 0 success, 1 a difference, a gap or a failure was found, 2 the input was bad,
 75 the process left in good order (SIGTERM, --patience) and should be started again"""
+
+INIT = """\
+gpt         a small byte-level GPT on the source of Python's standard library
+classifier  a small classifier of points that are drawn with numpy
+blank       the smallest task that runs, to be replaced by yours
+examples    all examples that the documentation names, into DIR/examples
+
+Existing files are not changed.
+
+  ddloco init --template classifier first
+  cd first && ddloco run job.toml"""
 
 RUN_MORE = """\
 Ctrl-C ends the job in good order: the model is saved and the tapes can be replayed.

@@ -15,6 +15,7 @@ from typing import Any
 
 from ddloco.cli.help_text import (
     EXAMPLES,
+    INIT,
     OVERVIEW,
     PERFORM_MORE,
     RUN_MORE,
@@ -106,8 +107,8 @@ def _add_init(orders: Orders) -> None:
     command = _command(
         orders,
         "init",
-        "copy the examples into a folder: tasks, and job files",
-        "They go to DIR/examples. Existing files are not changed.",
+        "write a task, a job file and a README that run at once",
+        INIT,
     )
     command.add_argument(
         "folder",
@@ -116,6 +117,12 @@ def _add_init(orders: Orders) -> None:
         nargs="?",
         default=Path(),
         help="where to (default: the current folder)",
+    )
+    command.add_argument(
+        "--template",
+        choices=("gpt", "classifier", "blank", "examples"),
+        default="gpt",
+        help="what to begin with (default: gpt)",
     )
     command.set_defaults(run="init")
 

@@ -18,7 +18,7 @@ from ddloco.actors.effects import Finish
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_job, pinned_text, run_job
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.cli.debug import bundle, diff, report, status_at, why
-from ddloco.cli.examples import EXAMPLES, put_examples
+from ddloco.cli.examples import EXAMPLES, put_template
 from ddloco.cli.perform import perform
 from ddloco.cli.replay import replay
 from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, snapshot_verify
@@ -64,13 +64,21 @@ def show_version(_: argparse.Namespace) -> int:
 
 
 def init(given: argparse.Namespace) -> int:
-    """``ddloco init``: copy the examples to a folder where the user can change and run them."""
+    """``ddloco init``: write a project, or the examples, that the user can change and run."""
     try:
-        made, left = put_examples(given.folder)
+        made, left = put_template(given.folder, given.template)
     except ConfigError as error:
         return complain(error)
-    where = given.folder / EXAMPLES
-    print(f"{where}: {len(made)} files copied, {len(left)} existed and were not changed")
+    if given.template == EXAMPLES:
+        where = given.folder / EXAMPLES
+        print(f"{where}: {len(made)} files copied, {len(left)} existed and were not changed")
+        return HELD
+    for path in made:
+        print(f"wrote {path}")
+    for path in left:
+        print(f"{path} exists and was not changed")
+    there = given.folder != Path()
+    print("run it with: " + (f"cd {given.folder} && " if there else "") + "ddloco run job.toml")
     return HELD
 
 

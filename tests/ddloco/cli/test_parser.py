@@ -48,7 +48,7 @@ def test_no_command_is_bad_input(capsys):
         main([])
 
     assert left.value.code == 2
-    assert "a first run, of an example:" in capsys.readouterr().out
+    assert "a first run:" in capsys.readouterr().out
 
 
 def test_version(capsys):
