@@ -68,9 +68,8 @@ def _project(source: Path, template: str, name: str) -> dict[str, bytes]:
     module = f"{EXAMPLES}.{Path(task).stem}"
     renamed = ((module, "task"), (f"{EXAMPLES}/{job}", JOB_FILE), (f"{EXAMPLES}/{task}", TASK_FILE))
     texts = {TASK_FILE: (source / task).read_text(), JOB_FILE: (source / job).read_text()}
-    for file in texts:
-        for old, new in renamed:
-            texts[file] = texts[file].replace(old, new)
+    for old, new in renamed:
+        texts = {file: text.replace(old, new) for file, text in texts.items()}
     texts[README_FILE] = README.format(name=name)
     return {file: text.encode() for file, text in texts.items()}
 
