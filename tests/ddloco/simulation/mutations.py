@@ -279,8 +279,8 @@ def whatever_is_stale_is_taken(patch):
 
 @bug("staleness-bound", 12)
 def the_lag_is_twice_what_was_asked(patch):
-    def init(old, self, count, owned, lag):
-        old(self, count, owned, 2 * lag)
+    def init(old, self, count, owned, lag, *more):
+        old(self, count, owned, 2 * lag, *more)
 
     wrap(patch, Globals, "__init__", init)
 
