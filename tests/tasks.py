@@ -275,3 +275,20 @@ class Misnamed(Regression):
 def misnamed() -> Misnamed:
     """With a loss that cannot be called."""
     return Misnamed()
+
+
+class Measured(Keyed):
+    """Says more of a step than its loss, and more of a model."""
+
+    def loss(self, params: Any, batch: Any, key: Any = None) -> Any:
+        loss = super().loss(params, batch, key)
+        return loss, {"root": jnp.sqrt(loss), "batch": jnp.int32(len(batch[0]))}
+
+    def evaluate(self, params: Any) -> Any:
+        loss = Keyed.loss(self, params, Stream(1000, 1000).next())
+        return {"root": jnp.sqrt(loss), "loss": loss}
+
+
+def measured(step_s: float = 0.0) -> Measured:
+    """With metrics."""
+    return Measured(step_s)

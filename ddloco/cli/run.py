@@ -29,7 +29,7 @@ from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import check_place, holds_job, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.exports import FORMATS
-from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard
+from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard, in_words
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
 from ddloco.network.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -171,7 +171,8 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
         return complain(f"{folder}: the job ended without a result", FOUND)
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
-    say(f"{scored} at global step {result['t']}, {result['merges']} merges")
+    more = in_words(result.get("metrics") or {})
+    say(f"{scored}{more} at global step {result['t']}, {result['merges']} merges")
     say(f"model {folder / MODEL_FILE}")
     say(f"replay it with: ddloco replay {folder}")
     return HELD

@@ -20,8 +20,8 @@ from ddloco.workers.process import WorkerProcess, open_worker
 from ddloco.workers.task_sources import SOURCE
 from transport import DTYPES, Payload
 
-Scored = Callable[[int, float], None]
-"""Called with a global step and the held-out loss of its model."""
+Scored = Callable[[int, float, dict[str, float]], None]
+"""Called with a global step, and the held-out loss and the other metrics of its model."""
 
 
 class Scorer:
@@ -31,7 +31,7 @@ class Scorer:
         source: the job file, for messages.
         plan: where each fragment is in the model.
         arena: memory that the worker process can access.
-        score: computes the held-out loss of a model in the arena; None if the task cannot.
+        score: evaluates a model in the arena; the loss is None if the task cannot.
         scored: called with every result.
     """
 
@@ -40,7 +40,7 @@ class Scorer:
         source: Path,
         plan: FragmentPlan,
         arena: Arena,
-        score: Callable[[rpc.Span], Awaitable[float | None]],
+        score: Callable[[rpc.Span], Awaitable[rpc.Scored]],
         scored: Scored,
     ) -> None:
         self._source = source
@@ -99,10 +99,10 @@ class Scorer:
         for fragment, (_, payload) in self._fragments.items():
             start, stop = self._plan.fragment_slice(fragment)
             self._region.data[start:stop] = payload.data
-        loss = await self._score(rpc.Span(self._region.offset, len(self._region.data)))
-        if loss is None:
+        found = await self._score(rpc.Span(self._region.offset, len(self._region.data)))
+        if found.loss is None:
             raise ConfigError(f"--evaluate {self._source}: its task has no evaluate(params)")
-        self._scored(t, loss)
+        self._scored(t, found.loss, found.metrics)
 
 
 @asynccontextmanager
@@ -119,8 +119,8 @@ async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[S
         async with open_worker("observer.1", arena, job.worker, pinned=pinned) as process:
             plan = await _prepare(job, process)
 
-            async def score(span: rpc.Span) -> float | None:
-                return (await process.expect(rpc.Score(span), rpc.Scored)).loss
+            async def score(span: rpc.Span) -> rpc.Scored:
+                return await process.expect(rpc.Score(span), rpc.Scored)
 
             yield Scorer(source, plan, arena, score, scored)
 

@@ -13,11 +13,13 @@ from typing import Any
 import trio
 from rich.console import Console, Group
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE
+from ddloco.monitoring.status_view import COLUMNS_MAX
 
 REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0
@@ -38,6 +40,8 @@ class LearnerView:
     lived_s: float = 0.0
     """The part of ``alive_s`` that belongs to earlier incarnations."""
     losses: list[float] = field(default_factory=list[float])
+    metrics: dict[str, float | None] = field(default_factory=dict[str, float | None])
+    """The task's own metrics of the newest step."""
     state: str = "starting"
     lost: bool = False
     """Whether it has joined and its link is down now; it may continue to train."""
@@ -53,6 +57,7 @@ class LearnerView:
         self.alive_s = self.lived_s + line["at"] - self.first_at
         if line["loss"] is not None:  # The log contains null for NaN and Inf.
             self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
+        self.metrics = line.get("metrics") or {}
         self.state = "training"
 
     @property
@@ -152,10 +157,16 @@ class Board:
 
     def tables(self) -> Group:
         """Two tables: the learners, and the syncer with its fragments."""
-        learners = Table("learner", "state", "step", "loss", "tokens/s", expand=True)
+        views = self.learners.values()
+        names = list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
+        columns = ("learner", "state", "step", "loss", *map(escape, names), "tokens/s")
+        learners = Table(*columns, expand=True)
         for name, view in self.learners.items():
             loss = f"{view.loss:.4f}" if view.loss is not None else "-"
-            learners.add_row(name, view.state, str(view.step), loss, f"{view.tokens_per_s:,.0f}")
+            found = [view.metrics.get(each) for each in names]
+            more = [f"{value:.4g}" if value is not None else "-" for value in found]
+            rate = f"{view.tokens_per_s:,.0f}"
+            learners.add_row(name, view.state, str(view.step), loss, *more, rate)
         syncer = Table("quorum", "grace", "learners", "goodput", "merges", expand=True)
         grace = f"{self.merge.get('grace_s', 0.0) * 1000:.0f} ms"
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"

@@ -1,7 +1,7 @@
 """Metrics of a running job: numbers from an observer's notices, sent to metrics systems."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,7 +16,15 @@ time series."""
 
 MERGE_FIELDS = ("live", "taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = ("merges", "quorum", "goodput", "live", "uptime_s", "tape_bytes")
-MEMBER_FIELDS = ("step", "step_s", "heard_s", "silent", "versions_behind", "refused")
+MEMBER_FIELDS = (
+    *("step", "step_s", "heard_s", "silent", "versions_behind", "refused"),
+    *("loss", "tokens", "tokens_per_s"),
+)
+
+LEARNER_LINE = ("learner", "step", "loss", "tokens", "tokens_per_s", "metrics")
+
+METRICS_NAMED_MAX = 64
+"""Names of the task's own metrics: each is a time series for every learner."""
 
 
 class Sink(Protocol):
@@ -43,6 +51,8 @@ class Metrics:
         """The newest global step in any notice."""
         self._sinks = sinks
         self._seen: dict[str, int] = {}
+        self._named: dict[str, None] = {}
+        """The names of the task's own metrics so far."""
 
     def news(self, news: News) -> None:
         """Process one observation; a merge contains numbers of its own."""
@@ -53,6 +63,11 @@ class Metrics:
         if news.event == "merge":
             self._reach(news.fields.get("t"))
             self._several(MERGE_FIELDS, news.fields)
+        if news.event == "result":
+            self._reach(news.fields.get("t"))
+            loss, more = news.fields.get("held_out_loss"), news.fields.get("metrics") or {}
+            if isinstance(loss, int | float):
+                self.score(self.t, loss, more)
         self._gauge("news", self._seen[name], event=name)
 
     def status(self, status: dict[str, Any]) -> None:
@@ -61,12 +76,25 @@ class Metrics:
         self._gauge("global_step", self.t)
         self._several(STATUS_FIELDS, status)
         for member in status.get("members") or ():
-            self._several(MEMBER_FIELDS, member, "learner_", learner=member["learner"])
+            who = member["learner"]
+            self._several(MEMBER_FIELDS, member, "learner_", learner=who)
+            for name, value in self._known(member.get("metrics") or {}).items():
+                self._gauge("learner_metric", value, learner=who, metric=name)
 
-    def score(self, t: int, loss: float) -> None:
-        """Record the held-out loss of the global model of step ``t``."""
+    def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:
+        """Record the held-out loss, and the other metrics, of the global model of step ``t``."""
         for sink in self._sinks:
             sink.gauge("held_out_loss", loss, t)
+            for name, value in self._known(metrics or {}).items():
+                sink.gauge("held_out_metric", value, t, metric=name)
+
+    def _known(self, metrics: dict[str, Any]) -> dict[str, float]:
+        """The numbers among the task's metrics, without names beyond ``METRICS_NAMED_MAX``."""
+        room = METRICS_NAMED_MAX - len(self._named)
+        new = [name for name in metrics if name not in self._named]
+        self._named |= dict.fromkeys(new[:room])
+        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
+        return {name: value for name, value in numbers.items() if name in self._named}
 
     def close(self) -> None:
         """Close every sink."""
@@ -157,6 +185,12 @@ class TensorBoard:
         self._writer.close()
 
 
+def in_words(metrics: Mapping[str, float | None]) -> str:
+    """Metrics as the rest of a line that begins with the loss."""
+    known = {name: value for name, value in metrics.items() if value is not None}
+    return "".join(f", {name} {value:.4g}" for name, value in known.items())
+
+
 class Lines:
     """Prints all notices, one line each, as readable text or as JSON.
 
@@ -178,13 +212,22 @@ class Lines:
         said = "  ".join(f"{key} {value}" for key, value in news.fields.items())
         self._write(f"{news.at:8.1f} s  {news.event}  {said}".rstrip())
 
-    def score(self, t: int, loss: float) -> None:
-        """Print the held-out loss of the global model of step ``t``."""
+    def status(self, status: dict[str, Any]) -> None:
+        """Print what the learners' last steps brought, as JSON only: a line every second."""
+        members = [each for each in status.get("members") or () if each.get("loss") is not None]
+        if self._as_json and members:
+            shown = [{name: each.get(name) for name in LEARNER_LINE} for each in members]
+            plain = {"event": "learners", "t": status.get("t"), "learners": shown}
+            self._write(msgspec.json.encode(plain).decode())
+
+    def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:
+        """Print the held-out loss, and the other metrics, of the global model of step ``t``."""
         if self._as_json:
             plain = {"event": "held out", "t": t, "held_out_loss": loss}
+            plain |= {"metrics": metrics} if metrics else {}
             self._write(msgspec.json.encode(plain).decode())
         else:
-            self._write(f"held-out loss {loss:.4f} at global step {t}")
+            self._write(f"held-out loss {loss:.4f}{in_words(metrics or {})} at global step {t}")
 
 
 def _extra(package: str, extra: str, option: str) -> Any:

@@ -50,6 +50,10 @@ class MemberStatus(Struct, frozen=True):
     refused: int = 0
     refused_for: str = ""
     """Why its last refused contribution was refused."""
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    metrics: dict[str, float | None] = {}
+    """The task's own metrics of its last step."""
 
     @property
     def state(self) -> str:
@@ -153,13 +157,24 @@ def counts(status: Status) -> str:
     return f"{said}  {escape(status.incarnation)}: {status.events} events, {tape} tape"
 
 
+COLUMNS_MAX = 4
+"""Metrics of the task that a table has columns for; ``--json`` shows all."""
+
+
 def members(status: Status) -> Table:
     """A table with a row for each learner."""
-    table = Table("learner", "step", "step time", "last contact", "state", "refused")
+    names = list(dict.fromkeys(name for each in status.members for name in each.metrics))
+    numbers = ("loss", *names[:COLUMNS_MAX], "tokens/s")
+    columns = ("learner", "step", "step time", *map(escape, numbers), "last contact", "state")
+    table = Table(*columns, "refused")
     for each in status.members:
         heard = f"{seconds(each.heard_s)} ago" if each.heard_s is not None else "-"
         step_s = seconds(each.step_s) if each.step_s is not None else "-"
-        row = (each.learner, str(each.step), step_s, heard, each.state, str(each.refused))
+        values = (each.loss, *(each.metrics.get(name) for name in names[:COLUMNS_MAX]))
+        found = [f"{value:.4g}" if value is not None else "-" for value in values]
+        rate = f"{each.tokens_per_s:,.0f}" if each.tokens_per_s is not None else "-"
+        row = (each.learner, str(each.step), step_s, *found, rate, heard, each.state)
+        row = (*row, str(each.refused))
         table.add_row(*map(escape, row), style="yellow" if each.silent else None)
     return table
 

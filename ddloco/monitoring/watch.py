@@ -185,10 +185,10 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
 async def _follow(
     observer: Observer, metrics: Metrics, lines: Lines | None, evaluate: tuple[Job, Path] | None
 ) -> None:
-    def scored(t: int, loss: float) -> None:
-        metrics.score(t, loss)
+    def scored(t: int, loss: float, more: dict[str, float]) -> None:
+        metrics.score(t, loss, more)
         if lines is not None:
-            lines.score(t, loss)
+            lines.score(t, loss, more)
 
     async with _scoring(evaluate, scored) as scorer:
 
@@ -196,6 +196,8 @@ async def _follow(
             match said:
                 case Told():
                     metrics.status(said.status)
+                    if lines is not None:
+                        lines.status(said.status)
                 case News():
                     metrics.news(said)
                     if lines is not None:

@@ -216,7 +216,8 @@ class Hosted:
         """The first event, and what is behind it: of an actor that is new, or goes on."""
         start, beginning = self._start, self.beginning
         if start is None or beginning is None:
-            return Started(self.incarnation, prepared.leaves, self._own_state(workers, arrays)), []
+            own = self._own_state(workers, arrays)
+            return Started(self.incarnation, prepared.leaves, own, tells=True), []
         await start.take_up(workers, arrays)
         start.adopt(self.job, workers.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)

@@ -21,11 +21,13 @@ class OwnState(Struct, frozen=True, array_like=True):
 
 
 class Started(Event, frozen=True):
-    """The actor's first event: the parameters' leaves, as its worker describes them."""
+    """The actor's first event: the parameters' leaves, as its worker describes them. A learner that
+    ``tells`` reports the losses of its steps; those on older tapes did not."""
 
     incarnation: str
     leaves: tuple[Leaf, ...]
     state: OwnState | None = None
+    tells: bool = False
 
 
 class Kept(Struct, frozen=True, array_like=True):
@@ -59,13 +61,15 @@ class ParametersMade(WorkResult, frozen=True):
 class StepFinished(WorkResult, frozen=True):
     """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
     ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
-    schedules (see ``Progress.cursor``). The host copy is under the requested handle."""
+    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers. The host copy is
+    under the requested handle."""
 
     step: int
     loss: float
     tokens: int
     batch: bytes
     cursor: bytes = b""
+    metrics: dict[str, float] = {}
 
 
 class FragmentEncoded(WorkResult, frozen=True):
@@ -131,9 +135,11 @@ class FragmentMerged(WorkResult, frozen=True):
 
 
 class Evaluated(WorkResult, frozen=True):
-    """The held-out loss of the global parameters; None if the task has no ``evaluate``."""
+    """The held-out loss of the global parameters, None if the task has no ``evaluate``, and its
+    other metrics."""
 
     loss: float | None
+    metrics: dict[str, float] = {}
 
 
 class ModelSaved(WorkResult, frozen=True):

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ddloco.actors.messages import SaidByAll
 from ddloco.protocol.compression import Format
@@ -22,7 +22,24 @@ with a larger state is drawn again from its beginning when a learner returns."""
 Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
 
 
-class Progress(Body, frozen=True):
+METRICS_MAX = 32
+"""Named numbers of one step: the dict is part of every report."""
+
+Metrics = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=64)], float], Meta(max_length=METRICS_MAX)
+]
+
+
+class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a learner's last finished step brought, for observers: the loss of its batch, the
+    task's own metrics, and the tokens that this incarnation has trained on."""
+
+    loss: float
+    tokens: Count
+    metrics: Metrics = {}
+
+
+class Progress(Body, frozen=True, omit_defaults=True):
     """A learner's report after every step (paper: the metadata tuple).
 
     Attributes:
@@ -34,6 +51,8 @@ class Progress(Body, frozen=True):
         batches: batches of its shard that this learner, including earlier incarnations, has used.
         cursor: the positions of its stream and schedules after these batches (``data_stream``);
             empty before the first step.
+        last: what its last step brought; None before the first, and on tapes of learners that did
+            not report it.
     """
 
     step: Count
@@ -41,8 +60,10 @@ class Progress(Body, frozen=True):
     versions: Versions
     steps: Counts
     tokens: Counts
-    batches: Count = 0
-    cursor: Cursor = b""
+    # Factories, so that these are encoded as they always were, with or without a value.
+    batches: Count = field(default_factory=int)
+    cursor: Cursor = field(default_factory=bytes)
+    last: LastStep | None = None
 
 
 class Pull(Body, frozen=True):

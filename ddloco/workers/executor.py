@@ -298,7 +298,7 @@ class Workers:
             region.data[start:stop] = self.layouts.bytes_of(p, self._arrays.get(handle))
         scored = await self._process.expect(rpc.Score(rpc.span_of(region)), rpc.Scored)
         self._arena.free(region)
-        return Evaluated(work.work, scored.loss)
+        return Evaluated(work.work, scored.loss, scored.metrics)
 
     # Work with numpy, in threads.
 
@@ -416,4 +416,4 @@ class Workers:
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
     """The event that reports a finished step."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
-    return StepFinished(work.work, work.step, *done)
+    return StepFinished(work.work, work.step, *done, trained.metrics)

@@ -80,13 +80,14 @@ class CopyOut(WorkerMessage, frozen=True):
 
 
 class Trained(WorkerMessage, frozen=True):
-    """One step's loss, tokens, batch digest (xxh3-128), and the cursor after it: the positions of
-    stream and schedules (see ``data_stream``)."""
+    """One step's loss, tokens, batch digest (xxh3-128), the cursor after it: the positions of
+    stream and schedules (see ``data_stream``), and the task's own metrics."""
 
     loss: float
     tokens: int
     batch: bytes
     cursor: bytes = b""
+    metrics: dict[str, float] = {}
 
 
 class Own(Struct, frozen=True, array_like=True):
@@ -167,9 +168,10 @@ class Score(WorkerMessage, frozen=True):
 
 
 class Scored(WorkerMessage, frozen=True):
-    """The held-out loss; None if the task cannot compute it."""
+    """The held-out loss, None if the task cannot compute it, and its other metrics."""
 
     loss: float | None
+    metrics: dict[str, float] = {}
 
 
 class Failed(WorkerMessage, frozen=True):

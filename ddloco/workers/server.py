@@ -36,7 +36,7 @@ from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.parameters import shapes_and_names
 from ddloco.workers.task import TaskError, load_task
-from ddloco.workers.task_loss import TaskLoss
+from ddloco.workers.task_loss import TaskLoss, held_out, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from transport import DTYPES, Bytes, aligned
 
@@ -156,9 +156,9 @@ class Trainer:
     def _initialise(self) -> None:
         self._params = self._task.init(jax.random.key(self._seed))
 
-    def _step(self, params: Any, opt_state: Any, batch: Any, number: Any) -> tuple[Any, Any, Any]:
-        loss, gradients = jax.value_and_grad(self._loss)(params, batch, number)
-        return *self._take_step(params, opt_state, gradients), loss
+    def _step(self, params: Any, opt_state: Any, batch: Any, number: Any) -> tuple[Any, ...]:
+        (loss, metrics), gradients = value_and_gradient(self._loss)(params, batch, number)
+        return *self._take_step(params, opt_state, gradients), loss, metrics
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
         for fragment, span in request.overwrites:
@@ -177,14 +177,15 @@ class Trainer:
         if first:
             self._batches.check(before, digest, batch_digest)
             self._rehearse(batch, number)
-        self._params, self._opt_state, loss = self._update(
+        self._params, self._opt_state, loss, metrics = self._update(
             self._params, self._opt_state, batch, number
         )
         if first:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
         self._copy_out(self._params, request.out)
-        self._last = rpc.Trained(float(loss), self._tokens(batch), digest, self._cursor())
+        numbers = float(loss), self._tokens(batch), digest, self._cursor()
+        self._last = rpc.Trained(*numbers, said(metrics))
         return self._last
 
     @property
@@ -226,12 +227,13 @@ class Trainer:
         batch, number = self._draw()
         first = self._gradient is None
         if first:
-            self._gradient = jax.jit(jax.value_and_grad(self._loss))
-        loss, gradient = self._gradient(self._params, batch, number)
+            self._gradient = jax.jit(value_and_gradient(self._loss))
+        (loss, metrics), gradient = self._gradient(self._params, batch, number)
         if first:
             self._same("gradient", gradient, self._gradient(self._params, batch, number)[1])
         self._copy_out(gradient, request.out)
-        return rpc.Trained(float(loss), self._tokens(batch), batch_digest(batch))
+        numbers = float(loss), self._tokens(batch), batch_digest(batch)
+        return rpc.Trained(*numbers, metrics=said(metrics))
 
     def _update_with(self, request: rpc.Update) -> rpc.Ready:
         if self._opt_state is None:
@@ -252,7 +254,7 @@ class Trainer:
         self._rehearsal = self._update(*copies, batch, number)
 
     def _compare(self, loss: Any) -> None:
-        params, _, rehearsed = self._rehearsal
+        params, _, rehearsed, _ = self._rehearsal
         del self._rehearsal
         self._same("loss", [rehearsed], [loss], ["loss"])
         self._same("parameters", params, self._params)
@@ -290,15 +292,17 @@ class Trainer:
 
     def _score(self) -> rpc.Scored:
         evaluate = getattr(self._task, "evaluate", None)
-        return rpc.Scored(None if evaluate is None else float(evaluate(self._params)))
+        if evaluate is None:
+            return rpc.Scored(None)
+        return rpc.Scored(*held_out(self._name, evaluate(self._params)))
 
     def _mean_step(
         self, params: Any, opt_state: Any, batches: Any, number: Any
     ) -> tuple[Any, Any, Any]:
         pairs = zip(self._losses, batches, strict=True)
-        both = [jax.value_and_grad(loss)(params, batch, number) for loss, batch in pairs]
-        mean = jax.tree.map(lambda *each: sum(each) / len(each), *both)
-        return *self._take_step(params, opt_state, mean[1]), mean[0]
+        both = [value_and_gradient(loss)(params, batch, number) for loss, batch in pairs]
+        (loss, _), gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
+        return *self._take_step(params, opt_state, gradient), loss
 
     # Conversion between the pytree and the plan's flat layout.
 

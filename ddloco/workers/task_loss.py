@@ -1,14 +1,20 @@
-"""How the worker calls a task's loss: with what it takes besides parameters and batch."""
+"""How the worker calls a task's loss, and what loss and evaluation may return besides a number."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from ddloco.workers.task import Task, loss_takes
+from ddloco.protocol.messages import METRICS_MAX
+from ddloco.workers.task import Task, TaskError, loss_takes
 
 STEP_KEYS = 0x6B657973
 """Folded into the job's key, so that no key of a step is one that ``init`` derives from it."""
+
+NAME_CHARS_MAX = 64
+"""The length of a metric's name, which is in every report and in a table's header."""
 
 
 class TaskLoss:
@@ -42,9 +48,70 @@ class TaskLoss:
         matter, so that nothing is copied to the device."""
         return np.uint32(drawn % 2**32) if "key" in self._takes else None
 
-    def __call__(self, params: Any, batch: Any, number: Any) -> Any:
-        """The loss of batch ``number`` of the shard."""
+    def __call__(self, params: Any, batch: Any, number: Any) -> tuple[Any, dict[str, Any]]:
+        """The loss of batch ``number`` of the shard, and the task's own metrics.
+
+        Raises:
+            TaskError: the task's loss returns something else.
+        """
         extras: dict[str, Any] = {}
         if "key" in self._takes:
             extras["key"] = jax.random.fold_in(self._key, number)
-        return self._task.loss(params, batch, **extras)
+        found = self._task.loss(params, batch, **extras)
+        if not isinstance(found, tuple):
+            return found, {}
+        if len(cast("tuple[Any, ...]", found)) != 2:
+            raise TaskError(f"task {self._spec}: loss returns neither loss nor (loss, metrics)")
+        loss, metrics = cast("tuple[Any, Any]", found)
+        return loss, self._scalars(metrics)
+
+    def _scalars(self, metrics: Any) -> dict[str, Any]:
+        check_metrics(self._spec, "loss", metrics)
+        return {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+
+
+def value_and_gradient(loss: TaskLoss) -> Callable[..., Any]:
+    """A function of the same arguments that returns ((loss, metrics), gradient)."""
+    return jax.value_and_grad(loss, has_aux=True)
+
+
+def held_out(spec: str, found: Any) -> tuple[float, dict[str, float]]:
+    """The held-out loss, and the other metrics, that ``evaluate`` returned.
+
+    Raises:
+        TaskError: it returned something else.
+    """
+    if not isinstance(found, dict):
+        return float(found), {}
+    check_metrics(spec, "evaluate", found)
+    metrics = said(cast("dict[str, Any]", found))
+    if "loss" not in metrics:
+        names = ", ".join(map(repr, metrics))
+        raise TaskError(f"task {spec}: evaluate returns {names}; want 'loss', the held-out loss")
+    return metrics.pop("loss"), metrics
+
+
+def said(metrics: dict[str, Any]) -> dict[str, float]:
+    """Metrics as plain numbers, in the order of their names."""
+    return {name: float(metrics[name]) for name in sorted(metrics)}
+
+
+def check_metrics(spec: str, method: str, metrics: Any) -> None:
+    """Check that ``method`` of the task returned named scalars.
+
+    Raises:
+        TaskError: it returned something else.
+    """
+    where = f"task {spec}: metrics of {method}"
+    if not isinstance(metrics, dict):
+        raise TaskError(f"{where}: {type(metrics).__name__}; want a dict of named numbers")
+    named = cast("dict[Any, Any]", metrics)
+    if len(named) > METRICS_MAX:
+        raise TaskError(f"{where}: {len(named)} of them, at most {METRICS_MAX}")
+    for name, value in named.items():
+        good = isinstance(name, str) and name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX
+        if not good:
+            said = f"{str(name)[:80]!a} is no name of 1 to {NAME_CHARS_MAX} printable characters"
+            raise TaskError(f"{where}: {said}")
+        if jnp.shape(value) != ():
+            raise TaskError(f"{where}: {name!r} has the shape {jnp.shape(value)}; want a number")

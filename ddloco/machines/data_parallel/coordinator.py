@@ -117,8 +117,8 @@ class Averager:
             case TimerFired(timer) if timer == SHUTDOWN and self._shutdown is not None:
                 self._shutdown.patient = False
                 return []
-            case Evaluated(_, loss) if self._shutdown is not None:
-                return self._shutdown.result(loss)
+            case Evaluated(_, loss, metrics) if self._shutdown is not None:
+                return self._shutdown.result(loss, metrics)
             case ModelSaved() if self._shutdown is not None:
                 self._shutdown.saved = True
                 return []

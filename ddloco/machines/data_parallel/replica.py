@@ -132,7 +132,14 @@ class Replica:
         said = Contribution(t, 0, computing.version, event.step, 1, tokens)
         effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out)]
         step_s = round(at - computing.since, 6)
-        observed = {"step": event.step, "loss": event.loss, "tokens": tokens, "step_s": step_s}
+        observed: dict[str, Any] = {
+            "step": event.step,
+            "loss": event.loss,
+            "tokens": tokens,
+            "step_s": step_s,
+        }
+        if event.metrics:
+            observed["metrics"] = event.metrics
         return [*effects, *self._compute(at), Observe("step", observed)]
 
     def _stop(self, reason: str) -> list[Effect]:

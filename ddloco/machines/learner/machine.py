@@ -35,6 +35,7 @@ from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.protocol.messages import (
     Contribution,
     GlobalFragment,
+    LastStep,
     Progress,
     Pull,
     Resume,
@@ -102,6 +103,11 @@ class Learner:
     Args:
         job: the resolved job.
     """
+
+    _tells = False
+    """Whether it reports what its last step brought. States of earlier learners do not say so."""
+    _brought: LastStep | None = None
+    """What its last step brought, if it tells."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -207,6 +213,7 @@ class Learner:
 
     def _started(self, event: Started) -> list[Effect]:
         self._first = number_of(event.incarnation) == 1
+        self._tells = event.tells
         plan = self._plan = self._job.plan(event.leaves)
         count = len(plan.fragments)
         self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
@@ -381,6 +388,8 @@ class Learner:
             self._step_at[p], self._tokens_at[p] = event.step - 1, self._tokens
             effects += self._compression.install(p, overwrite.version, overwrite.handle)
         self._tokens += event.tokens
+        if self._tells:
+            self._brought = LastStep(event.loss, self._tokens, event.metrics)
         if previous:
             effects.append(Drop(previous))
         if event.step == 1 and not math.isfinite(event.loss):
@@ -392,7 +401,8 @@ class Learner:
             effects += self._report()
         observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
         step_s = round(at - running.since, 6)
-        return [*effects, Observe("step", {**observed, "step_s": step_s})]
+        metrics = {"metrics": event.metrics} if event.metrics else {}
+        return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
 
     def _report(self) -> list[Effect]:
         """Send this learner's progress to every connected syncer."""
@@ -409,6 +419,7 @@ class Learner:
             tokens=tuple([self._tokens - each for each in self._tokens_at]),
             batches=(self._recovery.batches or 0) + self._step,
             cursor=self._cursor,
+            last=self._brought,
         )
 
     # Pulls are answered from the host copy of the last finished step while the next step runs.

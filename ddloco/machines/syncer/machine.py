@@ -159,8 +159,8 @@ class Syncer:
                 return self._snapshot_policy.heard(event)
             case Restored(run=run) if self.rounds is not None:
                 return self._go_on(at, run)
-            case Evaluated(_, loss) if self._shutdown is not None:
-                return self._shutdown.result(loss)
+            case Evaluated(_, loss, metrics) if self._shutdown is not None:
+                return self._shutdown.result(loss, metrics)
             case ModelSaved() if self._shutdown is not None:
                 self._shutdown.saved = True
                 return []

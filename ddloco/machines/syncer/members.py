@@ -77,6 +77,14 @@ class Member:
         return self.progress.step_s if self.progress is not None else 0.0
 
     @property
+    def tokens_per_s(self) -> float | None:
+        """Tokens that it trains on per second while it trains; None if that is unknown."""
+        progress = self.progress
+        if progress is None or progress.last is None or not progress.step_s or not progress.step:
+            return None
+        return progress.last.tokens / progress.step / progress.step_s
+
+    @property
     def due_at(self) -> float:
         """The expected time of its next report, in seconds; its last one if its pace is unknown."""
         return self.heard_at + self.step_s

@@ -81,11 +81,12 @@ class JobShutdown:
         """Tell a learner that the job has ended."""
         return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
 
-    def result(self, loss: float | None) -> list[Effect]:
-        """Log the result with the held-out loss, None if the model could not be evaluated."""
+    def result(self, loss: float | None, metrics: dict[str, float] | None = None) -> list[Effect]:
+        """Log the result with the held-out loss, None if the model could not be evaluated, and with
+        the task's other metrics."""
         self.evaluated = True
         fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": self.status}
-        return [Observe("result", fields)]
+        return [Observe("result", {**fields, "metrics": metrics} if metrics else fields)]
 
     @property
     def kept(self) -> bool:

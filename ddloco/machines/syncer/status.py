@@ -91,6 +91,7 @@ def _members(at: float, membership: Membership, versions: Sequence[int]) -> list
     told: list[dict[str, Any]] = []
     for each in membership.members.values():
         held = each.progress.versions if each.progress is not None else (-1,) * len(versions)
+        last = each.progress.last if each.progress is not None else None
         told.append(
             {
                 "learner": each.incarnation,
@@ -102,6 +103,10 @@ def _members(at: float, membership: Membership, versions: Sequence[int]) -> list
                 "versions_behind": sum(a < b for a, b in zip(held, versions, strict=True)),
                 "refused": membership.refused.get(each.incarnation, 0),
                 "refused_for": membership.reasons.get(each.incarnation, ""),
+                "loss": last.loss if last is not None else None,
+                "tokens": last.tokens if last is not None else None,
+                "tokens_per_s": each.tokens_per_s,
+                "metrics": last.metrics if last is not None else {},
             }
         )
     return told

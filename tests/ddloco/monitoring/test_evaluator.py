@@ -12,6 +12,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.monitoring.evaluator import Scorer
 from ddloco.protocol.fragment_plan import wire_layout
 from ddloco.runtime.shared_memory import Arena
+from ddloco.workers import rpc
 from transport import Payload, describe
 
 
@@ -33,10 +34,11 @@ class Scoring:
         loss = [float(self.region.data[s : s + 4].view(np.float32)[0]) for s in starts]
         await trio.sleep(self.takes_s)
         self.at_once -= 1
-        return loss
+        return rpc.Scored(loss, {"accuracy": 0.5})
 
-    def note(self, t, loss):
+    def note(self, t, loss, metrics):
         """A score."""
+        assert {"accuracy": 0.5} == metrics
         self.scored.append((t, loss))
 
     def give(self, p, t):
@@ -130,7 +132,7 @@ async def test_a_task_without_a_held_out_loss_is_named(autojump_clock, plan, are
     scoring = Scoring(plan, arena)
 
     async def cannot(span):
-        return None
+        return rpc.Scored(None)
 
     scoring.scorer._score = cannot
     for p in range(3):

@@ -8,7 +8,14 @@ import urllib.request
 import pytest
 
 from ddloco.config.toml import ConfigError
-from ddloco.monitoring.metrics import EVENTS_NAMED_MAX, Lines, Metrics, Prometheus, TensorBoard
+from ddloco.monitoring.metrics import (
+    EVENTS_NAMED_MAX,
+    METRICS_NAMED_MAX,
+    Lines,
+    Metrics,
+    Prometheus,
+    TensorBoard,
+)
 from ddloco.runtime.observer_protocol import News
 
 STATUS = {
@@ -18,7 +25,16 @@ STATUS = {
     "goodput": None,
     "live": 2,
     "uptime_s": 8.5,
-    "members": [{"learner": "learner-0.1", "step": 40, "step_s": 0.5, "silent": True}],
+    "members": [
+        {
+            "learner": "learner-0.1",
+            "step": 40,
+            "step_s": 0.5,
+            "silent": True,
+            "loss": 1.5,
+            "metrics": {"accuracy": 0.5, "grad_norm": None},
+        }
+    ],
 }
 
 
@@ -48,7 +64,8 @@ def test_what_is_heard_becomes_points():
     metrics = Metrics([sink])
     metrics.status(STATUS)
     metrics.news(news("merge", t=14, fragment=1, averaged=2, live=2, learners=["a"]))
-    metrics.score(12, 0.5)
+    metrics.score(12, 0.5, {"accuracy": 0.75})
+    metrics.news(news("result", t=16, held_out_loss=0.25, metrics={"accuracy": 0.875}))
     metrics.close()
 
     assert ("global_step", 12.0, 12, {}) in sink.points
@@ -58,8 +75,23 @@ def test_what_is_heard_becomes_points():
     assert ("averaged", 2.0, 14, {}) in sink.points
     assert ("news", 1.0, 14, {"event": "merge"}) in sink.points
     assert ("held_out_loss", 0.5, 12, {}) in sink.points
+    assert ("held_out_metric", 0.75, 12, {"metric": "accuracy"}) in sink.points
+    assert ("held_out_metric", 0.875, 16, {"metric": "accuracy"}) in sink.points
+    assert ("learner_loss", 1.5, 12, {"learner": "learner-0.1"}) in sink.points
+    shown = {"learner": "learner-0.1", "metric": "accuracy"}
+    assert ("learner_metric", 0.5, 12, shown) in sink.points
     assert not {"goodput", "learners"} & {name for name, *_ in sink.points}
     assert sink.closed
+
+
+def test_names_of_metrics_are_bounded():
+    """A learner that makes up ever new names makes no more time series."""
+    sink = Kept()
+    metrics = Metrics([sink])
+    for n in range(METRICS_NAMED_MAX + 10):
+        metrics.score(n, 0.5, {f"name-{n}": 1.0})
+
+    assert METRICS_NAMED_MAX == sum(name == "held_out_metric" for name, *_ in sink.points)
 
 
 def test_kinds_of_news_are_bounded():
@@ -159,3 +191,17 @@ def test_lines_as_json():
         {"event": "held out", "t": 8, "held_out_loss": 0.5},
         {"event": "held out", "t": 9, "held_out_loss": None},
     ] == [json.loads(line) for line in said]
+
+
+def test_the_losses_of_learners_are_lines_of_json():
+    """Of those that have reported one; text is for people, who have `status --watch`."""
+    written = []
+    Lines(written.append, as_json=True).status(STATUS)
+    Lines(written.append, as_json=True).status({"t": 1, "members": [{"learner": "a", "step": 0}]})
+    Lines(written.append, as_json=False).status(STATUS)
+    [line] = map(json.loads, written)
+
+    assert ("learners", 12) == (line["event"], line["t"])
+    [learner] = line["learners"]
+    assert ("learner-0.1", 40, 1.5) == (learner["learner"], learner["step"], learner["loss"])
+    assert 0.5 == learner["metrics"]["accuracy"]

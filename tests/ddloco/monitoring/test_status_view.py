@@ -9,7 +9,16 @@ from rich.console import Console
 from ddloco.monitoring.status_view import in_words, picture, seconds, status_from, waiting_in_words
 
 MEMBERS = [
-    {"learner": "learner-0.1", "step": 40, "step_s": 0.5, "heard_s": 0.2, "fresh": True},
+    {
+        "learner": "learner-0.1",
+        "step": 40,
+        "step_s": 0.5,
+        "heard_s": 0.2,
+        "fresh": True,
+        "loss": 1.25,
+        "tokens_per_s": 800.0,
+        "metrics": {"accuracy": 0.5},
+    },
     {"learner": "learner-1.3", "step": 21, "step_s": None, "heard_s": 75.0, "silent": True},
     {
         "learner": "learner-2.1",
@@ -99,14 +108,15 @@ def test_everything_is_there():
 @pytest.mark.parametrize(
     ("index", "cells"),
     [
-        (0, ["learner-0.1", "40", "500 ms", "200 ms ago", "fresh", "0"]),
-        (1, ["learner-1.3", "21", "-", "1 min 15 s ago", "silent", "0"]),
-        (2, ["learner-2.1", "38", "-", "1.0 s ago", "reported, 2 behind", "3"]),
-        (3, ["learner-3.1", "40", "-", "1.0 s ago", "reported", "0"]),
+        (0, ["learner-0.1", "40", "500 ms", "1.25", "0.5", "800", "200 ms ago", "fresh", "0"]),
+        (1, ["learner-1.3", "21", "-", "-", "-", "-", "1 min 15 s ago", "silent", "0"]),
+        (2, ["learner-2.1", "38", "-", "-", "-", "-", "1.0 s ago", "reported, 2 behind", "3"]),
+        (3, ["learner-3.1", "40", "-", "-", "-", "-", "1.0 s ago", "reported", "0"]),
     ],
 )
 def test_a_member_is_a_row(index, cells):
-    """Incarnation, step, step time, last contact, state in one word, refusals."""
+    """Incarnation, step, step time, loss, metrics, tokens per second, last contact, state in one
+    word, refusals."""
     rows = [line for line in drawn(FULL).splitlines() if "learner-" in line and "│" in line]
 
     assert cells == [cell.strip() for cell in rows[index].strip("│ ").split("│")]

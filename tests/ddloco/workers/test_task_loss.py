@@ -4,8 +4,9 @@ import jax
 import numpy as np
 import pytest
 
+from ddloco.workers import rpc
 from ddloco.workers.task import TaskError, loss_takes
-from ddloco.workers.task_loss import TaskLoss
+from ddloco.workers.task_loss import TaskLoss, check_metrics, held_out
 from tests.ddloco.workers.test_server import Desk, arena
 from tests.tasks import Keyed, Misnamed, Regression
 
@@ -16,14 +17,15 @@ class Said:
     """A task that shows the key that it was given."""
 
     def loss(self, params, batch, key):
-        """The key's numbers."""
+        """The key's numbers, in place of a loss."""
         return jax.random.key_data(key)
 
 
 def key_of(seed, shard, drawn):
     """The numbers of the key of one batch."""
     loss = TaskLoss(Said(), "a:task", seed, shard)
-    return tuple(np.asarray(loss(None, None, loss.number(drawn))).tolist())
+    found, _ = loss(None, None, loss.number(drawn))
+    return tuple(np.asarray(found).tolist())
 
 
 def test_every_batch_of_every_shard_has_its_own_key():
@@ -77,3 +79,61 @@ def test_without_the_number_of_the_batch_it_would_not(arena):
     taker.trainer._drawn = 0
 
     assert donor.train() != taker.train()
+
+
+def test_what_a_step_says_of_itself_beside_its_loss(arena):
+    """The numbers of a dict that `loss` returns with the loss, as named by the task."""
+    desk = Desk(arena, task="tests.tasks:measured")
+    desk.begin()
+    loss, _, _ = desk.train()
+    metrics = desk.trainer._last.metrics
+
+    assert ["batch", "root"] == list(metrics)
+    assert 8.0 == metrics["batch"]
+    assert loss**0.5 == pytest.approx(metrics["root"])
+
+
+def test_an_evaluation_of_several_numbers(arena):
+    """The one called `loss` is the held-out loss."""
+    desk = Desk(arena, task="tests.tasks:measured")
+    desk.begin()
+    scored = desk.ask(rpc.Score(None))
+
+    assert scored.loss**0.5 == pytest.approx(scored.metrics["root"])
+    assert ["root"] == list(scored.metrics)
+    assert (0.5, {}) == held_out("a:task", np.float32(0.5))
+
+
+WRONG = [
+    ([1.0], "metrics of loss: list; want a dict of named numbers"),
+    ({3: 1.0}, "metrics of loss: '3' is no name of 1 to 64 printable characters"),
+    ({"": 1.0}, "metrics of loss: '' is no name of 1 to 64 printable characters"),
+    ({"grad": np.ones(3)}, "metrics of loss: 'grad' has the shape (3,); want a number"),
+    ({str(n): 0.0 for n in range(33)}, "metrics of loss: 33 of them, at most 32"),
+]
+
+
+@pytest.mark.parametrize(("metrics", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_what_is_no_metrics_is_refused(metrics, said):
+    """In one line that names it."""
+    with pytest.raises(TaskError) as error:
+        check_metrics("a:task", "loss", metrics)
+
+    assert str(error.value) == f"task a:task: {said}"
+
+
+def test_an_evaluation_without_a_held_out_loss_is_refused():
+    """Its dict must say which number is the loss; jitted dicts lose the order of their names."""
+    with pytest.raises(TaskError, match="evaluate returns 'accuracy'; want 'loss', the held-out"):
+        held_out("a:task", {"accuracy": 1.0})
+
+
+def test_a_loss_of_three_parts_is_refused():
+    """Nobody could say which is which."""
+
+    class Three(Regression):
+        def loss(self, params, batch):
+            return 1.0, {}, {}
+
+    with pytest.raises(TaskError, match=r"returns neither loss nor \(loss, metrics\)"):
+        TaskLoss(Three(), "a:task", 0, 0)(None, None, None)

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 
 from ddloco.actors.effects import Finish, Observe
@@ -12,6 +13,7 @@ from ddloco.protocol.events import FragmentEncoded, Started, StateInstalled, Ste
 from ddloco.protocol.messages import (
     Contribution,
     GlobalFragment,
+    LastStep,
     Progress,
     Pull,
     Resume,
@@ -44,12 +46,12 @@ P = 3
 class Desk:
     """A learner, and the events that can be put before it."""
 
-    def __init__(self, job, leaves, name="learner-0.1"):
+    def __init__(self, job, leaves, name="learner-0.1", **more):
         self.machine = Learner(job)
         self.at = 0.0
         self.number = 0
         self.holders = {}
-        self.effects = self.tell(Started(name, leaves))
+        self.effects = self.tell(Started(name, leaves, **more))
 
     def tell(self, event, after_s=0.0):
         """An event happens; holders of arrays are counted as the actor would."""
@@ -83,10 +85,10 @@ class Desk:
         """All first fragments come; the effects of the last."""
         return [self.say(GlobalFragment(p, version)) for p in range(P)][-1]
 
-    def finish_step(self, loss=1.0, tokens=8, after_s=1.0):
+    def finish_step(self, loss=1.0, tokens=8, after_s=1.0, **more):
         """The running step is done."""
         running = self.machine._running
-        done = StepFinished(running.work, self.machine._step + 1, loss, tokens, b"batch")
+        done = StepFinished(running.work, self.machine._step + 1, loss, tokens, b"batch", **more)
         return self.tell(done, after_s)
 
 
@@ -186,6 +188,30 @@ def test_progress_is_whole(training):
         progress.tokens,
     )
     assert progress.step_s == pytest.approx(1.1)
+
+
+def test_what_the_last_step_brought_is_reported(make_job, leaves):
+    """Its loss, the tokens of all steps, and the task's own metrics; the log has those, too."""
+    desk = Desk(make_job(fragments=P, interval=P), leaves, tells=True)
+    desk.join()
+    desk.parameters()
+    desk.finish_step(tokens=3)
+    effects = desk.finish_step(loss=0.5, tokens=5, metrics={"accuracy": 0.25})
+    (progress,) = said(Progress, effects)
+
+    assert LastStep(0.5, 8, {"accuracy": 0.25}) == progress.last
+    assert {"accuracy": 0.25} == of(Observe, effects)[-1].fields["metrics"]
+
+
+def test_learners_on_older_tapes_report_what_they_did(training):
+    """A report is encoded as it always was where the first event does not say otherwise."""
+    (progress,) = said(Progress, training.finish_step())
+
+    assert progress.last is None
+    assert set(msgspec.to_builtins(progress)) == {
+        *("type", "step", "step_s", "versions", "steps", "tokens", "batches", "cursor")
+    }
+    assert "metrics" not in of(Observe, training.finish_step())[-1].fields
 
 
 def test_the_first_step_is_no_measure(desk):

@@ -5,9 +5,10 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from ddloco.machines.syncer.members import HASTE, HASTE_STEPS, RESEND_S_MIN, RESEND_STEPS, Member
-from ddloco.protocol.messages import Contribution, Progress
+from ddloco.protocol.messages import Contribution, LastStep, Progress
 
 
 @pytest.fixture
@@ -57,6 +58,15 @@ def test_it_is_known_when_it_was_heard_and_how_long_its_steps_take(member):
     assert (5.0, 0.0) == (member.heard_at, member.step_s)
     member.report(6.5, progress(1, step_s=2.5))
     assert (6.5, 2.5) == (member.heard_at, member.step_s)
+
+
+def test_it_is_known_how_many_tokens_it_trains_on(member):
+    """In a second of training; unknown until it has said what its last step brought."""
+    assert member.tokens_per_s is None
+    member.report(6.0, progress(4, step_s=0.5))
+    assert member.tokens_per_s is None
+    member.report(7.0, replace(progress(5, step_s=0.5), last=LastStep(1.0, 50)))
+    assert 20.0 == member.tokens_per_s
 
 
 def test_it_lacks_what_it_neither_holds_nor_was_sent(member):
