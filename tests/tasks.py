@@ -292,3 +292,30 @@ class Measured(Keyed):
 def measured(step_s: float = 0.0) -> Measured:
     """With metrics."""
     return Measured(step_s)
+
+
+class Stateful(Regression):
+    """Keeps the mean of its inputs, a count of its steps, and a random key of its own."""
+
+    def init_state(self, key: Any) -> Any:
+        return {"mean": jnp.zeros(16), "steps": jnp.zeros((), jnp.int32), "key": key}
+
+    def loss(self, params: Any, batch: Any, state: Any = None) -> Any:
+        x, y = batch
+        if state is None:
+            return super().loss(params, batch)
+        key, now = jax.random.split(state["key"])
+        noisy = x * jax.random.bernoulli(now, 0.9, x.shape)
+        mean = 0.9 * state["mean"] + 0.1 * x.mean(0)
+        new = {"mean": mean, "steps": state["steps"] + 1, "key": key}
+        return super().loss(params, (noisy - mean, y)), new, {"steps": state["steps"] + 1}
+
+    def evaluate(self, params: Any, state: Any) -> Any:
+        x, y = Stream(1000, 1000).next()
+        loss = super().loss(params, (x - state["mean"], y))
+        return {"loss": loss, "mean": jnp.abs(state["mean"]).max()}
+
+
+def stateful(step_s: float = 0.0) -> Stateful:
+    """With a state beside its parameters."""
+    return Stateful(step_s)

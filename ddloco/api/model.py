@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS, place_of, run_of_place
 from ddloco.config.toml import ConfigError, read_toml
+from ddloco.protocol.fragment_plan import is_state
 from ddloco.runtime.entry_point import NamedError, called
 from ddloco.runtime.resume import place_and_id
 from ddloco.workers.executor import MODEL_FILE
@@ -119,7 +120,7 @@ def tree_of(
     )
     leaves, tree = jax.tree.flatten(shapes)
     missing = [name for name in names if name not in tensors]
-    more = [name for name in tensors if name not in names]
+    more = [name for name in tensors if name not in names and not is_state(name)]
     if missing or more:
         what = f"lacks {missing[0]}" if missing else f"has {more[0]}, which the task does not have"
         raise ConfigError(f"{source}: {what}; the parameters are of another task or size")

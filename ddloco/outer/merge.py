@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.fragment_plan import FragmentPlan, is_state
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
@@ -51,7 +51,9 @@ class Segment(NamedTuple):
 
     It is elements `start:stop` of the flat float32 fragment. `average` selects the plain weighted
     average (for embeddings) instead of RDA. In a contribution's buffer the tensor starts at byte
-    `offset` from the fragment's start, little-endian, in `dtype`.
+    `offset` from the fragment's start, little-endian, in `dtype`. A tensor of `state` is not
+    trained: it becomes the plain weighted average, without outer learning rate and momentum, and
+    counts neither for the norm of a contribution nor for its direction.
     """
 
     start: int
@@ -59,6 +61,7 @@ class Segment(NamedTuple):
     average: bool
     dtype: str
     offset: int
+    state: bool = False
 
 
 class Contribution(NamedTuple):
@@ -73,7 +76,7 @@ class MergeResult(NamedTuple):
     """The new fragment, and the contributions.
 
     `theta` and `momentum` are new flat float32 arrays. `accepted`, `weights` (sum 1) and `norms`
-    (l2 of the whole fragment's change) are parallel; `refused` holds (name, reason).
+    (l2 of the change of the fragment's parameters) are parallel; `refused` holds (name, reason).
     """
 
     theta: F32
@@ -112,7 +115,9 @@ def fragment_segments(
     for i, leaf in enumerate(plan.fragments[p]):
         stop = start + leaf.size
         offset = plan.tensor_offset(p, i) - first
-        segments.append(Segment(start, stop, average(leaf.name), leaf.dtype, offset))
+        state = is_state(leaf.name)
+        plain = state or average(leaf.name)
+        segments.append(Segment(start, stop, plain, leaf.dtype, offset, state))
         start = stop
     return tuple(segments)
 
@@ -167,7 +172,8 @@ def merge_fragment(
     work = _Work(theta, segments, _chunks(theta.size, segments), map_chunks)
     candidates, refused = _admit(contributions, segments)
     squares, faults = _measure(work, candidates)
-    norms = [sqrt(float(sum(row))) for row in squares]
+    trained = [k for k, segment in enumerate(segments) if not segment.state]
+    norms = [sqrt(float(sum(row[trained]))) for row in squares]
     if outlier_test is not None:
         faults = outlier_test(candidates, norms, faults)
     refused += [(c.name, f) for c, f in zip(candidates, faults, strict=True) if f]
@@ -358,7 +364,11 @@ def _finish(
         if scale != 1.0:
             np.multiply(delta, scale, out=delta)
         places = (delta, momentum_out, scratch[: delta.size])
-        _step(theta, momentum, delta, rates, places)
+        if chunk.segment.state:
+            _step(theta, momentum, delta, (1.0, 0.0), places)
+            momentum_out.fill(0.0)
+        else:
+            _step(theta, momentum, delta, rates, places)
 
 
 def _step(

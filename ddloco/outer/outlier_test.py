@@ -53,7 +53,7 @@ class OutlierTest:
         work: the merge, which contains the usual values.
         theta: the global fragment, flat float32.
         momentum: the outer optimizer's state, flat float32; zeros before the first merge.
-        segments: the tensors, as for the merge itself.
+        segments: the tensors, as for the merge itself; some of them are parameters.
 
     Attributes:
         measured: norm and cosine of every finite contribution, once called.
@@ -65,11 +65,11 @@ class OutlierTest:
     ) -> None:
         self._work = work
         self._shares = {share.name: share for share in work.shares}
-        self._places = _places(segments)
-        self._segments = segments
+        self._segments = [segment for segment in segments if not segment.state]
+        self._places = _places(self._segments)
         self._theta = self._sample(theta)
         self._momentum = self._sample(momentum)
-        self._size = theta.size
+        self._size = sum(each.stop - each.start for each in self._segments)
         self.sampled = self._theta.size
         self.measured: tuple[Measured, ...] = ()
 

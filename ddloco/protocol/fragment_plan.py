@@ -21,6 +21,9 @@ import msgspec
 
 from transport import DTYPES, aligned
 
+STATE = "state:/"
+"""How the names of a task's state begin, which is averaged and not trained; see ``is_state``."""
+
 
 class Leaf(msgspec.Struct, frozen=True):
     """One tensor: its path such as `blocks/3/attn/qkv`, its shape, its numpy-style dtype name."""
@@ -105,6 +108,12 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
         """Return the first step in (after, last] at which a fragment is due, or None."""
         steps = range(after + 1, min(after + self.interval, last) + 1)
         return next((t for t in steps if self.fragment_due(t) is not None), None)
+
+
+def is_state(name: str) -> bool:
+    """Whether a tensor is not a parameter, but part of the state beside them: merges replace it by
+    the plain weighted average of the learners' values."""
+    return name.startswith(STATE)
 
 
 def wire_layout(plan: FragmentPlan, fragment: int) -> tuple[tuple[str, tuple[int, ...], str], ...]:

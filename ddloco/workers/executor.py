@@ -336,7 +336,8 @@ class Workers:
         theta: F32 = self._arrays.get(work.theta)
         momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
         contributions, segments = self.compression.merged(work)
-        outlier_test = OutlierTest(work, theta, momentum, segments) if work.band else None
+        tested = work.band and not all(segment.state for segment in segments)
+        outlier_test = OutlierTest(work, theta, momentum, segments) if tested else None
         result = merge_fragment(
             theta,
             momentum,

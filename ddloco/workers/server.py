@@ -2,8 +2,8 @@
 
 An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. With ``task_loss`` and ``parameters`` it is the only module that imports jax;
-it is run as ``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
+give the same bytes. With ``task_loss``, ``task_state`` and ``parameters`` it is the only module
+that imports jax; it is run as ``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ import optax
 import xxhash
 
 from ddloco.config.job import Inner
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.protocol.state_layout import Moments
 from ddloco.runtime.entry_point import PinnedFinder, look_here_first
 from ddloco.runtime.shared_memory import PAGE, ArenaView
@@ -36,8 +36,9 @@ from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.parameters import shapes_and_names
 from ddloco.workers.task import TaskError, load_task
-from ddloco.workers.task_loss import TaskLoss, held_out, said, value_and_gradient
+from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
+from ddloco.workers.task_state import StateLayout
 from transport import DTYPES, Bytes, aligned
 
 TRACE_CHARS_MAX = 8000
@@ -51,6 +52,10 @@ class Trainer:
         self._arena = arena
         self._plan: FragmentPlan | None = None
         self._params: Any = None
+        self._state: Any = None
+        """The task's state, beside the parameters; see ``task_state``."""
+        self._stated = False
+        """Whether it is a state yet, and not its shapes only."""
         self._opt_state: Any = None
         self._tried = False
         """Whether the first step has been run twice to check that it is deterministic."""
@@ -71,15 +76,15 @@ class Trainer:
                 return self._lay(plan)
             case rpc.Fill(out):
                 self._initialise()
-                self._copy_out(self._params, out)
+                self._copy_out(self._leaves(), out)
                 return rpc.Ready()
             case rpc.Touch(out):
                 self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
                 return rpc.Ready()
             case rpc.CopyOut(out):
-                self._copy_out(self._params, out)
-                state = self._arena.region(out.offset, out.nbytes)
-                self._moments.write(jax.tree.leaves(self._opt_state), state)
+                self._copy_out(self._leaves(), out)
+                own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
+                self._moments.write(own, self._arena.region(out.offset, out.nbytes))
                 return rpc.Copied(self._last)
             case rpc.Install():
                 return rpc.Installed(self._install(request))
@@ -93,7 +98,8 @@ class Trainer:
                 return self._train_together(shards, steps)
             case rpc.Score(source):
                 if source is not None:
-                    self._params = self._read_in(source)
+                    self._begin_state()
+                    self._take_in(self._read_in(source))
                 return self._score()
 
     def _prepare(self, request: rpc.Prepare) -> rpc.Prepared:
@@ -103,12 +109,18 @@ class Trainer:
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
         self._seed = request.seed
-        self._params, self._names = shapes_and_names(task.init, self._seed)
-        shapes, self._tree = jax.tree.flatten(self._params)
+        self._shard = request.shard
+        self._params, names = shapes_and_names(task.init, self._seed)
+        begin = getattr(task, "init_state", None)
+        self._state = shapes_and_names(begin, self._seed)[0] if begin is not None else None
+        self._layout = StateLayout(self._state)
+        self._tree = jax.tree.structure(self._params)
+        self._check_trained(names)
+        self._names = [*names, *self._layout.names]
         self._index = {name: index for index, name in enumerate(self._names)}
         leaves = tuple(
             Leaf(name, tuple(leaf.shape), np.dtype(leaf.dtype).name)
-            for name, leaf in zip(self._names, shapes, strict=True)
+            for name, leaf in zip(self._names, self._leaves(), strict=True)
         )
         self._loss = TaskLoss(task, request.task, request.seed, request.shard or 0)
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
@@ -119,7 +131,7 @@ class Trainer:
             if hasattr(task, "optimizer")
             else inner_optimizer(request.inner)
         )
-        self._update = jax.jit(self._step, donate_argnums=(0, 1))
+        self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
 
     def _lay(self, plan: FragmentPlan) -> rpc.Laid:
@@ -127,7 +139,7 @@ class Trainer:
         try:
             shapes = jax.eval_shape(self._optimizer.init, self._params)
             leaves, self._moments_tree = jax.tree.flatten(shapes)
-            self._moments = Moments(leaves, plan.total_bytes)
+            self._moments = Moments([*leaves, *self._layout.local], plan.total_bytes)
         except Exception:  # noqa: BLE001, with such an optimizer the state cannot be transferred
             return rpc.Laid(0)
         return rpc.Laid(self._moments.stop)
@@ -139,28 +151,56 @@ class Trainer:
             self._leave_out(own.drawn, own.last.cursor if own.last is not None else b"")
         regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
         state = np.concatenate(regions) if len(regions) > 1 else regions[0]
-        params = self._read_tree(state)
+        params = self._read_leaves(state)
         leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
-        numbers = (*jax.tree.leaves(params), *leaves)
+        numbers = (*params, *leaves)
         sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
         if not sound:
             return False
-        self._params = params
+        count = self._moments_tree.num_leaves
+        self._take_in(params, leaves[count:])
         if own is not None:
             # If a snapshot is taken before the next step, it must contain the same again.
             self._last = own.last
             self._spoilt = own.last is not None and not math.isfinite(own.last.loss)
-        self._opt_state = jax.tree.unflatten(self._moments_tree, leaves)
+        self._opt_state = jax.tree.unflatten(self._moments_tree, leaves[:count])
         return True
+
+    def _check_trained(self, names: list[str]) -> None:
+        for name, leaf in zip(names, jax.tree.leaves(self._params), strict=True):
+            if name.startswith(STATE):
+                raise TaskError(
+                    f"task {self._name}: parameter {name!r}: {STATE!r} begins a state's"
+                )
+            if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+                raise TaskError(
+                    f"task {self._name}: parameter {name!r} is {leaf.dtype}, which cannot be "
+                    "trained; return it from init_state(key) in place of init(key)"
+                )
 
     def _initialise(self) -> None:
         self._params = self._task.init(jax.random.key(self._seed))
+        self._begin_state()
 
-    def _step(self, params: Any, opt_state: Any, batch: Any, number: Any) -> tuple[Any, ...]:
-        (loss, metrics), gradients = value_and_gradient(self._loss)(params, batch, number)
-        return *self._take_step(params, opt_state, gradients), loss, metrics
+    def _begin_state(self) -> None:
+        """Make the state. A learner has it from the global fragments, but for what is local."""
+        if self._stated:
+            return
+        self._stated, begin = True, getattr(self._task, "init_state", None)
+        key = jax.random.key(self._seed)
+        # So that random keys of two learners are two.
+        own = key if self._shard is None else jax.random.fold_in(key, self._shard)
+        self._state = begin(own) if begin is not None else None
+
+    def _step(
+        self, params: Any, opt_state: Any, state: Any, batch: Any, number: Any
+    ) -> tuple[Any, ...]:
+        found, gradients = value_and_gradient(self._loss)(params, state, batch, number)
+        loss, (state, metrics) = found
+        return *self._take_step(params, opt_state, gradients), state, loss, metrics
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
+        self._begin_state()
         for fragment, span in request.overwrites:
             self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
         if request.skip:
@@ -177,13 +217,13 @@ class Trainer:
         if first:
             self._batches.check(before, digest, batch_digest)
             self._rehearse(batch, number)
-        self._params, self._opt_state, loss, metrics = self._update(
-            self._params, self._opt_state, batch, number
+        self._params, self._opt_state, self._state, loss, metrics = self._update(
+            self._params, self._opt_state, self._state, batch, number
         )
         if first:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
-        self._copy_out(self._params, request.out)
+        self._copy_out(self._leaves(), request.out)
         numbers = float(loss), self._tokens(batch), digest, self._cursor()
         self._last = rpc.Trained(*numbers, said(metrics))
         return self._last
@@ -223,15 +263,20 @@ class Trainer:
     # Data-parallel jobs: replicas compute gradients, the coordinator computes the update.
 
     def _differentiate(self, request: rpc.Differentiate) -> rpc.Trained:
-        self._params = self._read_in(request.source)
+        if self._layout.names or self._layout.local:
+            raise TaskError(
+                f"task {self._name}: has a state, which data-parallel jobs cannot merge"
+            )
+        self._take_in(self._read_in(request.source))
         batch, number = self._draw()
         first = self._gradient is None
         if first:
             self._gradient = jax.jit(value_and_gradient(self._loss))
-        (loss, metrics), gradient = self._gradient(self._params, batch, number)
+        (loss, (_, metrics)), gradient = self._gradient(self._params, None, batch, number)
         if first:
-            self._same("gradient", gradient, self._gradient(self._params, batch, number)[1])
-        self._copy_out(gradient, request.out)
+            again = self._gradient(self._params, None, batch, number)[1]
+            self._same("gradient", gradient, again)
+        self._copy_out(jax.tree.leaves(gradient), request.out)
         numbers = float(loss), self._tokens(batch), batch_digest(batch)
         return rpc.Trained(*numbers, metrics=said(metrics))
 
@@ -239,9 +284,9 @@ class Trainer:
         if self._opt_state is None:
             self._opt_state = self._optimizer.init(self._params)
             self._apply = jax.jit(self._take_step, donate_argnums=(0, 1))
-        gradient = self._read_in(request.source)
+        gradient = jax.tree.unflatten(self._tree, self._read_in(request.source))
         self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient)
-        self._copy_out(self._params, request.out)
+        self._copy_out(self._leaves(), request.out)
         return rpc.Ready()
 
     def _take_step(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any]:
@@ -250,19 +295,25 @@ class Trainer:
 
     def _rehearse(self, batch: Any, number: Any) -> None:
         """Run the first step once on copies; a step with another result could not be replayed."""
-        copies = jax.tree.map(jnp.copy, (self._params, self._opt_state))
+        copies = jax.tree.map(jnp.copy, (self._params, self._opt_state, self._state))
         self._rehearsal = self._update(*copies, batch, number)
 
     def _compare(self, loss: Any) -> None:
-        params, _, rehearsed, _ = self._rehearsal
+        params, _, state, rehearsed, _ = self._rehearsal
         del self._rehearsal
         self._same("loss", [rehearsed], [loss], ["loss"])
         self._same("parameters", params, self._params)
+        merged = self._layout.merged_of
+        self._same("state", merged(state), merged(self._state), self._layout.names)
+        local = self._layout.local_of
+        names = ["a whole number or key"] * len(self._layout.local)
+        self._same("state", local(state), local(self._state), names)
 
     def _same(self, what: str, before: Any, after: Any, names: list[str] | None = None) -> None:
         """Refuse a task whose first step gives two results; names the first tensor that differs."""
         pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-        for name, (one, other) in zip(names or self._names, pairs, strict=True):
+        said = self._names[: self._tree.num_leaves] if names is None else names
+        for name, (one, other) in zip(said, pairs, strict=True):
             if np.asarray(one).tobytes() != np.asarray(other).tobytes():
                 raise TaskError(
                     f"task {self._name}: differs between two runs of the same step, in {name} "
@@ -277,32 +328,33 @@ class Trainer:
             self._opt_state = self._optimizer.init(self._params)
             self._streams = [self._stream(shard=shard) for shard in shards]
             self._losses = [self._loss.of_shard(shard) for shard in shards]
-            self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1))
+            self._mean_update = jax.jit(self._mean_step, donate_argnums=(0, 1, 2))
         loss, tokens, digest = 0.0, 0, b""
         for _ in range(steps):
             batches = [stream.next() for stream in self._streams]
             self._drawn += 1
             digest = batch_digest(batches)
             tokens += sum(self._tokens(batch) for batch in batches)
-            self._params, self._opt_state, mean = self._mean_update(
-                self._params, self._opt_state, batches, self._loss.number(self._drawn)
+            self._params, self._opt_state, self._state, mean = self._mean_update(
+                *(self._params, self._opt_state, self._state),
+                *(batches, self._loss.number(self._drawn)),
             )
             loss = float(mean)
         return rpc.Trained(loss, tokens, digest)
 
     def _score(self) -> rpc.Scored:
-        evaluate = getattr(self._task, "evaluate", None)
-        if evaluate is None:
-            return rpc.Scored(None)
-        return rpc.Scored(*held_out(self._name, evaluate(self._params)))
+        found = evaluated(self._name, self._task, self._params, self._state)
+        return rpc.Scored(*found) if found is not None else rpc.Scored(None)
 
     def _mean_step(
-        self, params: Any, opt_state: Any, batches: Any, number: Any
-    ) -> tuple[Any, Any, Any]:
-        pairs = zip(self._losses, batches, strict=True)
-        both = [value_and_gradient(loss)(params, batch, number) for loss, batch in pairs]
-        (loss, _), gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
-        return *self._take_step(params, opt_state, gradient), loss
+        self, params: Any, opt_state: Any, state: Any, batches: Any, number: Any
+    ) -> tuple[Any, ...]:
+        both: list[Any] = []
+        for loss, batch in zip(self._losses, batches, strict=True):
+            (value, (state, _)), gradient = value_and_gradient(loss)(params, state, batch, number)
+            both.append((value, gradient))
+        loss, gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
+        return *self._take_step(params, opt_state, gradient), state, loss
 
     # Conversion between the pytree and the plan's flat layout.
 
@@ -321,31 +373,45 @@ class Trainer:
             views.append((self._index[leaf.name], view.reshape(leaf.shape)))
         return views
 
+    def _leaves(self) -> list[Any]:
+        """Everything that is in fragments: the parameters, and the merged part of the state."""
+        return [*jax.tree.leaves(self._params), *self._layout.merged_of(self._state)]
+
+    def _take_in(self, leaves: list[Any], local: list[Any] | None = None) -> None:
+        """Replace what is in fragments; with ``local`` also the rest of the state."""
+        count = self._tree.num_leaves
+        self._params = jax.tree.unflatten(self._tree, leaves[:count])
+        if local is None:
+            local = self._layout.local_of(self._state)
+        else:
+            self._stated = True
+        self._state = self._layout.joined(leaves[count:], local)
+
     def _overwrite(self, fragment: int, data: Bytes) -> None:
-        leaves = jax.tree.leaves(self._params)
+        leaves = self._leaves()
         self._fill_in(leaves, fragment, data)
-        self._params = jax.tree.unflatten(self._tree, leaves)
+        self._take_in(leaves)
 
     def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes) -> None:
         for index, view in self._views(fragment, data):
             # The region will be reused, so the device array must not share its memory.
             leaves[index] = jnp.array(view, copy=True)
 
-    def _read_in(self, span: rpc.Span) -> Any:
-        """Read a whole tree with the parameters' shapes: parameters or a gradient."""
-        return self._read_tree(self._arena.region(span.offset, span.nbytes))
+    def _read_in(self, span: rpc.Span) -> list[Any]:
+        """Read everything that is in fragments: of a model or of a gradient."""
+        return self._read_leaves(self._arena.region(span.offset, span.nbytes))
 
-    def _read_tree(self, source: Bytes) -> Any:
+    def _read_leaves(self, source: Bytes) -> list[Any]:
         leaves: list[Any] = [None] * len(self._names)
         for fragment in range(len(self._laid.fragments)):
             start, stop = self._laid.fragment_slice(fragment)
             self._fill_in(leaves, fragment, source[start:stop])
-        return jax.tree.unflatten(self._tree, leaves)
+        return leaves
 
-    def _copy_out(self, tree: Any, span: rpc.Span) -> None:
-        """Write a tree in the plan's layout, with zero padding: the memory may have been used."""
+    def _copy_out(self, leaves: list[Any], span: rpc.Span) -> None:
+        """Write leaves in the plan's layout, with zero padding: the memory may have been used."""
         out = self._arena.region(span.offset, span.nbytes)
-        leaves, plan = jax.tree.leaves(tree), self._laid
+        plan = self._laid
         for fragment, described in enumerate(plan.fragments):
             start, stop = plan.fragment_slice(fragment)
             for index, view in self._views(fragment, out[start:stop]):

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     import jax
 
 REQUIRED = ("init", "loss", "batches", "tokens")
-OPTIONAL = ("optimizer", "evaluate")
-EXTRAS = ("key",)
+OPTIONAL = ("optimizer", "evaluate", "init_state")
+EXTRAS = ("key", "state")
 """What ``loss`` is given by name, besides parameters and batch, if it has such a parameter."""
 
 
@@ -48,6 +48,10 @@ class Task(Protocol):
 
     Optional methods: `optimizer(self) -> optax.GradientTransformation`, used in place of the job
     file's [inner] table; `evaluate(self, params) -> float`, a held-out loss, jitted by the task.
+
+    `init_state(self, key)` returns what is carried from step to step and not trained, any pytree of
+    arrays. Then `loss` has a parameter `state` and returns it anew, with the loss; `evaluate` may
+    have such a parameter too.
 
     A `loss` with a parameter `key` is given a JAX PRNG key: another one for every batch of every
     shard, and the same one whenever that batch is trained on again, as in a replay.
@@ -83,10 +87,23 @@ def load_task(spec: str, options: Mapping[str, Any]) -> Task:
     for name in REQUIRED:
         if not callable(getattr(task, name, None)):
             raise TaskError(f"task {spec!r}: {type(task).__name__} has no method {name}")
+    if ("state" in takes(task.loss)) is not hasattr(task, "init_state"):
+        raise TaskError(
+            f"task {spec!r}: a state needs both init_state(key) and loss(params, batch, state)"
+        )
     for name in OPTIONAL:
         if not callable(getattr(task, name, len)):
             raise TaskError(f"task {spec!r}: {type(task).__name__}.{name} is not a method")
     return cast("Task", task)
+
+
+def takes(function: Any) -> tuple[str, ...]:
+    """Which of ``EXTRAS`` a function has parameters for."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # Of a function that is not written in Python.
+        return ()
+    return tuple(name for name in EXTRAS if name in parameters)
 
 
 def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
@@ -95,17 +112,17 @@ def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
     Raises:
         TaskError: it cannot be called with parameters and batch, and these by name.
     """
+    found = takes(task.loss)
     try:
         signature = inspect.signature(task.loss)
-    except (TypeError, ValueError):  # Of a function that is not written in Python.
-        return ()
-    takes = tuple(name for name in EXTRAS if name in signature.parameters)
+    except (TypeError, ValueError):
+        return found
     try:
-        signature.bind(None, None, **dict.fromkeys(takes))
+        signature.bind(None, None, **dict.fromkeys(found))
     except TypeError as error:
         wanted = f"want loss(params, batch), and {' and '.join(EXTRAS)} if it needs them"
         raise TaskError(f"task {spec!r}: loss{signature}: {error}; {wanted}") from None
-    return takes
+    return found
 
 
 def task_digest(spec: str, run_folder: Path | None = None) -> str:

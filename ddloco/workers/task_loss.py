@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ddloco.protocol.messages import METRICS_MAX
-from ddloco.workers.task import Task, TaskError, loss_takes
+from ddloco.workers.task import Task, TaskError, loss_takes, takes
 
 STEP_KEYS = 0x6B657973
 """Folded into the job's key, so that no key of a step is one that ``init`` derives from it."""
@@ -48,8 +48,10 @@ class TaskLoss:
         matter, so that nothing is copied to the device."""
         return np.uint32(drawn % 2**32) if "key" in self._takes else None
 
-    def __call__(self, params: Any, batch: Any, number: Any) -> tuple[Any, dict[str, Any]]:
-        """The loss of batch ``number`` of the shard, and the task's own metrics.
+    def __call__(
+        self, params: Any, state: Any, batch: Any, number: Any
+    ) -> tuple[Any, tuple[Any, dict[str, Any]]]:
+        """The loss of batch ``number`` of the shard; then the new state and the task's own metrics.
 
         Raises:
             TaskError: the task's loss returns something else.
@@ -57,13 +59,37 @@ class TaskLoss:
         extras: dict[str, Any] = {}
         if "key" in self._takes:
             extras["key"] = jax.random.fold_in(self._key, number)
+        if "state" in self._takes:
+            extras["state"] = state
         found = self._task.loss(params, batch, **extras)
-        if not isinstance(found, tuple):
-            return found, {}
-        if len(cast("tuple[Any, ...]", found)) != 2:
-            raise TaskError(f"task {self._spec}: loss returns neither loss nor (loss, metrics)")
-        loss, metrics = cast("tuple[Any, Any]", found)
-        return loss, self._scalars(metrics)
+        loss, *more = cast("tuple[Any, ...]", found) if isinstance(found, tuple) else (found,)
+        stated = "state" in self._takes
+        if not stated <= len(more) <= stated + 1:
+            wanted = (
+                "(loss, state) or (loss, state, metrics)" if stated else "loss or (loss, metrics)"
+            )
+            raise TaskError(
+                f"task {self._spec}: loss returns {1 + len(more)} values; want {wanted}"
+            )
+        if stated:
+            new = more.pop(0)
+            self._check_state(state, new)
+            state = new
+        return loss, (state, self._scalars(more[0]) if more else {})
+
+    def _check_state(self, before: Any, after: Any) -> None:
+        """Check that a step leaves the state as it is, but for its numbers."""
+        (was, tree), (found, new) = (
+            jax.tree_util.tree_flatten_with_path(each) for each in (before, after)
+        )
+        where = f"task {self._spec}: the state that loss returns"
+        if tree != new:
+            raise TaskError(f"{where} is another tree than init_state's: {new}, want {tree}"[:900])
+        for (path, old), (_, leaf) in zip(was, found, strict=True):
+            kinds = [f"{jnp.result_type(each)}{list(jnp.shape(each))}" for each in (leaf, old)]
+            if kinds[0] != kinds[1]:
+                name = jax.tree_util.keystr(path, simple=True, separator="/")
+                raise TaskError(f"{where}: {name!r} is {kinds[0]}, in init_state's {kinds[1]}")
 
     def _scalars(self, metrics: Any) -> dict[str, Any]:
         check_metrics(self._spec, "loss", metrics)
@@ -71,8 +97,23 @@ class TaskLoss:
 
 
 def value_and_gradient(loss: TaskLoss) -> Callable[..., Any]:
-    """A function of the same arguments that returns ((loss, metrics), gradient)."""
+    """A function of the same arguments that returns ((loss, (state, metrics)), gradient)."""
     return jax.value_and_grad(loss, has_aux=True)
+
+
+def evaluated(
+    spec: str, task: Any, params: Any, state: Any
+) -> tuple[float, dict[str, float]] | None:
+    """The held-out loss and the other metrics of a model; None if the task has no ``evaluate``.
+
+    Raises:
+        TaskError: ``evaluate`` returned something else.
+    """
+    evaluate = getattr(task, "evaluate", None)
+    if evaluate is None:
+        return None
+    extras = {"state": state} if "state" in takes(evaluate) else {}
+    return held_out(spec, evaluate(params, **extras))
 
 
 def held_out(spec: str, found: Any) -> tuple[float, dict[str, float]]:

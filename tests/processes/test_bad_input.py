@@ -47,7 +47,7 @@ def test_no_such_job_file(tools, tmp_path):
         ("tests.tasks:nobody", "tests.tasks has no function nobody"),
         ("tests.tasks:not_a_number", "loss is nan at the first step"),
         ("tests.tasks:wobbly", "differs between two runs of the same step"),
-        ("tests.tasks:counting", "int32"),
+        ("tests.tasks:counting", "parameter 'count' is int32, which cannot be trained"),
         ("tests.tasks:wordy", "its name and shape have 600 characters and 1 dimensions"),
         ("tests.tasks:wordless", "task tests.tasks:wordless: tokens(batch) is 0; want 1 or more"),
     ],

@@ -408,3 +408,43 @@ def test_what_learners_hold_takes_the_place_of_what_was_lost():
     assert np.allclose(found.theta, 2.5, atol=1e-4)
     assert not found.momentum.any()
     assert (("a", "b"), ["c"]) == (found.accepted, [name for name, _ in found.refused])
+
+
+def test_a_state_becomes_the_plain_average():
+    """Without learning rate, momentum and radial averaging; and its size is not that of a change of
+    the parameters."""
+    rng = np.random.default_rng(3)
+    segments = segments_of()
+    stated = [segments[0], segments[1]._replace(average=True, state=True), segments[2]]
+    state, rest = slice(1000, 1037), np.r_[0:1000, 1037:SIZE]
+    theta = rng.standard_normal(SIZE).astype(np.float32)
+    values = [theta + 0.01 * rng.standard_normal(SIZE).astype(np.float32) for _ in range(3)]
+    for each in values:
+        each[state] *= 1e3
+    momentum, weights = np.ones_like(theta), (1.0, 2.0, 5.0)
+    parts = [
+        Contribution(name, weight, packed(value, segments))
+        for name, weight, value in zip("abc", weights, values, strict=True)
+    ]
+    rates = {"lr": 0.7, "momentum_factor": 0.9}
+    plain = merge_fragment(theta, momentum, parts, segments, **rates)
+    found = merge_fragment(theta, momentum, parts, stated, **rates)
+    mean = np.average([value[state] for value in values], axis=0, weights=weights)
+
+    assert np.allclose(mean, found.theta[state], rtol=1e-5, atol=1e-3)
+    assert not found.momentum[state].any()
+    assert np.array_equal(plain.theta[rest], found.theta[rest])
+    assert np.array_equal(plain.momentum[rest], found.momentum[rest])
+    assert [float(np.linalg.norm((theta - each)[rest])) for each in values] == pytest.approx(
+        found.norms, rel=1e-4
+    )
+    assert min(plain.norms) > 100 * max(found.norms)
+
+
+def test_a_plan_says_what_is_state():
+    """By name, as the worker gives it."""
+    leaves = [Leaf("layer/mean", (3,), "float32"), Leaf("state:/layer/mean", (3,), "float32")]
+    plan = make_plan(leaves, fragments=1, interval=1, strategy="tensor")
+    first, second = fragment_segments(plan, 0, lambda _name: False)
+
+    assert ((False, False), (True, True)) == (first[2:6:3], second[2:6:3])

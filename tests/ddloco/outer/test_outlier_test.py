@@ -252,3 +252,17 @@ def test_the_usual_is_a_median():
     assert [2, 2, 3] == [lower_median(each) for each in ([3, 2, 9, 1], [2], [9, 3, 1])]
     assert 0.0 == usual_norm([], 4)
     assert 6.0 == usual_norm([(2.0, 4), (3.0, 4), (900.0, 4)], 8)
+
+
+def test_a_state_is_not_tested():
+    """Statistics of different data pull apart by nature; parameters beside them are tested."""
+    segments = (SEGMENTS[0]._replace(state=True), SEGMENTS[1])
+    merge = Merge(4, segments=segments)
+    for n, delta in enumerate(merge.deltas):
+        delta[:1000] = 1e4 * (-1) ** n
+    accepted, reasons, outlier_test = merge.outlier_test(band=2.0, cosine=0.9)
+
+    assert ([0, 1, 2, 3], {}) == (accepted, reasons)
+    assert max(each.norm for each in outlier_test.measured) < 1e3
+    merge.deltas[2][1000:] *= -1
+    assert [0, 1, 3] == merge.outlier_test(cosine=0.9)[0]

@@ -24,7 +24,7 @@ class Said:
 def key_of(seed, shard, drawn):
     """The numbers of the key of one batch."""
     loss = TaskLoss(Said(), "a:task", seed, shard)
-    found, _ = loss(None, None, loss.number(drawn))
+    found, _ = loss(None, None, None, loss.number(drawn))
     return tuple(np.asarray(found).tolist())
 
 
@@ -50,7 +50,8 @@ def test_a_loss_that_wants_something_else_is_refused():
 
     assert str(error.value) == (
         "task 'a:task': loss(params: Any, batch: Any, dropout_rng: Any) -> Any: missing a required "
-        "argument: 'dropout_rng'; want loss(params, batch), and key if it needs them"
+        "argument: 'dropout_rng'; want loss(params, batch), and key and state if it "
+        "needs them"
     )
 
 
@@ -135,5 +136,5 @@ def test_a_loss_of_three_parts_is_refused():
         def loss(self, params, batch):
             return 1.0, {}, {}
 
-    with pytest.raises(TaskError, match=r"returns neither loss nor \(loss, metrics\)"):
-        TaskLoss(Three(), "a:task", 0, 0)(None, None, None)
+    with pytest.raises(TaskError, match=r"returns 3 values; want loss or \(loss, metrics\)"):
+        TaskLoss(Three(), "a:task", 0, 0)(None, None, None, None)

@@ -1,0 +1,73 @@
+"""A task's state: what is carried from step to step beside the parameters, and is not trained.
+
+Its floating-point leaves (batch statistics, moving averages) are *merged*: they are part of the
+fragments, and the global model has their average. Its other leaves (counters, random keys) are
+*local*: each learner has its own, which travels with its optimizer's moments, in snapshots and to
+a learner that returns. A random key is stored as its numbers.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ddloco.protocol.fragment_plan import STATE
+
+
+class StateLayout:
+    """How a state is divided into merged and local leaves.
+
+    Args:
+        shapes: the state's tree, of anything with shape and dtype; an empty tree if there is none.
+
+    Attributes:
+        names: the merged leaves' names in the fragments.
+        merged: the merged leaves, as in ``shapes``.
+        local: the shapes of the local leaves as they are stored.
+    """
+
+    def __init__(self, shapes: Any) -> None:
+        paths, self._tree = jax.tree_util.tree_flatten_with_path(shapes)
+        self._merges = [jnp.issubdtype(leaf.dtype, jnp.inexact) for _, leaf in paths]
+        self._keys = [_key_type(leaf) for _, leaf in paths]
+        named = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+        self.names = [
+            STATE + name for name, merges in zip(named, self._merges, strict=True) if merges
+        ]
+        self.merged = self.merged_of(shapes)
+        self.local = jax.eval_shape(self.local_of, shapes)
+
+    def merged_of(self, state: Any) -> list[Any]:
+        """The merged leaves of a state."""
+        leaves = jax.tree.leaves(state)
+        return [leaf for leaf, merges in zip(leaves, self._merges, strict=True) if merges]
+
+    def local_of(self, state: Any) -> list[Any]:
+        """The local leaves of a state, as they are stored."""
+        rows = zip(jax.tree.leaves(state), self._merges, self._keys, strict=True)
+        return [
+            leaf if key is None else jax.random.key_data(leaf)
+            for leaf, merges, key in rows
+            if not merges
+        ]
+
+    def joined(self, merged: Sequence[Any], local: Sequence[Any]) -> Any:
+        """The state of these leaves."""
+        parts, others = iter(merged), iter(local)
+        leaves: list[Any] = []
+        for merges, key in zip(self._merges, self._keys, strict=True):
+            leaf = next(parts) if merges else next(others)
+            leaves.append(leaf if key is None else key(leaf))
+        return jax.tree.unflatten(self._tree, leaves)
+
+
+def _key_type(leaf: Any) -> Callable[[Any], Any] | None:
+    """What makes a random key of its numbers; None for a leaf that is none."""
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return None
+    found: list[Any] = []
+    # Of a shape the kind of key is known to a tracer only.
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), leaf)
+    return partial(jax.random.wrap_key_data, impl=found[0])

@@ -1,0 +1,218 @@
+"""What a task carries from step to step beside its parameters: merged, or each learner's own."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from ddloco.protocol.fragment_plan import is_state
+from ddloco.workers import rpc
+from ddloco.workers.rpc import span_of
+from ddloco.workers.task import TaskError, load_task
+from ddloco.workers.task_loss import TaskLoss
+from ddloco.workers.task_state import StateLayout
+from tests.ddloco.workers.test_server import Desk, arena
+from tests.tasks import Regression, Stateful
+
+__all__ = ["arena"]
+
+STATEFUL = "tests.tasks:stateful"
+
+
+def made(key):
+    """A state with leaves of all kinds."""
+    return {
+        "mean": jnp.arange(3.0),
+        "keys": jax.random.split(key, 2),
+        "bits": jnp.arange(4, dtype=jnp.uint32),
+        "half": jnp.ones((2, 2), jnp.bfloat16),
+        "legacy": jax.random.key(7, impl="rbg"),
+    }
+
+
+def test_floats_are_merged_and_the_rest_is_local():
+    """From shapes alone; keys are stored as their numbers, and are the same keys again."""
+    layout = StateLayout(jax.eval_shape(made, jax.random.key(1)))
+    state = made(jax.random.key(1))
+    merged, local = layout.merged_of(state), layout.local_of(state)
+    again = layout.joined(
+        [np.asarray(each) for each in merged], [np.asarray(each) for each in local]
+    )
+
+    assert ["state:/half", "state:/mean"] == layout.names
+    assert all(map(is_state, layout.names))
+    assert [(each.shape, each.dtype) for each in layout.local] == [
+        (each.shape, each.dtype) for each in local
+    ]
+    assert not any(jnp.issubdtype(each.dtype, jax.dtypes.prng_key) for each in local)
+    assert jax.random.bits(again["keys"][1]) == jax.random.bits(state["keys"][1])
+    assert jax.random.bits(again["legacy"]) == jax.random.bits(state["legacy"])
+
+
+def test_a_task_without_a_state_has_an_empty_one():
+    """Nothing is added to fragments or to moments."""
+    layout = StateLayout(None)
+
+    assert ([], [], []) == (layout.names, layout.local, layout.merged_of(None))
+    assert layout.joined([], []) is None
+
+
+def test_who_takes_over_a_state_goes_on_with_all_of_it(arena):
+    """Statistics, counts and keys: the next steps are the same to the bit."""
+    donor = Desk(arena, task=STATEFUL)
+    donor.begin()
+    for _ in range(3):
+        donor.train()
+    state, cursor = donor.state(), donor.trainer._last.cursor
+    taker = Desk(arena, task=STATEFUL)
+    taker.ask(taker.installing(state))
+
+    assert donor.train() == taker.train(skipped=3, cursor=cursor)
+    assert donor.train() == taker.train()
+    assert {"steps": 5.0} == taker.trainer._last.metrics
+
+
+def test_without_what_is_local_it_would_not(arena):
+    """The test above can fail: the count and the key are among the bytes."""
+    donor = Desk(arena, task=STATEFUL)
+    donor.begin()
+    donor.train()
+    state = donor.state()
+    local = donor.trainer._moments._leaves[-2:]
+    assert 2 == len(donor.trainer._layout.local)
+    for start, _, _ in local:
+        state.data[start : start + 4] ^= 1
+    taker = Desk(arena, task=STATEFUL)
+    taker.ask(taker.installing(state))
+
+    assert donor.train() != taker.train(skipped=1)
+
+
+def test_a_global_fragment_replaces_what_is_merged_and_leaves_the_rest(arena):
+    """The mean comes from the others, the count goes on."""
+    desk = Desk(arena, task=STATEFUL)
+    desk.begin()
+    desk.train()
+    name = "state:/mean"
+    fragment, index = next(
+        (p, i)
+        for p, leaves in enumerate(desk.plan.fragments)
+        for i, leaf in enumerate(leaves)
+        if leaf.name == name
+    )
+    start, stop = desk.plan.fragment_slice(fragment)
+    at = desk.plan.tensor_offset(fragment, index) - start
+    region = arena.allocate(stop - start)
+    region.data[:] = desk.state().data[start:stop]
+    region.data[at : at + 64].view(np.float32)[:] = 100.0
+    out = arena.allocate(desk.plan.total_bytes)
+    desk.ask(rpc.Train(2, ((fragment, span_of(region)),), span_of(out), 0))
+    mean = np.asarray(desk.trainer._state["mean"])
+
+    assert (mean > 80).all()
+    assert 2 == int(desk.trainer._state["steps"])
+
+
+def test_learners_begin_with_keys_of_their_own(arena):
+    """Two learners on two shards would else draw the same numbers."""
+    losses = {}
+    for shard in (0, 1):
+        desk = Desk(arena, task=STATEFUL)
+        desk.trainer._shard = shard
+        desk.begin()
+        losses[shard] = desk.train()[0]
+
+    assert losses[0] != losses[1]
+
+
+def test_the_held_out_loss_is_of_the_merged_state(arena):
+    """A syncer's worker has the model's fragments, and the rest as `init_state` makes it."""
+    desk = Desk(arena, task=STATEFUL)
+    desk.begin()
+    desk.train()
+    trained, syncer = desk.state(), Desk(arena, task=STATEFUL)
+    scored = syncer.ask(rpc.Score(rpc.Span(trained.offset, syncer.plan.total_bytes)))
+    mean = np.abs(np.asarray(desk.trainer._state["mean"])).max()
+
+    assert pytest.approx(mean) == scored.metrics["mean"]
+    assert 0 < mean
+
+
+class Changing(Stateful):
+    """Returns another state than it is given."""
+
+    def __init__(self, change):
+        super().__init__()
+        self.change = change
+
+    def loss(self, params, batch, state):
+        """With the change."""
+        return jnp.float32(0), self.change(state)
+
+
+CHANGES = [
+    (lambda state: {**state, "more": 1.0}, "is another tree than init_state's"),
+    (lambda state: {**state, "mean": jnp.zeros(3)}, r"'mean' is float32\[3\], .* float32\[16\]"),
+    (lambda state: {**state, "steps": jnp.float32(1)}, r"'steps' is float32\[\], .* int32\[\]"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), CHANGES)
+def test_a_step_keeps_the_form_of_the_state(change, said):
+    """What is of another shape or type is named."""
+    task = Changing(change)
+    loss = TaskLoss(task, "a:task", 0, 0)
+
+    with pytest.raises(TaskError, match=said):
+        loss(None, task.init_state(jax.random.key(0)), None, None)
+
+
+def test_a_loss_that_forgets_its_state_is_refused():
+    """It must return it, with the loss."""
+
+    class Forgetting(Regression):
+        def loss(self, params, batch, state):
+            return jnp.float32(0)
+
+    with pytest.raises(TaskError, match=r"returns 1 values; want \(loss, state\) or"):
+        TaskLoss(Forgetting(), "a:task", 0, 0)(None, {}, None, None)
+
+
+HALVES = """
+from tests.tasks import Regression, Stateful
+class Untaken(Regression):
+    def init_state(self, key): return {}
+class Absent(Regression):
+    def loss(self, params, batch, state): return 0.0, state
+"""
+
+
+@pytest.mark.parametrize("name", ["Untaken", "Absent"])
+def test_half_of_a_state_is_refused(name, tmp_path, monkeypatch):
+    """When the task is loaded, in one line."""
+    (tmp_path / "halves.py").write_text(HALVES)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    with pytest.raises(TaskError, match=r"a state needs both init_state\(key\) and loss\(params"):
+        load_task(f"halves:{name}", {})
+
+
+def test_data_parallel_jobs_have_no_state(arena):
+    """Their replicas send gradients, with which no state comes."""
+    desk = Desk(arena, task=STATEFUL)
+    desk.begin()
+    region = arena.allocate(desk.plan.total_bytes)
+
+    with pytest.raises(TaskError, match="has a state, which data-parallel jobs cannot merge"):
+        desk.ask(rpc.Differentiate(span_of(region), span_of(region)))
+
+
+def test_whole_numbers_among_parameters_are_named(arena):
+    """With where they belong."""
+    with pytest.raises(TaskError) as error:
+        Desk(arena, task="tests.tasks:counting")
+
+    assert str(error.value) == (
+        "task tests.tasks:counting: parameter 'count' is int32, which cannot be trained; return "
+        "it from init_state(key) in place of init(key)"
+    )
