@@ -21,7 +21,7 @@ from typing import Any
 from tools import ROOT, say
 
 NAMES = (
-    *("merge", "door", "handle", "simulator", "roundtrip", "round", "crowd", "frozen"),
+    *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "crowd", "frozen"),
     *("regions", "return", "snapshot", "storage", "step", "quality", "fuzz", "goodput"),
 )
 """From the short ones to the long ones."""

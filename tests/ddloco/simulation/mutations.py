@@ -238,6 +238,15 @@ def replace_unasked(self, fragment, newer):
     return [Drop(handle) for handle in older.handles() if handle not in newer.handles()]
 
 
+@bug("heal-progress", 0)
+def a_difference_is_sent_to_whoever_reports_the_version_before(patch):
+    def tell(old, self, at, member, p, *, instead=False):
+        member.sent[p] = member.holds(p)
+        return old(self, at, member, p, instead=instead)
+
+    wrap(patch, Globals, "tell", tell)
+
+
 @bug("heal-progress", 23)
 def a_new_syncer_begins_its_schedule_again(patch):
     patch.setattr(Schedule, "recover", lambda _self, _t: None)
