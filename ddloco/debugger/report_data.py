@@ -258,23 +258,19 @@ class _Reader:
 
     def links(self) -> list[Link]:
         """Return the payloads of each learner's link."""
-        sizes: list[int] = []
         leaves = next((each.leaves for each in self.contents if each.leaves), ())
-        if leaves:
-            plan = self.run.job.plan(leaves)
-            slices = [plan.fragment_slice(p) for p in range(len(plan.fragments))]
-            sizes = [stop - start for start, stop in slices]
+        plan = self.run.job.plan(leaves) if leaves else None
         links = {each: Link(each, 0, 0, 0, 0, 0) for each in self.learners}
         for content in self.contents:
-            for kind, peer, p in content.payloads:
+            for payload in content.payloads:
                 own = actor_of(content.incarnation)
-                link = links.get(own) or links.get(actor_of(peer))
+                link = links.get(own) or links.get(actor_of(payload.peer))
                 if link is None:
                     continue
-                nbytes = sizes[p] if p < len(sizes) else 0
-                if kind == "up":
+                nbytes = payload.nbytes(plan) if plan is not None else 0
+                if payload.kind == "up":
                     link.up, link.up_bytes = link.up + 1, link.up_bytes + nbytes
-                elif kind == "down":
+                elif payload.kind == "down":
                     link.down, link.down_bytes = link.down + 1, link.down_bytes + nbytes
                 else:
                     link.pieces += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from clocks import actor_of
 from ddloco.actors.events import (
@@ -22,6 +22,7 @@ from ddloco.actors.events import (
     WorkFailed,
 )
 from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.events import (
     Evaluated,
     FragmentEncoded,
@@ -29,11 +30,11 @@ from ddloco.protocol.events import (
     StateInstalled,
     StepFinished,
 )
-from ddloco.protocol.fragment_plan import Leaf
+from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
 from replay import TapeError
 from snapshot import SnapshotError
-from transport import LaneBroken, Marker, MessageArrived
+from transport import LaneBroken, Marker, MessageArrived, aligned
 
 BLOCKS_MAX = 40_000
 """Blocks of steps in one report; with more steps, several are put into one block."""
@@ -138,6 +139,25 @@ class RawStep(Struct):
     learned: dict[str, int]
 
 
+@dataclass(frozen=True)
+class Received:
+    """A payload that arrived: "up", "down" or "piece", from whom, and which fragment or piece."""
+
+    kind: str
+    peer: str
+    which: int
+    form: Format | UnsetType = UNSET
+
+    def nbytes(self, plan: FragmentPlan) -> int:
+        """The bytes of a fragment as it was sent, without the message's header."""
+        if self.which >= len(plan.fragments):
+            return 0
+        if self.form is UNSET:
+            start, stop = plan.fragment_slice(self.which)
+            return stop - start
+        return sum(aligned(n) for _, (n,), _ in compressed_layout(plan, self.which, self.form))
+
+
 @dataclass
 class TapeContent:
     """What a report needs of one tape, with times on the common axis, in seconds."""
@@ -154,7 +174,7 @@ class TapeContent:
     )
     leaves: tuple[Leaf, ...] = ()
     held_out: list[tuple[float, int, float]] = field(default_factory=list[tuple[float, int, float]])
-    payloads: list[tuple[str, str, int]] = field(default_factory=list[tuple[str, str, int]])
+    payloads: list[Received] = field(default_factory=list[Received])
     """Of each message with a payload: kind, peer, and fragment or piece."""
     clocks: dict[int, dict[str, int]] = field(default_factory=dict[int, dict[str, int]])
     """Whole clocks, at the events that were asked for."""
@@ -216,13 +236,13 @@ def _see_message(
         case GlobalFragment():
             _mark(content, "received", Point(at, n, body.version, body.fragment))
             if event.payload:
-                content.payloads.append(("down", event.peer, body.fragment))
+                content.payloads.append(Received("down", event.peer, body.fragment, body.form))
         case Contribution():
             if event.payload:
-                content.payloads.append(("up", event.peer, body.fragment))
+                content.payloads.append(Received("up", event.peer, body.fragment, body.form))
         case StatePiece():
             if event.payload:
-                content.payloads.append(("piece", event.peer, body.piece))
+                content.payloads.append(Received("piece", event.peer, body.piece))
         case Marker():
             if body.snapshot not in cuts:
                 cuts.add(body.snapshot)

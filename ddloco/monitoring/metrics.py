@@ -15,7 +15,10 @@ EVENTS_NAMED_MAX = 64
 time series."""
 
 MERGE_FIELDS = ("live", "taking_part", "averaged", "grace_s", "sync_s")
-STATUS_FIELDS = ("merges", "quorum", "goodput", "live", "uptime_s", "tape_bytes")
+STATUS_FIELDS = (
+    *("merges", "quorum", "goodput", "live", "uptime_s"),
+    *("tape_bytes", "sent_bytes", "received_bytes"),
+)
 MEMBER_FIELDS = (
     *("step", "step_s", "heard_s", "silent", "versions_behind", "refused"),
     *("loss", "tokens", "tokens_per_s"),

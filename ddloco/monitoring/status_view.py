@@ -95,6 +95,8 @@ class Status(Struct, frozen=True):
     recovering: tuple[Recovering, ...] = ()
     refused_frames: dict[str, int] = {}
     tape_bytes: int | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
     events: int = 0
     problem: str = ""
 
@@ -154,7 +156,11 @@ def counts(status: Status) -> str:
     live, part, averaged = ("-" if number is None else number for number in numbers)
     said = f"learners: {live} live / {part} taking part / {averaged} averaged"
     tape = f"{status.tape_bytes / 2**20:.1f} MiB" if status.tape_bytes is not None else "no"
-    return f"{said}  {escape(status.incarnation)}: {status.events} events, {tape} tape"
+    lines = f"{said}  {escape(status.incarnation)}: {status.events} events, {tape} tape"
+    if status.sent_bytes is None or status.received_bytes is None:
+        return lines
+    sent, received = (f"{n / 2**20:.1f} MiB" for n in (status.sent_bytes, status.received_bytes))
+    return f"{lines}, {sent} sent, {received} received"
 
 
 COLUMNS_MAX = 4

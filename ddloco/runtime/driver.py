@@ -137,6 +137,8 @@ class Driver:
         self.actor = actor
         self.refused: dict[str, int] = {}
         """The number of refused messages, by peer."""
+        self.sent_bytes = self.received_bytes = 0
+        """The bytes of all messages, headers included, as they are on the wire."""
         self._job_id = job_id
         self._guard = ConnectionGuard(actor.incarnation, actors, admits)
         self._endpoint = endpoint
@@ -199,6 +201,7 @@ class Driver:
         if unwritten is not None:
             raise unwritten
         assert self._finish is not None, "the loop above ends with it"
+        self.note("traffic", {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes})
         self._recorder.close(self.actor.number, self._finish.reason)
         return self._finish
 
@@ -362,7 +365,12 @@ class Driver:
         at, actor = self._time.now(), self.actor
         of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
         own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
-        counts = {"events": actor.number, "refused_frames": dict(self.refused)}
+        counts = {
+            "events": actor.number,
+            "refused_frames": dict(self.refused),
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+        }
         return {**self._facts(), **own, **counts, **of_machine}
 
     def _transmit(self, said: Transmit[Any]) -> None:
@@ -380,6 +388,7 @@ class Driver:
         try:
             for frames in self._codec.encode(header, payload):
                 self._endpoint.send_nowait(f"{said.peer}/{said.lane}", frames)
+                self.sent_bytes += sum(map(len, frames))
         except PeerGone:
             self._urgent.append(LaneBroken(said.peer, said.lane, "the peer cannot be reached"))
         except LaneFull:
@@ -407,6 +416,7 @@ class Driver:
             self._count_refusal(arrival.route, "its route names no lane")
             return
         try:
+            self.received_bytes += sum(map(len, arrival.frames))
             message = self._arrivals.feed(peer, lane, arrival.frames)
         except RemoteProtocolError as error:
             self._count_refusal(peer, str(error))
