@@ -575,8 +575,8 @@ async def test_log_lines_lead_to_the_tape(office, autojump_clock):
             if isinstance(effect, Observe)
         ]
         told = [(line["ref"], line["event"]) for line in job.log(incarnation)]
-            assert told.pop()[1] == "traffic", "the driver's own last line"
-            assert observed == told
+        assert told.pop()[1] == "traffic", "the driver's own last line"
+        assert observed == told
 
 
 async def test_a_message_is_one_event(office, autojump_clock):
