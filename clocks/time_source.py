@@ -11,6 +11,12 @@ from typing import Protocol
 class TimeSource(Protocol):
     """A source of seconds that never runs backwards."""
 
+    @property
+    def began(self) -> float | None:
+        """The wall clock's time at 0, in seconds since 1970; None if it is not known. It is for
+        logs that people read: nothing may depend on it."""
+        ...
+
     def now(self) -> float:
         """Seconds since this source was created."""
         ...
@@ -21,6 +27,7 @@ class MonotonicTime:
 
     def __init__(self, start: float = 0.0) -> None:
         self._start = time.monotonic() - start
+        self.began: float | None = time.time() - start
 
     def now(self) -> float:
         """Seconds since this source was created, plus ``start``."""
@@ -29,6 +36,8 @@ class MonotonicTime:
 
 class ManualTime:
     """Time that is set explicitly, for simulation, replay and tests."""
+
+    began = None
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start

@@ -8,10 +8,11 @@ good order and should be started again. Large modules are imported inside the co
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ddloco.cli.help_text import (
     EXAMPLES,
@@ -25,9 +26,34 @@ from ddloco.cli.help_text import (
 )
 
 
+class Parser(argparse.ArgumentParser):
+    """A parser that says what a misspelled command, option or choice may have meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the problem, and leave with exit code 2."""
+        from ddloco.config.near_miss import did_you_mean  # noqa: PLC0415, so that --help is fast
+
+        choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if choice is not None:
+            known = [each.strip(" '") for each in choice[2].split(",")]
+            message += did_you_mean(choice[1], known)
+        elif message.startswith("unrecognized arguments: "):
+            unknown = message.partition(": ")[2].split()[0].partition("=")[0]
+            message += did_you_mean(unknown, self.options())
+        super().error(message)
+
+    def options(self) -> list[str]:
+        """All options, those of commands included."""
+        found = list(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action.choices, dict):
+                found += [each for sub in action.choices.values() for each in sub.options()]
+        return found
+
+
 def parser() -> argparse.ArgumentParser:
     """The parser of all commands and options."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="ddloco",
         description=OVERVIEW,
         epilog=EXAMPLES,

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from clocks import read_regular
+from ddloco.config.near_miss import choices, did_you_mean, near_key
 
 T = TypeVar("T", bound="Section")
 
@@ -68,7 +69,7 @@ def convert(plain: Any, kind: type[T], source: str) -> T:
     try:
         return msgspec.convert(plain, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"{source}: {_in_words(str(error))}") from None
+        raise ConfigError(f"{source}: {_in_words(str(error), kind)}") from None
 
 
 def _impossible(plain: Any) -> Iterator[tuple[str, str]]:
@@ -95,11 +96,19 @@ def _short(path: str) -> str:
     return shown if shown.isprintable() else ascii(shown)
 
 
-def _in_words(error: str) -> str:
-    """Convert msgspec's message, with its path at the end, to ``PATH: PROBLEM``."""
+def _in_words(error: str, kind: Any) -> str:
+    """Convert msgspec's message, with its path at the end, to ``PATH: PROBLEM``, and say what the
+    user may have meant."""
     problem, _, path = error.partition(" - at `$")
     where = path.rstrip("`").lstrip(".")
     problem = " ".join(problem.split())
     problem = problem.replace("Object contains unknown field", "unknown key")
     problem = problem.replace("Object missing required field", "missing key")
+    name = problem.partition("`")[2].rstrip("`")
+    if problem.startswith("unknown key"):
+        problem += near_key(kind, where, name)
+    allowed = choices(kind, where)
+    if allowed and problem.startswith("Invalid enum value"):
+        given = problem.partition("'")[2].rstrip("'")
+        problem += f"; want one of {', '.join(allowed)}{did_you_mean(given, allowed)}"
     return f"{where}: {problem}" if where else problem

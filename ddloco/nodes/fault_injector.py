@@ -146,6 +146,7 @@ class Chaos:
         self._relays = relays
         self._log = log
         self._time = MonotonicTime()
+        log.began = self._time.began
         self._scope = trio.CancelScope()
         self._stalls: Counter[Victim] = Counter()
         self._factors: dict[Victim, list[float]] = {}
@@ -156,6 +157,7 @@ class Chaos:
         with self._scope:
             await ready()
             begun, self._time = trio.current_time(), MonotonicTime()
+            self._log.began = self._time.began
             async with trio.open_nursery() as self._nursery:
                 for number, fault in enumerate(self._faults, 1):
                     await trio.sleep_until(begun + fault.at_s)

@@ -24,7 +24,15 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish, Work
 from ddloco.actors.events import Restored, WorkResult
 from ddloco.config.job import DATA_PARALLEL, Job
-from ddloco.config.run_folder import KEPT, LOG_FILE, TAPES, place_of, run_of, run_of_place
+from ddloco.config.run_folder import (
+    KEPT,
+    LOG_FILE,
+    TAPES,
+    TRACEBACKS,
+    place_of,
+    run_of,
+    run_of_place,
+)
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import OWN_STATE, JobBeginning, JobStart
 from ddloco.protocol.effects import RunStep
@@ -100,6 +108,8 @@ class Hosted:
     """The snapshot of which a learner takes its own state, in a job that went on without it."""
 
     early_notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    traceback: Path | None = None
+    """The file with what user code raised last."""
     opening: trio.CancelScope = field(default_factory=trio.CancelScope)
     """What goes on before the actor begins; nothing is lost by ending it."""
 
@@ -123,6 +133,9 @@ class Hosted:
             self.finish = await self._run()
         except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
             self.finish = self._failure(first_of(error))
+        if self.traceback is not None and self.finish.status in ("bad-input", "failed"):
+            said = f"{self.finish.reason}; traceback in {self.traceback}"
+            self.finish = Finish(self.finish.status, said)
         return self.finish
 
     def _failure(self, error: BaseException) -> Finish:
@@ -146,7 +159,7 @@ class Hosted:
             worker = self.job.worker_of(name)
             async with open_worker(self.incarnation, arena, worker, pinned=pinned) as process:
                 arrays = Arrays(arena)
-                process.show_trace = partial(_show_trace, process.show_trace, log)
+                process.show_trace = partial(self._show_trace, process.show_trace, log)
                 keep = await trio.to_thread.run_sync(self._open_keep, name)
                 sink = self._open_sink()
                 workers = Workers(
@@ -270,8 +283,21 @@ class Hosted:
         elif len(self.early_notes) < EARLY_NOTES_MAX:
             self.early_notes.append((event, fields))
 
+    def _show_trace(
+        self, show: Callable[[rpc.Failed], None], log: ActorLog, failed: rpc.Failed
+    ) -> None:
+        """Where user code raised: on the screen, and in the log and a file for those who look
+        later."""
+        show(failed)
+        log.observe("task raised", 0.0, 0, {"traceback": failed.trace})
+        path = self.folder / TRACEBACKS / f"{self.incarnation}.txt"
+        with suppress(OSError):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(failed.full)
+            self.traceback = path
+
     def _open_log(self) -> ActorLog:
-        return ActorLog(self.folder / LOG_FILE, self.incarnation)
+        return ActorLog(self.folder / LOG_FILE, self.incarnation, MonotonicTime().began)
 
     def _open_driver(
         self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, log: ActorLog
@@ -316,12 +342,6 @@ class Hosted:
         job = {"name": self.job.job.name, "steps": self.job.job.steps}
         job["lead"] = self.job.syncer_names()[0]
         return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
-
-
-def _show_trace(show: Callable[[str], None], log: ActorLog, trace: str) -> None:
-    """Where user code raised: on the screen, and in the log for those who look later."""
-    show(trace)
-    log.observe("task raised", 0.0, 0, {"traceback": trace})
 
 
 def recorder_for(

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import trio
 from rich.console import Console
 
-from clocks import actor_of, number_of
+from clocks import MonotonicTime, actor_of, number_of
 from ddloco.actors.effects import Finish
 from ddloco.config.addresses import check_dial, check_listen
 from ddloco.config.job import Job
@@ -312,7 +312,7 @@ async def _unless_left(
 
 
 def _note_waiting(folder: Path, name: str, whom: str) -> None:
-    with closing(ActorLog(folder / LOG_FILE, f"{name}.0")) as log:
+    with closing(ActorLog(folder / LOG_FILE, f"{name}.0", MonotonicTime().began)) as log:
         log.observe("waiting", 0.0, 0, {"for": f"a number from {whom}"})
 
 

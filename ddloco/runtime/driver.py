@@ -147,6 +147,7 @@ class Driver:
         self._recorder = recorder
         self._time = time
         self._log = log
+        log.began = time.began
         self._codec: Codec[Any] = Codec(said, job_id)
         self._allocate = allocate
         self._facts = facts

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clocks import read_regular
+from ddloco.config.near_miss import did_you_mean
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 """The packages of this distribution; users may have modules with the same names."""
@@ -54,7 +55,9 @@ def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
         raise NamedError(f"{kind} {spec!r}: cannot import {module_name}: {said}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise NamedError(f"{kind} {spec!r}: {module_name} has no function {function_name}")
+        known = [name for name, each in vars(module).items() if callable(each)]
+        near = did_you_mean(function_name, known)
+        raise NamedError(f"{kind} {spec!r}: {module_name} has no function {function_name}{near}")
     try:
         inspect.signature(function).bind(**options)
     except TypeError as error:
@@ -121,7 +124,9 @@ def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
         said = f"{module_name} was taken from a script or a notebook, and is not in {folder}"
         raise NamedError(f"{kind} {spec!r}: {said}")
     if found is None:
-        raise NamedError(f"{kind} {spec!r}: there is no module {module_name}, here or installed")
+        near = did_you_mean(module_name, _modules_here(module_name))
+        said = f"there is no module {module_name}, here or installed{near}"
+        raise NamedError(f"{kind} {spec!r}: {said}")
     if found.origin is None or not found.has_location:
         raise NamedError(f"{kind} {spec!r}: {module_name} has no source file")
     try:
@@ -145,6 +150,13 @@ def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
         searched = _locations(found, searched)
         found = PathFinder.find_spec(part, searched)
     return found
+
+
+def _modules_here(like: str) -> list[str]:
+    """The modules in the current folder, or in its folder that a dotted name begins with."""
+    *packages, _ = like.split(".")
+    folder, prefix = Path.cwd().joinpath(*packages), "".join(f"{each}." for each in packages)
+    return [f"{prefix}{path.stem}" for path in sorted(folder.glob("*.py"))]
 
 
 def _locations(found: ModuleSpec, searched: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ number of lost lines. No actor ends because of its log.
 """
 
 from collections.abc import Callable, MutableMapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,22 @@ import structlog
 
 from clocks import actor_of
 
-FIRST = ("event", "actor", "at", "ref")
+FIRST = ("event", "actor", "at", "date", "ref")
 """Fields at the beginning of every line, for readability."""
 
 _encode = msgspec.json.Encoder().encode
 
 
 class ActorLog:
-    """Writes one actor's observations; with ``path`` None they are discarded."""
+    """Writes one actor's observations; with ``path`` None they are discarded.
 
-    def __init__(self, path: Path | None, incarnation: str) -> None:
+    Attributes:
+        began: when the actor's clock was 0, in seconds since 1970: then every line has a date. None
+            where time is not the wall clock's, as in simulations.
+    """
+
+    def __init__(self, path: Path | None, incarnation: str, began: float | None = None) -> None:
+        self.began = began
         self._file = _Lines(path) if path is not None else None
         self._log: Any = None
         if self._file is not None:
@@ -39,18 +46,26 @@ class ActorLog:
         """Write one line; ``ref`` is the number of the event on the tape that it belongs to."""
         if self._log is not None:
             ref = f"{self._incarnation}:{number}"
+            when: dict[str, Any] = {"at": round(at, 6)}
+            if self.began is not None:
+                when["date"] = date_of(self.began + at)
             lost = {"count": self._lost}
-            if self._lost and self._log.info("log lines lost", at=round(at, 6), ref=ref, **lost):
+            if self._lost and self._log.info("log lines lost", ref=ref, **when, **lost):
                 self._lost = 0
             # Fields with the name of a standard field are renamed, so that none is lost.
             said = {f"{name}_" if name in FIRST else name: value for name, value in fields.items()}
-            if not self._log.info(event, at=round(at, 6), ref=ref, **said):
+            if not self._log.info(event, ref=ref, **when, **said):
                 self._lost += 1
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def date_of(seconds: float) -> str:
+    """A time of the wall clock, in seconds since 1970, in UTC: ``2026-11-22T18:05:12.345Z``."""
+    return f"{datetime.fromtimestamp(seconds, UTC).isoformat(timespec='milliseconds')[:-6]}Z"
 
 
 class _Calls:

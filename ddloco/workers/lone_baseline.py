@@ -32,7 +32,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         WorkerDiedError: the worker process ended.
     """
     time = MonotonicTime()
-    log = ActorLog(folder / LOG_FILE, job.job.method)
+    log = ActorLog(folder / LOG_FILE, job.job.method, time.began)
     async with AsyncExitStack() as stack:
         arena = stack.enter_context(closing(Arena()))
         pinned = pinned_file(folder / SOURCE, job.job.task)

@@ -63,8 +63,8 @@ class WorkerProcess:
         self._process = process
         self._socket = link
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
-        self.show_trace: Callable[[str], None] = _print_trace
-        """Called with the traceback when user code raises."""
+        self.show_trace: Callable[[rpc.Failed], None] = _print_trace
+        """Called with the answer when user code raises."""
         self._line: deque[trio.Event] = deque()
         """The running request and those that wait, in order. A lock would not do: a task enters a
         lock's queue only when it is scheduled, so a later request could overtake it."""
@@ -113,7 +113,7 @@ class WorkerProcess:
             if self._line:
                 self._line[0].set()
         if isinstance(answer, rpc.Failed) and answer.trace:
-            self.show_trace(answer.trace)
+            self.show_trace(answer)
         return answer
 
     def expect(self, request: rpc.Request, answer_type: type[T]) -> Awaitable[T]:
@@ -166,8 +166,8 @@ def _ended(code: int) -> str:
     return f"{said}; out of memory?" if -code == signal.SIGKILL else said
 
 
-def _print_trace(trace: str) -> None:
-    sys.stderr.write(trace)
+def _print_trace(failed: rpc.Failed) -> None:
+    sys.stderr.write(failed.trace)
     sys.stderr.flush()
 
 

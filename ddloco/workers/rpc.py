@@ -176,11 +176,12 @@ class Scored(WorkerMessage, frozen=True):
 
 class Failed(WorkerMessage, frozen=True):
     """The request failed, because of the task or of the worker. ``trace`` is the traceback within
-    user code, for display; it is not written to a tape."""
+    user code, for display, and ``full`` all of it, for a file; they are not written to a tape."""
 
     kind: Literal["task", "worker"]
     reason: str
     trace: str = ""
+    full: str = ""
 
 
 Request = (

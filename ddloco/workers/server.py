@@ -45,6 +45,10 @@ TRACE_CHARS_MAX = 8000
 """The length of the traceback of user code that is kept: about its last eighty lines."""
 
 
+FULL_CHARS_MAX = 200_000
+"""The same with the frames of libraries: deeper recursions than Python allows are cut off."""
+
+
 class Trainer:
     """The task's parameters, optimizer state and data, and the operations on them."""
 
@@ -533,18 +537,19 @@ def failure(error: Exception) -> rpc.Failed:
     while root.__cause__ is not None:
         root = root.__cause__
     theirs = [frame for frame in traceback.extract_tb(root.__traceback__) if _is_users(frame)]
-    trace = ""
+    trace = full = ""
     if theirs:
         # Starts at the first line of user code, without our frames above it.
         said = traceback.format_list(theirs) + traceback.format_exception_only(root)
         trace = "".join(["Traceback of your code (most recent call last):\n", *said])
         trace = trace[-TRACE_CHARS_MAX:]
+        full = "".join(traceback.format_exception(error))[-FULL_CHARS_MAX:]
     if isinstance(error, TaskError) or (isinstance(error, ValueError) and not theirs):
-        return rpc.Failed("task", str(error), trace)
+        return rpc.Failed("task", str(error), trace, full)
     where = (theirs or traceback.extract_tb(error.__traceback__))[-1]
     place = f"{Path(where.filename).name}:{where.lineno}"
     reason = f"{type(error).__name__}: {error} ({place})"
-    return rpc.Failed("task", " ".join(reason.split())[:900], trace)
+    return rpc.Failed("task", " ".join(reason.split())[:900], trace, full)
 
 
 def _is_users(frame: traceback.FrameSummary) -> bool:

@@ -114,6 +114,8 @@ class FixedTime:
 
     at = 0.0
 
+    began = None
+
     def now(self) -> float:
         return self.at
 

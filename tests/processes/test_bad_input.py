@@ -1,5 +1,7 @@
 """Bad input gets one line and exit code 2, never a traceback, never a stopped job."""
 
+from pathlib import Path
+
 import pytest
 
 from replay import Tape
@@ -71,6 +73,9 @@ def test_what_user_code_raises_is_shown(job, form):
     assert all("in nothing" in trace and 'raise KeyError("nothing' in trace for trace in traces)
     assert all("jax/_src" not in trace for trace in traces)
     assert traces
+    named = last.partition("; traceback in ")[2]
+    assert "jax" in Path(named).read_text()
+    assert Path(named) == job.run_folder / "tracebacks" / "learner-0.1.txt"
     assert form or traces[0] in ended.stderr
 
 

@@ -58,3 +58,21 @@ def test_version(capsys):
 
     assert left.value.code == 0
     assert capsys.readouterr().out.startswith("ddloco 0.")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["rnu", "job.toml"], "did you mean run?"),
+        (["tape", "shw", "x"], "did you mean show?"),
+        (["run", "job.toml", "--proceses"], "did you mean --processes?"),
+        (["init", "--template", "gtp"], "did you mean gpt?"),
+    ],
+)
+def test_misspelled_words_are_answered(words, said, capsys):
+    """Commands, actions, options and choices: exit code 2, and what was meant."""
+    with pytest.raises(SystemExit) as left:
+        main(words)
+
+    assert left.value.code == 2
+    assert capsys.readouterr().err.strip().endswith(said)

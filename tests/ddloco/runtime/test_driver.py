@@ -59,6 +59,8 @@ TOKENS = 8
 class TrioTime:
     """Seconds since an actor's start on trio's clock, which is virtual here."""
 
+    began = None
+
     def __init__(self):
         self._start = trio.current_time()
 

@@ -40,3 +40,17 @@ def test_lines_that_find_no_room_are_counted(tmp_path):
     assert [("log lines lost", 4), ("two", None), ("three", None)] == [
         (each["event"], each.get("count")) for each in map(json.loads, rest)
     ]
+
+
+def test_lines_have_dates_where_the_clock_is_the_walls(tmp_path):
+    """In UTC, as of the actor's own clock; without a known beginning there is none."""
+    path = tmp_path / "log.jsonl"
+    with closing(ActorLog(path, "syncer.1", began=1_700_000_000.0)) as log:
+        log.observe("one", 1.5, 1, {})
+        log.began = None
+        log.observe("two", 2.5, 2, {"date": "a field of its own"})
+
+    one, two = map(json.loads, path.read_text().splitlines())
+    assert one["date"] == "2023-11-14T22:13:21.500Z"
+    assert "date" not in two
+    assert two["date_"] == "a field of its own"

@@ -1,0 +1,56 @@
+"""A misspelled name is answered with the one that was meant; a name like no other is not."""
+
+import pytest
+
+from ddloco.config.job import job_from
+from ddloco.config.near_miss import did_you_mean
+from ddloco.config.toml import ConfigError
+from ddloco.runtime.entry_point import NamedError, called, source_digest
+
+FAULT = {"what": "crash", "who": "learner-1", "at_s": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("plain", "said"),
+    [
+        ({"sync": {"qourum": 1}}, "unknown key `qourum`; did you mean sync.quorum?"),
+        ({"sync": {"learners": 1}}, "unknown key `learners`; did you mean job.learners?"),
+        ({"steps": 3}, "unknown key `steps`; did you mean job.steps?"),
+        ({"synk": {}}, "unknown key `synk`; did you mean sync?"),
+        ({"learner": {"learner-0": {"factr": 2}}}, "did you mean learner[...].factor?"),
+        ({"chaos": {"fault": [{**FAULT, "wat": 1}]}}, "did you mean chaos.fault[0].what?"),
+        ({"sync": {"pull": "freshh"}}, "want one of fresh, unmerged; did you mean fresh?"),
+        ({"tape": {"level": "x"}}, "Invalid enum value 'x'; want one of events, off"),
+        ({"sync": {"xyzzy": 1}}, "sync: unknown key `xyzzy`"),
+    ],
+)
+def test_keys_and_choices(plain, said):
+    """Keys of this table come first, then the same key of another; enumerations list all."""
+    with pytest.raises(ConfigError) as error:
+        job_from({"job": {"task": "a:b"}, **plain}, "job.toml")
+
+    line = str(error.value)
+    if "want one of fresh" in said:
+        assert "unmerged" in line
+        assert line.endswith("did you mean fresh?")
+    else:
+        assert line.endswith(said)
+
+
+def test_names_that_are_like_no_other():
+    """Nothing is suggested that nobody can have meant."""
+    assert did_you_mean("zzz", ["quorum", "steps"]) == ""
+
+
+def test_tasks(tmp_path, monkeypatch):
+    """A function of the module, and a module of the current folder or of a folder in it."""
+    with pytest.raises(NamedError, match=r"no function regresion; did you mean regression\?"):
+        called("task", "tests.tasks:regresion", {})
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "classifier.py").write_text("")
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "model.py").write_text("")
+    with pytest.raises(NamedError, match=r"installed; did you mean classifier\?"):
+        source_digest("task", "clasifier:task")
+    with pytest.raises(NamedError, match=r"installed; did you mean inner.model\?"):
+        source_digest("task", "inner.modell:task")
