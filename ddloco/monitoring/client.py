@@ -248,5 +248,8 @@ async def open_observer(
             raise ConfigError(f"{address}: {error.strerror}; want tcp://HOST:PORT") from None
         try:
             yield Observer(endpoint, address, timeout_s, keyed=keys is not None)
+        except UnansweredError:
+            endpoint.hurry(0.0)  # Nobody is there who could be sent the rest.
+            raise
         finally:
             await endpoint.aclose()

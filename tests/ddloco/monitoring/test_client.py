@@ -14,6 +14,7 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.observer_protocol import News, Told
 from ddloco.runtime.observer_server import NEWS_AWAY_MAX, ObserverServer
 from transport import Payload, describe
+from transport.endpoint import LINGER_S
 from transport.memory import MemoryFabric
 
 
@@ -310,3 +311,13 @@ async def test_until_a_signal():
 
     with trio.fail_after(10):
         await until_signal(act)
+
+
+async def test_who_is_not_there_is_not_waited_for_longer_than_asked():
+    """Over real sockets: what was not sent to a syncer that is not there is not waited for."""
+    begun = trio.current_time()
+    with pytest.raises(UnansweredError):
+        async with client.open_observer("tcp://127.0.0.1:9", 0.1, None) as observer:
+            await observer.status()
+
+    assert trio.current_time() - begun < LINGER_S
