@@ -175,6 +175,20 @@ def _add_run(orders: Orders) -> None:
         help="train along the tapes of another run, real or simulated: its learners, steps, merges "
         "and failures, in the same order",
     )
+    command.add_argument(
+        "--without",
+        metavar="LEARNER",
+        action="append",
+        default=[],
+        help="with --schedule: leave this learner's contributions out of the merges; repeatable",
+    )
+    command.add_argument(
+        "--since",
+        metavar="T",
+        type=int,
+        help="with --schedule: apply --without and changed [outer] settings from the merge of "
+        "global step T on",
+    )
     command.add_argument("--overwrite", action="store_true", help="replace the run in --dir")
     command.set_defaults(run="run")
 

@@ -95,6 +95,7 @@ def run(given: argparse.Namespace) -> int:
         folder = folder_for(job, given.folder, module)
         if given.schedule is not None:
             return _drive(given, job, folder)
+        _check_unscheduled(given)
         terms = LaunchTerms(
             processes=given.processes,
             snapshot=given.snapshot,
@@ -111,6 +112,12 @@ def run(given: argparse.Namespace) -> int:
     return _run_job(cluster)
 
 
+def _check_unscheduled(given: argparse.Namespace) -> None:
+    if given.without or given.since is not None:
+        option = "--without" if given.without else "--since"
+        raise ConfigError(f"{option}: changes the merges of a recorded run; add --schedule RUN")
+
+
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
     if given.chaos is not None:
@@ -121,7 +128,12 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
             task = bar.add_task("training along the schedule", total=None)
             update = partial(bar.update, task)
             driven = ScheduledRun(
-                given.schedule, job, folder, lambda events: update(completed=events)
+                given.schedule,
+                job,
+                folder,
+                lambda events: update(completed=events),
+                without=given.without,
+                since=given.since,
             )
             update(total=driven.total)
             trio.run(driven.run)

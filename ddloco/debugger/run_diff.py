@@ -12,6 +12,7 @@ from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.protocol.tape_facts import TASK
 from ddloco.replayer.recording import run_folder_of
+from ddloco.replayer.what_if import change_of
 from ddloco.workers.task_sources import changed_lines, kept_sources
 
 Class = Literal["data", "arithmetic", "timing", "code", "environment", "configuration"]
@@ -169,10 +170,10 @@ def _difference(
 
 
 SETTINGS: dict[str, tuple[str, ...]] = {
-    "merge": ("outer.", "sync."),
+    "merge": ("outer.", "sync.", "compress.", "merges."),
     "step": ("inner.", "task.", "job.seed", "job.task", "worker.", "learner."),
-    "install": (),
-    "contribution": ("transport.", "inner.", "task."),
+    "install": ("compress.",),
+    "contribution": ("transport.", "inner.", "task.", "compress."),
 }
 """Which settings can change an item of a kind directly."""
 
@@ -293,6 +294,16 @@ def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str
         x, y = mine.get(key, "not set"), theirs.get(key, "not set")
         if x != y:
             yield "configuration", f"setting: {key} = {x!r} and {y!r}"
+    changes = [_change(run) for run in (one, other)]
+    if changes[0] != changes[1]:
+        yield "configuration", f"setting: merges.changed = {changes[0]} and {changes[1]}"
+
+
+def _change(run: RecordedRun) -> str:
+    """How a run's merges were changed when it followed the tapes of another one."""
+    found = (change_of(each.header.facts) for each in run.tapes.values())
+    change = next((each for each in found if each is not None), None)
+    return change.said if change is not None else "not at all"
 
 
 def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,6 +18,7 @@ from ddloco.protocol.events import Happened, OwnState, Recovered, Started, StepF
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.tape_runner import ReplayContext, Result, TapeRunner
+from ddloco.replayer.what_if import WhatIf, change_of
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.resume import place_and_id
@@ -124,9 +126,19 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
             else:
                 self._history.bring()
         self._own = self._bring_own()
+        self._follow(self._what_if())
         pieces = self._tape.header.facts.get(STATE_PIECES)
         if pieces is not None and isinstance(self._workers, Workers):
             self._workers.state.cut_into(int(pieces))
+
+    def _what_if(self) -> WhatIf | None:
+        """How merges were changed in the recorded run."""
+        return change_of(self._tape.header.facts)
+
+    def _follow(self, change: WhatIf | None) -> None:
+        self._change = change
+        if change is not None and isinstance(self._workers, Workers):
+            self._workers.outer_at = partial(change.outer_at, now=self._job_replay.job.outer)
 
     def _bring_own(self) -> OwnState | None:
         """What a learner that came back alone had of a snapshot."""
@@ -227,7 +239,7 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
     # What the machine asks for again.
 
     def _begin(self, work: Work) -> None:
-        super()._begin(work)
+        super()._begin(work if self._change is None else self._change.changed(work))
         if isinstance(work, MergeFragment) and work.work in self._results:
             self._merges = [each for each in self._merges if not each.done.is_set()]
             self._merges.append(self._results[work.work])

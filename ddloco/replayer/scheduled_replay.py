@@ -28,6 +28,7 @@ from ddloco.protocol.fragment_plan import Leaf
 from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.replayer.job_replay import JobReplay
 from ddloco.replayer.job_tape_runner import JobTapeRunner
+from ddloco.replayer.what_if import WHAT_IF, WhatIf, fact_of, what_if
 from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.workers import rpc
@@ -61,6 +62,7 @@ def job_under(job: Job, schedule: Job) -> Job:
         job,
         job=replace(job.job, steps=table.steps, learners=table.learners, method=table.method),
         sync=schedule.sync,
+        compress=schedule.compress,
         elastic=schedule.elastic,
         chaos=schedule.chaos,
         learner={},
@@ -75,6 +77,9 @@ class ScheduledRun(JobReplay):
         job: what is trained.
         folder: the new run folder.
         progress: called with the number of events so far.
+        without: learners whose contributions are left out of merges.
+        since: the first global step whose merge is changed; before it the schedule's own outer
+            settings hold, and nobody is left out.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -82,16 +87,27 @@ class ScheduledRun(JobReplay):
     """
 
     def __init__(
-        self, schedule: Path, job: Job, folder: Path, progress: Callable[[int], None]
+        self,
+        schedule: Path,
+        job: Job,
+        folder: Path,
+        progress: Callable[[int], None],
+        *,
+        without: Sequence[str] = (),
+        since: int | None = None,
     ) -> None:
         super().__init__(schedule, progress)
         for each in self.tapes:
             if each.header.after:
                 said = f"begins behind event {each.header.after}; want tapes from their beginnings"
                 raise ConfigError(f"{each.path}: {said}")
+            if WHAT_IF in each.header.facts:
+                said = "its merges were changed themselves; want the run that they were changed of"
+                raise ConfigError(f"{each.path}: {said}")
         self.schedule = self.job
         self.pieces = _pieces_of(self.tapes)
         self.job = job_under(job, self.schedule)
+        self.what_if = what_if(self.job, self.schedule, without, since)
         self.task = self.job.job.task
         self.folder = open_folder(folder, self.job)
         self.result: dict[str, Any] | None = None
@@ -112,6 +128,9 @@ class ScheduledTapeRunner(JobTapeRunner):
 
     def _simulated(self) -> bool:
         return False
+
+    def _what_if(self) -> WhatIf | None:
+        return self._scheduled.what_if
 
     def _fingerprint(self) -> dict[str, str] | None:
         return None
@@ -139,6 +158,8 @@ class ScheduledTapeRunner(JobTapeRunner):
         if self._scheduled.pieces:
             self._workers.state.cut_into(self._scheduled.pieces)
             facts[STATE_PIECES] = str(self._scheduled.pieces)
+        if self._scheduled.what_if is not None:
+            facts[WHAT_IF] = fact_of(self._scheduled.what_if)
         keep_sources(self._scheduled.folder, self._prepared.sources)
         self._recorder = recorder_for(
             self._scheduled.job, self._name, self._scheduled.folder, self._prepared, facts

@@ -28,10 +28,16 @@ class FragmentCompression:
     """
 
     def __init__(self, job: Job, name: str, layouts: Layouts, arrays: Arrays) -> None:
+        self._job = job
+        self._name = name
         self._settings = job.compress
         self._seed = f"{job.job.seed}/{name}"
         self._layouts = layouts
         self._arrays = arrays
+
+    def with_layouts(self, layouts: Layouts) -> "FragmentCompression":
+        """The same for tensors that are merged in other ways."""
+        return FragmentCompression(self._job, self._name, layouts, self._arrays)
 
     def contribution(self, work: EncodeFragment) -> tuple[Payload, F32 | None]:
         """Compress a learner's contribution.

@@ -17,7 +17,7 @@ import xxhash
 from clocks import actor_of
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.actors.events import WorkFailed, WorkResult
-from ddloco.config.job import DATA_PARALLEL, Job
+from ddloco.config.job import DATA_PARALLEL, Job, Outer
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.outer.merge import merge_fragment
 from ddloco.outer.outlier_test import OutlierTest
@@ -111,6 +111,8 @@ class Workers:
         """Why the newest merge could not be stored; empty if it was."""
         self._layouts: Layouts | None = None
         self._compression: FragmentCompression | None = None
+        self.outer_at: Callable[[int], Outer] = lambda _: job.outer
+        """The outer settings of the merge of a global step; see ``replayer.what_if``."""
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
@@ -335,7 +337,10 @@ class Workers:
         """Merge, and store the result on disk; returns the arrays in the order of ``makes``."""
         theta: F32 = self._arrays.get(work.theta)
         momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
-        contributions, segments = self.compression.merged(work)
+        outer, compression = self.outer_at(work.t), self.compression
+        if outer != self._job.outer:
+            compression = compression.with_layouts(Layouts(self.plan, outer))
+        contributions, segments = compression.merged(work)
         tested = work.band and not all(segment.state for segment in segments)
         outlier_test = OutlierTest(work, theta, momentum, segments) if tested else None
         result = merge_fragment(
@@ -343,8 +348,8 @@ class Workers:
             momentum,
             contributions,
             segments,
-            lr=self._job.outer.lr,
-            momentum_factor=self._job.outer.momentum,
+            lr=outer.lr,
+            momentum_factor=outer.momentum,
             outlier_test=outlier_test,
             adopt=work.adopt,
         )

@@ -43,6 +43,14 @@ task = "tests.tasks:regression"
 """
 
 
+SYNC = """
+[sync]
+fragments = 3
+interval = 6
+quorum = 2
+"""
+
+
 def call(*command):
     """Run a command of ddloco to its end."""
     command = [*DDLOCO, *map(str, command)]
@@ -97,3 +105,26 @@ def test_only_a_simulation_is_a_schedule(tmp_path):
     assert driven.returncode == 2
     assert 1 == len(driven.stderr.splitlines())
     assert str(tmp_path) in driven.stderr
+
+
+def test_a_real_run_is_followed_with_merges_changed_on_the_way(tmp_path):
+    """The same until the change, another model after it; the new run replays, and the difference
+    is named as one of configuration at the first merge that was changed."""
+    (tmp_path / "job.toml").write_text(JOB + "steps = 12\nlearners = 2\n" + SYNC)
+    first, other = tmp_path / "first", tmp_path / "other"
+    ran = call("run", tmp_path / "job.toml", "--dir", first)
+    assert ran.returncode == 0, ran.stderr
+    changed = ("--schedule", first, "--since", "6", "--set", "outer.lr=0.2")
+    ran = call("run", tmp_path / "job.toml", *changed, "--dir", other)
+    assert ran.returncode == 0, ran.stderr
+    assert schedule_of(log(first)) == schedule_of(log(other))
+    replayed = call("replay", other)
+    assert replayed.returncode == 0, replayed.stdout + replayed.stderr
+    compared = call("diff", first, other)
+    merges = [t for t, _ in schedule_of(log(first))[0] if t >= 6]
+    assert f"first difference: merge {merges[0]} " in compared.stdout, compared.stdout
+    assert "cause: configuration" in compared.stdout
+    refused = call("run", tmp_path / "job.toml", "--without", "learner-0", "--dir", tmp_path / "x")
+    assert refused.returncode == 2
+    assert refused.stderr.count("\n") == 1
+    assert "add --schedule RUN" in refused.stderr
