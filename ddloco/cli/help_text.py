@@ -13,6 +13,9 @@ a first run:
   ddloco run job.toml --dir runs/first
   ddloco replay runs/first
 
+what this machine and the job's task are like, before a long run:
+  ddloco doctor job.toml
+
 the same job over tcp, every actor a process of its own:
   ddloco run job.toml --processes --dir runs/second
 

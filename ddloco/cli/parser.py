@@ -62,6 +62,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="store_true", help="print the version and leave")
     orders = top.add_subparsers(dest="command", metavar="COMMAND")
     _add_init(orders)
+    _add_doctor(orders)
     _add_run(orders)
     _add_syncer(orders)
     _add_learner(orders)
@@ -112,6 +113,17 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         required=folder_needed,
         help="run folder" + ("" if folder_needed else " (default: runs/NAME-NUMBER)"),
     )
+    _add_overrides(command)
+    command.add_argument(
+        "--from",
+        dest="snapshot",
+        metavar="SNAPSHOT",
+        default="",
+        help="continue from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
+    )
+
+
+def _add_overrides(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set",
         dest="overrides",
@@ -119,13 +131,6 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         action="append",
         default=[],
         help="override a key of the job file, such as sync.quorum=2; may be given again",
-    )
-    command.add_argument(
-        "--from",
-        dest="snapshot",
-        metavar="SNAPSHOT",
-        default="",
-        help="continue from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
     )
 
 
@@ -151,6 +156,24 @@ def _add_init(orders: Orders) -> None:
         help="what to begin with (default: gpt)",
     )
     command.set_defaults(run="init")
+
+
+def _add_doctor(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "doctor",
+        "look at this machine before a run, and say what is in the way",
+        "Python and packages, memory, file descriptors, disk, a port, the clock; with a job also\n"
+        "its keys and its task, of which some steps are run: whether a step is deterministic, how\n"
+        "long it takes, and what a round costs on the network.\n\n"
+        "Exit code 0: no problem was found; warnings do not count. 1: one was.",
+    )
+    add = command.add_argument
+    add("job", metavar="JOB.toml", type=Path, nargs="?", help="the job file, to look at its needs")
+    _add_overrides(command)
+    add("--bind", metavar="ADDRESS", default="", help="an address that a syncer is to listen on")
+    add("--json", action="store_true", help="print JSON")
+    command.set_defaults(run="doctor")
 
 
 def _add_run(orders: Orders) -> None:

@@ -18,6 +18,7 @@ from ddloco.actors.effects import Finish
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_job, pinned_text, run_job
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.cli.debug import bundle, diff, report, status_at, why
+from ddloco.cli.doctor import doctor
 from ddloco.cli.examples import EXAMPLES, put_template
 from ddloco.cli.perform import perform
 from ddloco.cli.replay import replay
@@ -51,7 +52,7 @@ from snapshot import SnapshotError, StorageError
 PORT_MAX = 65535
 
 ELSEWHERE = (
-    *(bundle, diff, perform, replay, report, why),
+    *(bundle, diff, doctor, perform, replay, report, why),
     *(snapshot_export, snapshot_list, snapshot_take, snapshot_verify),
 )
 """Commands defined in other modules; the parser finds all commands here by name."""

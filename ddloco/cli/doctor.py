@@ -1,0 +1,427 @@
+"""``ddloco doctor``: looks at the machine before a run, and says what is in the way.
+
+Each finding is one line: what was looked at, whether it is well, and the way out if it is not. With
+a job its task is run for some steps in a worker process, as a learner would run it.
+"""
+
+import argparse
+import json
+import math
+import os
+import re
+import resource
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing, suppress
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Any, Literal
+
+import trio
+from msgspec import Struct, to_builtins
+
+from ddloco.cli.ask import complain
+from ddloco.config.addresses import check_listen
+from ddloco.config.job import Job, load_job
+from ddloco.config.run_folder import check_place
+from ddloco.config.toml import ConfigError
+from ddloco.network.keys import keys_of
+from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.protocol.compression import encoded_bytes
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.runtime.entry_point import pinned_file
+from ddloco.runtime.shared_memory import MEMORY_FOLDER, Arena
+from ddloco.workers import rpc
+from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
+from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task_sources import SOURCE
+
+PYTHON_MIN = (3, 11)
+
+STEPS_TIMED = 5
+"""Steps whose median is the time of a step; the first one compiles and is not among them."""
+
+FILES_AN_ACTOR = 24
+"""File descriptors that an actor with its worker needs, roughly: sockets, pipes, tape and log."""
+
+FILES_OWN = 64
+"""File descriptors of the process itself."""
+
+WORKER_BYTES = 400 * 2**20
+"""Memory of an actor and its worker before the parameters: Python, JAX and their libraries."""
+
+COPIES_HOST = 4
+"""Copies of the parameters on the host, for an actor: two of the last step, those that are sent,
+and those that arrive."""
+
+DISK_FREE_MIN = 2**30
+"""Tapes and snapshots of a short run fit into this; a full disk ends a run."""
+
+WALL_CLOCK_MIN = 1_735_689_600.0
+"""1 January 2025: a wall clock before it was never set."""
+
+RATES_GBIT = (0.1, 1.0, 10.0)
+
+Status = Literal["ok", "warning", "problem"]
+
+
+class Finding(Struct, frozen=True):
+    """What was looked at, and how it is.
+
+    Attributes:
+        check: what was looked at.
+        status: "ok"; "warning", if a run may work anyway; "problem", if it will not.
+        said: what was found, with units.
+        remedy: what helps; empty if nothing is wrong.
+    """
+
+    check: str
+    status: Status
+    said: str
+    remedy: str = ""
+
+    def line(self) -> str:
+        """All of it on one line."""
+        end = f"; {self.remedy}" if self.remedy else ""
+        return f"{self.status:8} {self.check:12} {self.said}{end}"
+
+
+def doctor(given: argparse.Namespace) -> int:
+    """``ddloco doctor``: check the machine, and with a job what the job needs."""
+    try:
+        job = load_job(given.job, given.overrides) if given.job is not None else None
+        if given.bind:
+            check_listen("--bind", given.bind)
+    except ConfigError as error:
+        return complain(error)
+    found: list[Finding] = []
+    for each in findings(job, given.job, given.bind):
+        found.append(each)
+        if not given.json:
+            print(each.line(), flush=True)
+    if given.json:
+        print(json.dumps([to_builtins(each) for each in found], indent=2))
+    return FOUND if any(each.status == "problem" for each in found) else HELD
+
+
+def findings(job: Job | None, file: Path | None, bind: str) -> Iterator[Finding]:
+    """Look at everything, in order; with a job also at what it needs."""
+    yield python()
+    yield from packages()
+    yield clock(time.time())
+    yield files(job, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield disk(Path.cwd())
+    yield port(bind)
+    if job is None or file is None:
+        yield memory(0, 0, available())
+        yield shared(0, MEMORY_FOLDER)
+        return
+    yield keys(job)
+    yield place(job)
+    yield from of_task(job, file)
+
+
+def python() -> Finding:
+    """Whether this Python is new enough."""
+    said = f"{'.'.join(map(str, sys.version_info[:3]))} at {sys.executable}"
+    if sys.version_info[:2] < PYTHON_MIN:
+        return Finding("python", "problem", said, "install Python 3.11 or newer")
+    return Finding("python", "ok", said)
+
+
+def packages(
+    wanted: Callable[[str], list[str] | None] = requires,
+    installed: Callable[[str], str] = version,
+) -> Iterator[Finding]:
+    """Whether the packages that ddloco needs are there, in versions that it knows."""
+    found: list[str] = []
+    for said in wanted("ddloco") or ():
+        if "extra" in said:
+            continue
+        name, least = re.split(r"\s*>=\s*", said.partition(";")[0].strip(), maxsplit=1)
+        remedy = f"pip install '{name}>={least}'"
+        try:
+            have = installed(name)
+        except PackageNotFoundError:
+            yield Finding("packages", "problem", f"{name} is missing", remedy)
+            continue
+        if _numbers(have) < _numbers(least):
+            yield Finding("packages", "problem", f"{name} {have} is too old", remedy)
+            continue
+        found.append(f"{name} {have}")
+    key = ("jax", "jaxlib", "numpy", "optax", "pyzmq")
+    shown = [each for each in found if each.split()[0] in key]
+    yield Finding("packages", "ok", f"{', '.join(shown)}, and {len(found) - len(shown)} more")
+
+
+def _numbers(said: str) -> tuple[int, ...]:
+    return tuple(int(each) for each in re.findall(r"\d+", said)[:3])
+
+
+def clock(now: float) -> Finding:
+    """Whether the wall clock was set; only dates in logs depend on it."""
+    said = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(now))
+    if now < WALL_CLOCK_MIN:
+        return Finding("clock", "warning", said, "set the clock, or dates in logs are wrong")
+    return Finding("clock", "ok", said)
+
+
+def files(job: Job | None, most: int) -> Finding:
+    """Whether a process may open enough files."""
+    need = FILES_OWN + FILES_AN_ACTOR * (len(job.names()) if job is not None else 4)
+    said = f"{most} file descriptors for a process, about {need} needed"
+    if most == resource.RLIM_INFINITY or most >= need:
+        return Finding("files", "ok", said)
+    return Finding("files", "problem", said, f"ulimit -n {need}, or ddloco run --processes")
+
+
+def disk(folder: Path) -> Finding:
+    """Whether runs can be written here."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        said = f"{folder} cannot be written: {error.strerror}"
+        return Finding("disk", "problem", said, "choose another --dir")
+    said = f"{size(free)} free in {folder}"
+    if free < DISK_FREE_MIN:
+        return Finding("disk", "warning", said, "a full disk ends a run: make room")
+    return Finding("disk", "ok", said)
+
+
+def port(bind: str) -> Finding:
+    """Whether an address can be listened on."""
+    said = bind or "tcp://127.0.0.1:*"
+    host, _, number = said.removeprefix("tcp://").rpartition(":")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            None if host == "*" else host.strip("[]"),
+            0 if number == "*" else int(number),
+            type=socket.SOCK_STREAM,
+            flags=socket.AI_PASSIVE,
+        )[0]
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(address)
+            tried.listen()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        return Finding("port", "problem", f"{said}: {reason}", "choose another address or port")
+    return Finding("port", "ok", f"{said} can be listened on")
+
+
+def keys(job: Job) -> Finding:
+    """Whether the job's keys are there, and readable by their owner only."""
+    if not job.transport.keys:
+        return Finding("keys", "ok", "none; a syncer then listens on loopback only")
+    try:
+        found = keys_of(job, "tcp")
+    except ConfigError as error:
+        return Finding("keys", "problem", str(error), "see ddloco keys --help")
+    return Finding("keys", "ok", f"{len(found)} keys in {job.transport.keys}")
+
+
+def place(job: Job) -> Finding:
+    """Whether the place for snapshots can be used."""
+    try:
+        check_place(job)
+    except ConfigError as error:
+        return Finding("snapshots", "problem", str(error), "change snapshot.place")
+    said = job.snapshot.place or "in the run folder"
+    return Finding("snapshots", "ok", said if job.snapshot.wanted else f"{said}; none scheduled")
+
+
+def memory(need: int, actors: int, free: int) -> Finding:
+    """Whether the job fits into the memory."""
+    if not need:
+        return Finding("memory", "ok", f"{size(free)} available")
+    said = f"{size(free)} available, about {size(need)} needed by {actors} actors on this machine"
+    if need > free:
+        remedy = "use fewer learners here, a smaller batch or model, or more machines"
+        return Finding("memory", "problem", said, remedy)
+    if need > 0.8 * free:
+        return Finding("memory", "warning", said, "close other programs")
+    return Finding("memory", "ok", said)
+
+
+def available(root: Path = Path("/")) -> int:
+    """Memory in bytes that can be used: what the system has, or what is left of a cgroup's."""
+    least = 0
+    with suppress(OSError, AttributeError, ValueError):
+        text = (root / "proc/meminfo").read_text()
+        least = int(re.search(r"MemAvailable:\s*(\d+) kB", text)[1]) * 1024  # type: ignore[index]
+    with suppress(OSError, ValueError):
+        group = root / "sys/fs/cgroup"
+        limit = int((group / "memory.max").read_text())
+        least = min(least, max(limit - int((group / "memory.current").read_text()), 0))
+    return least
+
+
+def shared(need: int, folder: Path) -> Finding:
+    """Whether the memory that actors share with their workers has room."""
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        said = f"{folder}: {error.strerror}"
+        return Finding(
+            "shared", "warning", said, f"slower files in {tempfile.gettempdir()} are used"
+        )
+    said = f"{size(free)} free in {folder}" + (f", about {size(need)} needed" if need else "")
+    if need > free:
+        remedy = "enlarge it (docker run --shm-size); slower files are used when it is full"
+        return Finding("shared", "warning", said, remedy)
+    return Finding("shared", "ok", said)
+
+
+def size(count: float) -> str:
+    """Bytes in words: ``1.5 GiB``."""
+    units = ("B", "KiB", "MiB", "GiB", "TiB")
+    power = min(int(math.log(max(count, 1), 1024)), len(units) - 1)
+    return f"{count / 1024**power:.{0 if power == 0 else 1}f} {units[power]}"
+
+
+# What only the task can tell.
+
+
+def of_task(job: Job, file: Path) -> Iterator[Finding]:
+    """Find the task, run steps of it, and compute what a run of it needs."""
+    try:
+        task_digest(job.job.task, file.parent)
+        tried = trio.run(_try, job, file)
+    except (TaskError, WorkerRequestError, ConfigError) as error:
+        remedy = "correct the task; its traceback, if it raised, is above"
+        yield Finding("task", "problem", str(error), remedy)
+        return
+    except WorkerDiedError as error:
+        yield Finding("task", "problem", str(error), "try a smaller model or batch")
+        return
+    except BaseExceptionGroup as group:
+        yield Finding("task", "problem", str(group.exceptions[0]), "correct the task")
+        return
+    plan, actors = tried.plan, len(job.names())
+    params = sum(leaf.nbytes for fragment in plan.fragments for leaf in fragment)
+    count = sum(leaf.size for fragment in plan.fragments for leaf in fragment)
+    said = (
+        f"{job.job.task}: {count:,} parameters, {size(params)} in {len(plan.fragments)} fragments"
+    )
+    yield Finding("task", "ok", f"{said}; {tried.device}")
+    yield step(tried, job)
+    host = COPIES_HOST * plan.total_bytes
+    yield memory((max(tried.peak, WORKER_BYTES) + host) * actors, actors, available())
+    yield shared(host * actors, MEMORY_FOLDER)
+    yield round_trip(plan, job, tried.step_s)
+
+
+class Tried(Struct, frozen=True):
+    """What running the task for some steps has told.
+
+    Attributes:
+        plan: how its parameters are cut.
+        device: where it ran.
+        first_s: seconds of the first step, which compiles and is executed twice.
+        step_s: the median of the others.
+        tokens: in a batch.
+        peak: most memory of the worker, in bytes.
+    """
+
+    plan: FragmentPlan
+    device: str
+    first_s: float
+    step_s: float
+    tokens: int
+    peak: int
+
+
+async def _try(job: Job, file: Path) -> Tried:
+    """Run steps as the first learner does; the first one is run twice and compared."""
+    async with _worker(job, file) as (process, arena):
+        name = job.learner_names()[0]
+        request = rpc.Prepare(
+            task=job.job.task,
+            options=job.task,
+            inner=job.inner,
+            seed=job.job.seed,
+            shard=job.shard(name),
+            shards=job.job.learners,
+        )
+        prepared = await process.expect(request, rpc.Prepared)
+        try:
+            plan = job.sendable_plan(prepared.leaves)
+        except ValueError as error:
+            raise ConfigError(f"task {job.job.task}: {error}") from None
+        await process.expect(rpc.Lay(plan), rpc.Laid)
+        out = rpc.span_of(arena.allocate(plan.total_bytes))
+        await process.expect(rpc.Fill(out), rpc.Ready)
+        times: list[float] = []
+        tokens = 0
+        for number in range(1, STEPS_TIMED + 2):
+            begun = time.perf_counter()
+            trained = await process.expect(rpc.Train(number, (), out, 0), rpc.Trained)
+            times.append(time.perf_counter() - begun)
+            tokens = trained.tokens
+            if not math.isfinite(trained.loss):
+                raise ConfigError(f"task {job.job.task}: loss is {trained.loss} at step {number}")
+        first, *others = times
+        median = sorted(others)[len(others) // 2]
+        device = prepared.fingerprint.get("device", "")
+        return Tried(plan, device, first, median, tokens, _peak(process.pid))
+
+
+@asynccontextmanager
+async def _worker(job: Job, file: Path) -> AsyncIterator[tuple[WorkerProcess, Arena]]:
+    pinned = pinned_file(file.parent / SOURCE, job.job.task)
+    worker = job.worker_of(job.learner_names()[0])
+    with closing(Arena()) as arena:
+        async with open_worker("doctor.1", arena, worker, pinned=pinned) as process:
+            yield process, arena
+
+
+def _peak(pid: int) -> int:
+    """The most memory that a process has had, in bytes; 0 if the system does not tell."""
+    with suppress(OSError):
+        found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+        return int(found[1]) * 1024 if found is not None else 0
+    return 0
+
+
+def step(tried: Tried, job: Job) -> Finding:
+    """How long a step takes; that it is deterministic, the worker has checked."""
+    rate = tried.tokens / tried.step_s if tried.step_s else 0.0
+    said = (
+        f"{tried.step_s * 1e3:.1f} ms ({rate:,.0f} tokens/s), after {tried.first_s:.1f} s for the "
+        "first; two runs of the same step gave the same bits"
+    )
+    cores = len(os.sched_getaffinity(0))
+    busy = sum(job.worker_of(name).threads for name in job.learner_names())
+    if busy > cores and tried.device.startswith("cpu"):
+        said += f"; {busy} threads of {job.job.learners} learners share {cores} cores"
+        return Finding("step", "warning", said, "fewer learners on this machine train as fast")
+    return Finding("step", "ok", said)
+
+
+def round_trip(plan: FragmentPlan, job: Job, step_s: float) -> Finding:
+    """What one round of all fragments costs on the network, and whether the overlap hides it."""
+    up, down = _wire(plan, job.compress.up), _wire(plan, job.compress.down)
+    largest = max(a + b for a, b in zip(up, down, strict=True))
+    hidden = job.sync.overlap * step_s
+    times = [f"{largest * 8 / (rate * 1e9) * 1e3:,.1f} ms at {rate:g}" for rate in RATES_GBIT]
+    said = (
+        f"a learner sends {size(sum(up))} and receives {size(sum(down))} in {job.sync.interval} "
+        f"steps; the largest fragment takes {', '.join(times)} Gbit/s, and "
+        f"{job.sync.overlap} steps of overlap hide {hidden * 1e3:,.1f} ms"
+    )
+    if largest * 8 / (RATES_GBIT[-1] * 1e9) > hidden:
+        remedy = "raise sync.fragments, sync.interval or sync.overlap, or set compress.up"
+        return Finding("network", "warning", said, remedy)
+    return Finding("network", "ok", said)
+
+
+def _wire(plan: FragmentPlan, form: Any) -> list[int]:
+    """Bytes of each fragment on the wire."""
+    if form == "float32":  # The parameters whole, in their own dtype.
+        return [sum(leaf.nbytes for leaf in fragment) for fragment in plan.fragments]
+    return [sum(encoded_bytes(leaf.size, form) for leaf in each) for each in plan.fragments]

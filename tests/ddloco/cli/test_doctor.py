@@ -1,0 +1,170 @@
+"""`ddloco doctor` finds what is planted: every check has a problem that it sees."""
+
+import json
+import resource
+import socket
+import sys
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from ddloco.cli import doctor
+from ddloco.cli.parser import main
+from ddloco.config.job import job_from
+from ddloco.network.keys import make_keys
+
+GIB = 2**30
+
+
+def job(**tables):
+    """A small job."""
+    said = {"task": "tests.tasks:regression", "learners": 2, **tables.pop("job", {})}
+    return job_from({"job": said, **tables}, "job.toml")
+
+
+def test_an_old_python(monkeypatch):
+    """Named, with the one that is wanted."""
+    assert doctor.python().status == "ok"
+    monkeypatch.setattr(sys, "version_info", (3, 10, 2, "final", 0))
+    assert doctor.python().status == "problem"
+
+
+def test_packages_that_are_missing_or_old():
+    """Both are named with the command that installs them; extras are nobody's need."""
+
+    def installed(name):
+        if name == "gone":
+            raise PackageNotFoundError(name)
+        return {"old": "1.9.3", "jax": "0.10.1"}[name]
+
+    wanted = ["gone>=2", "old>=1.10", "jax>=0.10", "other>=1; extra == 'more'"]
+    gone, old, fine = doctor.packages(lambda _: wanted, installed)
+
+    assert (gone.status, gone.remedy) == ("problem", "pip install 'gone>=2'")
+    assert (old.status, old.said) == ("problem", "old 1.9.3 is too old")
+    assert (fine.status, fine.said) == ("ok", "jax 0.10.1, and 0 more")
+    assert [each.status for each in doctor.packages()] == ["ok"]
+
+
+def test_a_clock_that_was_never_set():
+    """Dates in logs would be wrong."""
+    assert doctor.clock(0.0).status == "warning"
+    assert doctor.clock(2e9).status == "ok"
+
+
+def test_too_few_file_descriptors():
+    """The number that is needed is in the remedy."""
+    many = job(job={"learners": 100})
+
+    assert doctor.files(many, 256).remedy.startswith("ulimit -n 2")
+    assert doctor.files(many, resource.RLIM_INFINITY).status == "ok"
+    assert doctor.files(None, 1024).status == "ok"
+
+
+def test_a_folder_that_cannot_be_written(tmp_path):
+    """And a disk that is nearly full is a warning."""
+    assert doctor.disk(tmp_path).status in {"ok", "warning"}
+    assert doctor.disk(tmp_path / "none").status == "problem"
+
+
+def test_a_port_in_use():
+    """The system's own reason is said."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = doctor.port(f"tcp://127.0.0.1:{server.getsockname()[1]}")
+
+    assert taken.status == "problem"
+    assert "in use" in taken.said
+    assert doctor.port("").status == "ok"
+    assert doctor.port("tcp://*:*").status == "ok"
+
+
+def test_keys_that_others_can_read(tmp_path):
+    """As a run would refuse them."""
+    make_keys(tmp_path / "keys", ["syncer", "learner-0", "learner-1", "observer"])
+    keyed = job(transport={"keys": str(tmp_path / "keys")})
+    assert doctor.keys(keyed).status == "ok"
+    (tmp_path / "keys" / "learner-1.key").chmod(0o644)
+
+    found = doctor.keys(keyed)
+    assert found.status == "problem"
+    assert "learner-1.key" in found.said
+
+
+def test_a_place_that_is_a_file(tmp_path):
+    """As a run would refuse it."""
+    (tmp_path / "file").write_text("")
+    found = doctor.place(job(snapshot={"place": str(tmp_path / "file")}))
+    assert found.status == "problem"
+
+
+def test_memory_that_is_too_small(tmp_path):
+    """Against what the job needs; a cgroup's limit counts."""
+    assert doctor.memory(3 * GIB, 3, 2 * GIB).status == "problem"
+    assert doctor.memory(9 * GIB, 3, 10 * GIB).status == "warning"
+    assert doctor.memory(GIB, 3, 10 * GIB).status == "ok"
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9 kB\nMemAvailable:    4194304 kB\n")
+    assert doctor.available(tmp_path) == 4 * GIB
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text(f"{2 * GIB}\n")
+    (tmp_path / "sys/fs/cgroup/memory.current").write_text(f"{GIB}\n")
+    assert doctor.available(tmp_path) == GIB
+
+
+def test_shared_memory_that_is_too_small(tmp_path):
+    """A warning, because slower files take its place; so it is where there is none."""
+    assert doctor.shared(2**60, tmp_path).status == "warning"
+    assert doctor.shared(0, tmp_path / "none").status == "warning"
+    assert doctor.shared(1, tmp_path).status == "ok"
+
+
+def call(words, capsys):
+    """The exit code, and the findings by check."""
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", *words, "--json"])
+    found = json.loads(capsys.readouterr().out)
+    return left.value.code, {each["check"]: each for each in found}
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "said"),
+    [
+        ("tests.tasks:regression", 0, "1,665 parameters"),
+        ("tests.tasks:wobbly", 1, "differs between two runs of the same step"),
+        ("tests.tasks:not_a_number", 1, "loss is nan"),
+        ("tests.tasks:regresion", 1, "did you mean regression?"),
+        ("tests.taskss:regression", 1, "did you mean tests.tasks?"),
+    ],
+)
+def test_the_task_is_tried(task, code, said, tmp_path, capsys):
+    """Some steps are run: what is not deterministic, or no number, is found before the run."""
+    file = tmp_path / "job.toml"
+    file.write_text(f'[job]\ntask = "{task}"\nlearners = 2\n[sync]\nfragments = 4\ninterval = 8\n')
+    ended, found = call([str(file)], capsys)
+
+    assert ended == code
+    assert said in found["task"]["said"]
+    if not code:
+        assert "gave the same bits" in found["step"]["said"]
+        assert "Gbit/s" in found["network"]["said"]
+        assert {"memory", "shared", "keys", "files", "port"} <= set(found)
+
+
+def test_without_a_job_the_machine_is_looked_at(capsys):
+    """One line for each check, beginning with how it is; exit code 0 without a problem."""
+    with pytest.raises(SystemExit) as left:
+        main(["doctor"])
+
+    lines = capsys.readouterr().out.splitlines()
+    assert left.value.code == 0
+    assert len(lines) >= 7
+    assert {line.split()[0] for line in lines} <= {"ok", "warning"}
+
+
+def test_a_job_file_that_is_wrong_is_bad_input(tmp_path, capsys):
+    """Exit code 2, as of every command."""
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", str(tmp_path / "none.toml")])
+
+    assert left.value.code == 2
+    assert "cannot be read" in capsys.readouterr().err
