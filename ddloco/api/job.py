@@ -28,7 +28,7 @@ from ddloco.api.launch import (
     pinned_text,
     run_job,
 )
-from ddloco.api.model import tensors_at, tree_of
+from ddloco.api.model import Model, model_of, tensors_at
 from ddloco.api.task_source import named
 from ddloco.config.job import Job as JobFile
 from ddloco.config.job import job_from, load_job, override
@@ -63,6 +63,7 @@ class Result(Struct, frozen=True):
         held_out_loss: of the final model; None if the task has no ``evaluate``.
         model: the file of the final global parameters.
         failures: actors that failed while the others went on, and why.
+        metrics: further numbers of the evaluation, by name.
     """
 
     status: str
@@ -71,6 +72,7 @@ class Result(Struct, frozen=True):
     held_out_loss: float | None
     model: Path
     failures: dict[str, str] = {}
+    metrics: dict[str, float | None] = {}
 
 
 class LearnerMetrics(Struct, frozen=True):
@@ -82,6 +84,7 @@ class LearnerMetrics(Struct, frozen=True):
         tokens: tokens that it has trained on.
         loss: the mean of its last twenty losses; None before the first.
         tokens_per_s: tokens per second of its life.
+        metrics: further numbers of its last step, by name.
     """
 
     state: str
@@ -89,6 +92,7 @@ class LearnerMetrics(Struct, frozen=True):
     tokens: int
     loss: float | None
     tokens_per_s: float
+    metrics: dict[str, float | None] = {}
 
 
 class JobMetrics(Struct, frozen=True):
@@ -133,15 +137,28 @@ class FinishedRun(Run):
         scored = f", held-out loss {loss:.4f}" if loss is not None else ""
         return f"<run {self.path}: {self.result.status} at step {self.result.steps}{scored}>"
 
-    @cached_property
+    @property
     def params(self) -> Any:
         """The final global parameters, as the pytree that the task's ``init`` returns.
 
         Raises:
             ConfigError: there is no model, or the task has changed since.
         """
+        return self._final.params
+
+    @property
+    def state(self) -> Any:
+        """The task's state beside the parameters, with the merged averages; None if it has none.
+
+        Raises:
+            ConfigError: there is no model, or the task has changed since.
+        """
+        return self._final.state
+
+    @cached_property
+    def _final(self) -> Model:
         job = self._job
-        return tree_of(tensors_at(self.path), self._task, job.task, job.job.seed, str(self.path))
+        return model_of(tensors_at(self.path), self._task, job.task, job.job.seed, str(self.path))
 
 
 class Job:
@@ -311,7 +328,7 @@ class Handle:
                 self._board.take(line)
             board = self._board
             views = {
-                name: LearnerMetrics(v.state, v.step, v.tokens, v.loss, v.tokens_per_s)
+                name: LearnerMetrics(v.state, v.step, v.tokens, v.loss, v.tokens_per_s, v.metrics)
                 for name, v in board.learners.items()
             }
             losses = [view.loss for view in views.values() if view.loss is not None]
@@ -433,6 +450,7 @@ class Handle:
             said["held_out_loss"],
             self.path / MODEL_FILE,
             failures,
+            said.get("metrics") or {},
         )
         return FinishedRun(self.path, result, self._cluster.job, self._task)
 

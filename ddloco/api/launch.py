@@ -1,6 +1,7 @@
 """A job on this machine, from its settings to its result; the command line does the same."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from clocks import actor_of
 from ddloco.config.job import Job
-from ddloco.config.run_folder import check_place, next_folder, open_folder
+from ddloco.config.run_folder import LOSS_FILE, check_place, next_folder, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.live_display import show
 from ddloco.network.keys import keys_of
@@ -151,7 +152,7 @@ async def run_job(
     console: Console,
     beside: Callable[[], Awaitable[None]] | None = None,
 ) -> Ended:
-    """Run a job to its end, with its live display on ``console``.
+    """Run a job to its end, with its live display on ``console``; draws its losses at the end.
 
     Args:
         cluster: from ``open_job``.
@@ -164,6 +165,8 @@ async def run_job(
     async def watch() -> None:
         board = await show(cluster.folder, cluster.job, console, done)
         results.append(board.result)
+        with suppress(OSError):  # A full disk costs the figure only.
+            (cluster.folder / LOSS_FILE).write_text(board.losses())
 
     async with trio.open_nursery() as outer:
         if beside is not None:

@@ -5,14 +5,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS, place_of, run_of_place
 from ddloco.config.toml import ConfigError, read_toml
-from ddloco.protocol.fragment_plan import is_state
 from ddloco.runtime.entry_point import NamedError, called
 from ddloco.runtime.resume import place_and_id
 from ddloco.workers.executor import MODEL_FILE
@@ -35,6 +34,7 @@ def load(
     task: Callable[..., Any] | str | None = None,
     *,
     options: Mapping[str, Any] | None = None,
+    with_state: bool = False,
 ) -> Any:
     """Load the global parameters of a job.
 
@@ -44,9 +44,11 @@ def load(
         task: the task, whose pytree the parameters get: the function that makes it, or its name
             as ``module:function``.
         options: the function's keyword arguments; by default those of the run's job file.
+        with_state: whether to return a pair: the parameters, and the task's state beside them.
 
     Returns:
-        The task's own pytree of JAX arrays; without a task, numpy arrays by name.
+        The task's own pytree of JAX arrays; without a task, numpy arrays by name, those of a state
+        included.
 
     Raises:
         ConfigError: there are no parameters at this path, or they are not this task's.
@@ -59,7 +61,8 @@ def load(
     job = _job_near(path)
     if options is None:
         options = job.task if job is not None else {}
-    return tree_of(tensors, task, options, job.job.seed if job is not None else 0, str(path))
+    model = model_of(tensors, task, options, job.job.seed if job is not None else 0, str(path))
+    return (model.params, model.state) if with_state else model.params
 
 
 def tensors_at(path: Path | str) -> dict[str, NDArray[Any]]:
@@ -101,34 +104,61 @@ def _job_near(path: Path | str) -> Job | None:
     return None
 
 
-def tree_of(
+class Model(NamedTuple):
+    """What a task is evaluated with."""
+
+    params: Any
+    state: Any
+
+
+def model_of(
     tensors: Mapping[str, NDArray[Any]],
     task: Callable[..., Any] | str,
     options: Mapping[str, Any],
     seed: int,
     source: str,
-) -> Any:
-    """Arrange named tensors as the pytree that a task's ``init`` returns.
+) -> Model:
+    """Arrange named tensors as the pytrees that a task's ``init`` and ``init_state`` return.
+
+    Leaves of the state that each learner has for itself are as ``init_state`` makes them.
 
     Raises:
         ConfigError: the tensors are not those of this task.
         TaskError: the task cannot be used.
     """
     jax = importlib.import_module("jax")  # A task needs it anyway; importing ddloco does not.
-    shapes, names = importlib.import_module("ddloco.workers.parameters").shapes_and_names(
-        _made(task, options).init, seed
-    )
-    leaves, tree = jax.tree.flatten(shapes)
-    missing = [name for name in names if name not in tensors]
-    more = [name for name in tensors if name not in names and not is_state(name)]
+    described = importlib.import_module("ddloco.workers.parameters").shapes_and_names
+    made = _made(task, options)
+    shapes, names = described(made.init, seed)
+    begin = getattr(made, "init_state", None)
+    kept = described(begin, seed)[0] if begin is not None else None
+    layout = importlib.import_module("ddloco.workers.task_state").StateLayout(kept)
+    leaves = {
+        **dict(zip(names, jax.tree.leaves(shapes), strict=True)),
+        **dict(zip(layout.names, layout.merged, strict=True)),
+    }
+    _check_same(tensors, leaves, source)
+    arrays = {name: jax.numpy.asarray(tensors[name]) for name in leaves}
+    params = jax.tree.unflatten(jax.tree.structure(shapes), [arrays[name] for name in names])
+    if begin is None:
+        return Model(params, None)
+    local = layout.local_of(begin(jax.random.key(seed)))
+    return Model(params, layout.joined([arrays[name] for name in layout.names], local))
+
+
+def _check_same(
+    tensors: Mapping[str, NDArray[Any]], leaves: Mapping[str, Any], source: str
+) -> None:
+    """Refuse tensors of another task: other names, or other shapes."""
+    missing = [name for name in leaves if name not in tensors]
+    more = [name for name in tensors if name not in leaves]
     if missing or more:
         what = f"lacks {missing[0]}" if missing else f"has {more[0]}, which the task does not have"
         raise ConfigError(f"{source}: {what}; the parameters are of another task or size")
-    for name, leaf in zip(names, leaves, strict=True):
+    for name, leaf in leaves.items():
         found = tensors[name].shape
         if found != tuple(leaf.shape):
             raise ConfigError(f"{source}: {name} has shape {found}, the task's has {leaf.shape}")
-    return jax.tree.unflatten(tree, [jax.numpy.asarray(tensors[name]) for name in names])
 
 
 def _made(task: Callable[..., Any] | str, options: Mapping[str, Any]) -> Any:

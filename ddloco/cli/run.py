@@ -27,7 +27,7 @@ from ddloco.cli.tape_show import Wanted
 from ddloco.cli.tape_show import show as show_tapes
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import check_place, holds_job, open_folder
+from ddloco.config.run_folder import LOSS_FILE, TAPES, check_place, holds_job, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.exports import FORMATS
 from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard, in_words
@@ -47,6 +47,7 @@ from ddloco.workers.lone_baseline import run_baseline
 from ddloco.workers.process import WorkerDiedError
 from ddloco.workers.task import TaskError, task_digest
 from replay import TapeError, open_tapes
+from replay.tape import SUFFIX
 from snapshot import SnapshotError, StorageError
 
 PORT_MAX = 65535
@@ -187,7 +188,14 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     more = in_words(result.get("metrics") or {})
     say(f"{scored}{more} at global step {result['t']}, {result['merges']} merges")
     say(f"model {folder / MODEL_FILE}")
+    if (folder / LOSS_FILE).is_file():
+        say(f"losses {folder / LOSS_FILE}")
+    if not any((folder / TAPES).glob(f"*{SUFFIX}")):
+        return HELD  # Without tapes there is nothing to replay or to ask.
     say(f"replay it with: ddloco replay {folder}")
+    say(f"look at it with: ddloco report {folder}")
+    if result["merges"]:
+        say(f"ask about a merge with: ddloco why {folder} merge {result['t']}")
     return HELD
 
 

@@ -29,6 +29,8 @@ SNAPSHOTS = "snapshots"
 TAPES = "tapes"
 
 
+LOSS_FILE = "loss.svg"
+
 TRACEBACKS = "tracebacks"
 """The subfolder for what user code has raised, a file for each actor."""
 
@@ -38,7 +40,18 @@ RUN_CHARS = 12
 """Characters of a run's name; a collision needs millions of runs in one place."""
 
 CONTENTS = (
-    *(JOB_FILE, LOG_FILE, "tapes", "model", "source", KEPT, SNAPSHOTS, TRACEBACKS, MARK_FILE),
+    *(
+        JOB_FILE,
+        LOG_FILE,
+        "tapes",
+        "model",
+        "source",
+        KEPT,
+        SNAPSHOTS,
+        TRACEBACKS,
+        LOSS_FILE,
+        MARK_FILE,
+    ),
 )
 """Everything that a run writes, and so everything that overwriting a run may delete. Another place
 for snapshots may be shared with other runs, so it is not deleted."""

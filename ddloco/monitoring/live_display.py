@@ -7,6 +7,7 @@ the newest values, and draws them; without a terminal it prints plain lines.
 import json
 from collections.abc import Container
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rich.table import Table
 
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE
+from ddloco.monitoring.loss_chart import LossCurve, draw
 from ddloco.monitoring.status_view import COLUMNS_MAX
 
 REFRESH_S = 0.25
@@ -46,8 +48,11 @@ class LearnerView:
     lost: bool = False
     """Whether it has joined and its link is down now; it may continue to train."""
 
-    def take(self, line: dict[str, Any]) -> None:
-        """Add a finished step; a new incarnation restarts at step 1, with a clock of its own."""
+    curve: LossCurve = field(default_factory=partial(LossCurve, 1))
+
+    def take(self, line: dict[str, Any], t: int = 0) -> None:
+        """Add a step that ended at global step ``t``; a new incarnation restarts at step 1, with a
+        clock of its own."""
         if line["step"] <= self.step or self.step == 0:
             self.lived_s = self.alive_s
             self.first_at = line["at"] - line["step_s"]
@@ -57,6 +62,7 @@ class LearnerView:
         self.alive_s = self.lived_s + line["at"] - self.first_at
         if line["loss"] is not None:  # The log contains null for NaN and Inf.
             self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
+            self.curve.add(t, line["loss"])
         self.metrics = line.get("metrics") or {}
         self.state = "training"
 
@@ -82,20 +88,26 @@ class Board:
     merges: int = 0
     troubles: list[str] = field(default_factory=list[str])
     result: dict[str, Any] | None = None
+    reached: int = 0
+    """The highest global step of a merge."""
     standstill: str = ""
     """What the job waits for, if nothing has been merged for too long."""
 
     def __post_init__(self) -> None:
-        self.learners = {name: LearnerView() for name in self.job.learner_names()}
+        steps = self.job.job.steps
+        self.learners = {
+            name: LearnerView(curve=LossCurve(steps)) for name in self.job.learner_names()
+        }
 
     def take(self, line: dict[str, Any]) -> None:
         """Process one line of the log."""
         match line["event"]:
             case "step":
-                self.learners[line["actor"]].take(line)
+                self.learners[line["actor"]].take(line, self.reached)
             case "merge":
                 self.merge, self.merges, self.standstill = line, self.merges + 1, ""
                 self.fragments[line["fragment"]] = line["t"]
+                self.reached = max(self.reached, line["t"])
             case "result":
                 self.result = line
             case "joined":
@@ -125,7 +137,7 @@ class Board:
     @property
     def t(self) -> int:
         """The global step of the newest merge."""
-        return max(self.fragments.values(), default=0)
+        return self.reached
 
     @property
     def goodput(self) -> float | None:
@@ -155,18 +167,29 @@ class Board:
             f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
         )
 
+    def losses(self) -> str:
+        """The losses of learners and of the final model over global steps, as an SVG file."""
+        curves = {name: view.curve for name, view in self.learners.items()}
+        result = self.result or {"held_out_loss": None}
+        loss = result["held_out_loss"]
+        held_out = [(result["t"], loss)] if loss is not None else []
+        job = self.job.job
+        title = f"{job.name}: {job.learners} learners, {job.method}"
+        return draw(curves, held_out, job.steps, title)
+
     def tables(self) -> Group:
         """Two tables: the learners, and the syncer with its fragments."""
         views = self.learners.values()
         names = list(dict.fromkeys(name for view in views for name in view.metrics))[:COLUMNS_MAX]
-        columns = ("learner", "state", "step", "loss", *map(escape, names), "tokens/s")
+        columns = ("learner", "state", "step", "loss", "so far", *map(escape, names), "tokens/s")
         learners = Table(*columns, expand=True)
         for name, view in self.learners.items():
             loss = f"{view.loss:.4f}" if view.loss is not None else "-"
             found = [view.metrics.get(each) for each in names]
             more = [f"{value:.4g}" if value is not None else "-" for value in found]
             rate = f"{view.tokens_per_s:,.0f}"
-            learners.add_row(name, view.state, str(view.step), loss, *more, rate)
+            spark = view.curve.spark()
+            learners.add_row(name, view.state, str(view.step), loss, spark, *more, rate)
         syncer = Table("quorum", "grace", "learners", "goodput", "merges", expand=True)
         grace = f"{self.merge.get('grace_s', 0.0) * 1000:.0f} ms"
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"

@@ -67,6 +67,8 @@ def test_plain_lines_where_there_is_no_terminal(three):
     """Without a terminal the picture is a line, and the end says what to do next."""
     assert "global step 40/40" in three.said
     assert "replay it with: ddloco replay" in three.said
+    assert "look at it with: ddloco report" in three.said
+    assert f"losses {three.run_folder / 'loss.svg'}" in three.said
 
 
 def test_replay_is_identical(three, tools):

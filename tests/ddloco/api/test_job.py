@@ -37,6 +37,8 @@ def test_a_run_tells_of_itself(finished):
     assert finished.result.merges == len(finished.merges) == 8
     assert finished.result.held_out_loss < finished.steps()[0].loss
     assert finished.result.model.is_file()
+    assert "held out" in (finished.path / "loss.svg").read_text()
+    assert finished.state is None
     assert [each.t for each in finished.merges] == [
         each.t for each in ddloco.open(finished.path).merges
     ]
@@ -54,6 +56,18 @@ def test_parameters_come_as_the_tasks_pytree(finished):
         again = ddloco.load(path, "tests.tasks:regression")
         assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(finished.params)))
     assert sorted(ddloco.load(finished.path)) == ["blocks/0/w", "blocks/1/w", "embed", "scale"]
+
+
+def test_a_tasks_state_comes_with_its_parameters(tmp_path):
+    """Merged averages are those of the model; what a learner has for itself is as at first."""
+    run = make(task=tasks.stateful, steps=8, settings={"task": {}}).run(tmp_path / "r", quiet=True)
+    params, state = ddloco.load(run.path, tasks.stateful, with_state=True)
+
+    assert set(params) == {"embed", "blocks", "scale"}
+    assert state.keys() == {"mean", "steps", "key"} == run.state.keys()
+    assert float(abs(state["mean"]).sum()) > 0.0
+    assert int(state["steps"]) == 0
+    assert "state:/mean" in ddloco.load(run.path)
 
 
 def test_parameters_of_another_task_are_refused(finished, tmp_path):

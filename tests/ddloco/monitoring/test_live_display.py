@@ -1,5 +1,6 @@
 """The picture of a job is drawn from its log alone."""
 
+import io
 import json
 
 import trio
@@ -133,3 +134,18 @@ async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
         tmp_path, JOB, Console(record=True, force_terminal=True, width=120), done
     )
     assert board_at_a_terminal.t == 8
+
+
+def test_losses_are_placed_by_global_step():
+    """The figure and the sparklines are drawn from the same lines of the log."""
+    board = Board(JOB)
+    for number in range(1, 9):
+        board.take({**step(0, number, number), "loss": 9.0 - number})
+        board.take(merge(10 * number, 0))
+    board.take({"event": "result", "actor": "syncer", "t": 80, "held_out_loss": 0.5})
+
+    assert board.learners["learner-0"].curve.points()[1] == (10.0, 7.0)
+    console = Console(width=120, record=True, file=io.StringIO())
+    console.print(board.tables())
+    assert "█▇▆▅▄▃▂▁" in console.export_text()
+    assert "held out: 0.5000" in board.losses()
