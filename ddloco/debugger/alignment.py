@@ -56,6 +56,8 @@ class Item(NamedTuple):
         data: the digest of its batch; empty but for steps.
         computed: what came out: bits of a loss, weights, digests.
         causes: the items that it was computed from.
+        fragment: of a merge, its fragment; and the digests of the single tensors, if they are on
+            the tape.
     """
 
     event: str
@@ -63,6 +65,7 @@ class Item(NamedTuple):
     data: bytes
     computed: tuple[Any, ...]
     causes: tuple[Key, ...]
+    fragment: tuple[int, bytes] = (0, b"")
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -154,7 +157,9 @@ def _items_of(merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
     computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
     if before is not None:
         causes.append(before)
-    yield _merge_key(merge.fragment, merge.t), Item(merge.event, took, b"", computed, tuple(causes))
+    fragment = merge.fragment, bytes.fromhex(merge.tensors)
+    key = _merge_key(merge.fragment, merge.t)
+    yield key, Item(merge.event, took, b"", computed, tuple(causes), fragment)
 
 
 def _contribution(each: Answer, fragment: int) -> Item:

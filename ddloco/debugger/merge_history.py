@@ -105,6 +105,7 @@ class Merge(Struct, frozen=True):
         absent: who is not in it, and why.
         moved: the distance that the outer step went (norm).
         theta: digest of the new parameters, in hex; ``momentum`` and ``wire`` likewise.
+        tensors: the beginnings of the digests of its tensors, in hex; empty on old tapes.
         repeats: why earlier launches of it came to nothing, each with its event.
     """
 
@@ -123,6 +124,7 @@ class Merge(Struct, frozen=True):
     theta: str
     momentum: str
     wire: str
+    tensors: str = ""
     repeats: tuple[str, ...] = ()
 
     @property
@@ -269,6 +271,7 @@ class MergeHistory:
             theta=event.theta.hex(),
             momentum=event.momentum.hex(),
             wire=event.wire.hex(),
+            tensors=event.tensors.hex(),
             repeats=tuple(self._repeats.pop(t, ())),
         )
 

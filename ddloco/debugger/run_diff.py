@@ -10,6 +10,7 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
 from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.events import first_tensor
 from ddloco.protocol.tape_facts import TASK
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.what_if import change_of
@@ -137,7 +138,7 @@ def compare(one: RecordedRun, other: RecordedRun) -> RunDiff:
     keys = first_differences(mine.items, theirs.items)
     sums = one.clock_sums(mine.items[key].event for key in keys)
     first = tuple(
-        _difference(key, mine.items[key], theirs.items[key], recorded)
+        _difference(key, mine.items[key], theirs.items[key], recorded, one)
         for key in sorted(keys, key=lambda key: (sums[mine.items[key].event], key))
     )
     held_out = None
@@ -155,7 +156,11 @@ def compare(one: RecordedRun, other: RecordedRun) -> RunDiff:
 
 
 def _difference(
-    key: Key, one: Item, other: Item, recorded: Sequence[tuple[Class, str]]
+    key: Key,
+    one: Item,
+    other: Item,
+    recorded: Sequence[tuple[Class, str]],
+    run: RecordedRun,
 ) -> Difference:
     kind: Class
     if one.decided != other.decided:
@@ -165,7 +170,7 @@ def _difference(
         detail = f"batch {one.data.hex()[:12]} in the one, {other.data.hex()[:12]} in the other"
     else:
         kind = _kind(key, recorded)
-        detail = _computed(key)
+        detail = _computed(key) + _in_tensor(one, other, run)
     return Difference(str(key), kind, detail, one.event, other.event)
 
 
@@ -213,6 +218,17 @@ def _computed(key: Key) -> str:
             return "its bytes differ, taken after the same step"
         case _:
             return "the result differs, of the same contributions"
+
+
+def _in_tensor(one: Item, other: Item, run: RecordedRun) -> str:
+    """The first tensor in which two results of a merge differ, in words; empty if unknown."""
+    fragment, digests = one.fragment
+    if not digests or not other.fragment[1]:
+        return ""
+    started = next(event for _, event in run.events(run.syncers[0]))
+    leaves = run.job.plan(started.leaves).fragments[fragment]
+    name = first_tensor(leaves, digests, other.fragment[1])
+    return f", first in tensor {name}" if name else ""
 
 
 def _names(names: tuple[str, ...]) -> str:

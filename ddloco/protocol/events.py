@@ -1,5 +1,7 @@
 """All events of learners and syncers; with those of the transport, everything that a tape holds."""
 
+from collections.abc import Sequence
+
 from msgspec import Struct
 
 from ddloco.actors.events import HappensToAll, WorkResult
@@ -72,12 +74,34 @@ class StepFinished(WorkResult, frozen=True):
     metrics: dict[str, float] = {}
 
 
+TENSOR_DIGEST_BYTES = 4
+"""Bytes of a tensor's digest on a tape: enough to tell which tensor differs first."""
+
+
+def first_tensor(leaves: Sequence[Leaf], one: bytes, other: bytes) -> str:
+    """The name of the first tensor of a fragment whose digest differs; empty if that is unknown.
+
+    Args:
+        leaves: the fragment's tensors, in the order of the plan.
+        one: the digests of one result, as in ``FragmentEncoded.tensors``; empty in old tapes.
+        other: those of the other.
+    """
+    n = TENSOR_DIGEST_BYTES
+    for at, leaf in enumerate(leaves):
+        mine, theirs = one[at * n : (at + 1) * n], other[at * n : (at + 1) * n]
+        if mine and theirs and mine != theirs:
+            return leaf.name
+    return ""
+
+
 class FragmentEncoded(WorkResult, frozen=True):
     """A fragment of a host copy is ready to be sent; ``digest`` is its payload's, ``error`` that of
-    what the compression lost, if that is kept."""
+    what the compression lost, if that is kept. ``tensors`` are the first ``TENSOR_DIGEST_BYTES`` of
+    the digests of its tensors, in the order of the plan."""
 
     digest: bytes
     error: bytes = b""
+    tensors: bytes = b""
 
 
 class FragmentDecoded(WorkResult, frozen=True):
@@ -120,7 +144,7 @@ class FragmentMerged(WorkResult, frozen=True):
     summation; ``refused`` holds (learner, reason); the digests are of the new arrays. ``measured``
     covers accepted and refused contributions; ``moved`` is the length of the outer step. ``held``
     and ``sent`` are the digests of the result as learners will hold it, and as it is sent, if it is
-    compressed."""
+    compressed. ``tensors`` is as in ``FragmentEncoded``, of the new parameters."""
 
     accepted: tuple[str, ...]
     weights: tuple[float, ...]
@@ -132,6 +156,7 @@ class FragmentMerged(WorkResult, frozen=True):
     moved: float = 0.0
     held: bytes = b""
     sent: bytes = b""
+    tensors: bytes = b""
 
 
 class Evaluated(WorkResult, frozen=True):

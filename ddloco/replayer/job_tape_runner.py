@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Work
@@ -13,8 +15,24 @@ from ddloco.config.job import Job, Worker
 from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.nodes.resume import OWN_STATE, JobBeginning, begin_with
-from ddloco.protocol.effects import CopyState, InstallState, MergeFragment, Recover, RunStep
-from ddloco.protocol.events import Happened, OwnState, Recovered, Started, StepFinished
+from ddloco.protocol.effects import (
+    CopyState,
+    EncodeFragment,
+    InstallState,
+    MergeFragment,
+    Recover,
+    RunStep,
+)
+from ddloco.protocol.events import (
+    FragmentEncoded,
+    FragmentMerged,
+    Happened,
+    OwnState,
+    Recovered,
+    Started,
+    StepFinished,
+    first_tensor,
+)
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.tape_runner import ReplayContext, Result, TapeRunner
@@ -73,6 +91,8 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
             actor_of(self._name), FragmentMemory()
         )
         self._merges: list[Result] = []
+        self._fragments: dict[int, int] = {}
+        """The fragment that a piece of work is about, by its number."""
 
     async def run(self) -> None:
         """Start a worker as the tape's fingerprint names it, execute the tape, end the worker.
@@ -207,8 +227,20 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
             return
         await super()._confirm_result(record, event)
 
+    def _comparable(self, event: Any, found: Any) -> Any:
+        """Tapes of former versions have no digests of single tensors."""
+        if isinstance(event, FragmentEncoded | FragmentMerged) and not event.tensors:
+            return replace(found, tensors=b"") if type(found) is type(event) else found
+        return found
+
     def _hint(self, event: Any, found: Any) -> str:
-        """Tell data from arithmetic: a step has the digest of its batch."""
+        """Tell data from arithmetic: a step has the digest of its batch; or the first tensor."""
+        if isinstance(event, FragmentEncoded | FragmentMerged) and type(found) is type(event):
+            leaves = self._job_replay.job.plan(self._prepared.leaves).fragments
+            which = self._fragments.get(event.work, 0)
+            name = first_tensor(leaves[which], event.tensors, found.tensors)
+            if name:
+                return f"{super()._hint(event, found)}; the first tensor that differs is {name}"
         if isinstance(event, StepFinished) and isinstance(found, StepFinished):
             if event.batch != found.batch:
                 return f"the data differs: another batch for inner step {event.step}"
@@ -239,6 +271,8 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
     # What the machine asks for again.
 
     def _begin(self, work: Work) -> None:
+        if isinstance(work, EncodeFragment | MergeFragment):
+            self._fragments[work.work] = work.fragment
         super()._begin(work if self._change is None else self._change.changed(work))
         if isinstance(work, MergeFragment) and work.work in self._results:
             self._merges = [each for each in self._merges if not each.done.is_set()]

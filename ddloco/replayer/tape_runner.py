@@ -265,16 +265,22 @@ class TapeRunner(Generic[W]):
                     self._arrays.put(handle, None)
             return
         await result.done.wait()
-        if same_bits(event) != same_bits(result.value):
+        found = self._comparable(event, result.value)
+        if same_bits(event) != same_bits(found):
             raise self._player.differs(
                 record,
                 event,
                 "result",
                 describe(event),
-                describe(result.value),
-                hint=self._hint(event, result.value),
+                describe(found),
+                hint=self._hint(event, found),
             )
         self._settled(event)
+
+    def _comparable(self, event: Any, found: Any) -> Any:
+        """What work brought now, without what tapes of the recording's version do not hold."""
+        del event
+        return found
 
     def _hint(self, event: Any, found: Any) -> str:
         """Say what kind of difference two results have."""

@@ -37,6 +37,7 @@ from ddloco.protocol.effects import (
     SaveModel,
 )
 from ddloco.protocol.events import (
+    TENSOR_DIGEST_BYTES,
     Evaluated,
     FragmentDecoded,
     FragmentEncoded,
@@ -66,6 +67,11 @@ from transport import DTYPES, Payload
 MODEL_FILE = Path("model") / "model.safetensors"
 
 _in_thread = trio.to_thread.run_sync
+
+
+def tensor_digests(payload: Payload) -> bytes:
+    """The beginnings of the digests of a payload's tensors, for the tape."""
+    return b"".join(meta.digest[:TENSOR_DIGEST_BYTES] for meta in payload.tensors)
 
 
 UNKEPT, KEPT_AGAIN = "merge not kept", "merges are kept again"
@@ -310,15 +316,16 @@ class Workers:
         host: HostCopy = self._arrays.get(work.source)
         payload = await _in_thread(partial(self.layouts.encoded, work.fragment, host.region.data))
         self._arrays.put(work.out, payload)
-        return FragmentEncoded(work.work, payload.digest)
+        return FragmentEncoded(work.work, payload.digest, tensors=tensor_digests(payload))
 
     async def _compress_fragment(self, work: EncodeFragment) -> FragmentEncoded:
         payload, lost = await _in_thread(partial(self.compression.contribution, work))
         self._arrays.put(work.out, payload)
-        if lost is None:
-            return FragmentEncoded(work.work, payload.digest)
-        self._arrays.put(work.error_out, lost)
-        return FragmentEncoded(work.work, payload.digest, xxhash.xxh3_128_digest(lost.data))
+        error = b""
+        if lost is not None:
+            self._arrays.put(work.error_out, lost)
+            error = xxhash.xxh3_128_digest(lost.data)
+        return FragmentEncoded(work.work, payload.digest, error, tensor_digests(payload))
 
     async def _decode_fragment(self, work: DecodeFragment) -> FragmentDecoded:
         base, difference = (self._arrays.get(each).data for each in work.reads)
@@ -371,6 +378,7 @@ class Workers:
             outlier_test.measured if outlier_test is not None else (),
             outlier_test.moved(result.theta) if outlier_test is not None else 0.0,
             *(each.digest for each in sent),
+            tensors=tensor_digests(payload),
         )
         if result.accepted:
             bases = {share.name: share.base for share in work.shares}

@@ -68,6 +68,32 @@ def test_a_changed_loss_is_named(copied, tools):
     assert target == divergence["clock"]["learner-1.1"]
 
 
+def test_the_tensor_that_differs_is_named(copied, tools):
+    """One byte of the digest of a merge's last tensor, and of its whole: the tensor has a name; a
+    tape without such digests, as of former versions, replays."""
+    path = copied / "tapes" / "syncer.1.tape"
+    target = first_event(path, "FragmentMerged")
+
+    def change(n, event):
+        if n == target:
+            event["tensors"] = event["tensors"][:-1] + bytes([event["tensors"][-1] ^ 1])
+            event["wire"] = bytes(16)
+        return event
+
+    def old(n, event):
+        event.pop("tensors", None)
+        return event
+
+    whole = path.read_bytes()
+    rewrite(path, old)
+    assert tools.replay(copied).returncode == 0
+    path.write_bytes(whole)
+    rewrite(path, change)
+    found = tools.replay(copied)
+    assert found.returncode == 1
+    assert "differs in wire, tensors; the first tensor that differs is " in found.stdout
+
+
 @pytest.fixture(params=["simulated", pytest.param("real", marks=pytest.mark.slow)])
 def recorded(request, tmp_path):
     """A run whose tapes may be changed: what plays tapes is one, only the workers are simulated."""
