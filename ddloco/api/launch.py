@@ -139,7 +139,8 @@ class Ended:
             return f"{self.cluster.folder}: the job ended without a result"
         if self.result["status"] == "stopped" and not self.cluster.asked:
             t = self.result["t"]
-            return f"the job ended at global step {t} of {job.steps}: no learner is left"
+            end = f"of {job.steps}" if job.tokens is None else f"and not after {job.length}"
+            return f"the job ended at global step {t} {end}: no learner is left"
         lead = self.cluster.job.syncer_names()[0]
         for name, reason in self.outcome.failures.items():
             if actor_of(name) == lead:

@@ -31,6 +31,9 @@ as many learners its clocks hold sixteen million counts, in memory until all par
 SYNCERS_MAX = 64
 """More shards than the fragments of one job could usefully be divided among."""
 
+NEVER = 2**62
+"""A global step that no job reaches."""
+
 Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
 DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
 
@@ -44,6 +47,8 @@ class JobTable(Section, frozen=True):
         name: the job's name, part of its id.
         seed: of the parameters, the data and the global random generators.
         steps: global steps until the job is done.
+        tokens: in place of ``steps``: the job is done when so many tokens are merged, on average
+            over the fragments; with several syncers, over those of the one that leads.
         learners: number of learners.
         syncers: number of syncer shards; each owns some of the fragments.
         method: Decoupled DiLoCo, or one of the baselines: synchronous data-parallel training,
@@ -54,9 +59,20 @@ class JobTable(Section, frozen=True):
     name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-][\w.-]*\Z")] = "job"
     seed: Whole = 0
     steps: Positive = 500
+    tokens: Positive | None = None
     learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
     syncers: Annotated[int, Meta(ge=1, le=SYNCERS_MAX)] = 1
     method: Method = "decoupled-diloco"
+
+    @property
+    def last_step(self) -> int:
+        """The last global step; one that is never reached if the job ends by ``tokens``."""
+        return self.steps if self.tokens is None else NEVER
+
+    @property
+    def length(self) -> str:
+        """When the job is done, in words."""
+        return f"{self.steps} steps" if self.tokens is None else f"{self.tokens:,} merged tokens"
 
 
 class Sync(Section, frozen=True):
@@ -119,7 +135,9 @@ class Inner(Section, frozen=True):
         b1: decay of the first moment; of "sgd", the momentum.
         b2: decay of the second moment.
         weight_decay: of "adamw".
-        warmup: steps over which the learning rate rises linearly to ``lr``.
+        warmup: learner steps over which the learning rate rises linearly to ``lr``.
+        schedule: how the learning rate falls to zero until the end of the job, "cosine" or
+            "linear"; it follows the global step, so it is the same for fast and slow learners.
         clip: largest global norm of a gradient; 0 does not clip.
     """
 
@@ -129,6 +147,7 @@ class Inner(Section, frozen=True):
     b2: Share = 0.99
     weight_decay: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
     warmup: Whole = 0
+    schedule: Literal["cosine", "linear"] | None = None
     clip: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
 
 
@@ -511,6 +530,10 @@ def _contradiction(job: Job) -> str | None:
         return f"compress: {job.job.method} jobs send whole gradients; want no [compress]"
     if job.compress.feedback and job.compress.up == "float32":
         return 'compress.feedback: with compress.up = "float32" nothing is lost; set it to false'
+    if job.job.tokens is not None and job.job.method != "decoupled-diloco":
+        return f"job.tokens: a {job.job.method} job ends by job.steps"
+    if job.job.tokens is not None and job.inner.schedule is not None:
+        return "inner.schedule: follows job.steps; want job.steps in place of job.tokens"
     problem = _unusable(job)
     if problem is not None:
         return problem

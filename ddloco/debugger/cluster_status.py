@@ -119,6 +119,7 @@ def _status_of(run: RecordedRun, who: str, number: int) -> Status | LearnerStatu
             "name": job.job.name,
             "job": job.id,
             "steps": job.job.steps,
+            "tokens": job.job.tokens,
             "quorum": job.sync.quorum,
             "incarnation": who,
             "address": f"{who}:{number}",

@@ -156,6 +156,20 @@ class Board:
         live, part = self.merge.get("live", 0), self.merge.get("taking_part", 0)
         return f"{live} live / {part} taking part / {self.merge.get('averaged', 0)} averaged"
 
+    def progress(self) -> str:
+        """How far the job is."""
+        done, whole, unit = self.stage()
+        if self.job.job.tokens is None:
+            return f"{unit} {done}/{whole}"
+        return f"global step {self.t}  {done:,}/{whole:,} {unit}"
+
+    def stage(self) -> tuple[int, int, str]:
+        """How far the job is, when it is done, and in which unit."""
+        job = self.job.job
+        if job.tokens is None:
+            return self.t, job.steps, "global step"
+        return self.merge.get("tokens", 0), job.tokens, "tokens merged"
+
     def line(self) -> str:
         """All values on one line."""
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
@@ -163,7 +177,7 @@ class Board:
         steps = sum(view.step for view in self.learners.values())
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         return (
-            f"global step {self.t}/{self.job.job.steps}  loss {loss}  {steps} inner steps  "
+            f"{self.progress()}  loss {loss}  {steps} inner steps  "
             f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
         )
 
@@ -243,19 +257,19 @@ async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Bo
     if not console.is_terminal:
         return await _show_lines(board, tail, console, done)
     bar = Progress(
-        TextColumn("global step {task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.description}"),
         BarColumn(bar_width=None),
         TextColumn("{task.percentage:.0f} %"),
         TimeRemainingColumn(),
         expand=True,
     )
-    task = bar.add_task("steps", total=job.job.steps)
+    task = bar.add_task(board.progress(), total=board.stage()[1])
     with Live(console=console, auto_refresh=False) as live:
         while True:
             last = done.is_set()
             for line in tail.new_lines():
                 board.take(line)
-            bar.update(task, completed=board.t)
+            bar.update(task, completed=board.stage()[0], description=board.progress())
             live.update(Group(board.tables(), bar), refresh=True)
             if last:
                 return board

@@ -16,7 +16,7 @@ time series."""
 
 MERGE_FIELDS = ("live", "taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = (
-    *("merges", "quorum", "goodput", "live", "uptime_s"),
+    *("merges", "merged_tokens", "quorum", "goodput", "live", "uptime_s"),
     *("tape_bytes", "sent_bytes", "received_bytes"),
 )
 MEMBER_FIELDS = (

@@ -81,6 +81,9 @@ class Status(Struct, frozen=True):
     incarnation: str = ""
     uptime_s: float = 0.0
     steps: int = 0
+    tokens: int | None = None
+    """When the job ends, if it ends by tokens and not by steps."""
+    merged_tokens: int | None = None
     t: int | None = None
     merges: int | None = None
     quorum: int | None = None
@@ -140,7 +143,10 @@ def header(status: Status) -> str:
     """Job, progress and times, on one line."""
     said = [f"[bold]{escape(status.name or status.job)}[/bold] at {escape(status.address)}"]
     if status.t is not None:
-        said.append(f"global step {status.t}/{status.steps}")
+        ends = f"/{status.steps}" if status.tokens is None else ""
+        said.append(f"global step {status.t}{ends}")
+    if status.tokens is not None:
+        said.append(f"{status.merged_tokens or 0:,}/{status.tokens:,} tokens merged")
     if status.merges is not None:
         said.append(f"{status.merges} merges")
     if status.quorum is not None:

@@ -339,7 +339,9 @@ class Hosted:
     def _facts(self) -> dict[str, Any]:
         """What only the host knows of a running actor."""
         size = bytes_of(self.folder / TAPES, self.incarnation)
-        job = {"name": self.job.job.name, "steps": self.job.job.steps}
+        job: dict[str, Any] = {"name": self.job.job.name, "steps": self.job.job.steps}
+        if self.job.job.tokens is not None:
+            job["tokens"] = self.job.job.tokens
         job["lead"] = self.job.syncer_names()[0]
         return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
 

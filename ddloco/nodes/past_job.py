@@ -35,7 +35,7 @@ def past_end(job: Job, folder: Path, name: str) -> str:
     except (ConfigError, FragmentStoreError):
         return ""  # Whoever needs these files says what is wrong with them.
     newest = max((each.kept.version for each in found), default=0)
-    if newest < job.job.steps:
+    if newest < job.job.last_step:
         return ""
     return (
         f"job.steps is {job.job.steps}, and {folder} holds the merge of global step {newest}; "

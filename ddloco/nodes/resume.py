@@ -106,19 +106,18 @@ class JobStart(Start):
         machine: Any = self.actor.machine
         self.actor.links.renew(job.agreement(plan))
         if isinstance(machine, Syncer) and machine.rounds is not None:
-            machine.rounds.schedule.extend(job.job.steps)
+            machine.rounds.schedule.extend(job.job.last_step)
 
     def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
         """A syncer that starts again goes on from its merges: keep those of this one anew."""
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
-        for fragment, version, spent, batches in rounds.kept() if rounds is not None else ():
+        for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
             theta, momentum, _ = names(fragment, version)
             flat, velocity = arrays.get(theta), arrays.get(momentum)
             digest = xxhash.xxh3_128_digest(flat.data) + xxhash.xxh3_128_digest(velocity.data)
-            keep.put(
-                StoredFragment(Kept(fragment, version, spent, batches, digest), flat, velocity)
-            )
+            kept = Kept(fragment, version, spent, batches, digest, tokens)
+            keep.put(StoredFragment(kept, flat, velocity))
 
     def bring(self, workers: Workers, arrays: Arrays, snapshot: str) -> OwnState:
         """Put a learner's state where its next incarnation finds it, in a job that went on.
@@ -225,7 +224,7 @@ def go_on_from(place: str | Path, snapshot: str, job: Job, only: str | None = No
         )
     for start in found.starts.values():
         rounds = getattr(start.actor.machine, "rounds", None)
-        if rounds is not None and rounds.schedule.t > job.job.steps:
+        if rounds is not None and rounds.schedule.t > job.job.last_step:
             raise SnapshotError(
                 f"{where}: is of global step {rounds.schedule.t}, and job.steps = {job.job.steps} "
                 "ends before it; want as many steps or more"

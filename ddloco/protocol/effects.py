@@ -5,6 +5,8 @@ Arrays are named by handles: ``host/STEP`` for a learner's whole parameters, ``t
 form in which it is sent.
 """
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
 from ddloco.actors.effects import Work
@@ -65,13 +67,15 @@ class MakeParameters(Work, frozen=True):
 class RunStep(Work, frozen=True):
     """Overwrite fragments that have newer versions, run inner step ``step``, and copy the
     parameters to ``out``. Before it, ``skip`` batches that an earlier incarnation used are skipped,
-    by going to ``cursor`` if that is known."""
+    by going to ``cursor`` if that is known. ``t`` is the newest global step of its fragments, for
+    schedules; learners on older tapes did not say it."""
 
     step: int
     overwrites: tuple[Overwrite, ...]
     out: str
     skip: int = 0
     cursor: bytes = b""
+    t: int = 0
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -170,6 +174,17 @@ class DecodeFragment(Work, frozen=True):
         return (self.out,)
 
 
+class MergeTokens(Struct, frozen=True, array_like=True):
+    """The tokens of a merge's shares, by name, and those merged into the fragment ``before``."""
+
+    shares: dict[str, int]
+    before: int
+
+    def after(self, accepted: Iterable[str]) -> int:
+        """Return how many are merged once these shares are."""
+        return self.before + sum(self.shares[name] for name in accepted)
+
+
 class MergeFragment(Work, frozen=True):
     """Merge contributions into a fragment, take the outer step, and store the result on disk for
     the next incarnation; only then is the merge done. The result gets new handles.
@@ -183,6 +198,9 @@ class MergeFragment(Work, frozen=True):
     the usual cosine, None if unknown. See ``outlier_test``. With ``adopt`` the shares were trained
     from a version that this syncer has lost: their weighted average replaces ``theta``, and the
     momentum restarts at zero.
+
+    ``tokens`` are counted where a job ends by them. One more field, and the encoding of all merges
+    would change, and with it the digests on tapes: a map of up to 15 entries has a shorter head.
     """
 
     t: int
@@ -197,6 +215,7 @@ class MergeFragment(Work, frozen=True):
     cosine: float | None = None
     adopt: bool = False
     differences: Differences | None = None
+    tokens: MergeTokens | None = None
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -35,13 +35,15 @@ class Started(Event, frozen=True):
 class Kept(Struct, frozen=True, array_like=True):
     """A stored fragment: its version, the base version of each incarnation's last contribution, and
     the batches that each actor had used. Its arrays are under ``theta/p/v``, ``momentum/p/v`` and
-    ``wire/p/v``; ``digest`` covers theta and momentum."""
+    ``wire/p/v``; ``digest`` covers theta and momentum. ``tokens`` were merged into it so far, in a
+    job that ends by tokens."""
 
     fragment: int
     version: int
     spent: dict[str, int]
     batches: dict[str, int]
     digest: bytes
+    tokens: int = 0
 
 
 class Recovered(WorkResult, frozen=True):

@@ -43,7 +43,7 @@ class Moments:
         been used before."""
         for leaf, view in zip(leaves, self._views(state), strict=True):
             np.copyto(view, np.asarray(leaf))
-        stops = [start for start, _, _ in self._leaves[1:]] + [self.stop]
+        stops = [start for start, _, _ in self._leaves[1:]] + [self.stop] * bool(self._leaves)
         for (start, shape, dtype), stop in zip(self._leaves, stops, strict=True):
             state[start + _nbytes(shape, dtype) : stop] = 0
 

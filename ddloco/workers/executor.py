@@ -140,6 +140,7 @@ class Workers:
             seed=job.job.seed,
             shard=job.shard(self._name) if learner else None,
             shards=job.job.learners,
+            steps=job.job.steps,
         )
         prepared = await self._process.expect(request, rpc.Prepared)
         try:
@@ -250,7 +251,7 @@ class Workers:
                 borrowed.append(region)
             spans.append((each.fragment, rpc.span_of(region)))
         out = self._arena.allocate(self.plan.total_bytes)
-        place = work.skip, work.cursor
+        place = work.skip, work.cursor, work.t
         request = rpc.Train(work.step, tuple(spans), rpc.span_of(out), *place)
         answer = self._process.expect(request, rpc.Trained)
 
@@ -286,7 +287,8 @@ class Workers:
             mean += np.float32(weight) * flats[name]
         source, out = self._arrays.lend(self.layouts.wire(0, mean)), self._whole()
         if sound:
-            await self._process.expect(rpc.Update(rpc.span_of(source), rpc.span_of(out)), rpc.Ready)
+            update = rpc.Update(rpc.span_of(source), rpc.span_of(out), work.t)
+            await self._process.expect(update, rpc.Ready)
         payload = await _in_thread(partial(self.layouts.encoded, 0, out.data))
         theta = self.layouts.flat(0, payload.data)
         self._arena.free(source)
@@ -384,7 +386,8 @@ class Workers:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
             digest = merged.theta + merged.momentum
-            kept = Kept(work.fragment, work.t, spent, work.batches, digest)
+            tokens = work.tokens.after(result.accepted) if work.tokens is not None else 0
+            kept = Kept(work.fragment, work.t, spent, work.batches, digest, tokens)
             self._put(StoredFragment(kept, result.theta, result.momentum))
         return merged, made
 

@@ -90,6 +90,8 @@ class FragmentFolder:
             "batches": json.dumps(kept.batches, sort_keys=True),
             "digest": kept.digest.hex(),
         }
+        if kept.tokens:
+            said["tokens"] = str(kept.tokens)
         said["sum"] = _sum(said)
         path = self._folder / _file_of(kept.fragment)
         save_tensors(path, {"theta": found.theta, "momentum": found.momentum}, said)
@@ -125,6 +127,7 @@ class FragmentFolder:
                 spent=json.loads(said["spent"]),
                 batches=json.loads(said["batches"]),
                 digest=bytes.fromhex(said["digest"]),
+                tokens=int(said.get("tokens", "0")),
             )
             found = StoredFragment(kept, tensors["theta"], tensors["momentum"])
             whole, job_id = said.pop("sum") == _sum(said), said["job"]

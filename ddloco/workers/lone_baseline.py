@@ -38,7 +38,7 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         pinned = pinned_file(folder / SOURCE, job.job.task)
         opened = open_worker(job.job.method, arena, job.worker, pinned=pinned)
         process = await stack.enter_async_context(opened)
-        request = rpc.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1)
+        request = rpc.Prepare(job.job.task, job.task, job.inner, job.job.seed, 0, 1, job.job.steps)
         await process.expect(request, rpc.Prepared)
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(job.job.method, total=job.job.steps)

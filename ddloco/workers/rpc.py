@@ -36,7 +36,7 @@ class WorkerMessage(Struct, frozen=True, tag=True):
 
 class Prepare(WorkerMessage, frozen=True):
     """Import the task, determine its parameters' shapes, and report them with the fingerprint. A
-    syncer has no ``shard``, and opens no stream of batches."""
+    syncer has no ``shard``, and opens no stream of batches. The job has ``steps`` global steps."""
 
     task: str
     options: dict[str, Any]
@@ -44,6 +44,7 @@ class Prepare(WorkerMessage, frozen=True):
     seed: int
     shard: int | None
     shards: int
+    steps: int = 1
 
 
 class Prepared(WorkerMessage, frozen=True):
@@ -125,13 +126,14 @@ class Ready(WorkerMessage, frozen=True):
 
 class Train(WorkerMessage, frozen=True):
     """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy the
-    parameters to ``out``."""
+    parameters to ``out``. ``t`` is the newest global step of the fragments."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
     out: Span
     skip: int
     cursor: bytes = b""
+    t: int = 0
 
 
 class Copied(WorkerMessage, frozen=True):
@@ -152,6 +154,7 @@ class Update(WorkerMessage, frozen=True):
 
     source: Span
     out: Span
+    t: int = 0
 
 
 class TrainTogether(WorkerMessage, frozen=True):

@@ -2,8 +2,9 @@
 
 An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. With ``task_loss``, ``task_state`` and ``parameters`` it is the only module
-that imports jax; it is run as ``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
+give the same bytes. With ``task_loss``, ``task_state``, ``schedules`` and ``parameters`` it is the
+only module that imports jax; it is run as
+``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
 """
 
 import contextlib
@@ -35,11 +36,15 @@ from ddloco.workers import rpc
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.parameters import shapes_and_names
+from ddloco.workers.schedules import GLOBAL_STEP, with_schedule
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout
 from transport import DTYPES, Bytes, aligned
+
+STEP_MAX = 2**31 - 1
+"""The largest global step that fits JAX's integers."""
 
 TRACE_CHARS_MAX = 8000
 """The length of the traceback of user code that is kept: about its last eighty lines."""
@@ -130,10 +135,10 @@ class Trainer:
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
         if request.shard is not None:
             self._data = DataStream(request.task, self._stream(shard=request.shard))
-        self._optimizer: Any = (
+        self._optimizer: Any = optax.with_extra_args_support(
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
-            else inner_optimizer(request.inner)
+            else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
         self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
@@ -197,11 +202,14 @@ class Trainer:
         self._state = begin(own) if begin is not None else None
 
     def _step(
-        self, params: Any, opt_state: Any, state: Any, batch: Any, number: Any
+        self, params: Any, opt_state: Any, state: Any, batch: Any, place: tuple[Any, Any]
     ) -> tuple[Any, ...]:
+        """One step, at a ``place``: the number of the batch, and the global step."""
+        number, t = place
         found, gradients = value_and_gradient(self._loss)(params, state, batch, number)
         loss, (state, metrics) = found
-        return *self._take_step(params, opt_state, gradients), state, loss, metrics
+        taken = self._take_step(params, opt_state, gradients, t, value=loss)
+        return *taken, state, loss, metrics
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
         self._begin_state()
@@ -212,6 +220,7 @@ class Trainer:
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
         batch, number = self._draw()
+        place = number, np.int32(min(request.t, STEP_MAX))
         digest = batch_digest(batch)
         if self._opt_state is None or (self._spoilt and request.overwrites):
             # The optimizer's moments of non-finite gradients would spoil the new parameters.
@@ -220,9 +229,9 @@ class Trainer:
             self._opt_state = with_counts(fresh, counts, self._drawn - 1)
         if first:
             self._batches.check(before, digest, batch_digest)
-            self._rehearse(batch, number)
+            self._rehearse(batch, place)
         self._params, self._opt_state, self._state, loss, metrics = self._update(
-            self._params, self._opt_state, self._state, batch, number
+            self._params, self._opt_state, self._state, batch, place
         )
         if first:
             self._compare(loss)
@@ -289,18 +298,23 @@ class Trainer:
             self._opt_state = self._optimizer.init(self._params)
             self._apply = jax.jit(self._take_step, donate_argnums=(0, 1))
         gradient = jax.tree.unflatten(self._tree, self._read_in(request.source))
-        self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient)
+        t = np.int32(min(request.t, STEP_MAX))
+        self._params, self._opt_state = self._apply(self._params, self._opt_state, gradient, t)
         self._copy_out(self._leaves(), request.out)
         return rpc.Ready()
 
-    def _take_step(self, params: Any, opt_state: Any, gradient: Any) -> tuple[Any, Any]:
-        updates, opt_state = self._optimizer.update(gradient, opt_state, params)
+    def _take_step(
+        self, params: Any, opt_state: Any, gradient: Any, t: Any, **extra: Any
+    ) -> tuple[Any, Any]:
+        """Take one step of the optimizer; ``value``, the loss, is for those that adapt to it."""
+        extra[GLOBAL_STEP] = t
+        updates, opt_state = self._optimizer.update(gradient, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
-    def _rehearse(self, batch: Any, number: Any) -> None:
+    def _rehearse(self, batch: Any, place: tuple[Any, Any]) -> None:
         """Run the first step once on copies; a step with another result could not be replayed."""
         copies = jax.tree.map(jnp.copy, (self._params, self._opt_state, self._state))
-        self._rehearsal = self._update(*copies, batch, number)
+        self._rehearsal = self._update(*copies, batch, place)
 
     def _compare(self, loss: Any) -> None:
         params, _, state, rehearsed, _ = self._rehearsal
@@ -341,7 +355,7 @@ class Trainer:
             tokens += sum(self._tokens(batch) for batch in batches)
             self._params, self._opt_state, self._state, mean = self._mean_update(
                 *(self._params, self._opt_state, self._state),
-                *(batches, self._loss.number(self._drawn)),
+                *(batches, (self._loss.number(self._drawn), np.int32(self._drawn - 1))),
             )
             loss = float(mean)
         return rpc.Trained(loss, tokens, digest)
@@ -351,14 +365,15 @@ class Trainer:
         return rpc.Scored(*found) if found is not None else rpc.Scored(None)
 
     def _mean_step(
-        self, params: Any, opt_state: Any, state: Any, batches: Any, number: Any
+        self, params: Any, opt_state: Any, state: Any, batches: Any, place: tuple[Any, Any]
     ) -> tuple[Any, ...]:
+        number, t = place
         both: list[Any] = []
         for loss, batch in zip(self._losses, batches, strict=True):
             (value, (state, _)), gradient = value_and_gradient(loss)(params, state, batch, number)
             both.append((value, gradient))
         loss, gradient = jax.tree.map(lambda *each: sum(each) / len(each), *both)
-        return *self._take_step(params, opt_state, gradient), state, loss
+        return *self._take_step(params, opt_state, gradient, t, value=loss), state, loss
 
     # Conversion between the pytree and the plan's flat layout.
 

@@ -237,10 +237,10 @@ class SimulatedStart(Start):
             arrays.put(step.out, Content((*device, step.step), simulated_work._params.copy()))
         machine: Any = self.actor.machine
         if isinstance(machine, Syncer) and machine.rounds is not None:
-            for fragment, version, spent, batches in machine.rounds.kept():
+            for fragment, version, spent, batches, tokens in machine.rounds.kept():
                 theta, momentum = (arrays.get(name) for name in names(fragment, version)[:2])
                 told = dict(sorted(spent.items())), dict(sorted(batches.items()))
-                kept = Kept(fragment, version, *told, theta.digest + momentum.digest)
+                kept = Kept(fragment, version, *told, theta.digest + momentum.digest, tokens)
                 part.fragment_memory.kept[fragment] = kept, theta, momentum
                 part.brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
 

@@ -105,7 +105,8 @@ class Learner:
     """
 
     _tells = False
-    """Whether it reports what its last step brought. States of earlier learners do not say so."""
+    """Whether it reports what its last step brought, and tells its worker the global step. States
+    of earlier learners do not say so."""
     _brought: LastStep | None = None
     """What its last step brought, if it tells."""
 
@@ -367,7 +368,8 @@ class Learner:
         skip, cursor = 0, b""
         if step == 1:
             skip, cursor = self._recovery.batches or 0, self._recovery.cursor
-        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip, cursor)]
+        t = max((*self._versions, *(each.version for each in overwrites))) if self._tells else 0
+        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip, cursor, t)]
 
     def _next_work(self) -> int:
         self._work += 1

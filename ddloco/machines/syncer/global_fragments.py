@@ -11,7 +11,7 @@ from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.outer.weights import merge_weight
 from ddloco.protocol.compression import Format
-from ddloco.protocol.effects import Differences, MergeFragment, Share
+from ddloco.protocol.effects import Differences, MergeFragment, MergeTokens, Share
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution, GlobalFragment, Progress
 from transport import BULK, Drop, Effect, Keep, Send
@@ -105,10 +105,12 @@ class Sync:
         membership: Membership,
         outliers: OutlierHistory,
         compress: Compress,
+        tokens: int | None = None,
     ) -> MergeFragment:
         """Return the work that merges the received contributions.
 
-        They are sorted by name, as bytes, so that the order of arrival has no effect.
+        They are sorted by name, as bytes, so that the order of arrival has no effect. ``tokens``
+        were merged into the fragment before; None if that is not counted.
         """
         p, out = self.fragment, names(self.fragment, self.t)
         differences = self._differences(theirs, compress) if compress.differences else None
@@ -124,6 +126,7 @@ class Sync:
             )
             for peer, part in sorted(self.parts.items(), key=lambda item: item[0].encode())
         )
+        counted = {peer: part.said.tokens for peer, part in sorted(self.parts.items())}
         return MergeFragment(
             work=self.work,
             t=self.t,
@@ -138,6 +141,7 @@ class Sync:
             cosine=outliers.cosine(p),
             adopt=self.adopts,
             differences=differences,
+            tokens=MergeTokens(counted, tokens) if tokens is not None else None,
         )
 
     def _differences(self, theirs: Global, compress: Compress) -> Differences:

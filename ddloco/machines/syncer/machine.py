@@ -123,7 +123,10 @@ class Syncer:
         """Return the status at ``at`` seconds as plain data; see the ``status`` module."""
         told = tell(at, self.membership, self._globals, self.rounds)
         relayed = self._relay.waiting(at)
-        return {**told, "recovering": relayed, "standstill": self._no_merge(at)}
+        told |= {"recovering": relayed, "standstill": self._no_merge(at)}
+        if self._job.job.tokens is not None and self.rounds is not None:
+            told |= {"merged_tokens": self.rounds.merged_tokens}
+        return told
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -178,6 +181,7 @@ class Syncer:
             first = next(reason for _, reason in event.refused)
             reason = f"nothing was believed in {FRUITLESS_MAX} syncs in a row: {first}"
             effects += self._stop("failed", reason)
+        self._end_if_spent()
         if self._name == self._lead:
             effects += self._snapshot_policy.merged(rounds.schedule.t)
         if self._run and event.accepted and not self._settled:
@@ -193,6 +197,16 @@ class Syncer:
             if self.rounds is not None:
                 self.rounds.stop()
         return []
+
+    def _end_if_spent(self) -> bool:
+        """End a job whose tokens are merged; returns whether they are."""
+        tokens, rounds = self._job.job.tokens, self.rounds
+        if tokens is None or rounds is None or self._name != self._lead:
+            return False
+        if rounds.merged_tokens < tokens:
+            return False
+        self._stop("done", f"{rounds.merged_tokens} merged tokens")
+        return True
 
     def _stop_asked(self, at: float, reason: str) -> list[Effect]:
         """Handle a request to stop; a job that has not merged for too long ends as failed."""
@@ -225,6 +239,7 @@ class Syncer:
             self._stopping, self._handed_over = None, False
             self._shards.go_on()
             self._under_way.go_on()
+            self._end_if_spent()
         t, leads = self._under_way.schedule.t, self._name == self._lead
         listening = [self._listen()] if self._ready else []
         return [*listening, *(self._snapshot_policy.go_on(at, t) if leads else [self._report()])]
@@ -254,11 +269,14 @@ class Syncer:
             self._globals.recover(each.fragment, each.version)
             self.membership.recover(each.fragment, each.spent, each.batches)
         self._relay = Relay(self.membership, self._globals, self._next_work)
-        schedule = Schedule(self._plan, owned, self._job.job.steps)
+        schedule = Schedule(self._plan, owned, self._job.job.last_step)
         schedule.recover(max(self._globals.versions))
         self.rounds = Rounds(self._job, schedule, self.membership, self._globals, self._next_work)
         self._run, self._settled = event.run, bool(event.kept)
-        self._late = bool(event.kept) and schedule.next() is None
+        for each in event.kept:
+            self.rounds.recover_tokens(each.fragment, each.tokens)
+        over = self._end_if_spent() or schedule.next() is None
+        self._late = bool(event.kept) and over
         if self._late and event.done:
             self._was_done = True
         if self._stopping:
@@ -351,7 +369,7 @@ class Syncer:
             return []
         if progress.versions != self._globals.versions:
             ahead = self._globals.ahead(progress.versions)
-            rounds.catch_up(min(ahead, self._job.job.steps))
+            rounds.catch_up(min(ahead, self._job.job.last_step))
         effects: list[Effect] = []
         newcomer = progress.step == 0 and self._name == self._lead
         if newcomer or self._relay.waits(member.peer):
@@ -454,7 +472,8 @@ class Syncer:
         A job with such a fragment has failed, however many merges the other shards have done.
         """
         assert self._plan is not None
-        steps = self._job.job.steps
+        job, t = self._job.job, self._under_way.schedule.t
+        steps = job.steps if job.tokens is None else t
         due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
         finals = {p: version for p, (version, _) in self._shards.finals.items()}
         last = {p: finals.get(p, v) for p, v in enumerate(self._globals.versions) if p in due}

@@ -6,7 +6,7 @@ result is sent to all learners.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -63,6 +63,10 @@ class Rounds:
         fruitless: the number of consecutive syncs without an accepted contribution.
     """
 
+    _counts_tokens = False
+    _tokens: Mapping[int, int] = {}
+    """For each fragment, the tokens merged into it. States of earlier syncers do not contain it."""
+
     def __init__(
         self,
         job: Job,
@@ -80,6 +84,7 @@ class Rounds:
         self.seen: dict[str, Any] = {}
         self.fruitless = 0
         self._sync = job.sync
+        self._counts_tokens = job.job.tokens is not None
         self._compress = job.compress
         self._membership = membership
         self._globals = parts
@@ -109,16 +114,25 @@ class Rounds:
             return False
         return self._stopping or self.schedule.next() is None
 
-    def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int]]]:
+    def kept(self) -> list[tuple[int, int, dict[str, int], dict[str, int], int]]:
         """Return the records of every merged fragment.
 
         Returns:
             For each: the fragment, its version, the base version of the last merged contribution
-            by incarnation, and the batches drawn by actor.
+            by incarnation, the batches drawn by actor, and the tokens merged if they are counted.
         """
         merged = ((p, self._globals[p].version) for p in self._globals.owned)
-        batches = dict(self._membership.batches)
-        return [(p, v, self._membership.spent(p), batches) for p, v in merged if v]
+        batches, spent = dict(self._membership.batches), self._membership.spent
+        return [(p, v, spent(p), batches, self._tokens.get(p, 0)) for p, v in merged if v]
+
+    @property
+    def merged_tokens(self) -> int:
+        """The tokens that were merged, on average over the fragments of this syncer."""
+        return sum(self._tokens.values()) // len(self._globals.owned)
+
+    def recover_tokens(self, fragment: int, tokens: int) -> None:
+        """Take over the tokens that an earlier incarnation merged into a fragment."""
+        self._tokens = {**self._tokens, fragment: tokens}
 
     def stop(self) -> None:
         """Launch no more syncs, and drop the waiting one, whose quorum may never be reached."""
@@ -284,7 +298,8 @@ class Rounds:
         effects += self._leave_behind(sync)
         sync.work = self._next_work()
         theirs = self._globals[sync.fragment]
-        merge = sync.merge(theirs, self._membership, self._outliers, self._compress)
+        tokens = self._tokens.get(sync.fragment, 0) if self._counts_tokens else None
+        merge = sync.merge(theirs, self._membership, self._outliers, self._compress, tokens)
         return [*effects, *(Keep(handle) for handle in merge.makes), merge]
 
     def _leave_behind(self, sync: Sync) -> list[Effect]:
@@ -349,6 +364,10 @@ class Rounds:
             self._globals.tell(at, member, p) for member in self._membership.members.values()
         ]
         self.seen = sync.seen(event, len(self._membership.members), self.pacing.sync_s.value or 0.0)
+        if self._counts_tokens:
+            new = sum(sync.parts[learner].said.tokens for learner in event.accepted)
+            self.recover_tokens(p, self._tokens.get(p, 0) + new)
+            self.seen["tokens"] = self.merged_tokens
         return [*effects, Observe("merge", self.seen)]
 
     def makes(self, sync: Sync) -> list[str]:

@@ -377,7 +377,8 @@ class SimulatedWork:
             spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
             # Sorted, as they are when read from a file.
             told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
-            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum)
+            tokens = work.tokens.after(event.accepted) if work.tokens is not None else 0
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum, tokens)
             self._unsettled[work.work] = (kept, made[0], made[1])
         return event
 

@@ -115,6 +115,9 @@ def test_only_the_task_has_to_be_said(path):
         ("syncers = 65", "job.syncers: "),
         ("syncers = 25", "job.syncers: 25 shards of 24 fragments"),
         ("syncers = 2\nmethod = 'data-parallel'", "job.syncers: a data-parallel job has one"),
+        ("tokens = 9\nmethod = 'data-parallel'", "job.tokens: a data-parallel job ends by"),
+        ("tokens = 9\n[inner]\nschedule = 'linear'", "inner.schedule: follows job.steps"),
+        ("tokens = 0", "job.tokens"),
         (
             "method = 'data-parallel'\n[snapshot]\nevery_s = 1.0",
             "snapshot.every_s: data-parallel jobs take no snapshots",

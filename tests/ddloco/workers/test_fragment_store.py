@@ -1,6 +1,7 @@
 """What a syncer keeps: found again to the bit, or refused by name."""
 
 import os
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -42,6 +43,15 @@ def test_the_newest_of_each_fragment_is_found(tmp_path):
     first, second = FragmentFolder(tmp_path / "kept", JOB).find()
     assert same(first, found(2, 6))
     assert same(second, found(11, 9, start=3.0))
+
+
+def test_counted_tokens_are_kept(tmp_path):
+    """With the fragment that they were merged into."""
+    keep, one = FragmentFolder(tmp_path, JOB), found()
+    keep.put(replace(one, kept=msgspec.structs.replace(one.kept, tokens=2**40)))
+    [again] = keep.find()
+
+    assert 2**40 == again.kept.tokens
 
 
 def test_what_cannot_be_written_leaves_what_was(tmp_path, small_disk):

@@ -203,6 +203,19 @@ def test_what_the_last_step_brought_is_reported(make_job, leaves):
     assert {"accuracy": 0.25} == of(Observe, effects)[-1].fields["metrics"]
 
 
+def test_a_step_is_told_the_newest_global_step(make_job, leaves):
+    """Of the fragments that it begins with; on older tapes it was not."""
+    for tells in (True, False):
+        desk = Desk(make_job(fragments=P, interval=P), leaves, tells=tells)
+        desk.join()
+        [first] = of(RunStep, desk.parameters(version=4))
+        desk.say(GlobalFragment(1, 9))
+        [second] = of(RunStep, desk.finish_step())
+        [third] = of(RunStep, desk.finish_step())
+
+        assert ([4, 9, 9] if tells else [0, 0, 0]) == [first.t, second.t, third.t]
+
+
 def test_learners_on_older_tapes_report_what_they_did(training):
     """A report is encoded as it always was where the first event does not say otherwise."""
     (progress,) = said(Progress, training.finish_step())

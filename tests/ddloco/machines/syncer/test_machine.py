@@ -10,7 +10,14 @@ from ddloco.machines.syncer.members import RESEND_S_MIN
 from ddloco.machines.syncer.rounds import LAUNCH
 from ddloco.machines.syncer.shards import SHARDS
 from ddloco.machines.syncer.shutdown import LATE_S
-from ddloco.protocol.effects import Evaluate, MakeParameters, MergeFragment, Recover, SaveModel
+from ddloco.protocol.effects import (
+    Evaluate,
+    MakeParameters,
+    MergeFragment,
+    MergeTokens,
+    Recover,
+    SaveModel,
+)
 from ddloco.protocol.events import (
     Evaluated,
     FragmentMerged,
@@ -703,6 +710,68 @@ def recovered(make_job, leaves):
         return desk
 
     return made
+
+
+@pytest.fixture
+def budget(make_job, leaves):
+    """A syncer of three fragments in a job of 24 tokens; one learner with 8 a step."""
+
+    def made(kept=(), tokens=24, incarnation="syncer.1"):
+        job = make_job(1, P, P, 500, overlap=1, grace=0.0)
+        desk = Desk(replace(job, job=replace(job.job, tokens=tokens)), leaves, incarnation)
+        desk.opened = desk.open(kept)
+        return desk
+
+    return made
+
+
+def merge_next(desk, step):
+    """The learner's next step is merged: the effects of the merge, and its work."""
+    desk.machine.handle(desk.at, PeerJoined(A, A)) if step == 1 else None
+    t = step
+    versions = tuple(max([0, *(u for u in range(1, t) if u % P == p)]) for p in range(P))
+    asked = desk.report(A, 30.0, versions=versions, step=step)
+    [(_, t, fragment)] = pulls(asked)
+    effects = desk.contribute(A, t, fragment, base=versions[fragment], step=step)
+    [merge] = of(MergeFragment, effects)
+    return merge, desk.merged(effects)
+
+
+def test_a_job_ends_when_its_tokens_are_merged(budget):
+    """On average over the fragments: 8 in each of three merges of three fragments are 24 in each;
+    the merge says what was counted, for whoever comes after it."""
+    desk = budget()
+    for step in range(1, 9):
+        merge, effects = merge_next(desk, step)
+        before = 8 * ((step - 1) // P)
+        assert MergeTokens({A: 8}, before) == merge.tokens
+        assert before + 8 == merge.tokens.after([A])
+        assert not of(Evaluate, effects)
+        assert 8 * step // P == desk.machine.status(desk.at)["merged_tokens"]
+    _, effects = merge_next(desk, 9)
+
+    assert of(Evaluate, effects)
+    assert "24 merged tokens" in {body.reason for _, body in said(Stop, effects)}
+
+
+def test_without_a_budget_tokens_are_not_counted(make_job, leaves):
+    """The merge is on tapes what it always was."""
+    desk = Desk(make_job(1, P, P, 500, overlap=1, grace=0.0), leaves)
+    desk.open()
+    merge, _ = merge_next(desk, 1)
+
+    assert merge.tokens is None
+    assert "merged_tokens" not in desk.machine.status(desk.at)
+
+
+def test_whoever_comes_back_goes_on_counting(budget):
+    """From what was kept with the fragments; a job that was over is over."""
+    desk = budget([Kept(p, p + 3, {}, {}, b"digest", 16) for p in range(P)], incarnation="syncer.2")
+    assert 16 == desk.machine.status(0.0)["merged_tokens"]
+    assert not of(Evaluate, desk.opened[1])
+    over = budget([Kept(p, p + 3, {}, {}, b"digest", 24) for p in range(P)], incarnation="syncer.2")
+
+    assert of(Evaluate, over.opened[1])
 
 
 def test_only_what_was_not_kept_is_made(recovered):

@@ -1,0 +1,43 @@
+"""Learning rates that follow the global step. It needs jax, as a task does."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from ddloco.config.job import Inner
+
+GLOBAL_STEP = "global_step"
+"""The extra argument of an optimizer's update: the newest global step that the learner holds."""
+
+
+def follow_global_step(schedule: Callable[[Any], Any]) -> optax.GradientTransformation:
+    """An optax transformation that multiplies updates by ``schedule(global step)``.
+
+    Put it last: ``optax.chain(optax.adamw(1e-3), follow_global_step(schedule))``. Schedules that
+    optax itself counts go by the learner's own steps, of which a fast learner takes more.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
+        del params
+        scale = schedule(extra[GLOBAL_STEP])
+        return jax.tree.map(lambda each: each * jnp.asarray(scale, each.dtype), updates), state
+
+    def init(params: Any) -> Any:
+        del params
+        return optax.EmptyState()
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def with_schedule(optimizer: Any, inner: Inner, steps: int) -> Any:
+    """The optimizer with the schedule of ``[inner]``, if any, over ``steps`` global steps."""
+    if inner.schedule is None:
+        return optimizer
+    decay: Any = {
+        "cosine": optax.cosine_decay_schedule(1.0, steps),
+        "linear": optax.linear_schedule(1.0, 0.0, steps),
+    }[inner.schedule]
+    return optax.chain(optimizer, follow_global_step(decay))

@@ -1,0 +1,71 @@
+"""Learning rates that follow the global step, and optimizers that adapt to the loss."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from ddloco.config.job import Inner
+from ddloco.workers import rpc
+from ddloco.workers.rpc import span_of
+from ddloco.workers.schedules import follow_global_step, with_schedule
+from tests.ddloco.workers.test_server import Desk, arena
+
+__all__ = ["arena"]
+
+
+def moved(desk, t):
+    """How far a step at global step ``t`` moves the parameters."""
+    before = desk.state().data[: desk.plan.total_bytes].view(np.float32).copy()
+    desk.step += 1
+    out = desk.arena.allocate(desk.plan.total_bytes)
+    desk.ask(rpc.Train(desk.step, (), span_of(out), 0, b"", t))
+    return float(np.abs(out.data.view(np.float32) - before).max())
+
+
+def test_updates_are_scaled_by_the_global_step():
+    """Whatever the optimizer counts itself; types stay what they are."""
+    optimizer = optax.chain(optax.sgd(1.0), follow_global_step(lambda t: 1.0 - t / 100))
+    params = {"a": jnp.ones(2), "b": jnp.ones(2, jnp.bfloat16)}
+    updates, _ = optimizer.update(params, optimizer.init(params), params, global_step=75)
+
+    assert [-0.25, -0.25] == updates["a"].tolist()
+    assert jnp.bfloat16 == updates["b"].dtype
+
+
+@pytest.mark.parametrize(("schedule", "half"), [("linear", 0.25), ("cosine", 0.146447)])
+def test_the_schedule_of_a_job_ends_with_it(arena, schedule, half):
+    """It is at zero at the last global step, however many steps the learner has taken."""
+    optimizer = with_schedule(optax.sgd(1.0), Inner(schedule=schedule), 40)
+    ones = {"w": jnp.ones(1)}
+    scales = [
+        -float(optimizer.update(ones, optimizer.init(ones), ones, global_step=t)[0]["w"][0])
+        for t in (0, 30, 40)
+    ]
+
+    assert pytest.approx([1.0, half, 0.0], abs=1e-6) == scales
+
+
+def test_a_step_knows_its_global_step(arena):
+    """With `[inner] schedule` a learner's rate depends on it; without, it does not."""
+    desk = Desk(arena, schedule="linear", optimizer="sgd", b1=0.0, lr=0.1)
+    desk.begin()
+    desk.train()
+
+    assert moved(desk, 0) > 0
+    assert 0 == moved(desk, 1000)
+
+
+def test_an_optimizer_may_adapt_to_the_loss(arena, monkeypatch):
+    """`reduce_on_plateau` needs it as `value`; and the state of it travels."""
+    adapting = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
+    monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: adapting)
+    donor = Desk(arena)
+    donor.begin()
+    for _ in range(3):
+        donor.train()
+    state, taker = donor.state(), Desk(arena)
+    taker.ask(taker.installing(state))
+
+    assert donor.trainer._opt_state[1].best_value < np.inf
+    assert donor.train() == taker.train(skipped=3)
