@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     _add_keys(orders)
     _add_status(orders)
     _add_observe(orders)
+    _add_track(orders)
     _add_stop(orders)
     _add_replay(orders)
     _add_why(orders)
@@ -354,13 +355,14 @@ def _add_observe(orders: Orders) -> None:
         orders,
         "observe",
         "follow a running job until it ends, without taking part in it",
-        "Without --prometheus and --tensorboard all news are printed, one a line.\n"
+        "Without --prometheus, --tensorboard and --track all news are printed, one a line.\n"
         "An observer that is slow misses news; it never delays the job.",
     )
     add = command.add_argument
     add("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
     add("--prometheus", metavar="PORT", type=int, help="serve metrics on 127.0.0.1:PORT")
     add("--tensorboard", metavar="DIR", type=Path, help="write metrics for TensorBoard")
+    add("--track", metavar="TRACKER", action="append", default=[], help=f"{TRACKERS}; repeatable")
     add(
         "--evaluate",
         metavar="JOB.toml",
@@ -369,6 +371,26 @@ def _add_observe(orders: Orders) -> None:
     )
     _add_asking(command)
     command.set_defaults(run="observe")
+
+
+TRACKERS = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or trackio:PROJECT"
+
+
+def _add_track(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "track",
+        "send the metrics of a run to an experiment tracker, afterwards or while it runs",
+        "Losses and metrics of all learners, held-out loss, goodput, quorum and bytes, by global\n"
+        "step. Each tracker needs its package; Weights & Biases stays offline unless WANDB_MODE\n"
+        "says otherwise.\n\n"
+        "  ddloco track runs/first --to tensorboard:curves",
+    )
+    add = command.add_argument
+    add("folder", metavar="RUN", type=Path, help="a run folder")
+    add("--to", metavar="TRACKER", action="append", required=True, help=f"{TRACKERS}; repeatable")
+    add("--follow", action="store_true", help="go on until the job ends")
+    command.set_defaults(run="track")
 
 
 def _add_stop(orders: Orders) -> None:

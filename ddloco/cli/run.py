@@ -26,11 +26,13 @@ from ddloco.cli.snapshot import snapshot_export, snapshot_list, snapshot_take, s
 from ddloco.cli.tape_show import Wanted
 from ddloco.cli.tape_show import show as show_tapes
 from ddloco.cli.tape_verify import verify_folder
+from ddloco.cli.track import track
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import LOSS_FILE, TAPES, check_place, holds_job, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.exports import FORMATS
 from ddloco.monitoring.metrics import Lines, Metrics, Prometheus, Sink, TensorBoard, in_words
+from ddloco.monitoring.trackers import tracker
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
 from ddloco.network.keys import handed_out, make_keys, names_for, with_keys
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -55,6 +57,7 @@ PORT_MAX = 65535
 ELSEWHERE = (
     *(bundle, diff, doctor, perform, replay, report, why),
     *(snapshot_export, snapshot_list, snapshot_take, snapshot_verify),
+    track,
 )
 """Commands defined in other modules; the parser finds all commands here by name."""
 
@@ -329,7 +332,8 @@ def observe(given: argparse.Namespace) -> int:
     async def watch() -> None:
         scored = given.evaluate
         with closing(Metrics(_sinks(given))) as metrics:
-            prints = given.json or (given.prometheus is None and given.tensorboard is None)
+            wanted = given.prometheus is not None or given.tensorboard is not None or given.track
+            prints = given.json or not wanted
             await follow(
                 given.address,
                 timeout_s=timeout_of(given),
@@ -352,7 +356,7 @@ def _sinks(given: argparse.Namespace) -> list[Sink]:
         served = Prometheus(given.prometheus)
         print(f"metrics at http://127.0.0.1:{served.port}/metrics", file=sys.stderr)
         sinks.append(served)
-    return sinks
+    return [*sinks, *(tracker(said, f"job at {given.address}", {}) for said in given.track)]
 
 
 def simulate(given: argparse.Namespace) -> int:

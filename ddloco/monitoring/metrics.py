@@ -96,8 +96,8 @@ class Metrics:
         room = METRICS_NAMED_MAX - len(self._named)
         new = [name for name in metrics if name not in self._named]
         self._named |= dict.fromkeys(new[:room])
-        numbers = {k: v for k, v in metrics.items() if isinstance(v, int | float)}
-        return {name: value for name, value in numbers.items() if name in self._named}
+        known = numbers_of(metrics).items()
+        return {name: value for name, value in known if name in self._named}
 
     def close(self) -> None:
         """Close every sink."""
@@ -122,23 +122,24 @@ class Metrics:
 
 
 class Prometheus:
-    """``ddloco_NAME`` gauges, served over HTTP on the loopback interface.
+    """``ddloco_NAME`` gauges, served over HTTP.
 
     Args:
         port: the port, 0 for any free one; the attribute ``port`` is the actual one.
+        host: the address to serve on; by default only this machine can reach it.
 
     Raises:
         ConfigError: the package is not installed, or the port cannot be bound.
     """
 
-    def __init__(self, port: int) -> None:
-        client = _extra("prometheus_client", "prometheus", "--prometheus")
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        client = extra_package("prometheus_client", "prometheus", "--prometheus")
         self._client = client
         self._registry = client.CollectorRegistry()
         self._gauges: dict[str, Any] = {}
         try:
             self._server, self._thread = client.start_http_server(
-                port, addr="127.0.0.1", registry=self._registry
+                port, addr=host, registry=self._registry
             )
         except OSError as error:
             raise ConfigError(f"--prometheus {port}: {error.strerror}") from None
@@ -173,7 +174,7 @@ class TensorBoard:
     """
 
     def __init__(self, folder: Path) -> None:
-        package = _extra("tensorboardX", "tensorboard", "--tensorboard")
+        package = extra_package("tensorboardX", "tensorboard", "--tensorboard")
         try:
             self._writer = package.SummaryWriter(str(folder))
         except OSError as error:
@@ -233,7 +234,12 @@ class Lines:
             self._write(f"held-out loss {loss:.4f}{in_words(metrics or {})} at global step {t}")
 
 
-def _extra(package: str, extra: str, option: str) -> Any:
+def numbers_of(fields: Mapping[str, Any]) -> dict[str, float]:
+    """The fields that are numbers."""
+    return {name: value for name, value in fields.items() if isinstance(value, int | float)}
+
+
+def extra_package(package: str, extra: str, option: str) -> Any:
     """Import a package that only one option needs.
 
     Raises:

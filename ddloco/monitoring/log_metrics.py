@@ -1,0 +1,86 @@
+"""Metrics from the log of a run, while it runs or afterwards."""
+
+from typing import Any
+
+from ddloco.config.job import Job
+from ddloco.monitoring.live_display import Board
+from ddloco.monitoring.metrics import MERGE_FIELDS, Sink, numbers_of
+
+
+class LogMetrics:
+    """Makes points of a log's lines. Every merge is a point in time, with the mean of the losses
+    and of the task's metrics that each learner has had since the last one.
+
+    Args:
+        job: the run's job.
+        sinks: the destinations; closed with this object.
+    """
+
+    def __init__(self, job: Job, sinks: list[Sink]) -> None:
+        self.ended = False
+        """Whether the job's result was logged."""
+        self._board = Board(job)
+        self._sinks = sinks
+        self._since: dict[str, dict[str, list[float]]] = {}
+        self._tokens: dict[str, int] = {}
+
+    def take(self, line: dict[str, Any]) -> None:
+        """Take the next line of the log."""
+        self._board.take(line)
+        match line["event"]:
+            case "step":
+                self._step(line)
+            case "merge":
+                self._merge(line)
+            case "result":
+                self.ended = True
+                self._learners()
+                self._several("held_out_", {"loss": line["held_out_loss"]})
+                for name, value in numbers_of(line.get("metrics") or {}).items():
+                    self._gauge("held_out_metric", value, metric=name)
+            case "traffic":
+                fields = {key: line[key] for key in ("sent_bytes", "received_bytes")}
+                self._several("", fields, actor=line["actor"])
+            case _:
+                pass
+
+    def close(self) -> None:
+        """Close every sink."""
+        for sink in self._sinks:
+            sink.close()
+
+    def _step(self, line: dict[str, Any]) -> None:
+        who = line["actor"]
+        self._tokens[who] = self._tokens.get(who, 0) + line["tokens"]
+        since = self._since.setdefault(who, {})
+        values = {"loss": line["loss"], "step_s": line["step_s"], **(line.get("metrics") or {})}
+        for name, value in numbers_of(values).items():
+            since.setdefault(name, []).append(value)
+
+    def _merge(self, line: dict[str, Any]) -> None:
+        self._gauge("global_step", self._board.t)
+        self._several("", {name: line.get(name) for name in MERGE_FIELDS})
+        counts = {"merges": self._board.merges, "merged_tokens": line.get("tokens")}
+        quorum = self._board.job.sync.quorum
+        self._several("", {**counts, "goodput": self._board.goodput, "quorum": quorum})
+        self._learners()
+
+    def _learners(self) -> None:
+        for who, since in self._since.items():
+            for name, values in since.items():
+                mean = sum(values) / len(values)
+                if name in {"loss", "step_s"}:
+                    self._gauge(f"learner_{name}", mean, learner=who)
+                else:
+                    self._gauge("learner_metric", mean, learner=who, metric=name)
+            self._gauge("learner_tokens", self._tokens[who], learner=who)
+            self._gauge("learner_step", self._board.learners[who].step, learner=who)
+        self._since.clear()
+
+    def _several(self, prefix: str, fields: dict[str, Any], **labels: str) -> None:
+        for name, value in numbers_of(fields).items():
+            self._gauge(f"{prefix}{name}", value, **labels)
+
+    def _gauge(self, name: str, value: float, **labels: str) -> None:
+        for sink in self._sinks:
+            sink.gauge(name, float(value), self._board.t, **labels)

@@ -1,0 +1,144 @@
+"""A run's log becomes curves: of every learner, of the model, and of the job."""
+
+import json
+
+import pytest
+
+from ddloco.config.job import job_from
+from ddloco.monitoring.log_metrics import LogMetrics
+from ddloco.monitoring.trackers import Rows, tracker
+
+JOB = job_from({"job": {"task": "a:b", "learners": 2, "steps": 8}}, "test")
+
+
+def step(who, n, loss, **more):
+    """A line of a finished step."""
+    times = {"at": float(n), "step_s": 0.5, "tokens": 10}
+    return {"event": "step", "actor": who, "step": n, "loss": loss, **times, **more}
+
+
+def merge(t, **more):
+    """A line of a merge."""
+    counts = {"live": 2, "taking_part": 2, "averaged": 1}
+    return {"event": "merge", "actor": "syncer", "t": t, "fragment": 0, **counts, **more}
+
+
+LINES = [
+    step("learner-0", 1, 4.0, metrics={"accuracy": 0.5}),
+    step("learner-0", 2, 2.0, metrics={"accuracy": 1.0}),
+    step("learner-1", 1, None),
+    {"event": "joined", "actor": "syncer", "learner": "learner-0.1"},
+    merge(2, tokens=20),
+    step("learner-1", 2, 1.0),
+    {
+        "event": "result",
+        "actor": "syncer",
+        "held_out_loss": 0.25,
+        "metrics": {"accuracy": 0.75},
+        "t": 2,
+    },
+    {"event": "traffic", "actor": "syncer", "sent_bytes": 7, "received_bytes": 9},
+]
+
+
+class Kept:
+    """A sink that keeps what it is given."""
+
+    def __init__(self):
+        self.points, self.closed = [], False
+
+    def gauge(self, name, value, t, **labels):
+        """One point."""
+        self.points.append((name, value, t, *labels.values()))
+
+    def close(self):
+        """The end."""
+        self.closed = True
+
+
+def test_every_merge_is_a_point_in_time():
+    """With the mean of what each learner has had since; NaN, which is null in logs, is left out."""
+    sink = Kept()
+    metrics = LogMetrics(JOB, [sink])
+    for line in LINES:
+        assert not metrics.ended or line["event"] == "traffic"
+        metrics.take(line)
+    metrics.close()
+
+    assert ("learner_loss", 3.0, 2, "learner-0") in sink.points
+    assert ("learner_metric", 0.75, 2, "learner-0", "accuracy") in sink.points
+    assert ("learner_tokens", 20.0, 2, "learner-0") in sink.points
+    assert [("learner_loss", 1.0, 2, "learner-1")] == [
+        point for point in sink.points if point[0] == "learner_loss" and point[-1] == "learner-1"
+    ]
+    assert ("averaged", 1.0, 2) in sink.points
+    assert ("merged_tokens", 20.0, 2) in sink.points
+    assert ("held_out_loss", 0.25, 2) in sink.points
+    assert ("held_out_metric", 0.75, 2, "accuracy") in sink.points
+    assert ("sent_bytes", 7.0, 2, "syncer") in sink.points
+    assert any(name == "goodput" for name, *_ in sink.points)
+    assert metrics.ended
+    assert sink.closed
+
+
+def test_points_of_a_global_step_are_one_row():
+    """The newest value of each tag; the last row is written at the end."""
+    written, ended = [], []
+    rows = Rows(lambda t, row: written.append((t, row)), lambda: ended.append(True))
+    for name, value, t in (("a", 1.0, 1), ("a", 2.0, 1), ("b", 3.0, 1), ("a", 4.0, 2)):
+        rows.gauge(name, value, t, learner="x")
+    assert [(1, {"a/x": 2.0, "b/x": 3.0})] == written
+    rows.close()
+
+    assert (2, {"a/x": 4.0}) == written[-1]
+    assert ended == [True]
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "wandb", "trackio", "mlflow"])
+@pytest.mark.filterwarnings("default")  # Of other packages.
+def test_a_run_is_tracked_offline(kind, tmp_path, monkeypatch):
+    """With each tracker that is installed; something is stored, and nothing leaves the machine."""
+    pytest.importorskip({"tensorboard": "tensorboardX"}.get(kind, kind))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    where = {"tensorboard": "curves", "mlflow": f"sqlite:///{tmp_path}/mlflow.db"}.get(kind, "demo")
+    metrics = LogMetrics(JOB, [tracker(f"{kind}:{where}", "run-7", {"learners": 2})])
+    for line in LINES:
+        metrics.take(line)
+    metrics.close()
+    stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+    assert b"learner_loss/learner-0" in stored
+    assert b"held_out_loss" in stored
+
+
+def test_the_command_reads_a_run_folder(tmp_path, capsys):
+    """Afterwards, or while it runs until the result."""
+    from ddloco.cli.parser import main
+
+    pytest.importorskip("tensorboardX")
+    (tmp_path / "job.toml").write_text('[job]\ntask = "a:b"\nlearners = 2\n')
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    for more in ([], ["--follow"]):
+        command = ["track", str(tmp_path), "--to", f"tensorboard:{tmp_path}/curves", *more]
+        with pytest.raises(SystemExit) as ended:
+            main(command)
+        assert 0 == ended.value.code
+
+    assert list((tmp_path / "curves").glob("events*"))
+
+
+@pytest.mark.parametrize("said", ["nowhere", "wandb:", "nothing:x", "prometheus:a:b", ":x"])
+def test_what_is_no_tracker_is_refused(said, capsys, tmp_path):
+    """In one line that lists what there is."""
+    from ddloco.cli.parser import main
+
+    (tmp_path / "job.toml").write_text('[job]\ntask = "a:b"\n')
+    with pytest.raises(SystemExit) as ended:
+        main(["track", str(tmp_path), "--to", said])
+    [line] = capsys.readouterr().err.splitlines()
+
+    assert 2 == ended.value.code
+    assert "prometheus:" in line
+    assert said in line
