@@ -319,3 +319,24 @@ class Stateful(Regression):
 def stateful(step_s: float = 0.0) -> Stateful:
     """With a state beside its parameters."""
     return Stateful(step_s)
+
+
+class Ending(Stream):
+    """Has three batches."""
+
+    def next(self) -> tuple[Any, Any]:
+        if self._index == 3:
+            raise StopIteration
+        return super().next()
+
+
+class Finite(Regression):
+    """Its data ends."""
+
+    def batches(self, *, shard: int, shards: int, seed: int) -> Stream:
+        return Ending(shard, seed)
+
+
+def finite() -> Finite:
+    """With three batches."""
+    return Finite()

@@ -20,7 +20,7 @@ from ddloco.nodes.resume import beginning_of
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
 from ddloco.runtime.entry_point import pinned_file
-from ddloco.workers.task import task_digest
+from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import SOURCE, keep_sources
 
 RUNS = Path("runs")
@@ -76,6 +76,7 @@ def folder_for(job: Job, folder: Path | None, module: str = "") -> Path:
     """
     if not module:
         task_digest(job.job.task)
+        check_task_name(job.job.task)
     check_place(job)
     return folder or next_folder(RUNS, job.job.name)
 

@@ -4,6 +4,7 @@ import argparse
 import code
 import json
 import pdb  # noqa: T100, it is what --pdb asks for
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
+from ddloco.monitoring.live_display import PLAIN_LINE_S
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.programs.program import is_program
 from ddloco.replayer.job_replay import JobReplay
@@ -53,8 +55,11 @@ def replay(given: argparse.Namespace) -> int:
     bar = Progress(console=console, transient=True, disable=not console.is_terminal)
     shown = bar.add_task("replaying", total=None)
 
+    lines = _Lines(console)
+
     def progress(events: int) -> None:
         bar.update(shown, completed=events)
+        lines.at(events)
 
     def warn(what: str) -> None:
         console.print(f"differs from the recording: {what}")
@@ -72,6 +77,7 @@ def replay(given: argparse.Namespace) -> int:
             salvage=given.salvage,
         )
         bar.update(shown, total=replay.total)
+        lines.total = replay.total
         with bar:
             report = trio.run(replay.run)
     except BAD as error:
@@ -81,6 +87,23 @@ def replay(given: argparse.Namespace) -> int:
     else:
         _print_report(report)
     return HELD if report.identical else FOUND
+
+
+class _Lines:
+    """Progress where there is no terminal: a line now and then."""
+
+    def __init__(self, console: Console) -> None:
+        self.total = 0
+        self._console = console
+        self._said_at = time.monotonic()
+
+    def at(self, events: int) -> None:
+        """So many events are replayed."""
+        if self._console.is_terminal or time.monotonic() - self._said_at < PLAIN_LINE_S:
+            return
+        self._said_at = time.monotonic()
+        said = f"replayed {events:,} of {self.total:,} events"
+        self._console.print(said, soft_wrap=True, highlight=False)
 
 
 def replay_of(

@@ -47,7 +47,7 @@ from ddloco.simulation.report import hostile_worlds, scenario_table
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.lone_baseline import run_baseline
 from ddloco.workers.process import WorkerDiedError
-from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task import TaskError, check_task_name, task_digest
 from replay import TapeError, open_tapes
 from replay.tape import SUFFIX
 from snapshot import SnapshotError, StorageError
@@ -221,6 +221,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     try:
         job = with_keys(_job(given), given.keys)
         task_digest(job.job.task, given.folder)
+        check_task_name(job.job.task)
         check_place(job)
         again = holds_job(given.folder, job)  # The same command was given before.
         open_folder(given.folder, job, join=given.join or again)

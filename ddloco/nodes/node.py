@@ -133,10 +133,15 @@ class Hosted:
             self.finish = await self._run()
         except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
             self.finish = self._failure(first_of(error))
-        if self.traceback is not None and self.finish.status in ("bad-input", "failed"):
-            said = f"{self.finish.reason}; traceback in {self.traceback}"
-            self.finish = Finish(self.finish.status, said)
+        if self.finish.status in ("bad-input", "failed"):
+            self.finish = Finish(self.finish.status, self._with_advice(self.finish.reason))
         return self.finish
+
+    def _with_advice(self, reason: str) -> str:
+        """A reason as users are told it; tapes have it without advice."""
+        if reason.startswith("StopIteration"):
+            reason += "; batches must be endless: begin again where the data ends"
+        return f"{reason}; traceback in {self.traceback}" if self.traceback else reason
 
     def _failure(self, error: BaseException) -> Finish:
         if isinstance(error, WorkerRequestError) and error.failed.kind == "task":

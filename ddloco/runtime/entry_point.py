@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import symtable
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
@@ -134,6 +135,35 @@ def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
     except OSError as error:
         said = f"{found.origin} cannot be read: {error.strerror}"
         raise NamedError(f"{kind} {spec!r}: {said}") from None
+
+
+def check_function(kind: str, spec: str) -> None:
+    """Check, without importing it, that an entry point's module defines the function.
+
+    What cannot be told from the source is left to the process that imports it.
+
+    Raises:
+        NamedError: nothing in the module's source gives anything this name.
+    """
+    module_name, function_name = parted(kind, spec)
+    found = found_from(Path.cwd(), module_name)
+    if found is None or not found.has_location or not str(found.origin).endswith(".py"):
+        return
+    try:
+        text = Path(str(found.origin)).read_text()
+        top = symtable.symtable(text, module_name, "exec")
+    except (OSError, SyntaxError, ValueError):
+        return
+    bound = [each.get_name() for each in top.get_symbols() if _binds(each)]
+    dynamic = "__getattr__" in bound or "import *" in text or "globals()" in text
+    if function_name not in bound and not dynamic:
+        near = did_you_mean(function_name, bound)
+        raise NamedError(f"{kind} {spec!r}: {module_name} has no function {function_name}{near}")
+
+
+def _binds(symbol: symtable.Symbol) -> bool:
+    """Whether a name gets a value at the top level of a module."""
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
 
 
 def found_from(folder: Path, module_name: str) -> ModuleSpec | None:

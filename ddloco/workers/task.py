@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from ddloco.runtime.entry_point import NamedError, called, source_digest
+from ddloco.runtime.entry_point import NamedError, called, check_function, source_digest
 from ddloco.workers.task_sources import SOURCE
 
 if TYPE_CHECKING:
@@ -123,6 +123,18 @@ def loss_takes(task: Task, spec: str) -> tuple[str, ...]:
         wanted = f"want loss(params, batch), and {' and '.join(EXTRAS)} if it needs them"
         raise TaskError(f"task {spec!r}: loss{signature}: {error}; {wanted}") from None
     return found
+
+
+def check_task_name(spec: str) -> None:
+    """Refuse the name of a task that its module does not define, before anything is started.
+
+    Raises:
+        TaskError: there is no such function.
+    """
+    try:
+        check_function("task", spec)
+    except NamedError as error:
+        raise TaskError(str(error)) from error
 
 
 def task_digest(spec: str, run_folder: Path | None = None) -> str:

@@ -79,6 +79,14 @@ def test_what_user_code_raises_is_shown(job, form):
     assert form or traces[0] in ended.stderr
 
 
+def test_data_that_ends_is_explained(job):
+    """Not by the name of Python's exception alone."""
+    ended = job.run("--set=job.task=tests.tasks:finite", "--set=task={}", "--set=job.learners=1")
+
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    assert "batches must be endless" in ended.stderr.strip().splitlines()[-1]
+
+
 def test_a_run_folder_is_not_overwritten_by_accident(finished, job):
     """A folder that holds a run is left alone unless --overwrite is given."""
     before = (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()

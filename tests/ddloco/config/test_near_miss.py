@@ -5,7 +5,7 @@ import pytest
 from ddloco.config.job import job_from
 from ddloco.config.near_miss import did_you_mean
 from ddloco.config.toml import ConfigError
-from ddloco.runtime.entry_point import NamedError, called, source_digest
+from ddloco.runtime.entry_point import NamedError, called, check_function, source_digest
 
 FAULT = {"what": "crash", "who": "learner-1", "at_s": 1.0}
 
@@ -54,3 +54,28 @@ def test_tasks(tmp_path, monkeypatch):
         source_digest("task", "clasifier:task")
     with pytest.raises(NamedError, match=r"installed; did you mean inner.model\?"):
         source_digest("task", "inner.modell:task")
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("def task(): pass", True),
+        ("task = lambda: 1", True),
+        ("from other import thing as task", True),
+        ("try:\n    import task\nexcept ImportError: pass", True),
+        ("from other import *", True),
+        ("def __getattr__(name): return 1", True),
+        ("this is no Python", True),
+        ("def tsk(): pass\nprint(task)", False),
+        ("class A:\n    def task(self): pass", False),
+    ],
+)
+def test_a_task_is_looked_for_in_the_source(source, found, tmp_path, monkeypatch):
+    """Before a run folder is made; what the source cannot tell is left to the worker."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(source)
+    if found:
+        check_function("task", "mine:task")
+        return
+    with pytest.raises(NamedError, match="mine has no function task"):
+        check_function("task", "mine:task")
