@@ -14,6 +14,9 @@ COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3", "#937860", "#d
 COLOURED_MAX = len(COLOURS)
 """More learners than this are drawn in one colour, with one entry in the key."""
 
+DIGITS_MAX = 6
+"""Digits behind the point of a loss; the label would leave the figure with more."""
+
 INK, GRID = "#444444", "#dddddd"
 WIDTH, HEIGHT = 720, 360
 LEFT, TOP, PLOT_WIDTH, PLOT_HEIGHT = 60, 34, 500, 270
@@ -121,20 +124,16 @@ def _frame(title: str) -> list[str]:
 def _grid(low: float, high: float, steps: int) -> list[str]:
     parts: list[str] = []
     right = LEFT + PLOT_WIDTH
+    digits = min(max(2 - math.floor(math.log10(high - low)), 0), DIGITS_MAX)
     for n in range(5):
         x, y = LEFT + PLOT_WIDTH * n / 4, TOP + PLOT_HEIGHT * n / 4
         parts += [
             f'<line x1="{LEFT}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}" stroke="{GRID}"/>',
-            _text(LEFT - 8, y + 4, _number(high - (high - low) * n / 4), "end"),
+            _text(LEFT - 8, y + 4, f"{high - (high - low) * n / 4:.{digits}f}", "end"),
             _text(x, TOP + PLOT_HEIGHT + 18, f"{steps * n / 4:g}", "middle"),
         ]
     parts.append(_text(LEFT + PLOT_WIDTH / 2, HEIGHT - 14, "loss over global steps", "middle"))
     return parts
-
-
-def _number(value: float) -> str:
-    digits = 2 - math.floor(math.log10(abs(value))) if value else 0
-    return f"{value:.{min(max(digits, 0), 6)}f}"
 
 
 def _text(x: float, y: float, text: str, anchor: str) -> str:

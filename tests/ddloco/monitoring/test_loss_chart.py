@@ -57,6 +57,7 @@ def test_the_figure_has_a_line_for_each_learner_and_the_held_out_loss():
     lines = list(root.iter(f"{SVG}polyline"))
 
     assert {"a <job>", "learner-0", "learner-1", "held out: 3.5000"} <= set(words)
+    assert {"5.00", "3.50"} <= set(words)
     assert len(lines) == 3
     points = [pair.split(",") for line in lines for pair in line.get("points").split()]
     _, _, width, height = map(float, root.get("viewBox").split())
