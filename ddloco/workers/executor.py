@@ -152,9 +152,13 @@ class Workers:
         self.capture.plan = plan
         if learner and job.snapshot.wanted:
             await self.capture.warm()
-        self._layouts = Layouts(plan, job.outer)
-        self._compression = FragmentCompression(job, self._name, self._layouts, self._arrays)
+        self.lay_out(plan)
         return prepared
+
+    def lay_out(self, plan: FragmentPlan) -> None:
+        """Take the plan of the parameters, which all work on fragments needs."""
+        self._layouts = Layouts(plan, self._job.outer)
+        self._compression = FragmentCompression(self._job, self._name, self._layouts, self._arrays)
 
     @property
     def plan(self) -> FragmentPlan:

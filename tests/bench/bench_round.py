@@ -44,7 +44,6 @@ from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import FragmentHistory
-from ddloco.workers.layout import Layouts
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 
 LEARNERS = 4
@@ -121,7 +120,7 @@ def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Worker
     workers = Workers(
         job, incarnation, arrays, none, folder=Path(), keep=FragmentHistory(), sink=none
     )
-    workers._layouts = Layouts(plan, job.outer)
+    workers.lay_out(plan)
     return workers
 
 
