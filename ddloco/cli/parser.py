@@ -369,6 +369,12 @@ def _add_observe(orders: Orders) -> None:
         type=Path,
         help="score new global models with this job's task; give the job.toml of the run folder",
     )
+    add(
+        "--best",
+        metavar="FILE",
+        type=Path,
+        help="with --evaluate: keep the model with the lowest held-out loss, as safetensors",
+    )
     _add_asking(command)
     command.set_defaults(run="observe")
 

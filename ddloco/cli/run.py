@@ -332,6 +332,8 @@ def observe(given: argparse.Namespace) -> int:
 
     async def watch() -> None:
         scored = given.evaluate
+        if given.best is not None and scored is None:
+            raise ConfigError(f"--best {given.best}: nothing is evaluated; add --evaluate JOB.toml")
         with closing(Metrics(_sinks(given))) as metrics:
             wanted = given.prometheus is not None or given.tensorboard is not None or given.track
             prints = given.json or not wanted
@@ -341,7 +343,7 @@ def observe(given: argparse.Namespace) -> int:
                 keys=given.keys,
                 metrics=metrics,
                 lines=Lines(say, as_json=given.json) if prints else None,
-                evaluate=(load_job(scored), scored) if scored is not None else None,
+                evaluate=(load_job(scored), scored, given.best) if scored is not None else None,
             )
 
     return look(watch)

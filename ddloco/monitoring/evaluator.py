@@ -4,9 +4,11 @@ It uses a JAX process of the observer's own. At most one model is evaluated at a
 that arrive meanwhile only the newest is evaluated.
 """
 
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import trio
 
@@ -18,6 +20,7 @@ from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, open_worker
 from ddloco.workers.task_sources import SOURCE
+from snapshot import save_tensors
 from transport import DTYPES, Payload
 
 Scored = Callable[[int, float, dict[str, float]], None]
@@ -33,6 +36,7 @@ class Scorer:
         arena: memory that the worker process can access.
         score: evaluates a model in the arena; the loss is None if the task cannot.
         scored: called with every result.
+        best: a file that the model with the lowest loss so far is written to; None for none.
     """
 
     def __init__(
@@ -42,7 +46,11 @@ class Scorer:
         arena: Arena,
         score: Callable[[rpc.Span], Awaitable[rpc.Scored]],
         scored: Scored,
+        *,
+        best: Path | None = None,
     ) -> None:
+        self._best = best
+        self._lowest = math.inf
         self._source = source
         self._plan = plan
         self._region = arena.allocate(plan.total_bytes)
@@ -102,11 +110,33 @@ class Scorer:
         found = await self._score(rpc.Span(self._region.offset, len(self._region.data)))
         if found.loss is None:
             raise ConfigError(f"--evaluate {self._source}: its task has no evaluate(params)")
+        if self._best is not None and found.loss < self._lowest:
+            self._lowest = found.loss
+            await trio.to_thread.run_sync(self._keep, self._best, t, found.loss)
         self._scored(t, found.loss, found.metrics)
+
+    def _keep(self, path: Path, t: int, loss: float) -> None:
+        """Write the evaluated model, in place of an earlier one.
+
+        Raises:
+            ConfigError: the file cannot be written.
+        """
+        tensors: dict[str, Any] = {}
+        for p, leaves in enumerate(self._plan.fragments):
+            for index, leaf in enumerate(leaves):
+                at = self._plan.tensor_offset(p, index)
+                view = self._region.data[at : at + leaf.nbytes].view(DTYPES[leaf.dtype])
+                tensors[leaf.name] = view.reshape(leaf.shape)
+        try:
+            save_tensors(path, tensors, {"global_step": str(t), "held_out_loss": repr(loss)})
+        except OSError as error:
+            raise ConfigError(f"--best {path}: {error.strerror or error}") from None
 
 
 @asynccontextmanager
-async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[Scorer]:
+async def open_scorer(
+    job: Job, source: Path, scored: Scored, best: Path | None = None
+) -> AsyncIterator[Scorer]:
     """Open a scorer with a worker process that has loaded the job's task; the caller must ``run``
     it.
 
@@ -122,7 +152,7 @@ async def open_scorer(job: Job, source: Path, scored: Scored) -> AsyncIterator[S
             async def score(span: rpc.Span) -> rpc.Scored:
                 return await process.expect(rpc.Score(span), rpc.Scored)
 
-            yield Scorer(source, plan, arena, score, scored)
+            yield Scorer(source, plan, arena, score, scored, best=best)
 
 
 async def _prepare(job: Job, process: WorkerProcess) -> FragmentPlan:

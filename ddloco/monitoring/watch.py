@@ -24,6 +24,9 @@ from ddloco.runtime.signals import stop_on_signal
 
 REDRAW_S = 1.0
 
+Evaluate = tuple[Job, Path, Path | None]
+"""A job whose task evaluates global models, its file, and where the best of them is kept."""
+
 PLAIN_WIDTH = 120
 """Columns of a table written to a file or a pipe."""
 
@@ -134,7 +137,7 @@ async def follow(
     keys: Path | None,
     metrics: Metrics,
     lines: Lines | None,
-    evaluate: tuple[Job, Path] | None,
+    evaluate: Evaluate | None,
 ) -> None:
     """Follow a job until it ends or a signal arrives.
 
@@ -144,7 +147,7 @@ async def follow(
         keys: a folder of keys, if the job has any.
         metrics: receives the numbers.
         lines: prints the notices, if wanted.
-        evaluate: a job whose task evaluates the global models, and its file.
+        evaluate: how global models are evaluated, if they are.
 
     Raises:
         ConfigError: the address is invalid, or the job file describes another model.
@@ -183,7 +186,10 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
 
 
 async def _follow(
-    observer: Observer, metrics: Metrics, lines: Lines | None, evaluate: tuple[Job, Path] | None
+    observer: Observer,
+    metrics: Metrics,
+    lines: Lines | None,
+    evaluate: Evaluate | None,
 ) -> None:
     def scored(t: int, loss: float, more: dict[str, float]) -> None:
         metrics.score(t, loss, more)
@@ -211,15 +217,13 @@ async def _follow(
 
 
 @asynccontextmanager
-async def _scoring(
-    evaluate: tuple[Job, Path] | None, scored: Scored
-) -> AsyncIterator[Scorer | None]:
+async def _scoring(evaluate: Evaluate | None, scored: Scored) -> AsyncIterator[Scorer | None]:
     """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None
         return
-    job, source = evaluate
-    async with open_scorer(job, source, scored) as scorer, trio.open_nursery() as nursery:
+    job, source, best = evaluate
+    async with open_scorer(job, source, scored, best) as scorer, trio.open_nursery() as nursery:
         nursery.start_soon(scorer.run)
         yield scorer
         scorer.finish()

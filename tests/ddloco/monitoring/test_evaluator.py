@@ -13,6 +13,7 @@ from ddloco.monitoring.evaluator import Scorer
 from ddloco.protocol.fragment_plan import wire_layout
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
+from snapshot import load_metadata, load_tensors
 from transport import Payload, describe
 
 
@@ -139,3 +140,33 @@ async def test_a_task_without_a_held_out_loss_is_named(autojump_clock, plan, are
         scoring.give(p, 1)
     with pytest.raises(ConfigError, match=r"job.toml: its task has no evaluate"):
         await scoring.scorer.run()
+
+
+async def test_the_best_model_is_kept(autojump_clock, plan, arena, tmp_path, nursery, monkeypatch):
+    """That with the lowest loss, whole, with its global step; a worse one does not replace it."""
+    scoring = Scoring(plan, arena, takes_s=1.0)
+    scoring.scorer._best = tmp_path / "best.safetensors"
+    losses = iter([0.5, 0.25, 0.75, float("nan")])
+
+    async def at_once(work, *given):
+        work(*given)  # A thread would take no virtual time.
+
+    monkeypatch.setattr(trio.to_thread, "run_sync", at_once)
+
+    async def score(span):
+        await trio.sleep(1.0)
+        return rpc.Scored(next(losses), {"accuracy": 0.5})
+
+    scoring.scorer._score = score
+    nursery.start_soon(scoring.scorer.run)
+    for t in (1, 2, 3, 4):
+        for p in range(3):
+            scoring.give(p, t)
+        await trio.sleep(5.0)
+    tensors = load_tensors(tmp_path / "best.safetensors")
+    said = load_metadata(tmp_path / "best.safetensors")
+    nursery.cancel_scope.cancel()
+
+    assert {"global_step": "2", "held_out_loss": "0.25"} == said
+    assert {leaf.name for leaves in plan.fragments for leaf in leaves} == set(tensors)
+    assert all((each == 2.0).all() for each in tensors.values())

@@ -98,10 +98,10 @@ def test_points_of_a_global_step_are_one_row():
 @pytest.mark.filterwarnings("default")  # Of other packages.
 def test_a_run_is_tracked_offline(kind, tmp_path, monkeypatch):
     """With each tracker that is installed; something is stored, and nothing leaves the machine."""
-    pytest.importorskip({"tensorboard": "tensorboardX"}.get(kind, kind))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.delenv("WANDB_MODE", raising=False)
+    pytest.importorskip({"tensorboard": "tensorboardX"}.get(kind, kind))
     where = {"tensorboard": "curves", "mlflow": f"sqlite:///{tmp_path}/mlflow.db"}.get(kind, "demo")
     metrics = LogMetrics(JOB, [tracker(f"{kind}:{where}", "run-7", {"learners": 2})])
     for line in LINES:
@@ -109,7 +109,7 @@ def test_a_run_is_tracked_offline(kind, tmp_path, monkeypatch):
     metrics.close()
     stored = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
-    assert b"learner_loss/learner-0" in stored
+    assert b"learner_loss" in stored
     assert b"held_out_loss" in stored
 
 
