@@ -95,14 +95,15 @@ def draw_divergence(folder: Path) -> None:
     ddloco(*run, "--set", "job.steps=24", folder=folder)
     model = folder / "examples/tiny_gpt.py"
     model.write_text(model.read_text().replace(BEFORE, AFTER))
-    found = ddloco("replay", "runs/first", folder=folder)
+    said = ddloco("replay", "runs/first", folder=folder).splitlines()
+    found = "\n".join(line for line in said if not line.startswith("replayed "))  # Progress.
     save("divergence", "ddloco replay runs/first", Text(found.rstrip()))
 
 
 def main() -> None:
     """Draw all pictures."""
     with tempfile.TemporaryDirectory() as name:
-        ddloco("init", folder=Path(name))
+        ddloco("init", "--template", "examples", folder=Path(name))
         draw_live(Path(name))
         draw_divergence(Path(name))
 
