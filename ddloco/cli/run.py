@@ -100,7 +100,7 @@ def run(given: argparse.Namespace) -> int:
         folder = folder_for(job, given.folder, module)
         if given.schedule is not None:
             return _drive(given, job, folder)
-        _check_unscheduled(given)
+        _check_options(given)
         terms = LaunchTerms(
             processes=given.processes,
             snapshot=given.snapshot,
@@ -117,10 +117,12 @@ def run(given: argparse.Namespace) -> int:
     return _run_job(cluster)
 
 
-def _check_unscheduled(given: argparse.Namespace) -> None:
+def _check_options(given: argparse.Namespace) -> None:
     if given.without or given.since is not None:
         option = "--without" if given.without else "--since"
         raise ConfigError(f"{option}: changes the merges of a recorded run; add --schedule RUN")
+    if given.chaos is not None and not given.processes:
+        raise ConfigError(f"--chaos {given.chaos}: applies to processes; add --processes")
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:

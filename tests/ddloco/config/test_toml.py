@@ -27,7 +27,10 @@ def test_a_table_becomes_what_it_must_be(tmp_path):
     ("plain", "said"),
     [
         ({"inner": {"size": "3"}}, "job.toml: inner.size: Expected `int`, got `str`"),
-        ({"inner": {"size": 3, "sise": 4}}, "job.toml: inner: unknown key `sise`"),
+        (
+            {"inner": {"size": 3, "sise": 4}},
+            "job.toml: inner: unknown key `sise`; did you mean inner.size?",
+        ),
         ({"inner": {}}, "job.toml: inner: missing key `size`"),
         ({}, "job.toml: missing key `inner`"),
         ({"inner": {"size": 1}, "other": 1}, "job.toml: unknown key `other`"),
