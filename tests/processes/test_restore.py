@@ -148,6 +148,7 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     assert "identical" in replay(after.run_folder).stdout
 
 
+@pytest.mark.slow
 def test_a_job_that_was_stopped_goes_on(tmp_path):
     """Ctrl-C ended that run, and its last snapshot is of then; it does not end the next one."""
     job = Job(tmp_path, JOB + SNAPSHOTS)
@@ -181,6 +182,7 @@ def test_shards_that_were_through_go_on(tmp_path):
     assert "identical" in replay(after.run_folder).stdout
 
 
+@pytest.mark.slow
 def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
     """Alone in its job it has no peer to ask: without the snapshot its moments would begin anew.
     The syncer has gone on meanwhile, and all of it replays."""

@@ -106,6 +106,7 @@ def test_other_transports(job, tools, kind):
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
 
 
+@pytest.mark.slow
 def test_processes_with_a_kill_and_a_slow_learner(job, tools):
     """A learner killed in the middle, another three times slower: the job ends, and replays."""
     more = ("--set=job.learners=3", "--set=learner.learner-2.factor=3")

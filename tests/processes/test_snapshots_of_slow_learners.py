@@ -48,6 +48,7 @@ def within_one_step(job, who):
     return most
 
 
+@pytest.mark.slow
 def test_replays_begin_within_the_step_of_a_slow_learner(job, tools):
     """At any of the snapshots that fall within it; and so does a run that goes on from one."""
     settings = (*SETTINGS, *UNTIL_STOPPED, "snapshot.every_s=0.3", "learner.learner-1.factor=16")
