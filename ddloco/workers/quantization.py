@@ -21,6 +21,7 @@ wider integer, and unpacked by a table with an entry for each byte.
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -221,23 +222,18 @@ def _raw(noise: np.random.SFC64, count: int) -> NDArray[np.uint16]:
 
 def _encode_bfloat16(values: F32, out: NDArray[np.uint16], noise: np.random.SFC64 | None) -> None:
     """Round to the nearest bfloat16, to even where two are as near; or up with random bits."""
+    if noise is None:
+        out[:] = values.astype(ml_dtypes.bfloat16).view(np.uint16)
+        return
     step = CHUNK_BLOCKS * BLOCK
-    words = np.empty(min(step, values.size), np.uint32)
     for start in range(0, values.size, step):
         part = values[start : start + step]
-        bits, added = part.view(np.uint32), words[: part.size]
-        if noise is None:
-            np.right_shift(bits, 16, out=added)
-            np.bitwise_and(added, np.uint32(1), out=added)
-            np.add(added, np.uint32(0x7FFF), out=added)
-        else:
-            np.copyto(added, _raw(noise, part.size))
-        np.add(bits, added, out=added)
-        np.right_shift(added, 16, out=added)
+        bits = part.view(np.uint32)
+        upper = (bits + _raw(noise, part.size)) >> 16
         sound = np.isfinite(part)
         if not sound.all():  # A carry must not turn NaN into a number.
-            added[~sound] = (bits[~sound] >> 16) | np.uint32(0x40)
-        np.copyto(out[start : start + step], added, casting="unsafe")
+            upper[~sound] = (bits[~sound] >> 16) | np.uint32(0x40)
+        out[start : start + step] = upper
 
 
 def _pack(codes: U8, form: Format, out: U8) -> None:

@@ -263,8 +263,9 @@ class Learner:
         decode = self._compression.decode(self._next_work(), said, handle, self._last(fragment))
         if decode is None:
             reason = f"version {version} is a difference to {said.base}, which is not here"
-            return [Observe("refused", {"what": f"global fragment {fragment}", "reason": reason})]
-        return decode
+            seen = {"what": f"global fragment {fragment}", "reason": reason}
+            return [*forgotten, Observe("refused", seen)]
+        return [*forgotten, *decode]
 
     def _decoded(self, at: float, event: FragmentDecoded) -> list[Effect]:
         fragment, made, released = self._compression.decoded(event)

@@ -96,7 +96,7 @@ def test_bfloat16_is_rounded_as_usual(values):
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, 5 * BLOCK + 7, 300 * BLOCK])
-def test_a_second_pass_changes_nothing_much(form, size):
+def test_what_was_read_may_be_sent_again(form, size):
     """Levels are fixed points where the scale is a largest magnitude: what was read is sent again
     as it is."""
     values = np.random.default_rng(size).normal(size=size).astype(np.float32)
