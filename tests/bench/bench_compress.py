@@ -71,6 +71,6 @@ def lines(figures: dict[str, Any]) -> list[str]:
         said.append(
             f"{form}: {each['bits']:.3f} bits; encodes {each['encode_gb_s']:.2f} GB/s "
             f"({each['stochastic_gb_s']:.2f} stochastically), decodes {each['decode_gb_s']:.2f}; "
-            f"a round of {LEARNERS} learners over 1 Gbit/s {each['round']:.1f} times faster"
+            f"computed, a round of {LEARNERS} over 1 Gbit/s {each['round']:.1f} times faster"
         )
     return said

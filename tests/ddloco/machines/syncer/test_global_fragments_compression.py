@@ -104,11 +104,11 @@ def test_who_trained_from_a_version_that_is_not_here_is_asked_for_the_whole(open
     assert pulls
     fragment = pulls[A].fragment
     assert held[fragment] >= 1
-    assert pulls[A].whole is (True if (3, 5, 1)[fragment] != held[fragment] else UNSET)
+    assert (3, 5, 1)[fragment] != held[fragment], "the learners hold what this syncer lost"
+    assert pulls[A].whole is True
     effects = contribute(desk, A, pulls[A], base=(3, 5, 1)[fragment])
-    if pulls[A].whole is True:
-        (refused,) = observed("refused", effects)
-        assert "which this syncer does not have" in refused["reason"]
+    (refused,) = observed("refused", effects)
+    assert "which this syncer does not have" in refused["reason"]
 
 
 def test_another_format_is_refused_by_name(open_desk):
