@@ -42,7 +42,7 @@ def encoded_bytes(elements: int, form: Format) -> int:
     return blocks_of(elements) * (SCALE_BYTES + BLOCK * BITS[form] // 8)
 
 
-def compression(form: Format) -> float:
+def relative_size(form: Format) -> float:
     """The size of a large compressed tensor relative to float32."""
     return encoded_bytes(BLOCK, form) / (4 * BLOCK)
 

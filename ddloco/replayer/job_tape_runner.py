@@ -249,6 +249,7 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
         return super()._hint(event, found)
 
     def _settled(self, event: Any) -> None:
+        self._fragments.pop(event.work, None)
         if isinstance(self._workers, SimulatedWorkers):
             self._workers.settle(event)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from clocks import actor_of
-from ddloco.protocol.compression import compression
+from ddloco.protocol.compression import relative_size
 from ddloco.runtime.reassembly import PROGRESS_S
 from ddloco.simulation.network import CONTROL_BYTES, Line, Way
 from ddloco.simulation.node import Node
@@ -114,7 +114,7 @@ class Switch:
     def _bulk(self, body: Any) -> int:
         """The bytes of a message with a payload; those of a compressed one are fewer."""
         form = getattr(body, "form", UNSET)
-        return self._bulk_bytes if form is UNSET else int(self._bulk_bytes * compression(form))
+        return self._bulk_bytes if form is UNSET else int(self._bulk_bytes * relative_size(form))
 
     def _progress(self, node: Node, item: Any) -> None:
         """A large message is still arriving, unless its connection was reset or its line is cut."""
