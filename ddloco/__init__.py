@@ -5,6 +5,8 @@ only connection to the outside. See ARCHITECTURE.md for an overview.
 """
 
 import importlib
+import sys
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from ddloco.config.toml import ConfigError
     from ddloco.debugger.api import Run
     from ddloco.workers.task import TaskError
-    from replay import TapeError
+    from replay import Tape, TapeError, tape
     from snapshot import SnapshotError, StorageError
 
 __all__ = [
@@ -30,10 +32,12 @@ __all__ = [
     "Run",
     "SnapshotError",
     "StorageError",
+    "Tape",
     "TapeError",
     "TaskError",
     "load",
     "open",
+    "tape",
 ]
 
 _HOMES = {
@@ -42,12 +46,44 @@ _HOMES = {
     "ddloco.api.model": ("load",),
     "ddloco.config.toml": ("ConfigError",),
     "ddloco.debugger.api": ("Run",),
+    "ddloco.api.public": ("SnapshotError", "StorageError", "Tape", "TapeError", "tape"),
     "ddloco.workers.task": ("TaskError",),
-    "replay": ("TapeError",),
-    "snapshot": ("SnapshotError", "StorageError"),
 }
 """Where the names above are, by module: importing ddloco should cost nothing, so that each is
 imported when it is first used."""
+
+_BESIDE = ("clocks", "replay", "snapshot", "transport")
+"""The packages beside this one in the source tree. An installed wheel has them inside of this one,
+so that they cannot be taken for others."""
+
+
+def _hidden() -> str:
+    """Say which package of somebody else is imported in place of one of ours; empty if none is."""
+    here = Path(__file__).resolve().parent
+    if (here / "_rooms").is_dir():
+        return ""
+    searched = sys.path
+    if sys.argv[0] == "-m" and not sys.flags.safe_path and Path(searched[0]) != here.parent:
+        searched = searched[1:]  # __main__ removes the current folder.
+    for name in _BESIDE:
+        loaded = sys.modules.get(name)
+        found = loaded.__spec__ if loaded is not None else PathFinder.find_spec(name, searched)
+        origin = found.origin if found is not None else None
+        if origin is None or Path(origin).resolve().parent != here.with_name(name):
+            what = f"{origin} is imported" if origin else "nothing is found"
+            return (
+                f"{what} as `{name}`, a package of ddloco's checkout in {here.parent}: rename or "
+                "remove it, or install ddloco from its wheel, which claims no such name "
+                "(`make build`, then `pip install dist/ddloco-*.whl`)"
+            )
+    return ""
+
+
+if _said := _hidden():
+    if Path(sys.argv[0]).name in ("ddloco", "-m"):  # The command, which shows no traceback.
+        sys.stderr.write(f"ddloco: {_said}\n")
+        raise SystemExit(2)
+    raise ImportError(_said)
 
 
 def __getattr__(name: str) -> Any:

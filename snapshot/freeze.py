@@ -45,6 +45,10 @@ NODES = frozenset({list, dict, set, deque})
 
 STRANGE = "not a state as freeze writes it"
 
+HOME = __name__.removesuffix("snapshot.freeze")
+"""What precedes the name of this package where it and its siblings are parts of another one. The
+names of classes are written without it, so that a state means the same in both."""
+
 
 class FreezeError(ValueError):
     """A value cannot be part of a state, or bytes are not a state; names the place."""
@@ -263,7 +267,7 @@ class _Writer:
         return name
 
     def _class(self, cls: type) -> str:
-        name = f"{cls.__module__}:{cls.__qualname__}"
+        name = f"{cls.__module__.removeprefix(HOME)}:{cls.__qualname__}"
         if class_of(name, self._packages) is not cls:
             raise self._refusal(f"{cls.__module__}.{cls.__qualname__} is not plain data")
         return name
@@ -299,12 +303,14 @@ def made_bare(cls: type) -> bool:
 def class_of(name: str, packages: Collection[str]) -> type | None:
     """The class of this name, if it has been imported and belongs to a trusted package."""
     module, _, path = name.partition(":")
-    if module.partition(".")[0] not in packages or module not in sys.modules:
+    if module.partition(".")[0] not in packages:
         return None
-    found: Any = sys.modules[module]
+    return _class_in(f"{HOME}{module}", path) or _class_in(module, path)
+
+
+def _class_in(module: str, path: str) -> type | None:
+    found: Any = sys.modules.get(module)
     for step in path.split("."):
-        found = vars(found).get(step)
-        if found is None:
-            return None
+        found = vars(found).get(step) if found is not None else None
     same = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, path)
     return cast("type", found) if same else None

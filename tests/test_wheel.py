@@ -1,13 +1,42 @@
-"""The installed wheel holds five packages and the examples, and works away from the checkout."""
+"""The installed wheel is one package with the examples, and works away from the checkout."""
 
+import os
 import subprocess
+import sys
 
 import pytest
 
+import hatch_build
 from tests.installed import CHECKOUT, DDLOCO, HOME, PYTHON, install
 
 EXAMPLES = ("init", "--template", "examples")
-PACKAGES = ("ddloco", "transport", "clocks", "snapshot", "replay")
+PACKAGES = ("ddloco", *(f"ddloco/_rooms/{name}" for name in hatch_build.ROOMS))
+
+OWN_SCRIPT = """
+import replay
+import transport.bus
+
+import ddloco
+from tests.tasks import regression
+
+assert replay.MINE and transport.bus.MINE
+run = ddloco.Job(task=regression, learners=1, steps=8).run(dir="again", quiet=True)
+assert isinstance(ddloco.Tape(run.path / "tapes" / "syncer.1.tape").records(), object)
+print(run.result.status, len(run.merges))
+"""
+
+FROZEN = """
+import sys
+from ddloco.actors.snapshot_adapter import PACKAGES
+from ddloco.api import public
+from ddloco.tapes.code_version import code_version
+snapshot, clocks = (sys.modules[f"{sys.argv[1]}{name}"] for name in ("snapshot", "clocks"))
+part = snapshot.Part("a.1", 1, {"a.1": 1}, (), {}, ())
+state = [clocks.LaneSequence(), part]
+frozen = snapshot.freeze(state, PACKAGES)
+assert snapshot.thaw(frozen, PACKAGES)[1] == part
+print(frozen.hex(), code_version())
+"""
 
 
 @pytest.fixture(scope="module")
@@ -23,22 +52,85 @@ def run(*command, cwd):
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=True).stdout
 
 
-def test_all_five_packages_come_from_one_distribution(site, tmp_path):
-    """`snapshot` and `replay` are names of other projects too: ours must be the ones imported."""
-    code = f"import importlib; print([importlib.import_module(n).__file__ for n in {PACKAGES}])"
-
-    assert run(PYTHON, "-c", code, cwd=tmp_path).count(str(site)) == len(PACKAGES)
+def test_the_wheel_claims_one_name(site):
+    """`clocks`, `replay`, `snapshot` and `transport` are parts of `ddloco` in it, tests are not in
+    it, and examples are no package of their own."""
     record = next(site.glob("ddloco-*.dist-info/RECORD")).read_text()
+    tops = {line.split("/")[0] for line in record.splitlines()} - {"..", ""}
+
+    assert {"ddloco"} == {top for top in tops if not top.endswith(".dist-info")}
     assert all(f"{name}/__init__.py" in record for name in PACKAGES)
     assert all(f"{name}/py.typed" in record for name in PACKAGES)
 
 
-def test_nothing_else_is_in_the_wheel(site):
-    """Tests stay in the source archive, and examples are no package of their own."""
-    record = next(site.glob("ddloco-*.dist-info/RECORD")).read_text()
-    tops = {line.split("/")[0] for line in record.splitlines()} - {"..", ""}
+def test_every_module_of_the_wheel_can_be_imported(site, tmp_path):
+    """No import was forgotten when the packages moved; only the examples stand for themselves."""
+    names = sorted(
+        path.relative_to(site).with_suffix("").as_posix().replace("/", ".")
+        for path in (site / "ddloco").rglob("*.py")
+        if "examples" not in path.parts and path.stem != "__main__"
+    )
+    code = f"import importlib, sys; [importlib.import_module(name) for name in {names}]\n"
+    code += f"print([name for name in {hatch_build.ROOMS} if name in sys.modules])"
 
-    assert set(PACKAGES) == {top for top in tops if not top.endswith(".dist-info")}
+    assert run(PYTHON, "-P", "-c", code, cwd=tmp_path).strip() == "[]"
+
+
+def test_users_packages_may_have_the_names_of_ours(site, tmp_path):
+    """In a folder with a `replay.py` and a `transport/`, the command, a replay, and a script that
+    imports both kinds work, and each finds its own."""
+    (tmp_path / "replay.py").write_text("MINE = True\n")
+    (tmp_path / "transport").mkdir()
+    (tmp_path / "transport" / "__init__.py").write_text("")
+    (tmp_path / "transport" / "bus.py").write_text("MINE = True\n")
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("")
+    (tmp_path / "tests" / "tasks.py").write_text((CHECKOUT / "tests" / "tasks.py").read_text())
+    (tmp_path / "task.py").write_text(
+        "import replay, transport.bus\nfrom tests.tasks import regression as task\n"
+    )
+    (tmp_path / "job.toml").write_text('[job]\ntask = "task:task"\nlearners = 1\nsteps = 8\n')
+    (tmp_path / "script.py").write_text(OWN_SCRIPT)
+
+    run(*DDLOCO, "run", "job.toml", "--dir", "runs/first", cwd=tmp_path)
+    assert "identical" in run(*DDLOCO, "replay", "runs/first", cwd=tmp_path)
+    assert run(PYTHON, "script.py", cwd=tmp_path).startswith("done ")
+
+
+def test_states_and_tapes_mean_the_same_in_a_checkout_and_a_wheel(site, tmp_path):
+    """Classes are written without the place where the wheel has them, and the digest of the
+    sources is of what was written by hand."""
+    in_wheel = run(PYTHON, "-P", "-c", FROZEN, "ddloco._rooms.", cwd=tmp_path)
+
+    assert in_wheel == run(sys.executable, "-P", "-c", FROZEN, "", cwd=CHECKOUT)
+
+
+def test_a_package_that_hides_ours_is_named(tmp_path):
+    """A checkout's packages can be hidden by others of their names: the command says so in one
+    line, an import in its error, and both name the file and the way out."""
+    (tmp_path / "replay.py").write_text("")
+    hiding = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for form in (("-P", "-m", "ddloco", "--version"), ("-c", "import ddloco")):
+        asked = [sys.executable, *form]
+        said = subprocess.run(
+            asked, cwd=tmp_path, env=hiding, capture_output=True, text=True, check=False
+        )
+        last = said.stderr.strip().splitlines()[-1]
+
+        assert said.returncode == (2 if "-m" in form else 1)
+        assert last == said.stderr.strip() or "-m" not in form
+        assert f"{tmp_path / 'replay.py'} is imported as `replay`" in last
+        assert "rename or remove it, or install ddloco from its wheel" in last
+
+
+def test_an_import_that_would_not_move_is_refused():
+    """`import clocks` could not be renamed in its place without another name for it."""
+    with pytest.raises(ValueError, match=r"a.py:2: write `from clocks.files import"):
+        hatch_build.rewritten("import os\nimport clocks.files\n", "a.py")
+
+    text = "def f():\n    from replay.tape import Tape; from .replay import x\n"
+    moved = text.replace("from replay", "from ddloco._rooms.replay")
+    assert moved == hatch_build.rewritten(text, "a.py")
 
 
 def test_the_parts_of_a_report_are_in_the_wheel(site):

@@ -7,14 +7,27 @@ from pathlib import Path
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 
+ROOMS = "_rooms"
+"""The folder of the wheel's ``ddloco`` that has the other packages."""
+
+NOT_OURS = (ROOMS, "examples")
+"""Folders that the wheel adds to ``ddloco``."""
+
 
 @cache
 def code_version() -> str:
-    """The version, and a digest of the five packages' sources, which changes in development."""
-    root = Path(__file__).parents[2]
+    """The version, and a digest of the five packages' sources, which changes in development.
+
+    It is the same in a checkout and in the wheel that is built from it.
+    """
+    ours = Path(__file__).parents[1]
+    rooms = ours / ROOMS if (ours / ROOMS).is_dir() else ours.parent
     digest = hashlib.sha256()
     for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            digest.update(f"{path.relative_to(root).as_posix()}\n".encode())
-            digest.update(path.read_bytes())
+        folder = ours if package == "ddloco" else rooms / package
+        for path in sorted(folder.rglob("*.py")):
+            within = path.relative_to(folder)
+            if package != "ddloco" or within.parts[0] not in NOT_OURS:
+                digest.update(f"{package}/{within.as_posix()}\n".encode())
+                digest.update(path.read_bytes().replace(f"ddloco.{ROOMS}.".encode(), b""))
     return f"ddloco {version('ddloco')} sources-{digest.hexdigest()[:12]}"

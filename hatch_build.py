@@ -1,0 +1,79 @@
+"""Puts the wheel together: all packages inside ``ddloco``, so that it claims no other name.
+
+``clocks``, ``transport``, ``snapshot`` and ``replay`` are packages of their own in the source tree,
+so that their imports can be checked, and common words in everybody's ``site-packages``. In the
+wheel they are parts of ``ddloco._rooms``, and every import of them names them there. Nothing else
+of the source changes, no line moves, and an editable install has the tree as it is.
+"""
+
+import ast
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+ROOMS = ("clocks", "replay", "snapshot", "transport")
+HOME = "ddloco._rooms"
+
+
+class Rooms(BuildHookInterface):
+    """Fills a wheel with the rewritten sources."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Write the wheel's tree into a temporary folder, and name it."""
+        if version == "editable":
+            return
+        root, made = Path(self.root), Path(tempfile.mkdtemp(prefix="ddloco-wheel-"))
+        self._made = made
+        write_tree(root, made)
+        build_data["force_include"][str(made / "ddloco")] = "ddloco"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Delete the temporary folder."""
+        del build_data, artifact_path
+        if version != "editable":
+            shutil.rmtree(self._made)
+
+
+def write_tree(root: Path, made: Path) -> None:
+    """Write ``ddloco`` as it is in the wheel.
+
+    Args:
+        root: the source tree.
+        made: the folder into which it is written.
+    """
+    unread = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(root / "ddloco", made / "ddloco", ignore=unread)
+    for room in ROOMS:
+        shutil.copytree(root / room, made / "ddloco" / "_rooms" / room, ignore=unread)
+    for path in (made / "ddloco").rglob("*.py"):
+        path.write_text(rewritten(path.read_text(), path.relative_to(made).as_posix()))
+    inside = '"""The packages that are folders beside ``ddloco`` in its source tree."""\n'
+    (made / "ddloco" / "_rooms" / "__init__.py").write_text(inside)
+    # `ddloco init` copies them from there; they import nothing but what users may.
+    shutil.copytree(root / "examples", made / "ddloco" / "examples", ignore=unread)
+
+
+def rewritten(text: str, name: str) -> str:
+    """Return a module's text with its imports of the rooms named by their place in the wheel.
+
+    Args:
+        text: the text.
+        name: what it is called in errors.
+
+    Raises:
+        ValueError: it imports a room in another form than ``from ROOM import NAME``.
+    """
+    lines = text.splitlines(keepends=True)
+    for node in ast.walk(ast.parse(text)):
+        plain = [each.name for each in node.names] if isinstance(node, ast.Import) else []
+        if {each.partition(".")[0] for each in plain} & {*ROOMS}:
+            raise ValueError(f"{name}:{node.lineno}: write `from {plain[0]} import ...`")
+        if not isinstance(node, ast.ImportFrom) or node.level or node.module is None:
+            continue
+        if node.module.partition(".")[0] in ROOMS:
+            line, at = lines[node.lineno - 1], node.col_offset + len("from ")
+            lines[node.lineno - 1] = f"{line[:at]}{HOME}.{line[at:]}"
+    return "".join(lines)
