@@ -107,11 +107,12 @@ async def send_patiently(endpoint: Endpoint, route: str, frames: Sequence[Buffer
             return
 
 
-async def connect(bench: Bench) -> None:
-    """Listen, and dial both lanes."""
+async def connect(bench: Bench) -> str:
+    """Listen, and dial both lanes; returns the address that was bound."""
     address = await bench.listener.listen(bench.address)
     for route, identity in LANES.items():
         await bench.dialler.dial(address, route=route, identity=identity)
+    return address
 
 
 @asynccontextmanager
@@ -329,6 +330,36 @@ async def check_closing(make: Make) -> None:
         nursery.cancel_scope.cancel()
 
 
+async def check_disconnect(make: Make) -> None:
+    """A route that was disconnected reaches nobody, others go on, and it may be dialled again."""
+    async with make() as bench, trio.open_nursery() as nursery:
+        at_listener, at_dialler = Inbox(), Inbox()
+        address = await connect(bench)
+        nursery.start_soon(bench.listener.run, at_listener.deliver)
+        nursery.start_soon(bench.dialler.run, at_dialler.deliver)
+        for route in LANES:
+            await send_patiently(bench.dialler, route, [b"hello"])
+        await at_listener.wait_count(2)
+        bench.dialler.send_nowait(BULK, [b"last words"])
+        await bench.dialler.disconnect(BULK)
+        await at_listener.wait_count(3)
+        with expected(PeerGone):
+            bench.dialler.send_nowait(BULK, [b"x"])
+        with expected(ValueError):
+            await bench.dialler.disconnect(BULK)
+        while bench.listener.reaches(LANES[BULK]):  # noqa: ASYNC110, there is no event
+            await trio.sleep(RETRY_S)
+        await bench.dialler.dial(address, route=BULK, identity=LANES[BULK])
+        for route in LANES:
+            await send_patiently(bench.dialler, route, [b"again"])
+        await at_listener.wait_count(5)
+        await send_patiently(bench.listener, LANES[BULK], [b"back"])
+        await at_dialler.wait_count(1)
+        nursery.cancel_scope.cancel()
+    assert at_listener.messages[LANES[BULK]] == [(b"hello",), (b"last words",), (b"again",)]
+    assert at_listener.messages[LANES[CONTROL]] == [(b"hello",), (b"again",)]
+
+
 async def check_one_run(make: Make) -> None:
     """A second concurrent `run` raises BusyResourceError, and the first goes on."""
     async with _meeting(make) as (bench, at_listener, _):
@@ -367,6 +398,7 @@ CHECKS: tuple[Check, ...] = (
     check_cancelled_receiving,
     check_back_pressure,
     check_closing,
+    check_disconnect,
     check_one_run,
     check_statistics,
 )

@@ -154,6 +154,13 @@ class Endpoint(Protocol):
         """
         ...
 
+    async def disconnect(self, route: str) -> None:
+        """Close the connection dialled as `route`; messages already sent still leave.
+
+        The route may be dialled again. Raises `ValueError` if this endpoint did not dial it.
+        """
+        ...
+
     async def run(self, deliver: Deliver) -> None:
         """Receive for ever, awaiting `deliver` for each arrival, which gives backpressure.
 

@@ -208,6 +208,17 @@ class MemoryFabric:
         self._dials = [dial for dial in self._dials if dial.there.source is not endpoint]
         self._attach()
 
+    def disconnect(self, endpoint: "MemoryEndpoint", there: _Lane | None) -> bool:
+        """End the dial that a lane belongs to; returns whether `endpoint` dialled it."""
+        dial = next((each for each in self._dials if each.there is there), None)
+        if dial is None or dial.there.source is not endpoint:
+            return False
+        self._dials.remove(dial)
+        if dial.there.target is not None:
+            dial.there.target.forget(dial.there.route)
+        self._attach()
+        return True
+
     def send(self, lane: _Lane, frames: tuple[Frame, ...]) -> None:
         """Send a message on a lane."""
         lane.queued += 1
@@ -294,6 +305,14 @@ class MemoryEndpoint:
         there, back = _Lane(identity, names, source=self), _Lane(route, names, target=self)
         self._lanes[route] = there
         self._fabric.dial(_Dial(address, there, back))
+
+    async def disconnect(self, route: str) -> None:
+        """End the dial named `route`; see `Endpoint.disconnect`."""
+        await trio.lowlevel.checkpoint()
+        self._check_open()
+        if not self._fabric.disconnect(self, self._lanes.get(route)):
+            raise ValueError(f"not dialled: {route}")
+        del self._lanes[route]
 
     async def run(self, deliver: Deliver) -> None:
         """Sleep until the next arrival is due or a new one is scheduled; see `Endpoint.run`."""

@@ -253,6 +253,14 @@ class ZmqEndpoint:
         self._dialled[route] = self._added(line)
         _knock(line)
 
+    async def disconnect(self, route: str) -> None:
+        """Close the DEALER named `route`; see `Endpoint.disconnect`."""
+        self._check_open()
+        line = self._dialled.pop(route, None)
+        if line is None:
+            raise ValueError(f"not dialled: {route}")
+        await line.socket.aclose()
+
     async def run(self, deliver: Deliver) -> None:
         """Receive from every socket, including those opened later; see `Endpoint.run`."""
         await trio.lowlevel.checkpoint()
@@ -301,7 +309,10 @@ class ZmqEndpoint:
         if route in self._dialled or self._listening is None:
             return route in self._dialled
         check_route(route)
-        return _is_there(self._listening, self._identity_of(route))
+        there = _is_there(self._listening, self._identity_of(route))
+        if not there:
+            self._holders.pop(route, None)  # The next connection that claims the route gets it.
+        return there
 
     def statistics(self) -> EndpointStatistics:
         """The counters so far."""

@@ -15,8 +15,8 @@ from ddloco.tapes.side_channel import SideChannel
 from replay.tape import SUFFIX
 
 PREDECESSORS_MAX = 8
-"""Former incarnations whose tapes are completed: each costs a connection while the actor runs. One
-that is older had eight successors in this folder, who have shipped it."""
+"""Former incarnations whose tapes are completed, one after the other. One that is older had eight
+successors in this folder, who have shipped it."""
 
 
 class TapeTransfer:
@@ -60,25 +60,47 @@ async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
     Raises:
         OSError: the address is none.
     """
-    lane, sender = await _shipped(hosted, hosted.incarnation, LANE, lead, address)
-    hosted.endpoint, formers = lane, list[TapeSender]()
-    for former in _predecessors(hosted.folder / TAPES, hosted.incarnation):
+    shipped = _Shipped(hosted, hosted.incarnation, LANE, lead, address)
+    await shipped.dial()
+    formers = [
         # Its own route says whose tape it is; a lane of its own tells its answers apart here.
-        label = f"{LANE}-{number_of(former)}"
-        lane, earlier = await _shipped(hosted, former, label, lead, address)
-        hosted.endpoint = lane
-        formers.append(earlier)
-    hosted.beside = TapeTransfer(TapeSenders(sender, formers), lane)
+        _Shipped(hosted, former, f"{LANE}-{number_of(former)}", lead, address)
+        for former in _predecessors(hosted.folder / TAPES, hosted.incarnation)
+    ]
+    lane = formers[-1].lane if formers else shipped.lane
+    hosted.beside = TapeTransfer(TapeSenders(shipped, formers), lane)
 
 
-async def _shipped(
-    hosted: Hosted, incarnation: str, label: str, lead: str, address: str
-) -> tuple[SideChannel, TapeSender]:
-    route, endpoint = f"{lead}/{label}", hosted.endpoint
-    await endpoint.dial(address, route=route, identity=f"{incarnation}/{LANE}")
-    path = hosted.folder / TAPES / f"{incarnation}.tape"
-    sender = TapeSender(path, route, endpoint, hosted.job.tape, hosted.note)
-    return SideChannel(endpoint, label, sender.take), sender
+class _Shipped:
+    """One tape that is shipped, and its connection to the syncer.
+
+    Args:
+        hosted: the actor; its endpoint becomes one that handles this tape's lane separately.
+        incarnation: whose tape it is.
+        label: the lane, unique among the tapes of this actor.
+        lead: the syncer that leads.
+        address: where it listens.
+    """
+
+    def __init__(
+        self, hosted: Hosted, incarnation: str, label: str, lead: str, address: str
+    ) -> None:
+        self._endpoint, self._address = hosted.endpoint, address
+        self._route, self._identity = f"{lead}/{label}", f"{incarnation}/{LANE}"
+        path = hosted.folder / TAPES / f"{incarnation}.tape"
+        self.sender = TapeSender(path, self._route, self._endpoint, hosted.job.tape, hosted.note)
+        self.lane = SideChannel(self._endpoint, label, self.sender.take)
+        hosted.endpoint = self.lane
+
+    async def dial(self) -> None:
+        """Connect; raises `OSError` if the address is impossible."""
+        await self._endpoint.dial(self._address, route=self._route, identity=self._identity)
+
+    async def complete(self) -> None:
+        """Connect, ship the rest of a tape that no longer grows, and disconnect."""
+        await self.dial()
+        await self.sender.complete()
+        await self._endpoint.disconnect(self._route)
 
 
 def _predecessors(tapes: Path, incarnation: str) -> list[str]:
@@ -93,8 +115,8 @@ class TapeSenders:
     """The sender of an actor's tape, and those of its former incarnations, whose processes may
     have ended before all of it had arrived."""
 
-    def __init__(self, sender: TapeSender, formers: Sequence[TapeSender]) -> None:
-        self._sender = sender
+    def __init__(self, shipped: _Shipped, formers: Sequence[_Shipped]) -> None:
+        self._sender = shipped.sender
         self._formers = formers
 
     async def run(self) -> None:

@@ -83,6 +83,10 @@ class SideChannel:
         """See ``Endpoint.dial``."""
         await self._endpoint.dial(address, route=route, identity=identity)
 
+    async def disconnect(self, route: str) -> None:
+        """See ``Endpoint.disconnect``."""
+        await self._endpoint.disconnect(route)
+
     def send_nowait(self, route: str, frames: Sequence[Buffer]) -> None:
         """See ``Endpoint.send_nowait``."""
         self._endpoint.send_nowait(route, frames)
