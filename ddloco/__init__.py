@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ddloco.api.job import FinishedRun, Handle, Job, JobMetrics, LearnerMetrics, Result
     from ddloco.api.launch import JobError
     from ddloco.api.model import load
+    from ddloco.api.model_folder import export
     from ddloco.config.toml import ConfigError
     from ddloco.debugger.api import Run
     from ddloco.workers.task import TaskError
@@ -35,6 +36,7 @@ __all__ = [
     "Tape",
     "TapeError",
     "TaskError",
+    "export",
     "load",
     "open",
     "tape",
@@ -44,6 +46,7 @@ _HOMES = {
     "ddloco.api.job": ("FinishedRun", "Handle", "Job", "JobMetrics", "LearnerMetrics", "Result"),
     "ddloco.api.launch": ("JobError",),
     "ddloco.api.model": ("load",),
+    "ddloco.api.model_folder": ("export",),
     "ddloco.config.toml": ("ConfigError",),
     "ddloco.debugger.api": ("Run",),
     "ddloco.api.public": ("SnapshotError", "StorageError", "Tape", "TapeError", "tape"),

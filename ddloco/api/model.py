@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS, place_of, run_of_place
 from ddloco.config.toml import ConfigError, read_toml
-from ddloco.runtime.entry_point import NamedError, called
+from ddloco.runtime.entry_point import NamedError, PinnedFinder, called, pinned_file
 from ddloco.runtime.resume import place_and_id
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
+from ddloco.workers.task_sources import SOURCE
 from snapshot import Manifest, SnapshotError, Store, load_tensors
 
 GLOBAL = re.compile(r"theta/([0-9]+)/([0-9]+)")
@@ -58,7 +59,7 @@ def load(
     tensors = tensors_at(path)
     if task is None:
         return tensors
-    job = _job_near(path)
+    job = job_near(path)[0]
     if options is None:
         options = job.task if job is not None else {}
     model = model_of(tensors, task, options, job.job.seed if job is not None else 0, str(path))
@@ -93,15 +94,13 @@ def tensors_at(path: Path | str) -> dict[str, NDArray[Any]]:
         raise SnapshotError(f"{path}: {error}") from None
 
 
-def _job_near(path: Path | str) -> Job | None:
-    """The job of the run that a path belongs to, if its run folder is there."""
-    if "://" in str(path):
-        return None
+def job_near(path: Path | str) -> tuple[Job | None, Path]:
+    """The job of the run that a path belongs to, and its run folder, if that is there."""
     here = Path(path).absolute()
-    for folder in (here, *here.parents[:PARENTS_MAX]):
+    for folder in (here, *here.parents[:PARENTS_MAX]) if "://" not in str(path) else ():
         if (folder / JOB_FILE).is_file():
-            return load_job(folder / JOB_FILE)
-    return None
+            return load_job(folder / JOB_FILE), folder
+    return None, Path()
 
 
 class Model(NamedTuple):
@@ -126,9 +125,17 @@ def model_of(
         ConfigError: the tensors are not those of this task.
         TaskError: the task cannot be used.
     """
+    return arranged(tensors, task_made(task, options), seed, source)
+
+
+def arranged(tensors: Mapping[str, NDArray[Any]], made: Any, seed: int, source: str) -> Model:
+    """``model_of`` a task object.
+
+    Raises:
+        ConfigError: the tensors are not those of this task.
+    """
     jax = importlib.import_module("jax")  # A task needs it anyway; importing ddloco does not.
     described = importlib.import_module("ddloco.workers.parameters").shapes_and_names
-    made = _made(task, options)
     shapes, names = described(made.init, seed)
     begin = getattr(made, "init_state", None)
     kept = described(begin, seed)[0] if begin is not None else None
@@ -161,19 +168,34 @@ def _check_same(
             raise ConfigError(f"{source}: {name} has shape {found}, the task's has {leaf.shape}")
 
 
-def _made(task: Callable[..., Any] | str, options: Mapping[str, Any]) -> Any:
-    """The task object."""
+def task_made(
+    task: Callable[..., Any] | str, options: Mapping[str, Any], folder: Path | None = None
+) -> Any:
+    """The task object.
+
+    Args:
+        task: the function that makes it, or its name.
+        options: the function's keyword arguments.
+        folder: the run folder that has the task's module, if that is a pinned one.
+
+    Raises:
+        TaskError: the task cannot be used.
+    """
     if not isinstance(task, str):
         return task(**options)
     here = str(Path.cwd())
+    pinned = pinned_file(folder / SOURCE, task) if folder is not None else None
+    finders = [PinnedFinder(pinned)] if pinned is not None else []
     added = here not in sys.path
     try:
+        sys.meta_path += finders
         if added:
             sys.path.append(here)
         return called("task", task, options)
     except NamedError as error:
         raise TaskError(str(error)) from error
     finally:
+        sys.meta_path[:] = [each for each in sys.meta_path if each not in finders]
         if added:
             sys.path.remove(here)
 

@@ -83,11 +83,13 @@ on several hosts:
 SNAPSHOTS = """\
 PLACE is a folder of snapshots, a run folder that has one, or a URL: s3://bucket/run.
 
-take a snapshot of a running job, list and verify a run's snapshots, export a model:
+take a snapshot of a running job, list and verify a run's snapshots, export a model
+(the last line: for Hugging Face transformers):
   ddloco snapshot take   tcp://127.0.0.1:5555
   ddloco snapshot list   runs/first
   ddloco snapshot verify runs/first
   ddloco snapshot export runs/first latest --to model.safetensors
+  ddloco snapshot export runs/first model --to hf --format hf
 
 replay what came after one:
   ddloco replay runs/first --from latest

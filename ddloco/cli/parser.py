@@ -605,7 +605,7 @@ def _add_snapshot(orders: Orders) -> None:
     for name, what in (
         ("list", "print one line per snapshot, the newest first"),
         ("verify", "read every byte of one snapshot or all, and compare clocks and digests"),
-        ("export", "write a snapshot's global parameters as one safetensors file"),
+        ("export", "write a snapshot's or a run's model as one file, or for Hugging Face"),
     ):
         command = _command(actions, name, what, SNAPSHOTS)
         add = command.add_argument
@@ -615,10 +615,18 @@ def _add_snapshot(orders: Orders) -> None:
                 "snapshot",
                 metavar="ID",
                 nargs="?" if name == "verify" else None,
-                help="which one: syncer.1-1042, or latest",
+                help="which one: syncer.1-1042, or latest"
+                + ("; or model, the run's final one" if name == "export" else ""),
             )
         if name == "export":
-            add("--to", metavar="FILE", type=Path, required=True, help="a new .safetensors file")
+            add("--to", metavar="PATH", type=Path, required=True, help="a new file or folder")
+            add(
+                "--format",
+                choices=("safetensors", "hf"),
+                default="safetensors",
+                help="one file (default), or the folder that the task's hugging_face describes",
+            )
+            add("--job", metavar="FILE", type=Path, help="job file with the task, for hf")
         else:
             add("--json", action="store_true", help="print JSON")
         command.set_defaults(run=f"snapshot_{name}")

@@ -2,21 +2,27 @@
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
 from ddloco.actors.snapshot_adapter import DISCARDED, TAKEN
-from ddloco.api.model import PlaceError, open_store, parameters
+from ddloco.api.model import PlaceError, open_store, parameters, tensors_at
 from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.watch import say
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.runtime.observer_protocol import News
+from ddloco.workers.task import TaskError
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
+
+FINAL = "model"
+"""Names the final model of a run folder where the id of a snapshot is wanted."""
 
 Command = Callable[[argparse.Namespace, Store], int]
 
@@ -202,23 +208,39 @@ def _verify(given: argparse.Namespace, store: Store) -> int:
 
 
 def snapshot_export(given: argparse.Namespace) -> int:
-    """``ddloco snapshot export``: write the global parameters to one file."""
-    return _on_place(_export, given)
+    """``ddloco snapshot export``: write the global parameters to one file, or a model folder."""
+    try:
+        if given.snapshot == FINAL:
+            return _export(given, tensors_at(given.place), {})
+        return _on_place(_export_snapshot, given)
+    except (ConfigError, TaskError, PlaceError) as error:
+        return complain(error)
 
 
-def _export(given: argparse.Namespace, store: Store) -> int:
-    id_ = _id_of(store, given.snapshot)
-    if given.to.exists():
-        raise PlaceError(f"{given.to}: exists; choose a new file")
-    manifest = store.manifest(id_)
+def _export_snapshot(given: argparse.Namespace, store: Store) -> int:
+    manifest = store.manifest(_id_of(store, given.snapshot))
     tensors, versions = parameters(store, manifest)
     said = ",".join(str(versions[p]) for p in sorted(versions))
     facts = {key: str(value) for key, value in manifest.facts.items()}
-    about = {**facts, "snapshot": manifest.snapshot, "versions": said}
+    return _export(given, tensors, {**facts, "snapshot": manifest.snapshot, "versions": said})
+
+
+def _export(
+    given: argparse.Namespace, tensors: Mapping[str, NDArray[Any]], about: dict[str, str]
+) -> int:
+    if given.format == "hf":
+        from ddloco.api.model_folder import write_model_folder  # noqa: PLC0415, it needs jax
+
+        sizes = write_model_folder(given.to, tensors, given.place, job=given.job)
+        print(f"{given.to}: " + ", ".join(f"{name}, {sizes[name]:,} bytes" for name in sizes))
+        return HELD
+    if given.to.exists():
+        raise PlaceError(f"{given.to}: exists; choose a new file")
     try:
         save_tensors(given.to, tensors, about)
     except OSError as error:
         raise PlaceError(f"{error.filename or given.to}: {error.strerror or error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    print(f"{given.to}: {len(tensors)} tensors of {len(versions)} fragments, {nbytes:,} bytes")
+    of = f" of {about['versions'].count(',') + 1} fragments" if about else ""
+    print(f"{given.to}: {len(tensors)} tensors{of}, {nbytes:,} bytes")
     return HELD

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import jax
 
 REQUIRED = ("init", "loss", "batches", "tokens")
-OPTIONAL = ("optimizer", "evaluate", "init_state")
+OPTIONAL = ("optimizer", "evaluate", "init_state", "hugging_face")
 EXTRAS = ("key", "state")
 """What ``loss`` is given by name, besides parameters and batch, if it has such a parameter."""
 
@@ -52,6 +52,10 @@ class Task(Protocol):
     `init_state(self, key)` returns what is carried from step to step and not trained, any pytree of
     arrays. Then `loss` has a parameter `state` and returns it anew, with the loss; `evaluate` may
     have such a parameter too.
+
+    `hugging_face(self, params)` returns the files of a model folder for other libraries, by name:
+    plain data or text, and arrays by name for a name that ends with `.safetensors`. It may have a
+    parameter `state`. `ddloco snapshot export --format hf` writes them.
 
     A `loss` with a parameter `key` is given a JAX PRNG key: another one for every batch of every
     shard, and the same one whenever that batch is trained on again, as in a replay.

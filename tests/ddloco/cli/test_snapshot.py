@@ -15,7 +15,15 @@ from ddloco.cli.snapshot import parameters
 from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder, run_of
 from ddloco.runtime.observer_protocol import News
-from snapshot import Entry, Manifest, SnapshotError, Store, load_metadata
+from snapshot import (
+    Entry,
+    Manifest,
+    SnapshotError,
+    Store,
+    load_metadata,
+    load_tensors,
+    save_tensors,
+)
 from snapshot.record import Part
 
 
@@ -368,3 +376,23 @@ def test_a_manifest_that_is_no_file_is_told(tmp_path, capsys, make):
     assert "syncer-0.1-9.json" in capsys.readouterr().out
     assert 1 == ddloco("verify", tmp_path)
     assert "1 of 2 snapshots intact" in capsys.readouterr().out
+
+
+def test_the_final_model_is_exported(tmp_path, capsys):
+    """Its id is `model`; as a folder it needs a task, of a run of this user or a job file."""
+    model = tmp_path / "run" / "model" / "model.safetensors"
+    open_folder(tmp_path / "run", job_from({"job": {"task": "tests.tasks:regression"}}, "x"))
+    with pytest.raises(SystemExit):
+        main(["snapshot", "export", str(tmp_path / "run"), "model", "--to", str(tmp_path / "a")])
+    assert "the run has no model yet" in capsys.readouterr().err
+
+    save_tensors(model, {"w": np.ones(3, np.float32)})
+    assert 0 == ddloco("export", tmp_path / "run", "model", "--to", tmp_path / "a")
+    assert capsys.readouterr().out == f"{tmp_path / 'a'}: 1 tensors, 12 bytes\n"
+    assert list(load_tensors(tmp_path / "a")) == ["w"]
+
+    asked = ("export", tmp_path / "run", "model", "--to", tmp_path / "b", "--format", "hf")
+    assert 2 == ddloco(*asked)
+    assert "Regression has no method hugging_face(params)" in capsys.readouterr().err
+    assert 2 == ddloco(*asked, "--job", tmp_path / "none.toml")
+    assert "none.toml" in capsys.readouterr().err
