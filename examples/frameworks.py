@@ -1,11 +1,13 @@
-"""The same small classifier as a task in Flax Linen, Flax NNX and Equinox, and data from Grain.
+"""The same small classifier in Flax Linen, Flax NNX and Equinox, and data from Grain and PyTorch.
 
-Each needs its own package (`pip install flax`, `equinox`, `grain`), and no package of ddloco's:
+Each needs its own package (`flax`, `equinox`, `grain`, `torch`), and no package of ddloco's:
 
     ddloco run examples/batch_norm.toml --set job.task=examples.frameworks:linen --dir runs/linen
 """
 
 import importlib
+from collections.abc import Iterator
+from itertools import count
 from typing import Any
 
 import jax
@@ -13,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from examples.batch_norm import CLASSES, FEATURES, Points
+from examples.batch_norm import CLASSES, FEATURES, BatchNorm, Points
 
 
 class Classifier:
@@ -207,6 +209,77 @@ class FromGrain(Equinox):
         return GrainStream(data.to_iter_dataset())
 
 
+class TorchStream:
+    """Batches from a map-style data set of PyTorch, with a position.
+
+    The order of the items is a function of seed, shard and epoch, so the number of batches that
+    were used says where the stream stands, also while workers of the loader are ahead of it.
+
+    Args:
+        dataset: anything with a length and items; random augmentation must depend on the item only.
+        batch: items of a batch; the rest of an epoch that fills none is left out.
+        shard, shards: which part of the items is whose.
+        seed: of the order.
+        loader: arguments of `DataLoader`, such as `num_workers=2` and `multiprocessing_context`;
+            use "spawn", because a fork of a process that runs JAX may hang.
+    """
+
+    def __init__(
+        self, dataset: Any, *, batch: int, shard: int, shards: int, seed: int, **loader: Any
+    ) -> None:
+        self._dataset = dataset
+        self._batch = batch
+        self._items = np.arange(shard, len(dataset), shards)
+        self._key = (seed, shard)
+        self._loader = loader
+        self.restore(0)
+
+    def _order(self, first: int) -> Iterator[list[int]]:
+        """The items of each batch, from batch number `first` on."""
+        batches = len(self._items) // self._batch
+        for epoch in count(first // batches):
+            mixed = np.random.default_rng([*self._key, epoch]).permutation(self._items)
+            rows = mixed[: batches * self._batch].reshape(batches, self._batch)
+            yield from rows[max(0, first - epoch * batches) :].tolist()
+
+    def next(self) -> Any:
+        """The next batch: numpy arrays in place of tensors."""
+        self._index += 1
+        return jax.tree.map(np.asarray, next(self._iterator))
+
+    def state(self) -> int:
+        """The number of batches used."""
+        return self._index
+
+    def restore(self, state: int) -> None:
+        """Go to that batch."""
+        data = importlib.import_module("torch.utils.data")
+        self._index = state
+        order = self._order(state)
+        self._iterator = iter(data.DataLoader(self._dataset, batch_sampler=order, **self._loader))
+
+
+class Table:
+    """A finite data set as PyTorch wants it: a length, and items by number."""
+
+    def __init__(self, points: int) -> None:
+        self._all = Points(0, 0, points).next()
+
+    def __len__(self) -> int:
+        return len(self._all["y"])
+
+    def __getitem__(self, item: int) -> dict[str, Any]:
+        return {name: column[item] for name, column in self._all.items()}
+
+
+class FromTorch(BatchNorm):
+    """The classifier with batch normalisation, with a finite data set of PyTorch."""
+
+    def batches(self, *, shard: int, shards: int, seed: int) -> Any:
+        """Every so many-th point for each shard; endless, and shuffled anew in every epoch."""
+        return TorchStream(Table(4096), batch=64, shard=shard, shards=shards, seed=seed)
+
+
 def linen() -> Linen:
     """Flax Linen."""
     return Linen()
@@ -225,3 +298,8 @@ def equinox() -> Equinox:
 def from_grain() -> FromGrain:
     """Equinox, with data from Grain."""
     return FromGrain()
+
+
+def from_torch() -> FromTorch:
+    """Plain JAX, with data from PyTorch."""
+    return FromTorch(width=64, batch=64)
