@@ -4,10 +4,17 @@
 so that their imports can be checked, and common words in everybody's ``site-packages``. In the
 wheel they are parts of ``ddloco._rooms``, and every import of them names them there. Nothing else
 of the source changes, no line moves, and an editable install has the tree as it is.
+
+Where there is a C compiler, the arithmetic of merges is compiled, and the wheel is one for this
+platform; elsewhere numpy computes the same bits (``ddloco/workers/merge_kernel.py``).
 """
 
 import ast
+import os
+import shlex
 import shutil
+import subprocess
+import sysconfig
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -17,24 +24,57 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOMS = ("clocks", "replay", "snapshot", "transport")
 HOME = "ddloco._rooms"
 
+KERNEL, LIBRARY = "ddloco/workers/merge_kernel.c", "ddloco/workers/_merge_kernel.so"
+COMPILE = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
+"""No fused multiply-add: the bits must not depend on which instructions a processor has."""
+
+COMPILE_S_MAX = 300.0
+
 
 class Rooms(BuildHookInterface):
     """Fills a wheel with the rewritten sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Write the wheel's tree into a temporary folder, and name it."""
+        root = Path(self.root)
         if version == "editable":
+            compile_kernel(root, root)
             return
-        root, made = Path(self.root), Path(tempfile.mkdtemp(prefix="ddloco-wheel-"))
-        self._made = made
+        self._made = made = Path(tempfile.mkdtemp(prefix="ddloco-wheel-"))
         write_tree(root, made)
         build_data["force_include"][str(made / "ddloco")] = "ddloco"
+        if compile_kernel(root, made):
+            platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"] = False
+            build_data["tag"] = f"py3-none-{platform}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Delete the temporary folder."""
         del build_data, artifact_path
         if version != "editable":
             shutil.rmtree(self._made)
+
+
+def compile_kernel(root: Path, made: Path) -> bool:
+    """Compile the arithmetic of merges, if this machine has a C compiler (``CC``, or ``cc``).
+
+    Args:
+        root: the source tree.
+        made: the folder of the tree that gets the library; an old one there is deleted.
+
+    Returns:
+        Whether the library is there.
+    """
+    library, partial = made / LIBRARY, made / f"{LIBRARY}.partial"
+    library.unlink(missing_ok=True)
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    command = [*compiler, *COMPILE, "-o", str(partial), str(root / KERNEL)]
+    try:
+        subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return False
+    partial.replace(library)  # A process that has the old one keeps it.
+    return True
 
 
 def write_tree(root: Path, made: Path) -> None:
@@ -44,7 +84,7 @@ def write_tree(root: Path, made: Path) -> None:
         root: the source tree.
         made: the folder into which it is written.
     """
-    unread = shutil.ignore_patterns("__pycache__")
+    unread = shutil.ignore_patterns("__pycache__", Path(LIBRARY).name)
     shutil.copytree(root / "ddloco", made / "ddloco", ignore=unread)
     for room in ROOMS:
         shutil.copytree(root / room, made / "ddloco" / "_rooms" / room, ignore=unread)

@@ -1,6 +1,7 @@
 """The installed wheel is one package with the examples, and works away from the checkout."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -131,6 +132,26 @@ def test_an_import_that_would_not_move_is_refused():
     text = "def f():\n    from replay.tape import Tape; from .replay import x\n"
     moved = text.replace("from replay", "from ddloco._rooms.replay")
     assert moved == hatch_build.rewritten(text, "a.py")
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_wheel_has_the_compiled_arithmetic(site):
+    """It is compiled when the wheel is built, and the wheel is one for this platform then."""
+    code = "from ddloco.workers.merge_kernel import merge_kernel; print(type(merge_kernel()))"
+    tags = next(site.glob("ddloco-*.dist-info/WHEEL")).read_text()
+
+    assert "CompiledKernel" in run(PYTHON, "-c", code, cwd=site.parent)
+    assert "Tag: py3-none-linux_" in tags
+
+
+def test_without_a_compiler_there_is_no_library(tmp_path, monkeypatch):
+    """Nothing fails, and a library of an earlier source does not stay."""
+    (tmp_path / hatch_build.LIBRARY).parent.mkdir(parents=True)
+    (tmp_path / hatch_build.LIBRARY).write_bytes(b"old")
+    monkeypatch.setenv("CC", "/no/such/compiler")
+
+    assert not hatch_build.compile_kernel(CHECKOUT, tmp_path)
+    assert not (tmp_path / hatch_build.LIBRARY).exists()
 
 
 def test_the_parts_of_a_report_are_in_the_wheel(site):

@@ -31,11 +31,13 @@ from ddloco.config.run_folder import check_place
 from ddloco.config.toml import ConfigError
 from ddloco.network.keys import keys_of
 from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.outer.block_kernel import BlockKernel
 from ddloco.protocol.compression import encoded_bytes
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.shared_memory import MEMORY_FOLDER, Arena
 from ddloco.workers import rpc
+from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import SOURCE
@@ -112,6 +114,7 @@ def findings(job: Job | None, file: Path | None, bind: str) -> Iterator[Finding]
     """Look at everything, in order; with a job also at what it needs."""
     yield python()
     yield from packages()
+    yield arithmetic(merge_kernel())
     yield clock(time.time())
     yield files(job, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield disk(Path.cwd())
@@ -156,6 +159,14 @@ def packages(
     key = ("jax", "jaxlib", "numpy", "optax", "pyzmq")
     shown = [each for each in found if each.split()[0] in key]
     yield Finding("packages", "ok", f"{', '.join(shown)}, and {len(found) - len(shown)} more")
+
+
+def arithmetic(kernel: BlockKernel) -> Finding:
+    """Whether the arithmetic of merges is compiled."""
+    if isinstance(kernel, CompiledKernel):
+        return Finding("merges", "ok", "their arithmetic is compiled")
+    said = "their arithmetic is numpy's: the same bits, more slowly"
+    return Finding("merges", "ok", said, "to compile it, install a C compiler, then ddloco again")
 
 
 def _numbers(said: str) -> tuple[int, ...]:

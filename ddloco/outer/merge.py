@@ -3,9 +3,8 @@
 Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer optimizer descends.
 
 The result is a pure function of the values. Contributions are sorted by name as UTF-8 bytes, so
-their order of arrival does not matter. Reductions never call BLAS, whose results may depend on the
-number of threads: a block's sum of squares is a plain `einsum` in float32, one fixed loop, and
-partial sums are added in float64. Blocks are counted from the start of each tensor, so neither its
+their order of arrival does not matter. A block's arithmetic is that of `block_kernel`, and the sums
+of blocks are added in float64. Blocks are counted from the start of each tensor, so neither its
 neighbours nor the number of threads in `map_chunks` can change its bits.
 
 Speed: memory is the bound. Pass one reads Theta and the M contributions (norms, and the check for
@@ -22,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ddloco.outer.block_kernel import F32, NUMPY, BlockKernel, square_sum, subtract
 from ddloco.protocol.fragment_plan import FragmentPlan, is_state
 
-F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 FindFaults = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
 ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
@@ -32,7 +31,6 @@ ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[An
 # Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
 BLOCK_ELEMENTS = 128 * 1024
 CHUNK_BLOCKS = 4  # The unit of work for a pool of threads: about a millisecond.
-LANES = 1024  # Parallel running sums: 1.5 times as fast as a single sum, and more accurate.
 
 # Below this the mean of unit vectors has no direction (paper 3.5). The usual 1e-12 is never reached
 # in float32: v and -3v leave a rounding error of 1e-8, which would be scaled to full length.
@@ -97,12 +95,13 @@ class _Chunk(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """The input of the first two passes."""
+    """The input of the passes."""
 
     theta: F32
     segments: Sequence[Segment]
     chunks: Sequence[_Chunk]
     map_chunks: ChunkMap
+    kernel: BlockKernel
 
 
 def fragment_segments(
@@ -122,16 +121,6 @@ def fragment_segments(
     return tuple(segments)
 
 
-def nesterov(theta: F32, momentum: F32, delta: F32, lr: float, mu: float) -> tuple[F32, F32]:
-    """Return (theta, momentum) after one Nesterov step: b = mu*b + D; theta -= lr*(D + mu*b).
-
-    Flat float32 arrays of one length; the inputs are not changed (paper 3.6, optax's sgd).
-    """
-    out = (np.empty_like(theta), np.empty_like(theta), np.empty_like(theta))
-    _step(theta, momentum, delta, (lr, mu), out)
-    return out[:2]
-
-
 def merge_fragment(
     theta: F32,
     momentum: F32,
@@ -143,6 +132,7 @@ def merge_fragment(
     map_chunks: ChunkMap = map,
     outlier_test: FindFaults | None = None,
     adopt: bool = False,
+    kernel: BlockKernel = NUMPY,
 ) -> MergeResult:
     """Merge the contributions to one fragment and take one outer step.
 
@@ -158,6 +148,7 @@ def merge_fragment(
         outlier_test: called with candidates, their norms and faults; returns all faults; see
             `outlier_test`.
         adopt: replace theta, which was lost, by the weighted average of the contributions.
+        kernel: the arithmetic, numpy's by default; it does not affect the result.
 
     Returns:
         The new fragment. If nothing is accepted, or the weights are zero, copies of theta and
@@ -168,8 +159,8 @@ def merge_fragment(
     """
     assert theta.shape == momentum.shape, "theta and momentum run in parallel"
     if adopt:
-        return _adopt(theta, contributions, segments, map_chunks)
-    work = _Work(theta, segments, _chunks(theta.size, segments), map_chunks)
+        return _adopt(theta, contributions, segments, map_chunks, kernel)
+    work = _Work(theta, segments, _chunks(theta.size, segments), map_chunks, kernel)
     candidates, refused = _admit(contributions, segments)
     squares, faults = _measure(work, candidates)
     trained = [k for k, segment in enumerate(segments) if not segment.state]
@@ -186,9 +177,7 @@ def merge_fragment(
     weights = tuple(c.weight / total for c in accepted)
     out = (np.empty_like(theta), np.empty_like(momentum))
     scales = _direct(work, accepted, weights, squares[kept], out[0])
-    finish = partial(_finish, (theta, momentum), scales, (lr, momentum_factor), out)
-    for _ in map_chunks(finish, work.chunks):
-        pass
+    _finish(work, momentum, [(scale, lr, momentum_factor) for scale in scales], out)
     names, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
     return MergeResult(*out, names, tuple(refused), weights, lengths)
 
@@ -198,13 +187,21 @@ def _adopt(
     contributions: Sequence[Contribution],
     segments: Sequence[Segment],
     map_chunks: ChunkMap,
+    kernel: BlockKernel,
 ) -> MergeResult:
     """Replace theta by a plain average of all tensors, computed as a merge with learning rate 1,
     which cancels ``theta``; the outer momentum restarts at zero."""
     plain = [segment._replace(average=True) for segment in segments]
     zeros = np.zeros_like(theta)
     found = merge_fragment(
-        theta, zeros, contributions, plain, lr=1.0, momentum_factor=0.0, map_chunks=map_chunks
+        theta,
+        zeros,
+        contributions,
+        plain,
+        lr=1.0,
+        momentum_factor=0.0,
+        map_chunks=map_chunks,
+        kernel=kernel,
     )
     return found._replace(momentum=zeros)
 
@@ -245,7 +242,7 @@ def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list
     """Pass one: squared norms (contribution by segment), and each contribution's first fault."""
     squares = np.zeros((len(candidates), len(work.segments)))
     faults = [""] * len(candidates)
-    measure = partial(_measure_chunk, work.theta, candidates)
+    measure = partial(_measure_chunk, work, candidates)
     for chunk, row in zip(work.chunks, work.map_chunks(measure, work.chunks), strict=True):
         for i, (square, fault) in enumerate(row):
             squares[i, chunk.which] += square
@@ -257,38 +254,36 @@ def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list
 
 
 def _measure_chunk(
-    theta: F32, candidates: Sequence[Contribution], chunk: _Chunk
+    work: _Work, candidates: Sequence[Contribution], chunk: _Chunk
 ) -> list[tuple[float, str]]:
     views = [_view(c.buffer, chunk) for c in candidates]
     found = [(0.0, "")] * len(candidates)
-    scratch = np.empty(min(BLOCK_ELEMENTS, chunk.stop - chunk.start), np.float32)
-    with np.errstate(over="ignore", invalid="ignore"):
-        # The block of Theta stays in the cache while all contributions are compared with it.
-        for at, block in _blocks(chunk):
-            anchor, change = theta[block], scratch[: block.stop - block.start]
-            for i, view in enumerate(views):
-                raw = view[at]
-                _subtract(anchor, raw, change)
-                square = _square(change)
-                fault = ""
-                if not SQUARES_MIN <= square <= SQUARES_MAX:
-                    square, fault = _measure_extreme(anchor, raw, change)
-                    fault = fault and f"tensor {chunk.which}: {fault}"
-                found[i] = (found[i][0] + square, found[i][1] or fault)
+    # The block of Theta stays in the cache while all contributions are compared with it.
+    for at, block in _blocks(chunk):
+        anchor, raws = work.theta[block], [view[at] for view in views]
+        for i, square in enumerate(work.kernel.change_squares(anchor, raws)):
+            measured, fault = square, ""
+            if not SQUARES_MIN <= square <= SQUARES_MAX:
+                measured, fault = _measure_extreme(anchor, raws[i])
+                fault = fault and f"tensor {chunk.which}: {fault}"
+            found[i] = (found[i][0] + measured, found[i][1] or fault)
     return found
 
 
-def _measure_extreme(anchor: F32, raw: NDArray[Any], change: F32) -> tuple[float, str]:
+def _measure_extreme(anchor: F32, raw: NDArray[Any]) -> tuple[float, str]:
     """Handle a sum of squares beyond float32: return the fault, or compute it in float64."""
-    if not np.isfinite(change).all():
-        if not np.isfinite(anchor).all():
-            raise ValueError("the global fragment itself is not finite")
+    change = np.empty_like(anchor)
+    with np.errstate(over="ignore", invalid="ignore"):
+        subtract(anchor, raw, change)
+        if not np.isfinite(change).all():
+            if not np.isfinite(anchor).all():
+                raise ValueError("the global fragment itself is not finite")
             # With zeros as anchor, the difference is the contribution's own values in float32.
-        own = np.empty_like(change)
-        _subtract(np.zeros_like(change), raw, own)
-        beyond = np.isfinite(raw).all() if raw.dtype.kind == "f" else np.isfinite(own).all()
-        return 0.0, "the change is beyond float32" if beyond else "NaN or Inf"
-    return _square(change.astype(np.float64)), ""
+            own = np.empty_like(change)
+            subtract(np.zeros_like(change), raw, own)
+            beyond = np.isfinite(raw).all() if raw.dtype.kind == "f" else np.isfinite(own).all()
+            return 0.0, "the change is beyond float32" if beyond else "NaN or Inf"
+    return square_sum(change.astype(np.float64)), ""
 
 
 def _direct(
@@ -308,7 +303,7 @@ def _direct(
         if radial[chunk.which]:
             column = norms[:, chunk.which]
             factors = [w / n if n > NORM_MIN else 0.0 for w, n in zip(weights, column, strict=True)]
-        return _gather_chunk(work.theta, accepted, factors, chunk, out)
+        return _gather_chunk(work, accepted, factors, chunk, out)
 
     lengths = [0.0] * len(work.segments)
     for chunk, square in zip(work.chunks, work.map_chunks(gather, work.chunks), strict=True):
@@ -320,92 +315,55 @@ def _direct(
             scales[s] = radius / sqrt(square)
         elif radial[s]:  # The directions cancelled: use the weighted average instead.
             for chunk in (c for c in work.chunks if c.which == s):
-                _gather_chunk(work.theta, accepted, weights, chunk, out)
+                _gather_chunk(work, accepted, weights, chunk, out)
     return scales
 
 
 def _gather_chunk(
-    theta: F32,
+    work: _Work,
     accepted: Sequence[Contribution],
     factors: Sequence[float],
     chunk: _Chunk,
     out: F32,
 ) -> float:
     """Write the sum of factor * change to `out`; returns its sum of squares."""
-    pairs = zip(accepted, factors, strict=True)
-    shares = [(_view(c.buffer, chunk), np.float32(f)) for c, f in pairs if f]
-    scratch = np.empty(min(BLOCK_ELEMENTS, chunk.stop - chunk.start), np.float32)
+    counted = [(_view(c.buffer, chunk), f) for c, f in zip(accepted, factors, strict=True) if f]
+    views, used = [view for view, _ in counted], [factor for _, factor in counted]
     square = 0.0
     for at, block in _blocks(chunk):
-        anchor, total, change = theta[block], out[block], scratch[: block.stop - block.start]
-        total.fill(0.0)
-        for view, factor in shares:
-            _subtract(anchor, view[at], change)
-            np.multiply(change, factor, out=change)
-            np.add(total, change, out=total)
-        square += _square(total)
+        raws = [view[at] for view in views]
+        square += work.kernel.weighted_change(work.theta[block], raws, used, out[block])
     return square
 
 
 def _finish(
-    state: tuple[F32, F32],
-    scales: Sequence[float],
-    rates: tuple[float, float],
+    work: _Work,
+    momentum: F32,
+    rates: Sequence[tuple[float, float, float]],
+    out: tuple[F32, F32],
+) -> None:
+    """Pass three: scale the direction, stored in `out[0]`, and take the Nesterov step."""
+    finish = partial(_finish_chunk, work, momentum, rates, out)
+    for _ in work.map_chunks(finish, work.chunks):
+        pass
+
+
+def _finish_chunk(
+    work: _Work,
+    momentum: F32,
+    rates: Sequence[tuple[float, float, float]],
     out: tuple[F32, F32],
     chunk: _Chunk,
 ) -> None:
-    """Pass three: scale the direction, stored in `out[0]`, and take the Nesterov step."""
-    scratch = np.empty(min(BLOCK_ELEMENTS, chunk.stop - chunk.start), np.float32)
-    scale = scales[chunk.which]
+    scale, lr, mu = rates[chunk.which]
+    if chunk.segment.state:
+        lr, mu = 1.0, 0.0
     for _, block in _blocks(chunk):
-        (theta, momentum), (delta, momentum_out) = (
-            (pair[0][block], pair[1][block]) for pair in (state, out)
-        )
-        if scale != 1.0:
-            np.multiply(delta, scale, out=delta)
-        places = (delta, momentum_out, scratch[: delta.size])
+        theta_out, momentum_out = out[0][block], out[1][block]
+        step = (scale, lr, mu)
+        work.kernel.step(work.theta[block], momentum[block], step, (theta_out, momentum_out))
         if chunk.segment.state:
-            _step(theta, momentum, delta, (1.0, 0.0), places)
             momentum_out.fill(0.0)
-        else:
-            _step(theta, momentum, delta, rates, places)
-
-
-def _step(
-    theta: F32, momentum: F32, delta: F32, rates: tuple[float, float], out: tuple[F32, F32, F32]
-) -> None:
-    """Write theta, momentum and scratch to `out`; theta may overwrite `delta`, which is read
-    first."""
-    (lr, mu), (theta_out, momentum_out, scratch) = rates, out
-    np.multiply(momentum, mu, out=momentum_out)
-    np.add(delta, momentum_out, out=momentum_out)
-    np.multiply(momentum_out, mu, out=scratch)
-    np.add(delta, scratch, out=scratch)
-    np.multiply(scratch, lr, out=scratch)
-    np.subtract(theta, scratch, out=theta_out)
-
-
-def _subtract(anchor: F32, raw: NDArray[Any], out: F32) -> None:
-    """Write anchor - raw in float32; raw may have any wire dtype."""
-    if raw.dtype == np.float32:
-        np.subtract(anchor, raw, out=out)
-        return
-    if raw.dtype == np.uint16:  # bfloat16 is the upper half of a float32: shifting is exact.
-        bits = out.view(np.uint32)
-        np.copyto(bits, raw)
-        np.left_shift(bits, 16, out=bits)
-    else:
-        np.copyto(out, raw, casting="same_kind")
-    np.subtract(anchor, out, out=out)
-
-
-def _square(values: NDArray[Any]) -> float:
-    """The sum of squares: per lane over the rows in the array's own precision, then in float64."""
-    whole = values.size // LANES * LANES
-    rows = values[:whole].reshape(-1, LANES)
-    lanes = np.einsum("ki,ki->i", rows, rows)
-    rest = np.einsum("i,i->", values[whole:], values[whole:])
-    return float(lanes.sum(dtype=np.float64)) + float(rest)
 
 
 def _blocks(chunk: _Chunk) -> Iterable[tuple[slice, slice]]:

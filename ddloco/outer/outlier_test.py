@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.outer.merge import F32, F64, Contribution, Segment
+from ddloco.outer.block_kernel import F32
+from ddloco.outer.merge import F64, Contribution, Segment
 from ddloco.outer.weights import lower_median, usual_norm
 from ddloco.protocol.effects import MergeFragment
 from ddloco.protocol.events import Measured

@@ -58,6 +58,7 @@ from ddloco.workers.compression import FragmentCompression
 from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
 from ddloco.workers.layout import Layouts
+from ddloco.workers.merge_kernel import merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError
 from ddloco.workers.snapshot_work import CaptureWork
 from ddloco.workers.state_transfer import StateWork
@@ -365,6 +366,7 @@ class Workers:
             momentum_factor=outer.momentum,
             outlier_test=outlier_test,
             adopt=work.adopt,
+            kernel=merge_kernel(),
         )
         payload = self.layouts.sent(work.fragment, result.theta)
         made: list[Payload | F32] = [result.theta, result.momentum, payload]

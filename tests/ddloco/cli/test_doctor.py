@@ -12,6 +12,8 @@ from ddloco.cli import doctor
 from ddloco.cli.parser import main
 from ddloco.config.job import job_from
 from ddloco.network.keys import make_keys
+from ddloco.outer.block_kernel import NumpyKernel
+from ddloco.workers.merge_kernel import CompiledKernel
 
 GIB = 2**30
 
@@ -44,6 +46,15 @@ def test_packages_that_are_missing_or_old():
     assert (old.status, old.said) == ("problem", "old 1.9.3 is too old")
     assert (fine.status, fine.said) == ("ok", "jax 0.10.1, and 0 more")
     assert [each.status for each in doctor.packages()] == ["ok"]
+
+
+def test_arithmetic_that_is_not_compiled():
+    """It is no problem, and the way to it is said."""
+    found = doctor.arithmetic(NumpyKernel())
+
+    assert (found.check, found.status) == ("merges", "ok")
+    assert "C compiler" in found.remedy
+    assert not doctor.arithmetic(CompiledKernel.__new__(CompiledKernel)).remedy
 
 
 def test_a_clock_that_was_never_set():

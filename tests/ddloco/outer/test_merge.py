@@ -10,13 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.outer import merge
-from ddloco.outer.merge import Contribution, Segment, fragment_segments, merge_fragment, nesterov
+from ddloco.outer.block_kernel import NumpyKernel
+from ddloco.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.outer.weights import merge_weight
 from ddloco.protocol.fragment_plan import Leaf, make_plan
 from transport import DTYPES
 
 SIZES = (1000, 37, 2500)
 SIZE = sum(SIZES)
+
+
+def nesterov(theta, momentum, delta, lr, mu):
+    """Theta and momentum after one step."""
+    out = (delta.copy(), np.empty_like(theta))
+    NumpyKernel().step(theta, momentum, (1.0, lr, mu), out)
+    return out
 
 
 def segments_of(sizes=SIZES, dtypes=("float32",) * 3, averages=(False,) * 3):

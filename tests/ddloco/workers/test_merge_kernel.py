@@ -1,0 +1,117 @@
+"""The compiled arithmetic of merges has numpy's bits, and is not used where it has not."""
+
+import shutil
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddloco.outer.block_kernel import LANES, NumpyKernel
+from ddloco.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.workers import merge_kernel as module
+from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
+
+SCALES = (1.0, 1e-3, 1e-25, 1e-41, 1e19, 3e37)
+"""Ordinary values, squares that vanish, subnormal numbers, squares that overflow."""
+
+
+@pytest.fixture
+def compiled():
+    """The compiled arithmetic; only a machine without a compiler may lack it."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    kernel = merge_kernel()
+    assert isinstance(kernel, CompiledKernel)
+    return kernel
+
+
+def as_wire(values, dtype):
+    """Values in a wire dtype as merges see them."""
+    if dtype == "bfloat16":
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+    with np.errstate(over="ignore"):
+        return values.astype(dtype)
+
+
+@given(
+    size=st.sampled_from([1, 7, LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 130]),
+    learners=st.integers(1, 5),
+    dtype=st.sampled_from(["float32", "bfloat16", "float16", "float64"]),
+    scale=st.sampled_from(SCALES),
+    bad=st.sampled_from([0.0, -0.0, np.nan, np.inf]),
+    seed=st.integers(0, 2**32 - 1),
+)
+@settings(max_examples=200, deadline=None)
+def test_compiled_arithmetic_has_numpys_bits(size, learners, dtype, scale, bad, seed):
+    """For all wire dtypes and sizes, with subnormal and huge numbers, NaN and infinity."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    rng = np.random.default_rng(seed)
+    numbers = rng.standard_normal((2 + learners, size), np.float32)
+    theta, momentum, *values = numbers * np.float32(scale)
+    values[0][size // 2] = bad
+    raws = [as_wire(each, dtype) for each in values]
+    factors = [float(each) for each in rng.random(learners)]
+    found = []
+    for kernel in (merge_kernel(), NumpyKernel()):
+        out, momentum_out = np.empty_like(theta), np.empty_like(theta)
+        with np.errstate(all="ignore"):
+            squares = kernel.change_squares(theta, raws)
+            square = kernel.weighted_change(theta, raws, factors, out)
+            direction = out.copy()
+            kernel.step(theta, momentum, (1.7, 0.7, 0.9), (out, momentum_out))
+        arrays = [np.array(squares), np.array([square]), direction, out, momentum_out]
+        found.append([without_payload(each) for each in arrays])
+    assert found[0] == found[1]
+
+
+def without_payload(array):
+    """An array's bytes with one bit pattern for every NaN, whose sign no merge depends on."""
+    array = array.copy()
+    array[np.isnan(array)] = np.nan
+    return array.tobytes()
+
+
+def test_a_whole_merge_has_numpys_bits(compiled):
+    """Tensors of several blocks, radial and averaged, trained and state, in two dtypes."""
+    sizes, rng = (300_000, 1, 5_000), np.random.default_rng(3)
+    theta = rng.standard_normal(sum(sizes), np.float32)
+    values = [theta + 0.01 * rng.standard_normal(theta.size, np.float32) for _ in range(3)]
+    for dtype, width in (("float32", 4), ("bfloat16", 2)):
+        segments, start, offset = [], 0, 0
+        for size, average in zip(sizes, (False, True, False), strict=True):
+            segments.append(Segment(start, start + size, average, dtype, offset, size == 5_000))
+            start, offset = start + size, offset + size * width
+        contributions = [
+            Contribution(str(n), 1.0 + n, as_wire(each, dtype).view(np.uint8))
+            for n, each in enumerate(values)
+        ]
+        results = [
+            merge_fragment(
+                *(theta, 0.1 * theta, contributions, segments),
+                lr=0.7,
+                momentum_factor=0.9,
+                kernel=kernel,
+            )
+            for kernel in (compiled, NumpyKernel())
+        ]
+        one, other = ([r.theta.tobytes(), r.momentum.tobytes(), r.norms] for r in results)
+        assert one == other
+
+
+def test_a_library_with_other_bits_is_not_used(compiled, monkeypatch):
+    """Nor is one that is not there: merges are then numpy's."""
+    merge_kernel.cache_clear()
+    step = CompiledKernel.step
+    monkeypatch.setattr(
+        CompiledKernel,
+        "step",
+        lambda self, theta, b, rates, out: step(self, theta, b, (rates[0], 0.71, rates[2]), out),
+    )
+    assert isinstance(merge_kernel(), NumpyKernel)
+    monkeypatch.undo()
+    merge_kernel.cache_clear()
+    monkeypatch.setattr(module, "LIBRARY", "no_such_file.so")
+    assert isinstance(merge_kernel(), NumpyKernel)
+    merge_kernel.cache_clear()
