@@ -9,7 +9,7 @@ before it is whole then, so the chain is, too, and ends there; so does one whose
 that moment, which went on in the old file.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -126,12 +126,16 @@ def _check_joint(before: Tape | None, last: int, file: Tape) -> None:
         raise TapeError(file.path, 16, problem)
 
 
-def open_tapes(folder: Path, *, salvage: bool = False) -> list[Tape]:
+def open_tapes(
+    folder: Path, *, salvage: bool = False, wanted: Callable[[str], bool] | None = None
+) -> list[Tape]:
     """Open the tapes of a run folder (or one tape, given its file), scanned, in order of names.
 
     Args:
         folder: the run folder, the folder of tapes, or one file.
         salvage: whether to read damaged tapes up to the damage; ``damage`` of each names it.
+        wanted: whether an incarnation's tape is opened; by default, every one is, as if it wants
+            none of those that are there.
 
     Raises:
         TapeError: there is none, two are of one incarnation, a chain has a hole, or one cannot be
@@ -144,6 +148,8 @@ def open_tapes(folder: Path, *, salvage: bool = False) -> list[Tape]:
     paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
     if not paths:
         raise TapeError(folder, 0, f"no tapes here: neither tapes/*{SUFFIX} nor *{SUFFIX}")
+    if wanted is not None:
+        paths = [path for path in paths if wanted(whose(path)[0])] or paths
     files: dict[str, list[Tape]] = {}
     unbegun: list[UnbegunError] = []
     for path in paths:

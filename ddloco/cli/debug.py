@@ -1,6 +1,7 @@
 """The commands that explain recorded runs."""
 
 import argparse
+import gc
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.bundle import SUFFIX, open_bundle, versions_here, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
-from ddloco.debugger.recorded_run import RecordedRun, parse_event
+from ddloco.debugger.merge_processes import processes_for
+from ddloco.debugger.recorded_run import RecordedRun, is_syncer, parse_event
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
@@ -22,11 +24,30 @@ from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
 
+OF_MERGES = ("merge", "absent")
+"""Questions that the syncers' tapes answer alone."""
 
-def explained(given: argparse.Namespace, answer: Callable[[RecordedRun], int]) -> int:
-    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it."""
+GARBAGE_OBJECTS = 100_000
+"""New objects before the next search for garbage."""
+
+
+def explained(
+    given: argparse.Namespace,
+    answer: Callable[[RecordedRun], int],
+    wanted: Callable[[str], bool] | None = None,
+) -> int:
+    """Open the run in ``given.folder``, answer, and say in one line what is wrong with it.
+
+    Args:
+        given: what was given to the command.
+        answer: answers the question; returns the exit code.
+        wanted: whether an incarnation's tape is needed; by default all are.
+    """
+    # Tapes are many small objects that live long: looking for garbage more often finds none.
+    gc.freeze()
+    gc.set_threshold(GARBAGE_OBJECTS, 50, 100)
     try:
-        return answer(RecordedRun(given.folder, salvage=given.salvage))
+        return answer(RecordedRun(given.folder, salvage=given.salvage, wanted=wanted))
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     except Divergence as found:
@@ -46,7 +67,7 @@ def why(given: argparse.Namespace) -> int:
                 print(line)
         return HELD
 
-    return explained(given, answer)
+    return explained(given, answer, is_syncer if given.question in OF_MERGES else None)
 
 
 def _answer(run: RecordedRun, given: argparse.Namespace) -> Told:
@@ -65,7 +86,8 @@ def diff(given: argparse.Namespace) -> int:
     """``ddloco diff``: where two runs part first, and of what kind the difference is."""
 
     def answer(run: RecordedRun) -> int:
-        found = compare(run, RecordedRun(given.other, salvage=given.salvage))
+        other = RecordedRun(given.other, salvage=given.salvage)
+        found = compare(run, other, processes_for([run, other]))
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(found)
             print(json.dumps({"same": found.same, **plain}, indent=2))

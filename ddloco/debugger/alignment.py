@@ -7,18 +7,22 @@ step, what was installed before it, a contribution to a merge, and a merge. Each
 """
 
 import struct
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ddloco.config.job import DATA_PARALLEL
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Answer, Merge
-from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.protocol.events import Evaluated, StepFinished
 from ddloco.protocol.messages import GlobalFragment, Resume, StatePiece
 from transport import MessageArrived
 
 Kind = Literal["install", "step", "contribution", "merge"]
+
+LEARNED = StepFinished, GlobalFragment, Resume, StatePiece
+"""What is read of a learner's tape."""
 
 
 class Key(NamedTuple):
@@ -51,7 +55,8 @@ class Item(NamedTuple):
     """One item.
 
     Attributes:
-        event: the event that shows it.
+        actor: whose event shows it.
+        at: the number of that event.
         decided: what arrival times and pacing decide: who takes part, which versions, which step.
         data: the digest of its batch; empty but for steps.
         computed: what came out: bits of a loss, weights, digests.
@@ -60,12 +65,18 @@ class Item(NamedTuple):
             the tape.
     """
 
-    event: str
+    actor: str
+    at: int
     decided: tuple[Any, ...]
     data: bytes
     computed: tuple[Any, ...]
     causes: tuple[Key, ...]
     fragment: tuple[int, bytes] = (0, b"")
+
+    @property
+    def event(self) -> str:
+        """The event that shows it, as ``syncer.1:540``."""
+        return f"{self.actor}:{self.at}"
 
     @property
     def content(self) -> tuple[Any, ...]:
@@ -78,6 +89,7 @@ class AlignedRun:
 
     Args:
         run: the recorded run.
+        merges: its merges, syncer after syncer; by default they are computed.
 
     Attributes:
         items: by key.
@@ -89,7 +101,7 @@ class AlignedRun:
         ConfigError: the job's method has no merges of fragments.
     """
 
-    def __init__(self, run: RecordedRun) -> None:
+    def __init__(self, run: RecordedRun, merges: Iterable[Merge] | None = None) -> None:
         method = run.job.job.method
         if method in DATA_PARALLEL:
             raise ConfigError(f"{run.path}: job.method = {method!r} has no merges to compare")
@@ -99,11 +111,11 @@ class AlignedRun:
         for learner in run.learners:
             self.items.update(self._steps(run, learner))
         newest: dict[int, Key] = {}
-        for merge in run.merges():
+        for merge in run.merges() if merges is None else merges:
             self.items.update(_items_of(merge, newest.get(merge.fragment)))
             newest[merge.fragment] = _merge_key(merge.fragment, merge.t)
         for syncer in run.syncers:
-            for _, event in run.events(syncer):
+            for _, event in run.events(syncer, Evaluated):
                 if isinstance(event, Evaluated):
                     self.held_out = event.loss
 
@@ -122,7 +134,7 @@ class AlignedRun:
         started = False
         resumed: tuple[Any, ...] = ()
         """Where a learner that came back began: batches skipped, donor, and the donor's step."""
-        for record, event in run.events(learner):
+        for record, event in run.events(learner, *LEARNED):
             if not started and record.n > begun:
                 started, installed, arrived = True, arrived, []
             if isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
@@ -133,14 +145,17 @@ class AlignedRun:
                 resumed = (*resumed[:2], event.body.copy)
             elif isinstance(event, StepFinished):
                 losses[event.step] = event.loss
-                ref = f"{learner}:{record.n}"
-                install, step = (Key(kind, learner, event.step) for kind in ("install", "step"))
+                n = record.n
+                install, step = (
+                    Key("install", learner, event.step),
+                    Key("step", learner, event.step),
+                )
                 merges = tuple(_merge_key(p, version) for p, version, _ in installed if version)
                 versions = tuple(sorted((p, version) for p, version, _ in installed))
                 bytes_of = tuple(sorted((p, digest) for p, _, digest in installed))
-                yield install, Item(ref, versions, b"", bytes_of, (*before, *merges))
+                yield install, Item(learner, n, versions, b"", bytes_of, (*before, *merges))
                 loss = struct.pack("<d", event.loss)
-                yield step, Item(ref, resumed, event.batch, (loss,), (*before, install))
+                yield step, Item(learner, n, resumed, event.batch, (loss,), (*before, install))
                 before, installed, arrived, resumed = (step,), arrived, [], ()
 
 
@@ -159,17 +174,17 @@ def _items_of(merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
         causes.append(before)
     fragment = merge.fragment, bytes.fromhex(merge.tensors)
     key = _merge_key(merge.fragment, merge.t)
-    yield key, Item(merge.event, took, b"", computed, tuple(causes), fragment)
+    yield key, Item(*parse_event(merge.event), took, b"", computed, tuple(causes), fragment)
 
 
 def _contribution(each: Answer, fragment: int) -> Item:
     causes = (Key("step", each.learner, each.step), _merge_key(fragment, each.base))
     decided = (each.base, each.step, each.steps, each.tokens)
-    return Item(each.event, decided, b"", (each.digest,), causes)
+    return Item(*parse_event(each.event), decided, b"", (each.digest,), causes)
 
 
 def _merge_key(fragment: int, t: int) -> Key:
-    return Key("merge", f"fragment {fragment}", t)
+    return Key("merge", sys.intern(f"fragment {fragment}"), t)
 
 
 def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> list[Key]:

@@ -5,8 +5,7 @@ for the work; of a timer, the event that set it. Everything else (a start, a con
 of the operator) comes from outside.
 """
 
-from collections.abc import Callable
-from typing import Any
+from bisect import bisect_left
 
 from msgspec import Struct
 
@@ -15,9 +14,6 @@ from ddloco.actors.events import WorkResult
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import phrase
 from transport import MessageArrived, SetTimer, TimerFired
-
-LOOK_BACK_EVENTS = 256
-"""How far back the first search for a cause on the same tape goes; each further one doubles it."""
 
 
 class Cause(Struct, frozen=True):
@@ -52,53 +48,63 @@ def chain(run: RecordedRun, incarnation: str, number: int, most: int) -> list[Ca
         Divergence: this program decides otherwise than a tape says.
     """
     links: list[Cause] = []
+    requests: dict[str, _Requests] = {}
     there: tuple[str, int] | None = (incarnation, number)
     while there is not None and len(links) < most:
-        link, there = _link(run, *there)
+        link, there = _link(run, requests, *there)
         links.append(link)
     return links
 
 
-def _link(run: RecordedRun, who: str, number: int) -> tuple[Cause, tuple[str, int] | None]:
-    step = run.at(who, number)
-    event, ref, at, what = step.event, f"{who}:{number}", step.at, phrase(step.event)
-    match event:
-        case MessageArrived():
-            sent = event.clock.get(event.sender, 0)
-            origin = f"{event.sender}:{sent}"
-            if event.sender not in run.tapes or sent > run.tapes[event.sender].events:
-                return Cause(ref, at, what, f"{origin} sent it; there is no tape of that"), None
-            return Cause(ref, at, what, f"{origin} sent it", origin), (event.sender, sent)
-        case WorkResult():
-            work = event.work
-            asked = _last(run, who, number, lambda e: isinstance(e, Work) and e.work == work)
-            verb = "asked for this work"
-        case TimerFired():
-            name = event.timer
-            asked = _last(run, who, number, lambda e: type(e) is SetTimer and e.timer == name)
-            verb = "set this timer"
-        case _:
-            return Cause(ref, at, what, "it came from outside the job"), None
+def _link(
+    run: RecordedRun, requests: dict[str, "_Requests"], who: str, number: int
+) -> tuple[Cause, tuple[str, int] | None]:
+    at, event = run.event(who, number)
+    ref, what = f"{who}:{number}", phrase(event)
+    if isinstance(event, MessageArrived):
+        sent = event.clock.get(event.sender, 0)
+        origin = f"{event.sender}:{sent}"
+        if event.sender not in run.tapes or sent > run.tapes[event.sender].events:
+            return Cause(ref, at, what, f"{origin} sent it; there is no tape of that"), None
+        return Cause(ref, at, what, f"{origin} sent it", origin), (event.sender, sent)
+    if not isinstance(event, WorkResult | TimerFired):
+        return Cause(ref, at, what, "it came from outside the job"), None
+    if who not in requests:  # Causes lie further and further back, so this covers all of them.
+        requests[who] = _Requests(run, who, number)
+    if isinstance(event, TimerFired):
+        asked, verb = requests[who].timer(event.timer, number), "set this timer"
+    else:
+        asked, verb = requests[who].work(event.work), "asked for this work"
     if asked is None:
         return Cause(ref, at, what, f"an event before the tape begins {verb}"), None
     return Cause(ref, at, what, f"{who}:{asked} {verb}", f"{who}:{asked}"), (who, asked)
 
 
-def _last(run: RecordedRun, who: str, before: int, asks: Callable[[Any], bool]) -> int | None:
-    """Return the last event of an actor before event ``before`` with an effect that ``asks``."""
-    stepper, first = run.walker(who), run.first(who)
-    span, end = LOOK_BACK_EVENTS, before - 1
-    while end >= first:
-        begin = max(first, end - span + 1)
-        found: int | None = None
-        step = stepper.goto(begin)
-        while True:
-            if any(asks(effect) for effect in step.effects):
-                found = step.number
-            if step.number >= end:
-                break
-            step = stepper.goto(step.number + 1)
-        if found is not None:
-            return found
-        end, span = begin - 1, span * 2
-    return None
+class _Requests:
+    """Which events of one tape asked for work and set timers, up to one event.
+
+    Args:
+        run: the recorded run.
+        who: the incarnation.
+        until: the number of the last event that is looked at.
+    """
+
+    def __init__(self, run: RecordedRun, who: str, until: int) -> None:
+        self._works: dict[int, int] = {}
+        self._timers: dict[str, list[int]] = {}
+        for step in run.stepper(who).steps(until):
+            for effect in step.effects:
+                if type(effect) is SetTimer:
+                    self._timers.setdefault(effect.timer, []).append(step.number)
+                elif isinstance(effect, Work):
+                    self._works[effect.work] = step.number
+
+    def work(self, work: int) -> int | None:
+        """Return the event that asked for a piece of work, by its number; None if none did."""
+        return self._works.get(work)
+
+    def timer(self, name: str, before: int) -> int | None:
+        """Return the last event before event ``before`` that set a timer; None if none did."""
+        setters = self._timers.get(name, ())
+        place = bisect_left(setters, before)
+        return setters[place - 1] if place else None

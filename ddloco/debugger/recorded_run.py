@@ -3,7 +3,8 @@
 Nothing is executed but machines, so no JAX process is started and nothing is written.
 """
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ import msgspec
 from clocks import VectorClock, actor_of, number_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.snapshot_adapter import packages_of
-from ddloco.config.job import Job
+from ddloco.config.job import SYNCER, Job
 from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge, MergeHistory
@@ -36,8 +37,11 @@ class RecordedRun:
     Args:
         path: the run folder, a folder of tapes, or one tape.
         salvage: whether to read damaged tapes up to the damage.
+        wanted: whether an incarnation's tape is needed; by default all are. Where tapes go on from
+            a snapshot, all are opened, since together they tell which.
 
     Attributes:
+        salvage: as given.
         tapes: by incarnation, sorted by actor and incarnation number.
         job: the resolved job.
 
@@ -46,14 +50,23 @@ class RecordedRun:
         ConfigError: the tapes are of a program of the user's own.
     """
 
-    def __init__(self, path: Path | str, *, salvage: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        salvage: bool = False,
+        wanted: Callable[[str], bool] | None = None,
+    ) -> None:
         self.path = Path(path)
-        tapes = open_recording(self.path, salvage=salvage)
+        tapes = open_recording(self.path, salvage=salvage, wanted=wanted)
+        if wanted is not None and any(each.header.after for each in tapes):
+            tapes = open_recording(self.path, salvage=salvage)
         if is_program(tapes[0].header.job):
             raise ConfigError(f"{path}: of a program of your own; this command explains jobs")
         ordered = sorted(tapes, key=lambda each: _order(each.incarnation))
         self.tapes: dict[str, Tape] = {each.incarnation: each for each in ordered}
         self.job: Job = job_of(tapes[0])
+        self.salvage = salvage
         self._merges: dict[str, list[Merge]] = {}
         self._histories: dict[str, Iterator[Merge]] = {}
         self._walkers: dict[str, Stepper[Actor]] = {}
@@ -127,20 +140,36 @@ class RecordedRun:
         """Return the number of the first event that can be stepped to."""
         return self.walker(incarnation).first
 
-    def events(self, incarnation: str) -> Iterator[tuple[tape.Event, Any]]:
+    def events(self, incarnation: str, *mentioned: type) -> Iterator[tuple[tape.Event, Any]]:
         """Yield the events of a tape, decoded; no machine handles them.
+
+        Args:
+            incarnation: whose tape.
+            mentioned: types of events, or of bodies of messages. With any, only events that name
+                one of them are decoded and yielded, which takes less time; there may be others
+                among them that have such a name in their text.
 
         Raises:
             TapeError: the tape cannot be read.
         """
         found = self.tape_of(incarnation)
+        names = re.compile(b"|".join(each.__name__.encode() for each in mentioned)).search
         for record in found.records():
-            if isinstance(record, tape.Event):
-                try:
-                    yield record, self._decode(record.event)
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-                    problem = f"event {record.n} is none that this program knows: {error}"
-                    raise TapeError(found.path, 0, problem) from None
+            if type(record) is tape.Event and names(bytes(record.event)):
+                yield record, self._decoded(found, record)
+
+    def event(self, incarnation: str, number: int) -> tuple[float, Any]:
+        """Return the time of an event, in seconds since its actor's start, and the event, decoded.
+
+        Raises:
+            ConfigError: there is no such event.
+            TapeError: the tape cannot be read.
+        """
+        found = self.tape_of(incarnation)
+        if not found.header.after < number <= found.events:
+            raise _no_event(found, number)
+        record = next(each for each in found.records(number - 1) if type(each) is tape.Event)
+        return record.at, self._decoded(found, record)
 
     def steps_of(self, learner: str) -> Iterator[tuple[tape.Event, StepFinished]]:
         """Yield a learner's finished inner steps, each with its record.
@@ -148,7 +177,7 @@ class RecordedRun:
         Raises:
             TapeError: the tape cannot be read.
         """
-        for record, event in self.events(learner):
+        for record, event in self.events(learner, StepFinished):
             if isinstance(event, StepFinished):
                 yield record, event
 
@@ -175,8 +204,7 @@ class RecordedRun:
         for syncer in self.syncers:
             known = self._merges.setdefault(syncer, [])
             if syncer not in self._histories:
-                learners = self.job.learner_names()
-                self._histories[syncer] = MergeHistory(self.stepper(syncer), learners).merges()
+                self._histories[syncer] = self.merges_of(syncer)
             for position in count():
                 if position == len(known):
                     following = next(self._histories[syncer], None)
@@ -184,6 +212,14 @@ class RecordedRun:
                         break
                     known.append(following)
                 yield known[position]
+
+    def merges_of(self, syncer: str) -> Iterator[Merge]:
+        """Compute and yield the merges of one syncer, in the order of its tape.
+
+        Raises:
+            TapeError, Divergence: see ``MergeHistory.merges``.
+        """
+        return MergeHistory(self.stepper(syncer), self.job.learner_names()).merges()
 
     def merge(self, t: int) -> Merge:
         """Return the merge of a global step.
@@ -237,8 +273,7 @@ class RecordedRun:
         """
         found = self.tape_of(incarnation)
         if not found.header.after < number <= found.events:
-            span = f"{found.header.after + 1} to {found.events}"
-            raise ConfigError(f"{incarnation}:{number}: the tape has events {span}")
+            raise _no_event(found, number)
         known = dict(found.header.clock)
         for record in found.records():
             if isinstance(record, tape.Event):
@@ -268,6 +303,13 @@ class RecordedRun:
                         others = sum(n for who, n in known.items() if who != incarnation)
                         sums[f"{incarnation}:{record.n}"] = others + record.n
         return sums
+
+    def _decoded(self, found: Tape, record: tape.Event) -> Any:
+        try:
+            return self._decode(record.event)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            problem = f"event {record.n} is none that this program knows: {error}"
+            raise TapeError(found.path, 0, problem) from None
 
     def _begun(self, each: Tape) -> tuple[Actor, int]:
         """An actor as it was when its tape began, or at the snapshot that its tape goes on from;
@@ -303,6 +345,16 @@ def parse_event(text: str) -> tuple[str, int]:
     if not incarnation or not number.isdecimal():
         raise ConfigError(f"{text!r} is no event; want INCARNATION:NUMBER, as in syncer.1:540")
     return incarnation, int(number)
+
+
+def _no_event(found: Tape, number: int) -> ConfigError:
+    span = f"{found.header.after + 1} to {found.events}"
+    return ConfigError(f"{found.incarnation}:{number}: the tape has events {span}")
+
+
+def is_syncer(incarnation: str) -> bool:
+    """Whether an incarnation is one of a syncer, by its name."""
+    return actor_of(incarnation).partition("-")[0] == SYNCER
 
 
 def _order(incarnation: str) -> tuple[str, int]:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from clocks import actor_of
 from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
+from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.protocol.events import first_tensor
 from ddloco.protocol.tape_facts import TASK
@@ -123,15 +124,21 @@ class RunDiff(Struct, frozen=True):
         return lines
 
 
-def compare(one: RecordedRun, other: RecordedRun) -> RunDiff:
+def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff:
     """Compare two runs by what their items mean; times and event numbers do not count.
+
+    Args:
+        one: a recorded run.
+        other: another one.
+        processes: how many processes compute merges; with 1, this one does.
 
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the method of one of the jobs has no merges.
         Divergence: this program decides otherwise than a tape says.
     """
-    mine, theirs = AlignedRun(one), AlignedRun(other)
+    with merges_in(processes, [one, other]) as merges:
+        mine, theirs = AlignedRun(one, merges[0]), AlignedRun(other, merges[1])
     both = [key for key in mine.items if key in theirs.items]
     differing = sum(mine.items[key].content != theirs.items[key].content for key in both)
     recorded = list(_recorded(one, other))

@@ -1,6 +1,6 @@
 """The tapes of a run folder, which belong together: to one job, which is the folder's own."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from clocks import actor_of
@@ -28,18 +28,21 @@ def run_folder_of(path: Path) -> Path:
     return inner.parent if inner.name == TAPES else inner
 
 
-def open_recording(path: Path, *, salvage: bool = False) -> list[Tape]:
+def open_recording(
+    path: Path, *, salvage: bool = False, wanted: Callable[[str], bool] | None = None
+) -> list[Tape]:
     """Open the tapes of a run, scanned; all are of the job or the program that their folder is of.
 
     Args:
         path: the run folder, a folder of tapes, or one tape.
         salvage: whether to read damaged tapes up to the damage.
+        wanted: whether an incarnation's tape is opened; see ``open_tapes``.
 
     Raises:
         TapeError: one cannot be read, or is of another job, or of another version's semantics.
         ConfigError: the recorded job, or the folder's own, is none that this version can run.
     """
-    tapes = open_tapes(path, salvage=salvage)
+    tapes = open_tapes(path, salvage=salvage, wanted=wanted)
     folder = run_folder_of(path)
     program = is_program(tapes[0].header.job)
     for each in tapes:

@@ -23,6 +23,7 @@ from tools import ROOT, say
 NAMES = (
     *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "crowd", "frozen"),
     *("regions", "return", "snapshot", "storage", "step", "quality", "fuzz", "goodput"),
+    "debugger",
 )
 """From the short ones to the long ones."""
 

@@ -338,3 +338,17 @@ def test_a_device_without_room_is_a_tape_error(tmp_path):
     with pytest.raises(TapeError, match="cannot write: No space left on device"):
         writer.append(event(1))
     writer.close()
+
+
+@pytest.mark.parametrize("block", [8, 9, 64, 1000])
+def test_records_that_cross_blocks_are_read_whole(tmp_path, monkeypatch, block):
+    """Wherever a block ends, and wherever the tape is entered or cut."""
+    monkeypatch.setattr(tape, "BLOCK_BYTES", block)
+    path = tmp_path / "a.1.tape"
+    ends = write(path)
+    opened = Tape(path).scan()
+    assert comparable(opened.records()) == comparable(RECORDS)
+    assert opened.truncated_at is None
+    path.write_bytes(path.read_bytes()[:-3])
+    cut = Tape(path).scan()
+    assert (cut.truncated_at, comparable(cut.records())) == (ends[-2], comparable(RECORDS[:-1]))

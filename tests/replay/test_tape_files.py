@@ -312,3 +312,14 @@ def test_reading_behind_an_event_gives_the_rest_of_the_tape(tmp_path, monkeypatc
         for after in (0, 1, 2, 3, last - 1, last, 2, last + 1):
             expected = [each for each in every if each.n > after]
             assert expected == list(fresh.records(after))
+
+
+def test_only_the_tapes_that_are_wanted_are_opened(tmp_path):
+    """The others may be damaged; where none is wanted of those that are there, all are opened."""
+    for name in ("a.1", "b.1"):
+        record(tmp_path, 1, incarnation=name)
+    (tmp_path / "b.1.tape").write_bytes(b"nothing like a tape")
+    assert ["a.1"] == [each.incarnation for each in open_tapes(tmp_path, wanted="a.1".__eq__)]
+    for wanted in (None, "c.1".__eq__):
+        with pytest.raises(TapeError):
+            open_tapes(tmp_path, wanted=wanted)

@@ -1,0 +1,73 @@
+"""The merges of long tapes, computed in processes of their own while this one reads other tapes."""
+
+import multiprocessing
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from operator import eq
+from pathlib import Path
+
+import msgspec
+
+from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.recorded_run import RecordedRun
+
+LONG_EVENTS = 100_000
+"""From so many events of syncers on, a process of its own is worth the second that it takes to
+start."""
+
+Encoded = list[bytes] | None
+"""Merges, each as msgpack; None if they could not be computed."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Merge).decode
+
+
+def processes_for(runs: Sequence[RecordedRun]) -> int:
+    """Return how many processes should compute the merges of some runs: 1 if they are short."""
+    long = sum(run.tapes[syncer].events for run in runs for syncer in run.syncers) >= LONG_EVENTS
+    tapes = sum(len(run.syncers) for run in runs)
+    return max(min(tapes, len(os.sched_getaffinity(0))), 1) if long else 1
+
+
+@contextmanager
+def merges_in(processes: int, runs: Sequence[RecordedRun]) -> Iterator[list[Iterator[Merge]]]:
+    """Compute the merges of some runs; yields, for each run, its merges syncer after syncer.
+
+    Args:
+        processes: how many processes compute them; with 1, this one does.
+        runs: the runs.
+    """
+    if processes <= 1:
+        yield [run.merges() for run in runs]
+        return
+    context = multiprocessing.get_context("forkserver")
+    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+        asked = [
+            [(each, pool.submit(_computed, run.path, each, run.salvage)) for each in run.syncers]
+            for run in runs
+        ]
+        try:
+            yield [_received(run, of_run) for run, of_run in zip(runs, asked, strict=True)]
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _received(run: RecordedRun, asked: Sequence[tuple[str, "Future[Encoded]"]]) -> Iterator[Merge]:
+    for syncer, future in asked:
+        encoded = future.result()
+        if encoded is None:  # Computed here, it raises what is wrong with the tape.
+            yield from run.merges_of(syncer)
+            continue
+        yield from map(_decode, encoded)
+
+
+def _computed(path: Path, syncer: str, salvage: bool) -> Encoded:
+    """What a process does."""
+    try:
+        run = RecordedRun(path, salvage=salvage, wanted=partial(eq, syncer))
+        return [_encode(merge) for merge in run.merges_of(syncer)]
+    except Exception:  # noqa: BLE001, not every exception passes from one process to another
+        return None

@@ -1,0 +1,102 @@
+"""How fast recorded runs are explained, in wall time.
+
+A simulated run of eight learners leaves tapes of about 100,000 events. Measured: the events that
+machines are stepped through in a second, with every clock and every digest of effects compared
+(``replay.Stepper``), over all tapes; ``ddloco why RUN merge T`` and ``why RUN event E`` as a person
+types them, start of Python included, for the last merge and the last event, which are the slowest;
+and ``ddloco diff`` of the run with itself, which compares everything. Divided: the speed of
+stepping by that of reading the same events alone, which any answer from a tape must do. Aims:
+20,000 events a second, 2 s for ``why``, and 60 s for a ``diff`` of two runs of 1,000,000 events,
+so 6 s here.
+"""
+
+import resource
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from tools import ROOT
+
+from ddloco.config.job import job_from
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.protocol.tape_facts import TENSORS
+from ddloco.simulation.physics import Physics
+from ddloco.simulation.tapes import recorder_maker
+from ddloco.simulation.world import World
+from ddloco.workers.simulated.work import leaves_of
+
+STEPS = 1720
+"""Global steps of 58 events each."""
+
+LEARNERS = 8
+FRAGMENTS = 6
+
+
+def measure(quick: bool) -> dict[str, Any]:
+    """Seconds, events a second, and bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        record(STEPS // 40 if quick else STEPS, path)
+        run = RecordedRun(path)
+        events = sum(each.events for each in run.tapes.values())
+        stepped_s = _seconds(lambda: [_step(run, each) for each in run.tapes])
+        read_s = _seconds(lambda: [sum(1 for _ in run.events(each)) for each in run.tapes])
+        last = max(merge.t for merge in run.merges())
+        syncer = run.syncers[0]
+        return {
+            "events": events,
+            "step_rate": events / stepped_s,
+            "read_rate": events / read_s,
+            "why_merge_s": _command("why", str(path), "merge", str(last)),
+            "why_event_s": _command(
+                "why", str(path), "event", f"{syncer}:{run.tapes[syncer].events}"
+            ),
+            "diff_s": _command("diff", str(path), str(path)),
+            "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+        }
+
+
+def lines(figures: dict[str, Any]) -> list[str]:
+    """The figures in words."""
+    share = figures["step_rate"] / figures["read_rate"]
+    speed = f"{share:.1%} of what reading them alone does ({figures['read_rate']:,.0f})"
+    waits = "of {events:,} events: why merge {why_merge_s:.1f} s, why event {why_event_s:.1f} s "
+    waits += "(aim 2), diff {diff_s:.1f} s (aim 6), "
+    return [
+        f"{figures['step_rate']:,.0f} events/s stepped (aim 20,000), {speed}",
+        waits.format(**figures) + f"{figures['peak_bytes'] / 2**20:.0f} MiB at most",
+    ]
+
+
+def record(steps: int, folder: Path) -> None:
+    """Leave the tapes of a simulated run in a folder."""
+    plain = {
+        "job": {"task": "simulated:tensors", "steps": steps, "learners": LEARNERS},
+        "task": {TENSORS: FRAGMENTS},
+        "sync": {"fragments": FRAGMENTS, "interval": FRAGMENTS, "fragmentation": "tensor"},
+    }
+    job = job_from(plain, "bench")
+    physics = Physics(leaves_of(FRAGMENTS))
+    world = World(job, replace(physics, recorder=recorder_maker(job, folder, arithmetic=False)))
+    world.begin()
+    world.run()
+
+
+def _step(run: RecordedRun, incarnation: str) -> None:
+    for _ in run.stepper(incarnation).steps():
+        pass
+
+
+def _command(*arguments: str) -> float:
+    command = [sys.executable, "-m", "ddloco", *arguments]
+    return _seconds(lambda: subprocess.run(command, check=True, capture_output=True, cwd=ROOT))
+
+
+def _seconds(do: Any) -> float:
+    begun = perf_counter()
+    do()
+    return perf_counter() - begun
