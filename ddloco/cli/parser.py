@@ -667,6 +667,13 @@ def _add_simulate(orders: Orders) -> None:
         default=[],
         help="override a key of the scenario, such as chips.total=300000; may be given again",
     )
+    add(
+        "--without",
+        metavar="LEARNER",
+        action="append",
+        default=[],
+        help="a learner of a simulated run that never joins; may be given again",
+    )
     add("--dir", dest="folder", metavar="RUN", type=Path, help="write tapes and a log there")
     add("--json", action="store_true", help="print JSON")
     add_bandwidth(command)

@@ -372,7 +372,7 @@ def simulate(given: argparse.Namespace) -> int:
         if given.scenario == "hostile":
             return hostile_worlds(given)
         return scenario_table(given)
-    except ConfigError as error:
+    except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
 
 

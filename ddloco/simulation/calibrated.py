@@ -6,6 +6,7 @@ reproduce the run's merges, which a test checks; with another it predicts their 
 """
 
 import json
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -57,6 +58,11 @@ class RecordedPace(Pace):
 class Recording:
     """A run folder, as a scenario with one case.
 
+    Args:
+        folder: the run folder.
+        overrides: settings that are changed, as ``key=value``.
+        without: learners that never join.
+
     Raises:
         ConfigError: it is not a run that can be simulated.
     """
@@ -64,6 +70,7 @@ class Recording:
     folder: Path
     overrides: tuple[str, ...] = ()
     work: Work = field(default_factory=Work)
+    without: tuple[str, ...] = ()
 
     @property
     def scenario(self) -> About:
@@ -74,7 +81,10 @@ class Recording:
     def resolved(self, source: str) -> Job:
         """The run's job with overrides; a simulated model has the same number of fragments."""
         del source
-        job = load_job(self.folder / JOB_FILE, self.overrides)
+        # The speeds and absences of single learners are in the recording; with fewer learners,
+        # tables of those that are left out would be refused.
+        job = load_job(self.folder / JOB_FILE, ("learner={}", "chaos={}", *self.overrides))
+        self._check_without(job)
         table = replace(job.job, task="simulated:tensors")
         return replace(job, job=table, task={TENSORS: self._fragments}, learner={})
 
@@ -97,13 +107,30 @@ class Recording:
         )
 
     def faults(self, job: Job, seed: int, until_s: float) -> tuple[Fault, ...]:
-        """Learners join at the recorded times."""
-        del job, seed, until_s
+        """Learners join at the recorded times; those that are left out never do."""
+        del seed, until_s
         delay_s = self._measured[2]
         first: dict[str, float] = {}
         for line in self._said("joined"):
             first.setdefault(actor_of(line["learner"]), line["at"] - delay_s)
-        return tuple(Fault("join", name, max(at, 0.0)) for name, at in sorted(first.items()))
+        there = {name: max(at, 0.0) for name, at in first.items() if name in job.learner_names()}
+        joined = {**there, **dict.fromkeys(self.without, math.inf)}
+        return tuple(Fault("join", name, at) for name, at in sorted(joined.items()))
+
+    def _check_without(self, job: Job) -> None:
+        names = job.learner_names()
+        for name in self.without:
+            if name not in names:
+                there = f"{names[0]} to {names[-1]}"
+                raise ConfigError(f"--without {name}: no such learner; the run has {there}")
+        left = len(names) - len(set(self.without))
+        if not left:
+            raise ConfigError("--without: leaves no learner")
+        if left < job.sync.quorum:
+            raise ConfigError(
+                f"--without: leaves {left} of {len(names)} learners, and sync.quorum is "
+                f"{job.sync.quorum}, so nothing would be merged; add --set sync.quorum={left}"
+            )
 
     @cached_property
     def _lines(self) -> list[dict[str, Any]]:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -17,10 +19,12 @@ from rich.table import Table
 from ddloco.config.run_folder import next_folder, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.simulation import fuzz
+from ddloco.simulation.before_after import Outcome, outcome_of, table_of
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.experiment import Row, run_case
 from ddloco.simulation.scenario import Case, Scenario, cases_of, find
 from ddloco.simulation.sweep import sweep
+from replay import Divergence
 
 T = TypeVar("T")
 World = Scenario | Recording
@@ -44,7 +48,8 @@ def scenario_table(given: argparse.Namespace) -> int:
         ConfigError: the scenario or an option cannot be used.
     """
     path = find(given.scenario)
-    cases = chosen(path, tuple(given.overrides), given.case)
+    choose = partial(chosen, path, tuple(given.overrides), tuple(given.without))
+    cases = choose(given.case)
     if not cases:
         raise ConfigError(f"{path}: no case has {given.case!r} in its name")
     about = cases[0][1].scenario
@@ -54,7 +59,9 @@ def scenario_table(given: argparse.Namespace) -> int:
         raise ConfigError("--dir: holds the tapes of one world; choose one --case and one seed")
     console = Console(stderr=True)
     works = [index * len(seeds) + at for index in range(len(cases)) for at in range(len(seeds))]
-    run = partial(_one, path, tuple(given.overrides), given.case, first, len(seeds), given.folder)
+    if path.is_dir() and len(seeds) == 1:
+        return _beside_recorded(console, given, path, cases[0], first)
+    run = partial(_one, choose, given.case, seeds, given.folder)
     rows = _with_bar(console, about.name, run, works, given.jobs)
     averaged = [
         _averaged(rows[index * len(seeds) : (index + 1) * len(seeds)])
@@ -71,30 +78,74 @@ def scenario_table(given: argparse.Namespace) -> int:
     return FOUND if broken else HELD
 
 
-def _one(  # noqa: PLR0917, a partial of it is called in other processes with the last argument
-    path: Path,
-    overrides: tuple[str, ...],
+def _one(
+    choose: Callable[[str], list[tuple[Case, World]]],
     among: str,
-    first: int,
-    seeds: int,
+    seeds: range,
     folder: Path | None,
     work: int,
 ) -> Row:
-    case, scenario = chosen(path, overrides, among)[work // seeds]
-    return run_case(case, scenario, first + work % seeds, folder)
+    case, scenario = choose(among)[work // len(seeds)]
+    return run_case(case, scenario, seeds[work % len(seeds)], folder)
 
 
-def chosen(path: Path, overrides: tuple[str, ...], among: str) -> list[tuple[Case, World]]:
+def chosen(
+    path: Path, overrides: tuple[str, ...], without: tuple[str, ...], among: str
+) -> list[tuple[Case, World]]:
     """The case named ``among``, or those whose names contain it; a run folder has one case.
 
     Raises:
         ConfigError: it cannot be used.
     """
     if path.is_dir():
-        return [(Case(path.name), Recording(path, overrides))]
+        return [(Case(path.name), Recording(path, overrides, without=without))]
+    if without:
+        raise ConfigError("--without: leaves learners out of a recorded run; want a run folder")
     cases: list[tuple[Case, World]] = [*cases_of(path, overrides)]
     exact = [each for each in cases if each[0].name == among]
     return exact or [each for each in cases if among in each[0].name]
+
+
+def _beside_recorded(
+    console: Console,
+    given: argparse.Namespace,
+    path: Path,
+    chosen_case: tuple[Case, World],
+    seed: int,
+) -> int:
+    """Simulate a recorded run, and show what it comes to beside what the run came to.
+
+    With a change, the run is simulated without it, too: what that differs by from the recorded
+    run is the error of the simulation.
+    """
+    case, scenario = chosen_case
+    outcomes: dict[str, Outcome] = {}
+    try:
+        outcomes["recorded"] = outcome_of(path)
+    except Divergence as found:
+        said = f"{path}: {found}: this program decides otherwise than the tape says"
+        console.print(f"{said}, so what the run came to is not shown", soft_wrap=True)
+    with TemporaryDirectory() as scratch:
+        folder = given.folder or Path(scratch) / "changed"
+        row = run_case(case, scenario, seed, folder)
+        changed = given.overrides or given.without
+        if changed:
+            as_it_was = Path(scratch) / "unchanged"
+            run_case(case, Recording(path), seed, as_it_was)
+            outcomes["simulated"] = outcome_of(as_it_was)
+        if row.violation is None:
+            outcomes["changed" if changed else "simulated"] = outcome_of(folder)
+    if given.json:
+        told = {name: msgspec.to_builtins(each) for name, each in outcomes.items()}
+        cases = [asdict(row)]
+        print(json.dumps({"scenario": scenario.scenario.name, "cases": cases, "outcomes": told}))
+    else:
+        _show(_wide_enough(), scenario.scenario, [row], 1)
+        _wide_enough().print(table_of(outcomes))
+    if row.violation is not None:
+        _report_broken(console, path, given, row)
+        return FOUND
+    return HELD
 
 
 def _with_bar(
@@ -203,9 +254,11 @@ def _report_broken(console: Console, path: Path, given: argparse.Namespace, row:
     folder = given.folder
     if folder is None:
         folder = next_folder(Path("runs"), f"simulated-{row.seed}")
-        case, scenario = chosen(path, tuple(given.overrides), row.case)[0]
+        overrides, without = tuple(given.overrides), tuple(given.without)
+        case, scenario = chosen(path, overrides, without, row.case)[0]
         run_case(case, scenario, row.seed, folder)
     options = "".join(f" --set {each}" for each in given.overrides)
+    options += "".join(f" --without {each}" for each in given.without)
     again = f"ddloco simulate {given.scenario} --case '{row.case}' --seed {row.seed}{options}"
     console.print(f"{row.case}, seed {row.seed}: {row.violation}", soft_wrap=True, highlight=False)
     console.print(f"  again: {again}\n  tapes: {folder}", soft_wrap=True, highlight=False)
