@@ -58,6 +58,7 @@ from transport.payload import SENDABLE as SENDABLE
 from transport.payload import Bytes as Bytes
 from transport.payload import Payload as Payload
 from transport.payload import aligned as aligned
+from transport.payload import copy_payload as copy_payload
 from transport.payload import describe as describe
 from transport.payload import payload_of as payload_of
 from transport.payload import tensor_bytes as tensor_bytes

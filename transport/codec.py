@@ -38,9 +38,9 @@ from transport.message import (
 from transport.payload import (
     PAYLOAD_BYTES_MAX,
     SENDABLE,
+    ArrivingDigests,
     Bytes,
     Payload,
-    broken_tensor,
     payload_bytes,
 )
 
@@ -215,6 +215,7 @@ class Assembler(Generic[B]):
         self._release = release
         self._header: Header[B] | None = None
         self._data: Bytes | None = None
+        self._digests = ArrivingDigests(())
         self._filled = 0
         self._chunks = 0
 
@@ -267,6 +268,7 @@ class Assembler(Generic[B]):
         self._check(header)
         self._header, self._filled, self._chunks = header, 0, 1
         total = payload_bytes(header.tensors)
+        self._digests = ArrivingDigests(header.tensors)
         self._data = self._allocate(total) if header.tensors else None
 
     def _follow(self, chunk: Chunk) -> None:
@@ -286,17 +288,19 @@ class Assembler(Generic[B]):
             raise RemoteProtocolError(
                 f"tensor bytes: received {len(piece)}, expected {due} by shapes and types"
             )
-        if self._data is not None and due:
-            self._data[self._filled : self._filled + due] = np.frombuffer(piece, np.uint8)
+        if self._data is not None:
+            here = self._data[self._filled : self._filled + due]
+            if due:
+                here[:] = np.frombuffer(piece, np.uint8)
+            self._digests.update(here.data)  # Here the bytes are still in the cache.
         self._filled += due
 
     def _finish(self) -> Message[B] | None:
         header, data = self._header, self._data
         if header is None or (data is not None and self._filled < len(data)):
             return None
-        payload = Payload(header.tensors, data) if data is not None else None
-        broken = broken_tensor(payload) if payload is not None else None
-        if broken is not None:
+        if self._digests.broken is not None:
+            broken = self._digests.broken
             raise RemoteProtocolError(f"tensor {broken}: bytes do not match their digest")
         self._header = self._data = None
-        return Message(header, payload)
+        return Message(header, Payload(header.tensors, data) if data is not None else None)

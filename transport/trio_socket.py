@@ -33,6 +33,8 @@ DROPPED_AT_ONCE = 256
 
 _Result = TypeVar("_Result")
 _IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
+"""As plain numbers: joining two of zmq's flags takes a microsecond."""
 
 
 class TrioSocket:
@@ -191,7 +193,7 @@ class TrioSocket:
         parts: list[Frame] = []
         more = True
         while more and len(parts) <= parts_max:
-            frame = self._socket.recv(zmq.NOBLOCK, copy=False)
+            frame = self._socket.recv(_NOBLOCK, copy=False)
             if not parts:
                 self.source, self._dropped = _source(frame), 0
                 if self._signed:
@@ -204,7 +206,7 @@ class TrioSocket:
     def _drop(self) -> None:
         """Drop the remaining parts of a message with too many, a limited number at a time."""
         for _ in range(DROPPED_AT_ONCE):
-            self._socket.recv(zmq.NOBLOCK)
+            self._socket.recv(_NOBLOCK)
             self._dropped += 1
             if self._dropped == PARTS_FORGIVEN:
                 self._excess(self.source)
@@ -216,9 +218,9 @@ class TrioSocket:
     def _send(self, parts: Sequence[Frame]) -> None:
         refused: zmq.ZMQError | None = None
         for number, part in enumerate(parts, 1):
-            more = zmq.SNDMORE if number < len(parts) else 0
+            more = _SNDMORE if number < len(parts) else 0
             try:
-                self._socket.send(part, zmq.NOBLOCK | more, copy=len(part) <= COPY_BYTES_MAX)
+                self._socket.send(part, _NOBLOCK | more, copy=len(part) <= COPY_BYTES_MAX)
             except zmq.ZMQError as error:
                 if number == 1:
                     raise

@@ -16,7 +16,7 @@ from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.runtime.array_table import F32
 from ddloco.workers.quantization import decode, encode
-from transport import DTYPES, Bytes, Payload, aligned, describe
+from transport import DTYPES, Bytes, Payload, aligned, copy_payload, describe
 
 
 class Layouts:
@@ -44,13 +44,11 @@ class Layouts:
     def encoded(self, fragment: int, whole: Bytes) -> Payload:
         """A fragment of a whole host copy as an immutable payload of its own."""
         start, stop = self.plan.fragment_slice(fragment)
-        return self._payload(fragment, whole[start:stop].copy())
+        return copy_payload(whole[start:stop], wire_layout(self.plan, fragment))
 
     def sent(self, fragment: int, flat: F32) -> Payload:
         """A global fragment as a payload to be sent."""
-        return self._payload(fragment, self.wire(fragment, flat))
-
-    def _payload(self, fragment: int, data: Bytes) -> Payload:
+        data = self.wire(fragment, flat)
         return Payload(describe(data, wire_layout(self.plan, fragment)), data)
 
     def flat(self, fragment: int, data: Bytes) -> F32:

@@ -10,7 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transport import DTYPES, Payload, TensorMeta, aligned, describe
-from transport.payload import ALIGNMENT, broken_tensor, payload_bytes, tensor_bytes
+from transport.payload import (
+    ALIGNMENT,
+    ArrivingDigests,
+    broken_tensor,
+    copy_payload,
+    payload_bytes,
+    tensor_bytes,
+)
 
 layouts_st = st.lists(
     st.tuples(
@@ -104,3 +111,19 @@ def test_narrow_elements_are_counted_in_whole_bytes(bits, nbytes):
 def test_room_is_a_multiple_of_the_alignment(nbytes, room):
     """Nothing takes no room, anything takes whole cache lines."""
     assert aligned(nbytes) == room
+
+
+@given(layouts_st, st.lists(st.integers(1, 3000), min_size=1, max_size=5))
+def test_digests_are_the_same_in_pieces(layout, lengths):
+    """However a payload's bytes arrive, and a copy has the digests of what it copied."""
+    payload = payload_of(layout)
+    digests = ArrivingDigests(payload.tensors)
+    rest, turn = payload.data.data, 0
+    while len(rest):
+        digests.update(rest[: lengths[turn % len(lengths)]])
+        rest, turn = rest[lengths[turn % len(lengths)] :], turn + 1
+
+    assert digests.broken is None
+    copied = copy_payload(payload.data, layout)
+    assert copied.tensors == payload.tensors
+    assert broken_tensor(copied) is None
