@@ -454,6 +454,14 @@ def _add_replay(orders: Orders) -> None:
         help="stop before an event, syncer.1:540, merge:40 or step:learner-1:120, at the cut of "
         "all that it knew of, and show the job there",
     )
+    command.add_argument(
+        "--without",
+        metavar="LEARNER",
+        action="append",
+        default=[],
+        help="with --until merge:T: compute that merge again without the contribution of this "
+        "learner, and show the difference of each tensor; may be given again",
+    )
     hand = command.add_mutually_exclusive_group()
     hand.add_argument("--pdb", action="store_true", help="with --until: a debugger there")
     hand.add_argument("--shell", action="store_true", help="with --until: a Python prompt there")

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 from rich.console import Console
 from rich.progress import Progress
@@ -17,6 +18,7 @@ from rich.progress import Progress
 from ddloco.cli.ask import complain
 from ddloco.cli.perform import find_programs
 from ddloco.config.toml import ConfigError
+from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
@@ -49,6 +51,9 @@ def replay(given: argparse.Namespace) -> int:
     """``ddloco replay``: execute tapes again and compare."""
     if (given.pdb or given.shell) and not given.until:
         return complain("--pdb and --shell: want --until, which says where to stop")
+    kind, _, merge = given.until.partition(":")
+    if given.without and not (kind == "merge" and merge.isdecimal()):
+        return complain("--without: wants --until merge:T, the merge that is computed again")
     console = Console(stderr=True)
     # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
     # line next to an error message.
@@ -65,6 +70,8 @@ def replay(given: argparse.Namespace) -> int:
         console.print(f"differs from the recording: {what}")
 
     try:
+        if given.without:
+            return _merge_without(given, int(merge), warn)
         if given.until:
             return _replay_until(given, warn)
         replay = replay_of(
@@ -175,6 +182,17 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
         return HELD
     _print_report(report)
     return FOUND
+
+
+def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None]) -> int:
+    """Compute a merge again without some contributions, and show how far its result moves."""
+    run = RecordedRun(given.folder, salvage=given.salvage)
+    found = merge_without(run, t, given.without, task=given.task, trust=given.trust, warn=warn)
+    if given.json:
+        print(json.dumps(msgspec.to_builtins(found), indent=2))
+    else:
+        print("\n".join(found.lines()))
+    return HELD
 
 
 def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:

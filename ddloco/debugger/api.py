@@ -17,6 +17,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.debugger.causes import Cause, chain
 from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
 from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.merge_without import MergeWithout, merge_without
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
 from ddloco.debugger.stopped_replay import Tensors, arrays_at
@@ -148,6 +149,22 @@ class Run:
             begin = first if stride > 0 else last
         for number in range(begin, last + 1 if stride > 0 else first - 1, stride):
             yield Position(self, who, number)
+
+    def what_if(self, t: int, without: str | Sequence[str]) -> MergeWithout:
+        """Compute the merge of global step ``t`` again without some learners' contributions.
+
+        The run is replayed up to the merge, its task included.
+
+        Args:
+            t: the global step.
+            without: one or more learners, by name or incarnation.
+
+        Raises:
+            ConfigError: there is no such merge, they are not in it, or nobody else is.
+            TapeError, WorkerRequestError: the run cannot be replayed.
+        """
+        names = [without] if isinstance(without, str) else without
+        return merge_without(self.recorded, t, names)
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.

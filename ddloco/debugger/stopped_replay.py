@@ -69,7 +69,7 @@ class StoppedReplay:
         stored = arrays.get(handle)
         if stored is None:
             raise ConfigError(f"array {handle!r} could not be computed: a tape is missing")
-        return tensors_in(stored, self._plan())
+        return tensors_in(stored, self.plan())
 
     def _runner(self, actor: str) -> TapeRunner[Any]:
         wanted = actor or self.incarnation
@@ -80,7 +80,8 @@ class StoppedReplay:
             f"{wanted} is not in the replay here; there are {', '.join(self.runners)}"
         )
 
-    def _plan(self) -> FragmentPlan:
+    def plan(self) -> FragmentPlan:
+        """Return how the job's parameters are cut into fragments."""
         started = next(event for _, event in self.run.events(self.incarnation))
         return self.run.job.plan(started.leaves)
 

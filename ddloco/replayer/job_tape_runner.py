@@ -94,6 +94,21 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
         self._fragments: dict[int, int] = {}
         """The fragment that a piece of work is about, by its number."""
 
+    def merge_under_way(self, t: int) -> MergeFragment | None:
+        """Return the merge of a global step, if the actor waits for its result."""
+        works = self.actor.under_way.values()
+        found = (each for each in works if isinstance(each, MergeFragment) and each.t == t)
+        work = next(found, None)
+        if work is None or self._change is None:
+            return work
+        changed = self._change.changed(work)
+        return changed if isinstance(changed, MergeFragment) else work
+
+    def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
+        """Compute a merge that the run did not make, from arrays that are there; its result is
+        stored nowhere. Returns the new parameters as well."""
+        return self._workers.merge_apart(work)
+
     async def run(self) -> None:
         """Start a worker as the tape's fingerprint names it, execute the tape, end the worker.
 

@@ -349,6 +349,20 @@ class Workers:
 
     def _merge(self, work: MergeFragment) -> tuple[FragmentMerged, list[Payload | F32]]:
         """Merge, and store the result on disk; returns the arrays in the order of ``makes``."""
+        merged, made, stored = self._compute_merge(work)
+        if stored is not None:
+            self._put(stored)
+        return merged, made
+
+    def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
+        """Compute a merge whose result is stored nowhere; returns its new parameters."""
+        merged, made, _ = self._compute_merge(work)
+        return merged, made[0]
+
+    def _compute_merge(
+        self, work: MergeFragment
+    ) -> tuple[FragmentMerged, list[Payload | F32], StoredFragment | None]:
+        """Merge; returns also the arrays in the order of ``makes``, and what is to be stored."""
         theta: F32 = self._arrays.get(work.theta)
         momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
         outer, compression = self.outer_at(work.t), self.compression
@@ -388,14 +402,15 @@ class Workers:
             *(each.digest for each in sent),
             tensors=tensor_digests(payload),
         )
+        stored: StoredFragment | None = None
         if result.accepted:
             bases = {share.name: share.base for share in work.shares}
             spent = {**work.spent, **{name: bases[name] for name in result.accepted}}
             digest = merged.theta + merged.momentum
             tokens = work.tokens.after(result.accepted) if work.tokens is not None else 0
             kept = Kept(work.fragment, work.t, spent, work.batches, digest, tokens)
-            self._put(StoredFragment(kept, result.theta, result.momentum))
-        return merged, made
+            stored = StoredFragment(kept, result.theta, result.momentum)
+        return merged, made, stored
 
     def _put(self, found: StoredFragment) -> None:
         """Store a merge on disk; with ``tape.on_error`` other than "stop" continue if that fails.

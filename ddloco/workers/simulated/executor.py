@@ -9,6 +9,8 @@ import trio
 from ddloco.actors.effects import Work
 from ddloco.actors.events import WorkResult
 from ddloco.config.job import Job
+from ddloco.protocol.effects import MergeFragment
+from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.tape_facts import ARITHMETIC, TENSORS
 from ddloco.runtime.array_table import Arrays
 from ddloco.workers import rpc
@@ -68,6 +70,10 @@ class SimulatedWorkers:
         while not self._simulated_work.capture.ready(work):
             await trio.lowlevel.checkpoint()
         return self._simulated_work.do(work, self._contents)
+
+    def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
+        """Compute a merge whose result is stored nowhere; returns its new parameters."""
+        return self._simulated_work.merge_apart(work, self._contents)
 
     def settle(self, result: WorkResult) -> None:
         """A result equals the recorded one: store its merge, if it is one."""

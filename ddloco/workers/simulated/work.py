@@ -351,7 +351,30 @@ class SimulatedWork:
             digest.update(contents[f"wire/{p}/0"].digest)
         return ParametersMade(work.work, digest.digest())
 
+    def merge_apart(
+        self, work: MergeFragment, contents: Contents
+    ) -> tuple[FragmentMerged, "Content"]:
+        """Compute a merge whose result is stored nowhere; returns its new parameters."""
+        event, made = self._compute_merge(work, contents)
+        return event, made[0]
+
     def _merge(self, work: MergeFragment, contents: Contents) -> FragmentMerged:
+        event, made = self._compute_merge(work, contents)
+        for handle, content in zip(work.makes, made, strict=True):
+            contents[handle] = content
+        if event.accepted:
+            bases = {share.name: share.base for share in work.shares}
+            spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
+            # Sorted, as they are when read from a file.
+            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
+            tokens = work.tokens.after(event.accepted) if work.tokens is not None else 0
+            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum, tokens)
+            self._unsettled[work.work] = (kept, made[0], made[1])
+        return event
+
+    def _compute_merge(
+        self, work: MergeFragment, contents: Contents
+    ) -> tuple[FragmentMerged, tuple["Content", ...]]:
         theta = contents[work.theta]
         assert not work.momentum or contents[work.momentum].what == theta.what, (
             "outer momentum of another version than its parameters"
@@ -370,17 +393,7 @@ class SimulatedWork:
             sent = self._to_send(work, contents[work.differences.held], made[0])
             event = replace(event, held=sent[0].digest, sent=sent[1].digest)
             made = (*made, *sent)
-        for handle, content in zip(work.makes, made, strict=True):
-            contents[handle] = content
-        if event.accepted:
-            bases = {share.name: share.base for share in work.shares}
-            spent = {**work.spent, **{name: bases[name] for name in event.accepted}}
-            # Sorted, as they are when read from a file.
-            told = dict(sorted(spent.items())), dict(sorted(work.batches.items()))
-            tokens = work.tokens.after(event.accepted) if work.tokens is not None else 0
-            kept = Kept(work.fragment, work.t, *told, event.theta + event.momentum, tokens)
-            self._unsettled[work.work] = (kept, made[0], made[1])
-        return event
+        return event, made
 
     def _to_send(self, work: MergeFragment, held: Content, made: Content) -> tuple[Content, ...]:
         """A merged version as learners will hold it, and the difference that leads them there."""
