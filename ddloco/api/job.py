@@ -7,7 +7,7 @@ started from scripts, notebooks and asyncio alike. What a run leaves is what ``d
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cached_property, partial
 from pathlib import Path
@@ -24,7 +24,7 @@ from ddloco.api.launch import (
     JobError,
     LaunchTerms,
     folder_for,
-    open_job,
+    open_tracked,
     pinned_text,
     run_job,
 )
@@ -37,6 +37,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.debugger.api import Run
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.live_display import Board, LogTail
+from ddloco.monitoring.metrics import Sink
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
 from ddloco.runtime.errors import first_of
@@ -225,6 +226,7 @@ class Job:
         snapshot: str = "",
         overwrite: bool = False,
         quiet: bool = False,
+        track: Sequence[str] = (),
     ) -> FinishedRun:
         """Run the job to its end, and show its progress.
 
@@ -237,6 +239,8 @@ class Job:
             snapshot: a snapshot to continue from, such as ``runs/first/snapshots/latest``.
             overwrite: whether a run in this folder is replaced.
             quiet: whether to show nothing.
+            track: trackers that get the metrics, as for ``ddloco run --track``, such as
+                ``["tensorboard:curves"]``.
 
         Raises:
             ConfigError: a setting, the snapshot or the folder cannot be used.
@@ -244,7 +248,12 @@ class Job:
             JobError: the job did not end well.
         """
         handle = self.start(
-            dir, processes=processes, snapshot=snapshot, overwrite=overwrite, quiet=quiet
+            dir,
+            processes=processes,
+            snapshot=snapshot,
+            overwrite=overwrite,
+            quiet=quiet,
+            track=track,
         )
         try:
             return handle.wait()
@@ -260,6 +269,7 @@ class Job:
         snapshot: str = "",
         overwrite: bool = False,
         quiet: bool = True,
+        track: Sequence[str] = (),
     ) -> "Handle":
         """Start the job, and return at once; the arguments are those of ``run``.
 
@@ -271,7 +281,8 @@ class Job:
             raise ConfigError("job.method: a lone learner has no handle; use `ddloco run`")
         folder = folder_for(self.config, Path(dir) if dir is not None else None, self._module)
         terms = LaunchTerms(processes, snapshot, overwrite, self._module)
-        return Handle(open_job(self.config, folder, terms), self._task, _console(quiet=quiet))
+        cluster, sinks = open_tracked(self.config, folder, terms, track)
+        return Handle(cluster, self._task, _console(quiet=quiet), sinks)
 
 
 class Handle:
@@ -281,8 +292,11 @@ class Handle:
         path: the run folder.
     """
 
-    def __init__(self, cluster: Cluster | Processes, task: Any, console: Console) -> None:
+    def __init__(
+        self, cluster: Cluster | Processes, task: Any, console: Console, sinks: list[Sink]
+    ) -> None:
         self.path = cluster.folder
+        self._sinks = sinks
         self._cluster = cluster
         self._task = task
         self._console = console
@@ -431,7 +445,7 @@ class Handle:
         self._token = trio.lowlevel.current_trio_token()
         self._begun.set()
         with self._scope:
-            return await run_job(self._cluster, self._console)
+            return await run_job(self._cluster, self._console, None, self._sinks)
         return None
 
     def _finished(self, ended: Ended | None) -> FinishedRun:

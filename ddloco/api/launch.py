@@ -1,8 +1,9 @@
 """A job on this machine, from its settings to its result; the command line does the same."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ from ddloco.config.job import Job
 from ddloco.config.run_folder import LOSS_FILE, check_place, next_folder, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.live_display import show
+from ddloco.monitoring.log_metrics import track_run
+from ddloco.monitoring.metrics import Sink
+from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.network.keys import keys_of
 from ddloco.nodes.fault_injector import live_schedule
 from ddloco.nodes.resume import beginning_of
@@ -118,6 +122,22 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
     return Cluster(job, folder, beginning)
 
 
+def open_tracked(
+    job: Job, folder: Path, terms: LaunchTerms, track: Sequence[str]
+) -> tuple[Cluster | Processes, list[Sink]]:
+    """``open_job``, and the trackers that are named; no tracker stays open if the job cannot be.
+
+    Raises:
+        ConfigError, SnapshotError, StorageError: as ``open_job``, or a tracker cannot be used.
+    """
+    sinks = open_trackers(track, folder.name, job)
+    try:
+        return open_job(job, folder, terms), sinks
+    except BaseException:
+        close_all(sinks)
+        raise
+
+
 @dataclass(frozen=True)
 class Ended:
     """How a job ended.
@@ -153,6 +173,7 @@ async def run_job(
     cluster: Cluster | Processes,
     console: Console,
     beside: Callable[[], Awaitable[None]] | None = None,
+    sinks: list[Sink] | None = None,
 ) -> Ended:
     """Run a job to its end, with its live display on ``console``; draws its losses at the end.
 
@@ -160,6 +181,7 @@ async def run_job(
         cluster: from ``open_job``.
         console: where the progress is shown.
         beside: what goes on as long as the job does, such as waiting for signals.
+        sinks: trackers, from ``open_trackers``; closed at the end.
     """
     done = trio.Event()
     results: list[dict[str, Any] | None] = []
@@ -175,6 +197,10 @@ async def run_job(
             outer.start_soon(beside)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
+            if sinks:
+                say = partial(console.print, soft_wrap=True)
+                job, folder = cluster.job, cluster.folder
+                nursery.start_soon(track_run, folder, job, sinks, done, say)
             outcome = await cluster.run()
             done.set()
         outer.cancel_scope.cancel()

@@ -94,6 +94,15 @@ Orders = Any
 """The result of add_subparsers, whose type is private to argparse."""
 
 
+TRACKERS = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or trackio:PROJECT"
+TRACK: dict[str, Any] = {
+    "metavar": "TRACKER",
+    "action": "append",
+    "default": [],
+    "help": f"send metrics to {TRACKERS}; repeatable",
+}
+
+
 def _command(orders: Orders, name: str, what: str, more: str = "") -> argparse.ArgumentParser:
     return orders.add_parser(
         name,
@@ -192,6 +201,7 @@ def _add_run(orders: Orders) -> None:
         type=Path,
         help="faults to apply on purpose, with --processes; see below",
     )
+    command.add_argument("--track", **TRACK)
     command.add_argument(
         "--schedule",
         metavar="RUN",
@@ -362,7 +372,7 @@ def _add_observe(orders: Orders) -> None:
     add("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
     add("--prometheus", metavar="PORT", type=int, help="serve metrics on 127.0.0.1:PORT")
     add("--tensorboard", metavar="DIR", type=Path, help="write metrics for TensorBoard")
-    add("--track", metavar="TRACKER", action="append", default=[], help=f"{TRACKERS}; repeatable")
+    add("--track", **TRACK)
     add(
         "--evaluate",
         metavar="JOB.toml",
@@ -377,9 +387,6 @@ def _add_observe(orders: Orders) -> None:
     )
     _add_asking(command)
     command.set_defaults(run="observe")
-
-
-TRACKERS = "tensorboard:DIR, prometheus:[HOST:]PORT, wandb:PROJECT, mlflow:URI or trackio:PROJECT"
 
 
 def _add_track(orders: Orders) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ddloco.actors.effects import Finish
-from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_job, pinned_text, run_job
+from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.cli.debug import bundle, diff, report, status_at, why
 from ddloco.cli.doctor import doctor
@@ -100,7 +100,7 @@ def run(given: argparse.Namespace) -> int:
         folder = folder_for(job, given.folder, module)
         if given.schedule is not None:
             return _drive(given, job, folder)
-        _check_options(given)
+        _check_options(given, job)
         terms = LaunchTerms(
             processes=given.processes,
             snapshot=given.snapshot,
@@ -109,24 +109,28 @@ def run(given: argparse.Namespace) -> int:
             asked=f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos",
             fault=f"{given.chaos}: " if given.chaos else f"{given.job}: chaos.",
         )
-        cluster = open_job(job, folder, terms)
+        cluster, sinks = open_tracked(job, folder, terms, given.track)
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
     if job.job.method == "lone":
         return _run_baseline(job, folder)
-    return _run_job(cluster)
+    return _run_job(cluster, sinks)
 
 
-def _check_options(given: argparse.Namespace) -> None:
+def _check_options(given: argparse.Namespace, job: Job) -> None:
     if given.without or given.since is not None:
         option = "--without" if given.without else "--since"
         raise ConfigError(f"{option}: changes the merges of a recorded run; add --schedule RUN")
     if given.chaos is not None and not given.processes:
         raise ConfigError(f"--chaos {given.chaos}: applies to processes; add --processes")
+    if given.track and job.job.method == "lone":
+        raise ConfigError("--track: a lone learner has no merges to be tracked by")
 
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
+    if given.track:
+        raise ConfigError("--track: not with --schedule; use ddloco track RUN afterwards")
     if given.chaos is not None:
         raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are those of the tapes")
     console = Console()
@@ -151,7 +155,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     return _conclude_with(folder, driven.result, console.print)
 
 
-def _run_job(cluster: Cluster | Processes) -> int:
+def _run_job(cluster: Cluster | Processes, sinks: list[Sink]) -> int:
 
     console = Console()
     terminated: list[str] = []
@@ -162,7 +166,7 @@ def _run_job(cluster: Cluster | Processes) -> int:
 
     signals = partial(stop_on_signal, cluster.request_stop, terminate)
     try:
-        ended = trio.run(run_job, cluster, console, signals)
+        ended = trio.run(run_job, cluster, console, signals, sinks)
     except BaseExceptionGroup as group:
         if group.subgroup(KeyboardInterrupt) is None:
             raise

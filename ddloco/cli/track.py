@@ -10,12 +10,9 @@ from ddloco.cli.ask import look
 from ddloco.config.job import load_job
 from ddloco.config.run_folder import JOB_FILE
 from ddloco.monitoring.live_display import LogTail
-from ddloco.monitoring.log_metrics import LogMetrics
-from ddloco.monitoring.trackers import tracker
+from ddloco.monitoring.log_metrics import LOOK_S, LogMetrics
+from ddloco.monitoring.trackers import open_trackers
 from ddloco.monitoring.watch import until_signal
-
-LOOK_S = 1.0
-"""Seconds between two looks at the log of a running job."""
 
 
 def track(given: argparse.Namespace) -> int:
@@ -23,8 +20,7 @@ def track(given: argparse.Namespace) -> int:
 
     async def read() -> None:
         job = load_job(given.folder / JOB_FILE)
-        settings = {"job": job.id, "task": job.job.task, "learners": job.job.learners}
-        sinks = [tracker(said, given.folder.name, settings) for said in given.to]
+        sinks = open_trackers(given.to, given.folder.name, job)
         with closing(LogMetrics(job, sinks)) as metrics:
             await until_signal(partial(_read, LogTail(given.folder), metrics, given.follow))
 

@@ -1,10 +1,19 @@
 """Metrics from the log of a run, while it runs or afterwards."""
 
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import trio
+
 from ddloco.config.job import Job
-from ddloco.monitoring.live_display import Board
+from ddloco.monitoring.live_display import Board, LogTail
 from ddloco.monitoring.metrics import MERGE_FIELDS, Sink, numbers_of
+from ddloco.runtime.entry_point import in_one_line
+
+LOOK_S = 1.0
+"""Seconds between two looks at the log of a running job."""
 
 
 class LogMetrics:
@@ -84,3 +93,40 @@ class LogMetrics:
     def _gauge(self, name: str, value: float, **labels: str) -> None:
         for sink in self._sinks:
             sink.gauge(name, float(value), self._board.t, **labels)
+
+
+async def track_run(
+    folder: Path, job: Job, sinks: list[Sink], done: trio.Event, say: Callable[[str], None]
+) -> None:
+    """Send the metrics of a running job to trackers until ``done`` is set.
+
+    The trackers work in a thread, because some write to a network. One that fails ends the
+    tracking, and never the job.
+
+    Args:
+        folder: the run folder.
+        job: its job.
+        sinks: the trackers; closed at the end.
+        done: set when everything has been logged.
+        say: called with one line if it fails.
+    """
+    tail, metrics = LogTail(folder), LogMetrics(job, sinks)
+
+    def read() -> None:
+        for line in tail.new_lines():
+            metrics.take(line)
+
+    try:
+        ended = False
+        while not ended:
+            ended = done.is_set()
+            await trio.to_thread.run_sync(read)
+            with trio.move_on_after(0 if ended else LOOK_S):
+                await done.wait()
+        await trio.to_thread.run_sync(metrics.close)
+    except trio.Cancelled:
+        with suppress(Exception):
+            metrics.close()
+        raise
+    except Exception as error:  # noqa: BLE001, whatever the tracker's package raises
+        say(f"tracking has ended, the job goes on: {in_one_line(error)[:300]}")

@@ -2,10 +2,11 @@
 MLflow and trackio. Each needs its own package."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddloco.config.job import Job
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.metrics import Prometheus, Sink, TensorBoard, extra_package
 
@@ -121,3 +122,25 @@ def tracker(said: str, name: str, settings: Mapping[str, Any]) -> Sink:
             raise ConfigError(f"{said!a}: want prometheus:PORT or prometheus:HOST:PORT")
         return Prometheus(int(port), host or "127.0.0.1")
     return named[kind](where, name, settings)
+
+
+def open_trackers(said: Sequence[str], name: str, job: Job) -> list[Sink]:
+    """Open every tracker that is named, for one run of a job.
+
+    Raises:
+        ConfigError: one of them is none, or cannot be used; those before it are closed again.
+    """
+    settings = {"job": job.id, "task": job.job.task, "learners": job.job.learners}
+    opened: list[Sink] = []
+    try:
+        opened.extend(tracker(each, name, settings) for each in said)
+    except BaseException:
+        close_all(opened)
+        raise
+    return opened
+
+
+def close_all(sinks: list[Sink]) -> None:
+    """Close trackers."""
+    for sink in sinks:
+        sink.close()

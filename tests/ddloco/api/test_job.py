@@ -27,7 +27,9 @@ def make(**more):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A job that ran to its end."""
-    return make(settings={"sync.quorum": 2}).run(tmp_path_factory.mktemp("api") / "run", quiet=True)
+    folder = tmp_path_factory.mktemp("api")
+    curves = [f"tensorboard:{folder}/curves"]
+    return make(settings={"sync.quorum": 2}).run(folder / "run", quiet=True, track=curves)
 
 
 def test_a_run_tells_of_itself(finished):
@@ -38,6 +40,9 @@ def test_a_run_tells_of_itself(finished):
     assert finished.result.held_out_loss < finished.steps()[0].loss
     assert finished.result.model.is_file()
     assert "held out" in (finished.path / "loss.svg").read_text()
+    curves = b"".join(path.read_bytes() for path in finished.path.parent.glob("curves/*"))
+    assert b"learner_loss/learner-1" in curves
+    assert b"held_out_loss" in curves
     assert finished.state is None
     assert [each.t for each in finished.merges] == [
         each.t for each in ddloco.open(finished.path).merges

@@ -3,9 +3,12 @@
 import json
 
 import pytest
+import trio
 
 from ddloco.config.job import job_from
-from ddloco.monitoring.log_metrics import LogMetrics
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring import trackers
+from ddloco.monitoring.log_metrics import LogMetrics, track_run
 from ddloco.monitoring.trackers import Rows, tracker
 
 JOB = job_from({"job": {"task": "a:b", "learners": 2, "steps": 8}}, "test")
@@ -142,3 +145,52 @@ def test_what_is_no_tracker_is_refused(said, capsys, tmp_path):
     assert 2 == ended.value.code
     assert "prometheus:" in line
     assert said in line
+
+
+async def test_a_run_is_tracked_to_its_last_line(tmp_path, monkeypatch):
+    """What is logged is sent while the job runs, and at its end what was logged just before."""
+    monkeypatch.setattr("ddloco.monitoring.log_metrics.LOOK_S", 0.01)
+    sink, done, said = Kept(), trio.Event(), []
+    (tmp_path / "log.jsonl").write_text("")
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(track_run, tmp_path, JOB, [sink], done, said.append)
+        with (tmp_path / "log.jsonl").open("a") as log:
+            log.writelines(f"{json.dumps(line)}\n" for line in LINES[:-1])
+            log.flush()
+            with trio.fail_after(10):
+                while ("learner_loss", 3.0, 2, "learner-0") not in sink.points:
+                    await trio.sleep(0.01)
+            log.write(f"{json.dumps(LINES[-1])}\n")
+        done.set()
+
+    assert ("sent_bytes", 7.0, 2, "syncer") in sink.points
+    assert sink.closed
+    assert not said
+
+
+async def test_a_tracker_that_fails_does_not_end_the_job(tmp_path):
+    """One line says so; a job that is ended at once closes its trackers."""
+
+    class Failing(Kept):
+        def gauge(self, name, value, t, **labels):
+            raise OSError("the server\nis gone")
+
+    done, said, cancelled = trio.Event(), [], Kept()
+    (tmp_path / "log.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in LINES))
+    done.set()
+    await track_run(tmp_path, JOB, [Failing()], done, said.append)
+    with trio.move_on_after(0):
+        await track_run(tmp_path, JOB, [cancelled], trio.Event(), said.append)
+
+    assert said == ["tracking has ended, the job goes on: OSError: the server is gone"]
+    assert cancelled.closed
+
+
+def test_trackers_before_a_bad_one_are_closed(monkeypatch):
+    """None stays open if one of them cannot be used."""
+    kept = Kept()
+    monkeypatch.setattr(trackers, "TensorBoard", lambda path: kept)
+    with pytest.raises(ConfigError, match="'nowhere' is not a tracker"):
+        trackers.open_trackers(["tensorboard:here", "nowhere"], "run-7", JOB)
+
+    assert kept.closed
