@@ -243,6 +243,8 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     if finish.status == "failed":
         return complain(finish.reason, FOUND)
     print(f"{finish.status}: {finish.reason}")
+    if given.run == "syncer" and (given.folder / LOSS_FILE).is_file():
+        print(f"losses {given.folder / LOSS_FILE}")
     return AGAIN if finish.status == "left" else HELD
 
 

@@ -31,6 +31,10 @@ LOSSES_SHOWN = 20
 """A learner's displayed loss is the mean over this many steps, since single batches vary."""
 
 
+LOSSES = "losses"
+"""The log event with what learners on other hosts have reported to the syncer."""
+
+
 @dataclass
 class LearnerView:
     """The displayed values of one learner."""
@@ -49,10 +53,13 @@ class LearnerView:
     """Whether it has joined and its link is down now; it may continue to train."""
 
     curve: LossCurve = field(default_factory=partial(LossCurve, 1))
+    steps_logged: bool = False
+    """Whether its steps are in this log; if not, only what it reports to the syncer is."""
 
     def take(self, line: dict[str, Any], t: int = 0) -> None:
         """Add a step that ended at global step ``t``; a new incarnation restarts at step 1, with a
         clock of its own."""
+        self.steps_logged = True
         if line["step"] <= self.step or self.step == 0:
             self.lived_s = self.alive_s
             self.first_at = line["at"] - line["step_s"]
@@ -65,6 +72,15 @@ class LearnerView:
             self.curve.add(t, line["loss"])
         self.metrics = line.get("metrics") or {}
         self.state = "training"
+
+    def report(self, step: int, loss: float | None, t: int) -> None:
+        """Add what the learner has reported at global step ``t``, unless its steps are here."""
+        if self.steps_logged:
+            return
+        self.step, self.state = step, "training"
+        if loss is not None:
+            self.losses = [loss]
+            self.curve.add(t, loss)
 
     @property
     def loss(self) -> float | None:
@@ -104,6 +120,9 @@ class Board:
         match line["event"]:
             case "step":
                 self.learners[line["actor"]].take(line, self.reached)
+            case "losses":
+                for name, (step, loss) in line["learners"].items():
+                    self.learners[name].report(step, loss, self.reached)
             case "merge":
                 self.merge, self.merges, self.standstill = line, self.merges + 1, ""
                 self.fragments[line["fragment"]] = line["t"]
@@ -302,7 +321,7 @@ async def follow(folder: Path, actor: str, console: Console) -> None:
         for line in tail.new_lines():
             if line["actor"] == actor and line["event"] in FREQUENT:
                 newest = line
-            elif line["actor"] == actor:
+            elif line["actor"] == actor and line["event"] != LOSSES:
                 _say(console, line)
         if newest is not None and trio.current_time() - said_at >= PLAIN_LINE_S:
             _say(console, newest)

@@ -39,6 +39,11 @@ class LogMetrics:
         match line["event"]:
             case "step":
                 self._step(line)
+            case "losses":
+                for who, (_, loss) in line["learners"].items():
+                    view = self._board.learners[who]
+                    if not view.steps_logged and loss is not None:
+                        self._since.setdefault(who, {}).setdefault("loss", []).append(loss)
             case "merge":
                 self._merge(line)
             case "result":
@@ -82,7 +87,8 @@ class LogMetrics:
                     self._gauge(f"learner_{name}", mean, learner=who)
                 else:
                     self._gauge("learner_metric", mean, learner=who, metric=name)
-            self._gauge("learner_tokens", self._tokens[who], learner=who)
+            if who in self._tokens:
+                self._gauge("learner_tokens", self._tokens[who], learner=who)
             self._gauge("learner_step", self._board.learners[who].step, learner=who)
         self._since.clear()
 

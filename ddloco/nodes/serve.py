@@ -33,6 +33,7 @@ from ddloco.nodes.incarnation_grants import (
     want_of,
 )
 from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.nodes.loss_log import LossLog
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
 from ddloco.nodes.resume import JobBeginning, go_on_from, place_said
@@ -124,7 +125,8 @@ async def serve_syncer(
                 take_in_tapes(hosted)
         elif job.tape.ships:
             await ship_tape(hosted, lead, connect)
-        return await _serve(hosted, endpoint, terms, numbers)
+        losses = LossLog(hosted) if connect is None and not terms.with_parent else None
+        return await _serve(hosted, endpoint, terms, numbers, losses)
 
 
 def _checked_shard(job: Job, name: str, connect: str | None) -> tuple[str, str | None]:
@@ -317,7 +319,11 @@ def _note_waiting(folder: Path, name: str, whom: str) -> None:
 
 
 async def _serve(
-    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
+    hosted: Hosted,
+    endpoint: ZmqEndpoint,
+    terms: Terms,
+    numbers: Registrar | Gate | None,
+    losses: LossLog | None = None,
 ) -> Finish:
     keep_freed_memory()
     async with trio.open_nursery() as nursery:
@@ -327,6 +333,8 @@ async def _serve(
         nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
         if numbers is not None:
             nursery.start_soon(numbers.run)
+        if losses is not None:
+            nursery.start_soon(losses.run)
         if terms.with_parent:
             requests = hosted.request_stop, hosted.request_leave
             nursery.start_soon(stop_with_parent, *requests)
@@ -334,6 +342,8 @@ async def _serve(
             nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), Console())
         finish = await hosted.run()
         nursery.cancel_scope.cancel()
+    if losses is not None:
+        losses.draw()
     if finish.status == "left":
         endpoint.hurry(LEAVE_LINGER_S)
     await hosted.endpoint.aclose()

@@ -153,7 +153,7 @@ class Driver:
         self._facts = facts
         refuse = partial(self._count_refusal, "observers")
         self._observers = ObserverServer(
-            endpoint, arrays, time.now, self._status, refuse, request=self._requested
+            endpoint, arrays, time.now, self.status, refuse, request=self._requested
         )
         self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
@@ -267,6 +267,22 @@ class Driver:
         """Log an event that is not on the tape and does not reach the actor."""
         self._log.observe(event, self._time.now(), self.actor.number, fields)
 
+    def status(self) -> dict[str, Any]:
+        """Return the status for observers, which is not recorded on the tape.
+
+        A machine without a ``status`` method adds nothing.
+        """
+        at, actor = self._time.now(), self.actor
+        of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
+        own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
+        counts = {
+            "events": actor.number,
+            "refused_frames": dict(self.refused),
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+        }
+        return {**self._facts(), **own, **counts, **of_machine}
+
     # The door.
 
     async def _next(self) -> None:
@@ -357,22 +373,6 @@ class Driver:
     @property
     def _ref(self) -> str:
         return f"{self.actor.incarnation}:{self.actor.number}"
-
-    def _status(self) -> dict[str, Any]:
-        """Return the status for observers, which is not recorded on the tape.
-
-        A machine without a ``status`` method adds nothing.
-        """
-        at, actor = self._time.now(), self.actor
-        of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
-        own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
-        counts = {
-            "events": actor.number,
-            "refused_frames": dict(self.refused),
-            "sent_bytes": self.sent_bytes,
-            "received_bytes": self.received_bytes,
-        }
-        return {**self._facts(), **own, **counts, **of_machine}
 
     def _transmit(self, said: Transmit[Any]) -> None:
         payload: Payload | None = self._arrays.get(said.payload) if said.payload else None

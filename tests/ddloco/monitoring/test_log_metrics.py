@@ -84,6 +84,19 @@ def test_every_merge_is_a_point_in_time():
     assert sink.closed
 
 
+def test_what_learners_elsewhere_report_is_a_curve():
+    """A syncer's log without their steps has their losses at intervals."""
+    sink = Kept()
+    metrics = LogMetrics(JOB, [sink])
+    reported = {"learner-0": [3, 4.0], "learner-1": [2, None]}
+    metrics.take({"event": "losses", "actor": "syncer", "learners": reported})
+    metrics.take(merge(2))
+
+    assert ("learner_loss", 4.0, 2, "learner-0") in sink.points
+    assert ("learner_step", 3.0, 2, "learner-0") in sink.points
+    assert not [point for point in sink.points if "learner-1" in point]
+
+
 def test_points_of_a_global_step_are_one_row():
     """The newest value of each tag; the last row is written at the end."""
     written, ended = [], []
@@ -158,7 +171,7 @@ async def test_a_run_is_tracked_to_its_last_line(tmp_path, monkeypatch):
             log.writelines(f"{json.dumps(line)}\n" for line in LINES[:-1])
             log.flush()
             with trio.fail_after(10):
-                while ("learner_loss", 3.0, 2, "learner-0") not in sink.points:
+                while ("learner_loss", 3.0, 2, "learner-0") not in sink.points:  # noqa: ASYNC110
                     await trio.sleep(0.01)
             log.write(f"{json.dumps(LINES[-1])}\n")
         done.set()

@@ -1,0 +1,76 @@
+"""The losses of learners on other hosts, in the log and the figure of their syncer.
+
+Learners log their steps where they run. A syncer that was started by hand hears the newest loss of
+each; it logs them at intervals, so that its run folder tells how training goes, and draws them when
+it ends.
+"""
+
+from contextlib import suppress
+from typing import Any
+
+import trio
+
+from clocks import actor_of
+from ddloco.config.run_folder import LOSS_FILE
+from ddloco.monitoring.live_display import LOSSES, Board, LogTail
+from ddloco.nodes.node import Hosted
+
+NOTE_S, NOTE_SHARE = (1.0, 10.0), 1 / 30
+"""Seconds between two lines of the log, at least and at most: a share of the time so far. Short
+jobs have some dozens of lines, a job of a day some thousands."""
+
+
+class LossLog:
+    """Logs what learners report to a syncer, and draws ``RUN/loss.svg``.
+
+    Args:
+        hosted: the syncer.
+    """
+
+    def __init__(self, hosted: Hosted) -> None:
+        self._hosted = hosted
+        self._board = Board(hosted.job)
+        self._tail = LogTail(hosted.folder)
+        self._noted: dict[str, int] = {}
+        """The step of each learner whose loss was logged last."""
+
+    async def run(self) -> None:
+        """Log the losses until cancelled."""
+        began, (least, most) = trio.current_time(), NOTE_S
+        while True:
+            so_far = trio.current_time() - began
+            await trio.sleep(min(max(so_far * NOTE_SHARE, least), most))
+            self.note()
+            await trio.to_thread.run_sync(self._read)
+
+    def note(self) -> None:
+        """Log the losses of the learners that have done a step since the last time."""
+        driver = self._hosted.driver
+        if driver is None:
+            return
+        new = newest_losses(driver.status(), self._noted)
+        if new:
+            self._hosted.note(LOSSES, {"learners": new})
+            self._noted |= {name: step for name, (step, _) in new.items()}
+
+    def draw(self) -> None:
+        """Write the figure, of all that the log tells; a full disk costs the figure only."""
+        self._read()
+        if any(view.curve.points() for view in self._board.learners.values()):
+            with suppress(OSError):
+                (self._hosted.folder / LOSS_FILE).write_text(self._board.losses())
+
+    def _read(self) -> None:
+        for line in self._tail.new_lines():
+            self._board.take(line)
+
+
+def newest_losses(
+    status: dict[str, Any], noted: dict[str, int]
+) -> dict[str, tuple[int, float | None]]:
+    """Step and loss of each learner in a syncer's status whose step is not the noted one."""
+    found = {
+        actor_of(each["learner"]): (each["step"], each["loss"])
+        for each in status.get("members") or ()
+    }
+    return {who: said for who, said in found.items() if said[0] and noted.get(who) != said[0]}
