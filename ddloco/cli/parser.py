@@ -470,7 +470,11 @@ def _add_replay(orders: Orders) -> None:
         "learner, and show the difference of each tensor; may be given again",
     )
     hand = command.add_mutually_exclusive_group()
-    hand.add_argument("--pdb", action="store_true", help="with --until: a debugger there")
+    hand.add_argument(
+        "--pdb",
+        action="store_true",
+        help="a debugger at each breakpoint() of the task, and with --until also there",
+    )
     hand.add_argument("--shell", action="store_true", help="with --until: a Python prompt there")
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print the findings as JSON")

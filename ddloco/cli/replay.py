@@ -5,9 +5,11 @@ import code
 import json
 import pdb  # noqa: T100, it is what --pdb asks for
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import msgspec
@@ -30,6 +32,7 @@ from ddloco.replayer.program_replay import ProgramReplay
 from ddloco.replayer.recording import check_task, open_recording
 from ddloco.replayer.replay import Replay, Report
 from ddloco.runtime.entry_point import NamedError
+from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.task import TaskError
 from replay import TapeError
@@ -49,15 +52,16 @@ BAD = (
 
 def replay(given: argparse.Namespace) -> int:
     """``ddloco replay``: execute tapes again and compare."""
-    if (given.pdb or given.shell) and not given.until:
-        return complain("--pdb and --shell: want --until, which says where to stop")
+    if given.shell and not given.until:
+        return complain("--shell: wants --until, which says where to stop")
     kind, _, merge = given.until.partition(":")
     if given.without and not (kind == "merge" and merge.isdecimal()):
         return complain("--without: wants --until merge:T, the merge that is computed again")
     console = Console(stderr=True)
     # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
     # line next to an error message.
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    hidden = given.pdb or not console.is_terminal
+    bar = Progress(console=console, transient=True, disable=hidden)
     shown = bar.add_task("replaying", total=None)
 
     lines = _Lines(console)
@@ -69,31 +73,43 @@ def replay(given: argparse.Namespace) -> int:
     def warn(what: str) -> None:
         console.print(f"differs from the recording: {what}")
 
-    try:
-        if given.without:
-            return _merge_without(given, int(merge), warn)
-        if given.until:
-            return _replay_until(given, warn)
-        replay = replay_of(
-            given.folder,
-            progress,
-            warn,
-            given.snapshot,
-            task=given.task,
-            trust=given.trust,
-            salvage=given.salvage,
-        )
-        bar.update(shown, total=replay.total)
-        lines.total = replay.total
-        with bar:
-            report = trio.run(replay.run)
-    except BAD as error:
-        return complain(error)
+    with _turns(wanted=given.pdb) as given.turns:
+        try:
+            if given.without:
+                return _merge_without(given, int(merge), warn)
+            if given.until:
+                return _replay_until(given, warn)
+            replay = replay_of(
+                given.folder,
+                progress,
+                warn,
+                given.snapshot,
+                task=given.task,
+                trust=given.trust,
+                salvage=given.salvage,
+                turns=given.turns,
+            )
+            bar.update(shown, total=replay.total)
+            lines.total = replay.total
+            with bar:
+                report = trio.run(replay.run)
+        except BAD as error:
+            return complain(error)
     if given.json:
         print(json.dumps(report.as_dict(), indent=2))
     else:
         _print_report(report)
     return HELD if report.identical else FOUND
+
+
+@contextmanager
+def _turns(*, wanted: bool) -> Iterator[Path | None]:
+    """A file by which the processes of a replay take turns at the terminal, if they do."""
+    if not wanted:
+        yield None
+        return
+    with NamedTemporaryFile(prefix="ddloco-turns-") as file:
+        yield Path(file.name)
 
 
 class _Lines:
@@ -122,6 +138,7 @@ def replay_of(
     task: str,
     trust: bool,
     salvage: bool = False,
+    turns: Path | None = None,
 ) -> Replay:
     """Prepare the replay of a job or of a user's program.
 
@@ -133,6 +150,7 @@ def replay_of(
         task: a task to use in place of the one that the tapes name.
         trust: whether the user allows calling what the tapes name.
         salvage: whether to read damaged tapes up to the damage.
+        turns: see ``JobReplay``.
 
     Raises:
         TapeError, ConfigError, NamedError, SnapshotError: see ``JobReplay`` and ``ProgramReplay``.
@@ -140,7 +158,7 @@ def replay_of(
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
     if not is_program(tapes[0].header.job):
-        return JobReplay(folder, progress, warn, snapshot, task, salvage=salvage)
+        return JobReplay(folder, progress, warn, snapshot, task, salvage=salvage, turns=turns)
     find_programs()
     return ProgramReplay(folder, progress, warn, snapshot, task, salvage=salvage)
 
@@ -173,10 +191,21 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
 
     def look(there: StoppedReplay) -> None:
         stopped.append(there.incarnation)
-        _look_at(there, given)
+        if given.turns is None:
+            _look_at(there, given)
+            return
+        with Turn(given.turns):
+            _look_at(there, given)
 
     report = replay_until(
-        run, incarnation, number, look, task=given.task, trust=given.trust, warn=warn
+        run,
+        incarnation,
+        number,
+        look,
+        task=given.task,
+        trust=given.trust,
+        warn=warn,
+        turns=given.turns,
     )
     if stopped:
         return HELD

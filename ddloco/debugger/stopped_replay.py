@@ -1,6 +1,7 @@
 """A replay that stops at a consistent cut: every actor's machine and arrays, as they were there."""
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -113,6 +114,7 @@ def replay_until(
     trust: bool = False,
     warn: Callable[[str], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
+    turns: Path | None = None,
 ) -> Report:
     """Replay a run up to just before an event, and look at it there.
 
@@ -127,6 +129,7 @@ def replay_until(
         trust: whether the user allows calling what the tapes of somebody else name.
         warn: called with what differs before the replay starts.
         progress: called with the number of events replayed so far.
+        turns: see ``JobReplay``.
 
     Raises:
         TapeError, ConfigError, WorkerRequestError: see ``JobReplay``.
@@ -135,7 +138,7 @@ def replay_until(
     last = run.tape_of(incarnation).events
     known = run.clock(incarnation, min(number, last)).wire()
     limits = {**known, incarnation: number - 1}
-    replay = JobReplay(run.path, progress, warn, task=task)
+    replay = JobReplay(run.path, progress, warn, task=task, turns=turns)
 
     def stop(runners: Mapping[str, Any]) -> None:
         if not replay.report.divergences:

@@ -27,6 +27,8 @@ class JobReplay(Replay):
         snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
         task: what is called in place of the task that the tapes name.
         salvage: whether to read damaged tapes up to the damage.
+        turns: the file by which workers take turns at the terminal, where the task's own
+            ``breakpoint()`` opens a debugger; None where it does not.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -43,11 +45,13 @@ class JobReplay(Replay):
         task: str = "",
         *,
         salvage: bool = False,
+        turns: Path | None = None,
     ) -> None:
         tapes = open_recording(folder, salvage=salvage)
         self.job = job_of(tapes[0])
         self.task = task or self.job.job.task
         self.warn = warn
+        self.turns = turns
         self.fragment_memories: dict[str, FragmentMemory] = {}
         self.histories: dict[str, FragmentHistory] = {}
         begin = partial(begin_with, job=self.job)

@@ -62,6 +62,7 @@ class JobReplayContext(ReplayContext, Protocol):
     fragment_memories: dict[str, FragmentMemory]
     histories: dict[str, FragmentHistory]
     warn: Callable[[str], None]
+    turns: Path | None
 
     @property
     def beginning(self) -> JobBeginning | None:
@@ -138,7 +139,8 @@ class JobTapeRunner(TapeRunner[Workers | SimulatedWorkers]):
             worker = job.worker_of(actor_of(self._name)) if own else Worker()
             environment = worker, self._fingerprint()
             pinned = pinned_file(self._run_folder / SOURCE, self._job_replay.task)
-            opened = open_worker(self._name, arena, *environment, pinned)
+            turns = self._job_replay.turns
+            opened = open_worker(self._name, arena, *environment, pinned, turns=turns)
             process = await stack.enter_async_context(opened)
             self._workers = Workers(
                 job,

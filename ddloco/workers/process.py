@@ -17,6 +17,7 @@ import trio
 from ddloco.config.job import Worker
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
+from ddloco.workers.breakpoints import BREAKPOINTS
 from ddloco.workers.environment import worker_environment
 
 T = TypeVar("T")
@@ -192,6 +193,8 @@ async def open_worker(
     worker: Worker,
     recorded: Mapping[str, str] | None = None,
     pinned: Path | None = None,
+    *,
+    turns: Path | None = None,
 ) -> AsyncIterator[WorkerProcess]:
     """Open a worker process with the environment that ``worker`` describes; killed on exit.
 
@@ -201,7 +204,13 @@ async def open_worker(
         worker: threads and environment, from the job file.
         recorded: for a replay, the environment in the tape's fingerprint.
         pinned: the file of the task's module, if that is a pinned one.
+        turns: the file by which workers take turns at the terminal, where the task's own
+            ``breakpoint()`` opens a debugger; None where it does not.
     """
+    env = worker_environment(os.environ, worker, recorded)
+    env.pop(BREAKPOINTS, None)
+    if turns is not None:
+        env[BREAKPOINTS] = str(turns)
     ours, theirs = socket.socketpair()
     with theirs:
         shared = arena.filenos()
@@ -214,8 +223,8 @@ async def open_worker(
                     *([str(pinned)] if pinned is not None else []),
                 ],
                 pass_fds=[theirs.fileno(), *(each for each in shared if each >= 0)],
-                env=worker_environment(os.environ, worker, recorded),
-                stdin=subprocess.DEVNULL,
+                env=env,
+                stdin=subprocess.DEVNULL if turns is None else None,
             )
     opened = WorkerProcess(process, ours)
     try:

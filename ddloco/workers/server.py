@@ -32,7 +32,7 @@ from ddloco.protocol.fragment_plan import STATE, FragmentPlan, Leaf
 from ddloco.protocol.state_layout import Moments
 from ddloco.runtime.entry_point import PinnedFinder, look_here_first
 from ddloco.runtime.shared_memory import PAGE, ArenaView
-from ddloco.workers import rpc
+from ddloco.workers import breakpoints, rpc
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.parameters import shapes_and_names
@@ -607,6 +607,7 @@ def leave_signals_to_parent() -> None:
 def main() -> None:
     """Serve on the file descriptors given on the command line."""
     leave_signals_to_parent()
+    breakpoints.install(sys.argv[3])
     look_here_first(Path.cwd())
     sys.meta_path += [PinnedFinder(Path(path)) for path in sys.argv[4:]]
     link = socket.socket(fileno=int(sys.argv[1]))

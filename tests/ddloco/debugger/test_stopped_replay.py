@@ -82,7 +82,7 @@ def test_the_command_shows_where_everybody_stands(call):
     assert "arrays of syncer.1: " in out
     code, out, _ = call("--until", "merge:40", "--json")
     assert json.loads(out)["status"]["merges"] == 9
-    assert call("--pdb")[0] == 2
+    assert call("--shell")[0] == 2
     assert call("--until", "nonsense")[0] == 2
 
 
