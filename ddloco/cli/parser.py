@@ -10,7 +10,7 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -44,14 +44,18 @@ class Parser(argparse.ArgumentParser):
 
     def options(self) -> list[str]:
         """All options, those of commands included."""
-        found = list(self._option_string_actions)
+        return [option for action in self.arguments() for option in action.option_strings]
+
+    def arguments(self) -> Iterator[argparse.Action]:
+        """All options and other arguments, those of commands included."""
         for action in self._actions:
+            yield action
             if isinstance(action.choices, dict):
-                found += [each for sub in action.choices.values() for each in sub.options()]
-        return found
+                for sub in action.choices.values():
+                    yield from sub.arguments()
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """The parser of all commands and options."""
     top = Parser(
         prog="ddloco",
@@ -80,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(orders)
     _add_tape(orders)
     _add_snapshot(orders)
+    _add_completion(orders)
     return top
 
 
@@ -663,6 +668,21 @@ def _add_take(actions: Orders) -> None:
     command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
     _add_asking(command)
     command.set_defaults(run="snapshot_take")
+
+
+def _add_completion(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "completion",
+        "print a script with which a shell completes commands, options and paths",
+        "For bash, in one session, or for all of them:\n\n"
+        '  eval "$(ddloco completion bash)"\n'
+        "  ddloco completion bash > ~/.local/share/bash-completion/completions/ddloco\n\n"
+        "It needs shtab: pip install 'ddloco[completion]'.",
+    )
+    shells = ("bash", "zsh", "fish", "tcsh")
+    command.add_argument("shell", metavar="SHELL", choices=shells, help=", ".join(shells))
+    command.set_defaults(run="completion")
 
 
 def _add_simulate(orders: Orders) -> None:

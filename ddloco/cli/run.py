@@ -17,6 +17,7 @@ from rich.progress import Progress
 from ddloco.actors.effects import Finish
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
 from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.cli.completion import completion
 from ddloco.cli.debug import bundle, diff, report, status_at, why
 from ddloco.cli.doctor import doctor
 from ddloco.cli.examples import EXAMPLES, put_template
@@ -55,7 +56,7 @@ from snapshot import SnapshotError, StorageError
 PORT_MAX = 65535
 
 ELSEWHERE = (
-    *(bundle, diff, doctor, perform, replay, report, why),
+    *(bundle, completion, diff, doctor, perform, replay, report, why),
     *(snapshot_export, snapshot_list, snapshot_take, snapshot_verify),
     track,
 )
