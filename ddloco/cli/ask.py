@@ -11,8 +11,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError
 from ddloco.nodes.exit_codes import BAD_INPUT, FOUND, HELD
 from ddloco.runtime.errors import first_of
-from ddloco.workers.executor import WorkerRequestError
-from ddloco.workers.process import WorkerDiedError
+from ddloco.workers.process import WorkerDiedError, WorkerRequestError
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:

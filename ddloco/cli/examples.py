@@ -1,8 +1,11 @@
 """``ddloco init``: a project that runs at once, made of an example; or all examples."""
 
+import argparse
 from pathlib import Path
 
+from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
+from ddloco.nodes.exit_codes import HELD
 
 EXAMPLES = "examples"
 """The folder's name in a checkout, in the installed package, and in the copy: tasks are named
@@ -88,3 +91,22 @@ def _put(folder: Path, files: dict[str, bytes]) -> tuple[list[Path], list[Path]]
         except FileExistsError:
             left.append(target)
     return made, left
+
+
+def init(given: argparse.Namespace) -> int:
+    """``ddloco init``: write a project, or the examples, that the user can change and run."""
+    try:
+        made, left = put_template(given.folder, given.template)
+    except ConfigError as error:
+        return complain(error)
+    if given.template == EXAMPLES:
+        where = given.folder / EXAMPLES
+        print(f"{where}: {len(made)} files copied, {len(left)} existed and were not changed")
+        return HELD
+    for path in made:
+        print(f"wrote {path}")
+    for path in left:
+        print(f"{path} exists and was not changed")
+    there = given.folder != Path()
+    print("run it with: " + (f"cd {given.folder} && " if there else "") + "ddloco run job.toml")
+    return HELD

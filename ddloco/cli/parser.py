@@ -10,7 +10,8 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,26 @@ from ddloco.cli.help_text import (
     SNAPSHOTS,
     WHY,
 )
+
+MODULES = {
+    "completion": ("completion",),
+    "debug": ("bundle", "diff", "report", "why"),
+    "doctor": ("doctor",),
+    "examples": ("init",),
+    "keys": ("keys",),
+    "observe": ("observe", "status", "stop"),
+    "perform": ("perform",),
+    "replay": ("replay",),
+    "run": ("run",),
+    "serve": ("learner", "syncer"),
+    "simulate": ("simulate",),
+    "snapshot": ("snapshot_export", "snapshot_list", "snapshot_take", "snapshot_verify"),
+    "tape_export": ("tape_export",),
+    "tape_show": ("tape_show",),
+    "tape_verify": ("tape_verify",),
+    "track": ("track",),
+}
+"""The functions of commands, by the module beside this one that has them."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -732,19 +753,27 @@ def add_bandwidth(command: argparse.ArgumentParser) -> None:
     add("--svg", metavar="FILE", type=Path, help="draw utilisation against bandwidth")
 
 
+def command_named(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function of a command; only its module is imported, so that no command waits for what
+    another one needs."""
+    [module] = [module for module, names in MODULES.items() if name in names]
+    return getattr(import_module(f"ddloco.cli.{module}"), name)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
     top = parser()
     given = top.parse_args(arguments)
     if given.version:
-        given.run = "show_version"
+        from importlib.metadata import version  # noqa: PLC0415, so that --help is fast
+
+        print(f"ddloco {version('ddloco')}")
+        sys.exit(0)
     if not hasattr(given, "run"):
         top.print_help()
         sys.exit(2)
-    from ddloco.cli import run as commands  # noqa: PLC0415, so that --help is fast
-
     try:
-        code = getattr(commands, given.run)(given)
+        code = command_named(given.run)(given)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader of the output has closed the pipe, which is not an error.

@@ -1,5 +1,6 @@
 """``ddloco tape show``: one line per event."""
 
+import argparse
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from clocks import actor_of
+from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.timeline import TimelineEvent, timeline
-from replay import open_tapes, tape
+from ddloco.nodes.exit_codes import HELD
+from replay import TapeError, open_tapes, tape
 
 VALUE_CHARS_MAX = 60
 """Longer values are cut off, unless ``--full`` is given."""
@@ -105,3 +108,17 @@ def _short(value: Any, *, full: bool) -> str:
         return text
     text = text[:8] if isinstance(value, bytes) else text
     return text if len(text) <= VALUE_CHARS_MAX else f"{text[: VALUE_CHARS_MAX - 3]}..."
+
+
+def tape_show(given: argparse.Namespace) -> int:
+    """``ddloco tape show``: print one line per event."""
+    try:
+        wanted = Wanted(given.actor, given.type, given.merge, given.around)
+        shown = show(
+            given.folder, wanted, as_json=given.json, full=given.full, salvage=given.salvage
+        )
+        for line in shown:
+            print(line)
+    except (TapeError, ConfigError) as error:
+        return complain(error)
+    return HELD

@@ -1,19 +1,23 @@
 """``ddloco tape verify``: the checks of tapes that need no execution."""
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from clocks import actor_of
+from ddloco.cli.ask import complain
+from ddloco.config.toml import ConfigError
 from ddloco.debugger.timeline import receipt_of
 from ddloco.invariants.merged_tokens import Share
 from ddloco.invariants.tape_audit import Audit, Finding
+from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.programs.program import is_program
 from ddloco.replayer.recording import job_of, open_recording
 from ddloco.replayer.replay import damage_said
 from ddloco.replayer.start_point import final_clock
-from replay import Tape, verify
+from replay import Tape, TapeError, verify
 
 
 def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tuple[bool, list[str]]:
@@ -99,3 +103,14 @@ def _missing(tapes: Sequence[Tape], folder: Path) -> list[str]:
 def dropped_before(each: Tape) -> str:
     """A description of the deleted part of a tape."""
     return f"begins after event {each.header.after}: earlier events were deleted"
+
+
+def tape_verify(given: argparse.Namespace) -> int:
+    """``ddloco tape verify``: check records, clocks and invariants."""
+    try:
+        held, lines = verify_folder(given.folder, salvage=given.salvage, as_json=given.json)
+    except (TapeError, ConfigError) as error:
+        return complain(error)
+    for line in lines:
+        print(line)
+    return HELD if held else FOUND

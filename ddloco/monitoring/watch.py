@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import trio
@@ -16,11 +16,13 @@ from clocks import actor_of
 from ddloco.config.job import Job
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import Observer, Said, UnansweredError, open_observer
-from ddloco.monitoring.evaluator import Scored, Scorer, open_scorer
-from ddloco.monitoring.metrics import Lines, Metrics
 from ddloco.monitoring.status_view import picture, status_from
 from ddloco.runtime.observer_protocol import News, Told
 from ddloco.runtime.signals import stop_on_signal
+
+if TYPE_CHECKING:
+    from ddloco.monitoring.evaluator import Scored, Scorer
+    from ddloco.monitoring.metrics import Lines, Metrics
 
 REDRAW_S = 1.0
 
@@ -135,8 +137,8 @@ async def follow(
     *,
     timeout_s: float,
     keys: Path | None,
-    metrics: Metrics,
-    lines: Lines | None,
+    metrics: "Metrics",
+    lines: "Lines | None",
     evaluate: Evaluate | None,
 ) -> None:
     """Follow a job until it ends or a signal arrives.
@@ -187,8 +189,8 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
 
 async def _follow(
     observer: Observer,
-    metrics: Metrics,
-    lines: Lines | None,
+    metrics: "Metrics",
+    lines: "Lines | None",
     evaluate: Evaluate | None,
 ) -> None:
     def scored(t: int, loss: float, more: dict[str, float]) -> None:
@@ -217,11 +219,14 @@ async def _follow(
 
 
 @asynccontextmanager
-async def _scoring(evaluate: Evaluate | None, scored: Scored) -> AsyncIterator[Scorer | None]:
+async def _scoring(evaluate: Evaluate | None, scored: "Scored") -> "AsyncIterator[Scorer | None]":
     """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None
         return
+    # Only this needs workers, whose modules take longer to import than a syncer to answer.
+    from ddloco.monitoring.evaluator import open_scorer  # noqa: PLC0415
+
     job, source, best = evaluate
     async with open_scorer(job, source, scored, best) as scorer, trio.open_nursery() as nursery:
         nursery.start_soon(scorer.run)

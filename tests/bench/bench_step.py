@@ -82,6 +82,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
 class GatedTime:
     """Seconds since an actor's start, less those that the job was held back for."""
 
+    began = None
     held_s = 0.0
     held_since: float | None = None
 

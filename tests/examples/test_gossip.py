@@ -6,8 +6,7 @@ import re
 import pytest
 
 from ddloco.actors.events import Begun
-from ddloco.cli import run as commands
-from ddloco.cli.parser import parser
+from ddloco.cli.parser import command_named, parser
 from ddloco.programs import Array
 from ddloco.programs.user_actor import Returned
 from examples import gossip
@@ -18,7 +17,7 @@ from tests.reruns import look_at
 def ddloco(*words):
     """Run a command in this process; its exit code."""
     given = parser().parse_args([str(word) for word in words])
-    return getattr(commands, given.run)(given)
+    return command_named(given.run)(given)
 
 
 @pytest.fixture(scope="module")

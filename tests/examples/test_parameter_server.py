@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.cli import run as commands
-from ddloco.cli.parser import parser
+from ddloco.cli.parser import command_named, parser
 from ddloco.replayer.program_replay import ProgramReplay
 from examples import parameter_server
 from snapshot import Store
@@ -32,7 +31,7 @@ def ddloco(*words):
     """Run a command in this process; its exit code."""
     given = parser().parse_args([str(word) for word in words])
     with redirect_stdout(io.StringIO()) as said:
-        code = getattr(commands, given.run)(given)
+        code = command_named(given.run)(given)
     print(look_at(said.getvalue()), end="")
     return code
 

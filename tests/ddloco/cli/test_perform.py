@@ -6,8 +6,9 @@ import pytest
 
 from ddloco.actors.effects import Calculation, Finish, Observe
 from ddloco.actors.events import Begun, Computed, StopRequested, WorkFailed
-from ddloco.cli import run as commands
+from ddloco.cli import perform as command
 from ddloco.cli.parser import parser
+from ddloco.cli.replay import replay
 from ddloco.programs.program import Program, Role
 from transport import Body, Dial, Listen
 
@@ -66,7 +67,7 @@ def program(what=""):
 def perform(*words):
     """Run the command here; its exit code."""
     given = parser().parse_args(["perform", *map(str, words)])
-    return commands.perform(given)
+    return command.perform(given)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_failure_ends_everybody_and_replays(what, said, tmp_path, capsys):
     assert f"server.1 failed: {said}" in out.replace("Calculation: ", "")
     assert "client.1 stopped: server.1 failed" in out
     given = parser().parse_args(["replay", str(run)])
-    assert commands.replay(given) == 0
+    assert replay(given) == 0
     assert "identical" in capsys.readouterr().out
 
 

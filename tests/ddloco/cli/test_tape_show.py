@@ -6,7 +6,8 @@ import shutil
 import pytest
 
 from ddloco.cli.parser import parser
-from ddloco.cli.run import tape_show, tape_verify
+from ddloco.cli.tape_show import tape_show
+from ddloco.cli.tape_verify import tape_verify
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from ddloco.cli.observe import status
 from ddloco.cli.parser import parser
-from ddloco.cli.run import status
 from ddloco.debugger.cluster_status import cluster_at
 
 

@@ -9,7 +9,7 @@ from google.protobuf.json_format import Parse
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from ddloco.cli.parser import parser
-from ddloco.cli.run import tape_export
+from ddloco.cli.tape_export import tape_export
 
 SHIVIZ = re.compile(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})")
 """The default expression of ShiViz, from its manual."""

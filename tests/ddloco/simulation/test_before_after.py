@@ -6,7 +6,7 @@ import shlex
 import pytest
 
 from ddloco.cli.parser import parser
-from ddloco.cli.run import simulate
+from ddloco.cli.simulate import simulate
 from ddloco.simulation.before_after import outcome_of
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from ddloco.cli.parser import parser
-from ddloco.cli.run import simulate
+from ddloco.cli.simulate import simulate
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.machines.syncer import global_fragments
 from ddloco.replayer.job_replay import JobReplay

@@ -1,0 +1,23 @@
+"""The command ``ddloco keys``."""
+
+import argparse
+
+from ddloco.cli.ask import complain
+from ddloco.config.job import load_job
+from ddloco.config.toml import ConfigError
+from ddloco.network.keys import handed_out, make_keys, names_for
+from ddloco.nodes.exit_codes import HELD
+
+
+def keys(given: argparse.Namespace) -> int:
+    """``ddloco keys``: make the key pairs of a job's actors."""
+    try:
+        learners = given.learners if given.job is None else load_job(given.job).job.learners
+        names = names_for(learners, given.names)
+        made = make_keys(given.folder, names)
+    except ConfigError as error:
+        return complain(error)
+    for line in handed_out(given.folder, names):
+        print(line)
+    print(f"{len(made)} keys made; {len(names) - len(made)} existed and were not changed")
+    return HELD

@@ -1,0 +1,87 @@
+"""The commands that ask a running job: `status`, `observe` and `stop`."""
+
+import argparse
+import sys
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.config.job import load_job
+from ddloco.config.toml import ConfigError
+from ddloco.monitoring.watch import follow, say, show_status, stop_job
+
+if TYPE_CHECKING:
+    from ddloco.monitoring.metrics import Sink
+
+PORT_MAX = 65535
+
+
+def status(given: argparse.Namespace) -> int:
+    """``ddloco status``: show running syncers, or a recorded job at one of its events."""
+    if given.at:
+        from ddloco.cli.debug import status_at  # noqa: PLC0415, a running job needs none of it
+
+        if len(given.addresses) != 1:
+            return complain(f"--at {given.at}: want one run folder, not {len(given.addresses)}")
+        return status_at(given)
+
+    async def ask() -> None:
+        await show_status(
+            given.addresses,
+            timeout_s=timeout_of(given),
+            keys=given.keys,
+            as_json=given.json,
+            watch=given.watch,
+        )
+
+    return look(ask)
+
+
+def observe(given: argparse.Namespace) -> int:
+    """``ddloco observe``: follow a running job."""
+    from ddloco.monitoring.metrics import Lines, Metrics  # noqa: PLC0415, status needs none of it
+
+    async def watch() -> None:
+        scored = given.evaluate
+        if given.best is not None and scored is None:
+            raise ConfigError(f"--best {given.best}: nothing is evaluated; add --evaluate JOB.toml")
+        with closing(Metrics(_sinks(given))) as metrics:
+            wanted = given.prometheus is not None or given.tensorboard is not None or given.track
+            prints = given.json or not wanted
+            await follow(
+                given.address,
+                timeout_s=timeout_of(given),
+                keys=given.keys,
+                metrics=metrics,
+                lines=Lines(say, as_json=given.json) if prints else None,
+                evaluate=(load_job(scored), scored, given.best) if scored is not None else None,
+            )
+
+    return look(watch)
+
+
+def _sinks(given: argparse.Namespace) -> "list[Sink]":
+    from ddloco.monitoring.metrics import Prometheus, TensorBoard  # noqa: PLC0415
+    from ddloco.monitoring.trackers import tracker  # noqa: PLC0415
+
+    sinks: list[Sink] = []
+    if given.tensorboard is not None:
+        sinks.append(TensorBoard(given.tensorboard))
+    if given.prometheus is not None:
+        if not 0 <= given.prometheus <= PORT_MAX:
+            raise ConfigError(f"--prometheus {given.prometheus}: want a port, 0 to {PORT_MAX}")
+        served = Prometheus(given.prometheus)
+        print(f"metrics at http://127.0.0.1:{served.port}/metrics", file=sys.stderr)
+        sinks.append(served)
+    return [*sinks, *(tracker(said, f"job at {given.address}", {}) for said in given.track)]
+
+
+def stop(given: argparse.Namespace) -> int:
+    """``ddloco stop``: end a job for all actors."""
+
+    async def ask() -> None:
+        await stop_job(
+            given.address, timeout_s=timeout_of(given), keys=given.keys, as_json=given.json
+        )
+
+    return look(ask)

@@ -1,0 +1,22 @@
+"""The command ``ddloco simulate``."""
+
+import argparse
+
+from ddloco.cli.ask import complain
+from ddloco.config.toml import ConfigError
+from ddloco.simulation.bandwidth.table import bandwidth
+from ddloco.simulation.report import hostile_worlds, scenario_table
+from replay import TapeError
+from snapshot import SnapshotError, StorageError
+
+
+def simulate(given: argparse.Namespace) -> int:
+    """``ddloco simulate``: run machines in virtual time."""
+    try:
+        if given.scenario == "bandwidth":
+            return bandwidth(given)
+        if given.scenario == "hostile":
+            return hostile_worlds(given)
+        return scenario_table(given)
+    except (TapeError, ConfigError, SnapshotError, StorageError) as error:
+        return complain(error)

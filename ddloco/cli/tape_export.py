@@ -1,0 +1,25 @@
+"""The command ``ddloco tape export``."""
+
+import argparse
+
+from ddloco.cli.ask import complain
+from ddloco.debugger.exports import FORMATS
+from ddloco.nodes.exit_codes import HELD
+from replay import TapeError, open_tapes
+
+
+def tape_export(given: argparse.Namespace) -> int:
+    """``ddloco tape export``: a run in the format of another tool."""
+    try:
+        lines = FORMATS[given.format](open_tapes(given.folder, salvage=given.salvage))
+        if given.to is None:
+            for line in lines:
+                print(line)
+            return HELD
+        with given.to.open("x") as file:
+            file.writelines(f"{line}\n" for line in lines)
+    except TapeError as error:
+        return complain(error)
+    except OSError as error:
+        return complain(f"--to {given.to}: {error.strerror}")
+    return HELD
