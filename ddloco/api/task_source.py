@@ -15,7 +15,8 @@ import symtable
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ def named(task: Callable[..., Any] | str) -> tuple[str, str]:
         ConfigError: a worker could not import it, or its source is not complete.
     """
     if isinstance(task, str):
+        _check_beside_script(f"task {task}", [task.partition(":")[0]])
         return task, ""
     name, module = getattr(task, "__qualname__", ""), getattr(task, "__module__", "")
     if not name or not module:
@@ -50,13 +52,42 @@ def named(task: Callable[..., Any] | str) -> tuple[str, str]:
         return f"{pinned_name(text)}:{name}", text
     top = sys.modules[module.partition(".")[0]]
     here = [*getattr(top, "__path__", ())] or [getattr(top, "__file__", None) or ""]
-    if not {*map(_real, here)} & {*map(_real, _found_by_worker(top.__name__))}:
+    _check_found(f"task {module}:{name}", top.__name__, here)
+    return f"{module}:{name}", ""
+
+
+def _check_found(said: str, module: str, here: Sequence[str]) -> None:
+    """Refuse a top-level module that workers would not find, or find elsewhere.
+
+    Args:
+        said: what uses it, for the error.
+        module: its name.
+        here: its file, or its folders, as this process has it.
+
+    Raises:
+        ConfigError: says where to start.
+    """
+    if not {*map(_real, here)} & {*map(_real, _found_by_worker(module))}:
         start = Path(here[0]).parent
         raise ConfigError(
-            f"task {module}:{name}: workers import modules from the current folder and from "
-            f"installed packages, not from {start}; start in {start}, or install it"
+            f"{said}: workers import modules from the current folder and from installed packages, "
+            f"not {module} from {start}; start in {start}, or install it"
         )
-    return f"{module}:{name}", ""
+
+
+def _check_beside_script(said: str, modules: Iterable[str]) -> None:
+    """Refuse modules that this process finds only because they lie beside its script.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    beside = Path(sys.path[0]).resolve()
+    if not beside.is_dir() or beside == Path.cwd().resolve() or sys.flags.safe_path:
+        return
+    for top in dict.fromkeys(module.partition(".")[0] for module in modules):
+        found = PathFinder.find_spec(top, [str(beside)])
+        if found is not None and found.origin is not None:
+            _check_found(said, top, [*(found.submodule_search_locations or [found.origin])])
 
 
 def _real(path: str) -> str:
@@ -89,6 +120,7 @@ def module_text(task: Callable[..., Any]) -> str:
     namespace = getattr(inspect.unwrap(task), "__globals__", None) or vars(sys.modules[MAIN])
     collected = _Collected(task.__qualname__, namespace)
     collected.define(task)
+    _check_beside_script(f"task {task.__qualname__}", collected.imported())
     return collected.text()
 
 
@@ -102,6 +134,10 @@ class _Collected:
         self._constants: list[str] = []
         self._definitions: list[str] = []
         self._seen: set[str] = set()
+
+    def imported(self) -> list[str]:
+        """The modules that the text imports."""
+        return [line.split()[1] for line in self._imports]
 
     def text(self) -> str:
         """The module's text; it names no place, so that it is the same everywhere."""

@@ -108,6 +108,28 @@ def test_functions_of_modules_are_named(tmp_path, monkeypatch):
         named(elsewhere.task)
 
 
+def test_a_script_elsewhere_may_not_need_what_lies_beside_it(tmp_path, monkeypatch, notebook):
+    """`python there/script.py` finds modules in `there`, and workers do not: a task of the script
+    that imports one is refused, in one line with the way out, and so is a name in it."""
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "sibling.py").write_text("def task(): pass\n")
+    cell = "import sibling\ndef needs(): return sibling.task()\ndef needs_not(): return pi\n"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path / "there"))
+    notebook["In"] = [*CELLS, cell]
+    exec(compile(cell, "<typed>", "exec"), notebook)  # noqa: S102, as in a script
+    said = r"not sibling from .*there; start in .*there, or install it"
+
+    with pytest.raises(ddloco.ConfigError, match=f"task needs: workers.*{said}"):
+        named(notebook["needs"])
+    with pytest.raises(ddloco.ConfigError, match=f"task sibling:task: workers.*{said}"):
+        named("sibling:task")
+    assert named(notebook["needs_not"])[1]
+    monkeypatch.chdir(tmp_path / "there")
+    assert "import sibling" in named(notebook["needs"])[1]
+    assert named("sibling:task") == ("sibling:task", "")
+
+
 def test_what_has_no_name_is_refused():
     """Lambdas, functions inside of functions, and what is no function."""
 
