@@ -100,8 +100,10 @@ def doctor(given: argparse.Namespace) -> int:
             check_listen("--bind", given.bind)
     except ConfigError as error:
         return complain(error)
+    if given.gbit is not None and not 0 < given.gbit < math.inf:
+        return complain(f"--gbit {given.gbit:g}: want Gbit/s, more than 0")
     found: list[Finding] = []
-    for each in findings(job, given.job, given.bind):
+    for each in findings(job, given.job, given.bind, given.gbit):
         found.append(each)
         if not given.json:
             print(each.line(), flush=True)
@@ -110,7 +112,9 @@ def doctor(given: argparse.Namespace) -> int:
     return FOUND if any(each.status == "problem" for each in found) else HELD
 
 
-def findings(job: Job | None, file: Path | None, bind: str) -> Iterator[Finding]:
+def findings(
+    job: Job | None, file: Path | None, bind: str, gbit: float | None
+) -> Iterator[Finding]:
     """Look at everything, in order; with a job also at what it needs."""
     yield python()
     yield from packages()
@@ -125,7 +129,7 @@ def findings(job: Job | None, file: Path | None, bind: str) -> Iterator[Finding]
         return
     yield keys(job)
     yield place(job)
-    yield from of_task(job, file)
+    yield from of_task(job, file, gbit)
 
 
 def python() -> Finding:
@@ -298,7 +302,7 @@ def size(count: float) -> str:
 # What only the task can tell.
 
 
-def of_task(job: Job, file: Path) -> Iterator[Finding]:
+def of_task(job: Job, file: Path, gbit: float | None) -> Iterator[Finding]:
     """Find the task, run steps of it, and compute what a run of it needs."""
     try:
         task_digest(job.job.task, file.parent)
@@ -324,7 +328,7 @@ def of_task(job: Job, file: Path) -> Iterator[Finding]:
     host = COPIES_HOST * plan.total_bytes
     yield memory((max(tried.peak, WORKER_BYTES) + host) * actors, actors, available())
     yield shared(host * actors, MEMORY_FOLDER)
-    yield round_trip(plan, job, tried.step_s)
+    yield round_trip(plan, job, tried.step_s, gbit)
 
 
 class Tried(Struct, frozen=True):
@@ -414,18 +418,28 @@ def step(tried: Tried, job: Job) -> Finding:
     return Finding("step", "ok", said)
 
 
-def round_trip(plan: FragmentPlan, job: Job, step_s: float) -> Finding:
-    """What one round of all fragments costs on the network, and whether the overlap hides it."""
+def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) -> Finding:
+    """What one round of all fragments costs on the network, and whether the overlap hides it.
+
+    Args:
+        plan: how the parameters are cut.
+        job: the job.
+        step_s: seconds of a step.
+        gbit: what the line of a learner carries in Gbit/s; None if nobody has said.
+    """
     up, down = _wire(plan, job.compress.up), _wire(plan, job.compress.down)
-    largest = max(a + b for a, b in zip(up, down, strict=True))
+    bits = 8 * max(a + b for a, b in zip(up, down, strict=True))
     hidden = job.sync.overlap * step_s
-    times = [f"{largest * 8 / (rate * 1e9) * 1e3:,.1f} ms at {rate:g}" for rate in RATES_GBIT]
+    rates = RATES_GBIT if gbit is None else (gbit,)
+    times = [f"{bits / (rate * 1e9) * 1e3:,.1f} ms at {rate:g}" for rate in rates]
+    least = bits / hidden / 1e9 if hidden else math.inf
     said = (
         f"a learner sends {size(sum(up))} and receives {size(sum(down))} in {job.sync.interval} "
         f"steps; the largest fragment takes {', '.join(times)} Gbit/s, and "
-        f"{job.sync.overlap} steps of overlap hide {hidden * 1e3:,.1f} ms"
+        f"{job.sync.overlap} steps of overlap hide {hidden * 1e3:,.1f} ms, enough for "
+        f"{least:.2g} Gbit/s or more"
     )
-    if largest * 8 / (RATES_GBIT[-1] * 1e9) > hidden:
+    if least > rates[-1]:
         remedy = "raise sync.fragments, sync.interval or sync.overlap, or set compress.up"
         return Finding("network", "warning", said, remedy)
     return Finding("network", "ok", said)

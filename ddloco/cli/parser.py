@@ -208,6 +208,7 @@ def _add_doctor(orders: Orders) -> None:
     add("job", metavar="JOB.toml", type=Path, nargs="?", help="the job file, to look at its needs")
     _add_overrides(command)
     add("--bind", metavar="ADDRESS", default="", help="an address that a syncer is to listen on")
+    add("--gbit", metavar="RATE", type=float, help="what a learner's line carries, in Gbit/s")
     add("--json", action="store_true", help="print JSON")
     command.set_defaults(run="doctor")
 

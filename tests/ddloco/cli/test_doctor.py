@@ -13,6 +13,7 @@ from ddloco.cli.parser import main
 from ddloco.config.job import job_from
 from ddloco.network.keys import make_keys
 from ddloco.outer.block_kernel import NumpyKernel
+from ddloco.protocol.fragment_plan import Leaf, make_plan
 from ddloco.workers.merge_kernel import CompiledKernel
 
 GIB = 2**30
@@ -159,6 +160,52 @@ def test_the_task_is_tried(task, code, said, tmp_path, capsys):
         assert "gave the same bits" in found["step"]["said"]
         assert "Gbit/s" in found["network"]["said"]
         assert {"memory", "shared", "keys", "files", "port"} <= set(found)
+
+
+def test_a_line_that_is_too_slow():
+    """The overlap hides what a line of the stated rate needs for a fragment, or it is a warning;
+    without a stated rate, 10 Gbit/s is what a line may have."""
+    leaves = [Leaf(f"w{n}", (1_250_000,), "float32") for n in range(4)]
+    plan = make_plan(leaves, fragments=4, interval=8, strategy="balanced")
+    mine = job(sync={"fragments": 4, "interval": 8, "overlap": 2})
+
+    slow = doctor.round_trip(plan, mine, 0.05, 0.5)
+    fast = doctor.round_trip(plan, mine, 0.05, 1.0)
+    assert (slow.status, fast.status) == ("warning", "ok")
+    assert "the largest fragment takes 160.0 ms at 0.5 Gbit/s" in slow.said
+    assert "2 steps of overlap hide 100.0 ms, enough for 0.8 Gbit/s or more" in slow.said
+    assert "sync.overlap" in slow.remedy
+    assert doctor.round_trip(plan, mine, 0.05, None).status == "ok"
+    assert doctor.round_trip(plan, mine, 0.0005, None).status == "warning"
+
+
+def test_too_few_cores(monkeypatch):
+    """More threads of learners than cores make steps slower than the one that was timed."""
+    tried = doctor.Tried(None, "cpu: a processor", 1.0, 0.05, 8, 0)
+    three = job(job={"learners": 3}, worker={"threads": 2})
+    for cores, status in ((5, "warning"), (6, "ok")):
+        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
+        found = doctor.step(tried, three)
+        assert found.status == status
+        assert ("6 threads of 3 learners share 5 cores" in found.said) == (status == "warning")
+    elsewhere = doctor.Tried(None, "gpu: a card", 1.0, 0.05, 8, 0)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    assert doctor.step(elsewhere, three).status == "ok"
+
+
+def test_what_a_job_needs_of_the_machine_is_compared_with_it(tmp_path, capsys):
+    """A slow line and more learners than cores are warnings of the command, and no failure."""
+    file = tmp_path / "job.toml"
+    file.write_text('[job]\ntask = "tests.tasks:regression"\nlearners = 512\n')
+    ended, found = call([str(file), "--gbit", "1e-6", "--set", "job.learners=512"], capsys)
+    assert found["network"]["status"] == found["step"]["status"] == "warning"
+    assert found["files"]["status"] in {"ok", "problem"}
+    assert ended == int(any(each["status"] == "problem" for each in found.values()))
+
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", str(file), "--gbit", "0"])
+    assert left.value.code == 2
+    assert "--gbit 0: want Gbit/s" in capsys.readouterr().err
 
 
 def test_without_a_job_the_machine_is_looked_at(capsys):
