@@ -15,13 +15,13 @@ from ddloco.config.job import DATA_PARALLEL
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Answer, Merge
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
-from ddloco.protocol.events import Evaluated, StepFinished
+from ddloco.protocol.events import Evaluated, FragmentEncoded, StepFinished
 from ddloco.protocol.messages import GlobalFragment, Resume, StatePiece
 from transport import MessageArrived
 
 Kind = Literal["install", "step", "contribution", "merge"]
 
-LEARNED = StepFinished, GlobalFragment, Resume, StatePiece
+LEARNED = StepFinished, FragmentEncoded, GlobalFragment, Resume, StatePiece
 """What is read of a learner's tape."""
 
 
@@ -61,8 +61,8 @@ class Item(NamedTuple):
         data: the digest of its batch; empty but for steps.
         computed: what came out: bits of a loss, weights, digests.
         causes: the items that it was computed from.
-        fragment: of a merge, its fragment; and the digests of the single tensors, if they are on
-            the tape.
+        fragment: of a contribution or a merge, its fragment; and the digests of the single
+            tensors, if they are on the tape.
     """
 
     actor: str
@@ -108,11 +108,13 @@ class AlignedRun:
         self.items: dict[Key, Item] = {}
         self.losses: dict[str, dict[int, float]] = {}
         self.held_out: float | None = None
+        self._tensors: dict[tuple[str, bytes], bytes] = {}
+        """The digests of the tensors of what each learner encoded, by its payload's digest."""
         for learner in run.learners:
             self.items.update(self._steps(run, learner))
         newest: dict[int, Key] = {}
         for merge in run.merges() if merges is None else merges:
-            self.items.update(_items_of(merge, newest.get(merge.fragment)))
+            self.items.update(self._items_of(merge, newest.get(merge.fragment)))
             newest[merge.fragment] = _merge_key(merge.fragment, merge.t)
         for syncer in run.syncers:
             for _, event in run.events(syncer, Evaluated):
@@ -143,6 +145,9 @@ class AlignedRun:
                 resumed = event.body.batches, event.body.donor
             elif isinstance(event, MessageArrived) and isinstance(event.body, StatePiece):
                 resumed = (*resumed[:2], event.body.copy)
+            elif isinstance(event, FragmentEncoded):
+                if event.tensors:
+                    self._tensors[learner, event.digest] = event.tensors
             elif isinstance(event, StepFinished):
                 losses[event.step] = event.loss
                 n = record.n
@@ -158,29 +163,32 @@ class AlignedRun:
                 yield step, Item(learner, n, resumed, event.batch, (loss,), (*before, install))
                 before, installed, arrived, resumed = (step,), arrived, [], ()
 
+    def _items_of(self, merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
+        """Yield the contributions to a merge, then the merge.
 
-def _items_of(merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
-    """Yield the contributions to a merge, then the merge; ``before`` is that of the same fragment
-    before it."""
-    causes: list[Key] = []
-    for each in (*merge.contributions, *merge.refused):
-        key = Key("contribution", each.learner, merge.t)
-        causes.append(key)
-        yield key, _contribution(each, merge.fragment)
-    took = tuple(sorted(key.who for key in causes))
-    weights = [(each.learner, struct.pack("<d", each.weight)) for each in merge.contributions]
-    computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
-    if before is not None:
-        causes.append(before)
-    fragment = merge.fragment, bytes.fromhex(merge.tensors)
-    key = _merge_key(merge.fragment, merge.t)
-    yield key, Item(*parse_event(merge.event), took, b"", computed, tuple(causes), fragment)
+        Args:
+            merge: the merge.
+            before: the one of the same fragment before it, if any.
+        """
+        causes: list[Key] = []
+        for each in (*merge.contributions, *merge.refused):
+            key = Key("contribution", each.learner, merge.t)
+            causes.append(key)
+            yield key, self._contribution(each, merge.fragment)
+        took = tuple(sorted(key.who for key in causes))
+        weights = [(each.learner, struct.pack("<d", each.weight)) for each in merge.contributions]
+        computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
+        if before is not None:
+            causes.append(before)
+        fragment = merge.fragment, bytes.fromhex(merge.tensors)
+        key = _merge_key(merge.fragment, merge.t)
+        yield key, Item(*parse_event(merge.event), took, b"", computed, tuple(causes), fragment)
 
-
-def _contribution(each: Answer, fragment: int) -> Item:
-    causes = (Key("step", each.learner, each.step), _merge_key(fragment, each.base))
-    decided = (each.base, each.step, each.steps, each.tokens)
-    return Item(*parse_event(each.event), decided, b"", (each.digest,), causes)
+    def _contribution(self, each: Answer, fragment: int) -> Item:
+        causes = (Key("step", each.learner, each.step), _merge_key(fragment, each.base))
+        decided = (each.base, each.step, each.steps, each.tokens)
+        tensors = fragment, self._tensors.get((each.learner, bytes.fromhex(each.digest)), b"")
+        return Item(*parse_event(each.event), decided, b"", (each.digest,), causes, tensors)
 
 
 def _merge_key(fragment: int, t: int) -> Key:

@@ -145,7 +145,7 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
     keys = first_differences(mine.items, theirs.items)
     sums = one.clock_sums(mine.items[key].event for key in keys)
     first = tuple(
-        _difference(key, mine.items[key], theirs.items[key], recorded, one)
+        _difference(key, mine, theirs, recorded, one)
         for key in sorted(keys, key=lambda key: (sums[mine.items[key].event], key))
     )
     held_out = None
@@ -164,11 +164,12 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
 
 def _difference(
     key: Key,
-    one: Item,
-    other: Item,
+    mine: AlignedRun,
+    theirs: AlignedRun,
     recorded: Sequence[tuple[Class, str]],
     run: RecordedRun,
 ) -> Difference:
+    one, other = mine.items[key], theirs.items[key]
     kind: Class
     if one.decided != other.decided:
         kind, detail = "timing", _decided(key, one.decided, other.decided)
@@ -178,6 +179,8 @@ def _difference(
     else:
         kind = _kind(key, recorded)
         detail = _computed(key) + _in_tensor(one, other, run)
+        if key.kind == "step":
+            detail += _then_in_tensor(key, mine, theirs, run)
     return Difference(str(key), kind, detail, one.event, other.event)
 
 
@@ -236,6 +239,21 @@ def _in_tensor(one: Item, other: Item, run: RecordedRun) -> str:
     leaves = run.job.plan(started.leaves).fragments[fragment]
     name = first_tensor(leaves, digests, other.fragment[1])
     return f", first in tensor {name}" if name else ""
+
+
+def _then_in_tensor(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
+    """Where a learner's parameters are seen to differ first after a step, in words; empty if its
+    contributions do not tell."""
+    theirs_too = [
+        each
+        for each in mine.items
+        if each.kind == "contribution" and each.who == key.who and each in theirs.items
+    ]
+    for later in sorted(theirs_too, key=lambda each: each.number):
+        named = _in_tensor(mine.items[later], theirs.items[later], run)
+        if named:
+            return f"; then {later} differs{named}"
+    return ""
 
 
 def _names(names: tuple[str, ...]) -> str:

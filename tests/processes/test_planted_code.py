@@ -1,0 +1,184 @@
+"""Faults planted in the code of a real task: what ``diff`` and ``replay`` say of them.
+
+The second run follows the tapes of the first one, so that nothing but the code differs.
+"""
+
+import json
+import os
+import re
+
+import jax
+import pytest
+
+from tests.installed import DDLOCO, WORK
+from tests.processes.conftest import call
+
+TASK = """
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+WIDTH = 8
+SHARPNESS = 0.1
+
+
+class Batches:
+    def __init__(self, shard, seed):
+        self.key, self.drawn = (seed, shard), 0
+
+    def next(self):
+        rng = np.random.default_rng([*self.key, self.drawn])
+        self.drawn += 1
+        x = rng.normal(size=(16, WIDTH)).astype("float32")
+        return x, np.sin(x[:, :1])
+
+    def state(self):
+        return self.drawn
+
+    def restore(self, state):
+        self.drawn = state
+
+
+class Net:
+    def init(self, key):
+        one, two = jax.random.split(key)
+        return {
+            "after": jax.random.normal(two, (WIDTH, 1)),
+            "before": jax.random.normal(one, (WIDTH, WIDTH)),
+            "scale": jnp.ones((1,)),
+        }
+
+    def loss(self, params, batch):
+        x, y = batch
+        hidden = jax.nn.gelu(x @ params["before"], approximate=True)
+        found = SHARPNESS * params["scale"] * (hidden @ params["after"])
+        return jnp.mean((found - y) ** 2)
+
+    def batches(self, *, shard, shards, seed):
+        return Batches(shard, seed)
+
+    def tokens(self, batch):
+        return len(batch[0])
+
+
+def task():
+    return Net()
+"""
+
+JOB = """
+[job]
+task = "net:task"
+steps = 16
+learners = 2
+[sync]
+fragments = 2
+interval = 4
+"""
+
+OTHER_JAX = '''
+"""Another version of jax, as far as a task can see: it says so, and its gelu is the exact one."""
+
+import functools
+import importlib.machinery
+import sys
+
+
+class Changed:
+    """Loads modules of jax, and changes them."""
+
+    def find_spec(self, name, path, target=None):
+        if name not in {"jax.version", "jax.nn"}:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        load = spec.loader.exec_module
+
+        def changed(module):
+            load(module)
+            if name == "jax.version":
+                module.__version__ = VERSION
+            else:
+                gelu = module.gelu
+                module.gelu = lambda x, approximate=True: gelu(x, approximate=False)
+
+        spec.loader.exec_module = changed
+        return spec
+
+
+sys.meta_path.insert(0, Changed())
+'''
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A user's folder with a run in it."""
+    folder = tmp_path_factory.mktemp("planted")
+    (folder / "net.py").write_text(TASK)
+    (folder / "job.toml").write_text(JOB)
+    ran = ddloco(folder, "run", "job.toml", "--dir", "first")
+    assert ran.returncode == 0, ran.stderr
+    return folder
+
+
+def ddloco(folder, *words, path=()):
+    """Call the installed command in a folder; ``path`` is put before Python's own."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, path), str(WORK)])}
+    return call([*DDLOCO, *words], cwd=folder, env=env)
+
+
+def run_again(folder, name, path=()):
+    """Run the job along the tapes of the first run, and compare the two."""
+    ran = ddloco(folder, "run", "job.toml", "--schedule", "first", "--dir", name, path=path)
+    assert ran.returncode == 0, ran.stderr
+    compared = ddloco(folder, "diff", "first", name, "--json")
+    return json.loads(compared.stdout), ddloco(folder, "diff", "first", name).stdout
+
+
+@pytest.mark.slow
+def test_with_nothing_changed_the_runs_are_equal(first):
+    """So whatever the other tests find is what they planted."""
+    found, _ = run_again(first, "same")
+    assert found["same"]
+    assert found["equal"] > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [
+        ("approximate=True", "approximate=False"),
+        ("SHARPNESS = 0.1", "SHARPNESS = 0.1000001"),
+    ],
+    ids=["gelu", "constant"],
+)
+def test_a_changed_line_is_shown_and_the_first_tensor_is_named(first, was, now):
+    """The kind is code, with the line before and after; the replay of the first run with the
+    changed task says that the arithmetic differs, in the same step."""
+    [line] = [each.strip() for each in TASK.splitlines() if was in each]
+    try:
+        (first / "net.py").write_text(TASK.replace(was, now))
+        found, said = run_again(first, f"changed-{was[:4]}")
+        replayed = ddloco(first, "replay", "first", "--json")
+    finally:
+        (first / "net.py").write_text(TASK)
+    [changed] = [each for each in found["recorded"] if each.startswith("task source: net.py")]
+    assert f"| -{line}" in re.sub(r"([-+]) +", r"\1", changed)
+    assert f"| +{line.replace(was, now)}" in re.sub(r"([-+]) +", r"\1", changed)
+    assert {each["kind"] for each in found["first"]} == {"code"}
+    assert re.search(r"first in tensor (after|before|scale)", found["first"][0]["detail"]), said
+    assert "cause: code" in said
+    assert replayed.returncode == 1
+    divergence = json.loads(replayed.stdout)["divergence"]
+    assert re.search("the arithmetic differs|first tensor that differs", divergence["hint"])
+    assert now in replayed.stderr.replace("\n", " ")
+
+
+@pytest.mark.slow
+def test_another_version_of_jax_is_named_as_the_environment(first, tmp_path):
+    """It is recorded on the tapes; the task's source is the same, so it is not blamed."""
+    other = f"{jax.__version__}.9"
+    (tmp_path / "sitecustomize.py").write_text(OTHER_JAX.replace("VERSION", repr(other)))
+    found, said = run_again(first, "other-jax", path=[tmp_path])
+    assert {each["kind"] for each in found["first"]} == {"environment"}, said
+    assert f"environment: jax {jax.__version__} and {other}, of learner-0" in found["recorded"]
+    assert not any("code" in each or "source" in each for each in found["recorded"])
+    assert re.search(r"first in tensor (after|before|scale)", found["first"][0]["detail"]), said
