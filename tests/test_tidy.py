@@ -33,6 +33,7 @@ TESTS_OF_SEVERAL = {
     "tests/test_tidy.py",
     "tests/test_docs.py",
     "tests/test_readme.py",
+    "tests/examples/test_explain_notebook.py",
     "tests/test_wheel.py",
     "tests/test_reruns.py",
     "tests/ddloco/test_bad_input_table.py",
