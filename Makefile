@@ -42,7 +42,7 @@ fix: $(STAMP)  ## repair what the linter and formatter can
 	$(BIN)/ruff format .
 
 bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (most of an hour)
-	$(BIN)/python tests/bench/run.py
+	$(BIN)/python tests/bench/run.py --page docs/performance.md
 
 simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)
 	$(BIN)/ddloco simulate hostile --seeds 2000

@@ -1,6 +1,6 @@
 """Every figure as a ratio against a floor in the same run: ``make bench``.
 
-    .venv/bin/python tests/bench/run.py [--quick] [--json FILE] [NAME ...]
+    .venv/bin/python tests/bench/run.py [--quick] [--json FILE] [--page FILE] [NAME ...]
 
 Each benchmark is a module ``bench_NAME`` with ``measure(quick)``, which returns plain figures, and
 ``lines(figures)``, which says them as ratios; its docstring says what is divided by what and why
@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from page import section, updated
 from tools import ROOT, say
 
 NAMES = (
@@ -34,19 +35,23 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does everything run?")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
+    parser.add_argument("--page", type=Path, help="write them into this page of the documentation")
     given = parser.parse_args()
+    if given.quick and given.page is not None:
+        parser.error("--page: figures of --quick mean nothing")
     names = tuple(name.removeprefix("bench_") for name in given.names) or NAMES
     for name in names:
         if name not in NAMES:
             parser.error(f"no benchmark {name!r}; there are {', '.join(NAMES)}")
     target = given.json.absolute() if given.json is not None else None
+    page = given.page.absolute() if given.page is not None else None
     os.chdir(ROOT)  # Worker processes find the task of the example from here.
     figures: dict[str, Any] = {"machine": machine(), "quick": given.quick}
     say("load average {load_average:.2f} on {cores} cores".format(**figures["machine"]))
     failed = False
     for name in names:
         bench = import_module(f"bench_{name}")
-        begun = time.perf_counter()
+        begun, before = time.perf_counter(), machine()
         say(f"{name} ...")
         try:
             figures[name] = bench.measure(given.quick)
@@ -54,8 +59,13 @@ def main() -> int:
             failed = True
             print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
             continue
-        for line in bench.lines(figures[name]):
+        said = bench.lines(figures[name])
+        for line in said:
             print(f"{name}: {line}", flush=True)
+        if page is not None:
+            text = page.read_text() if page.exists() else ""
+            new = section(bench.__doc__ or "", said, before, time.strftime("%Y-%m-%d"))
+            page.write_text(updated(text, {name: new}, NAMES))
         say(f"{name} took {time.perf_counter() - begun:.0f} s")
     if target is not None:
         target.write_text(json.dumps(figures, indent=2) + "\n")
