@@ -36,10 +36,16 @@ from replay import TapeError
 from snapshot import SnapshotError
 from transport import LaneBroken, Marker, MessageArrived, aligned
 
-BLOCKS_MAX = 40_000
+BLOCKS_MAX = 24_000
 """Blocks of steps in one report; with more steps, several are put into one block."""
 
 BLOCKS_OF_ONE_MAX = 20_000
+FINER_MAX = 160_000
+"""Blocks of steps of the finest level in one report; a block takes about 20 bytes of the file."""
+
+LEVEL_TIMES = 8
+"""Between two levels whose sizes differ by more than this, there is a third one."""
+
 MARKS_MAX = 24_000
 """Pulls, contributions and installed fragments in one report, per kind."""
 
@@ -51,6 +57,24 @@ CLOCK_NUMBERS_MAX = 300_000
 
 TEXT_MAX = 300
 """Characters of a reason; tapes may hold more."""
+
+
+class FinerSteps(Struct):
+    """The same inner steps in smaller blocks, which are shown when the page is zoomed in.
+
+    Attributes:
+        size: steps in each block but the last one.
+        end: when the last step of each block was finished (differences).
+        n: the event of that (differences).
+        step: the number of that step (differences).
+        loss: the mean loss of each block; none where it is not finite.
+    """
+
+    size: int
+    end: list[int]
+    n: list[int]
+    step: list[int]
+    loss: list[float | None]
 
 
 class Steps(Struct):
@@ -66,6 +90,7 @@ class Steps(Struct):
         loss: the mean loss of each block; none where it is not finite.
         clock: the entries that the actor learned since the block before: actor, number, ...;
             absent if there would be too many.
+        finer: the same in smaller blocks, the larger ones first, as far as the file holds them.
     """
 
     size: int
@@ -76,6 +101,7 @@ class Steps(Struct):
     step: list[int]
     loss: list[float | None]
     clock: list[list[int]] | None = None
+    finer: list[FinerSteps] = []
 
 
 class Marks(Struct):
@@ -361,13 +387,14 @@ def lanes_of(
     """
     learners = max(len(run.learners), 1) * share
     blocks = max(min(BLOCKS_OF_ONE_MAX, BLOCKS_MAX // learners), 1)
+    finer = max(FINER_MAX // learners, blocks)
     marks = max(MARKS_MAX // learners, 1)
     lanes: dict[str, Lane] = {}
     for content in contents:
         actor = actor_of(content.incarnation)
         kind = "syncer" if content.incarnation in run.syncers else "learner"
         lane = lanes.setdefault(actor, Lane(actor, kind, []))
-        lane.segments.append(_segment(run, content, axis, names, (blocks, marks)))
+        lane.segments.append(_segment(run, content, axis, names, (blocks, finer, marks)))
     steps = [each.steps for lane in lanes.values() for each in lane.segments if each.steps]
     if (
         sum(len(entries) for each in steps for entries in each.clock or ())
@@ -381,8 +408,9 @@ def lanes_of(
 
 
 def _segment(
-    run: RecordedRun, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int]
+    run: RecordedRun, content: TapeContent, axis: Axis, names: Names, most: tuple[int, int, int]
 ) -> Segment:
+    blocks, finer, marks = most
     tape = run.tape_of(content.incarnation)
     empty = content.end < content.begin
     how = f"ended: {tape.closed}" if tape.closed is not None else "its tape is not closed: killed"
@@ -396,14 +424,14 @@ def _segment(
         events=tape.events,
         how=clip(how),
         killed=tape.closed is None,
-        steps=_blocks(content, axis, names, most[0]) if content.steps else None,
-        marks={kind: _thinned(found, axis, most[1]) for kind, found in content.marks.items()},
+        steps=_blocks(content, axis, names, blocks, finer) if content.steps else None,
+        marks={kind: _thinned(found, axis, marks) for kind, found in content.marks.items()},
         notes=notes[:NOTES_MAX],
     )
 
 
-def _blocks(content: TapeContent, axis: Axis, names: Names, most: int) -> Steps:
-    """Put steps into blocks of equal size, at most so many."""
+def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: int) -> Steps:
+    """Put steps into blocks of equal size, at most ``most``; and at most ``finer`` smaller ones."""
     steps = content.steps
     size = -(-len(steps) // most)
     groups = [steps[i : i + size] for i in range(0, len(steps), size)]
@@ -424,6 +452,28 @@ def _blocks(content: TapeContent, axis: Axis, names: Names, most: int) -> Steps:
         step=differences(each.step for each in lasts),
         loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
         clock=clock,
+        finer=[_finer(steps, axis, each) for each in _sizes(size, -(-len(steps) // finer))],
+    )
+
+
+def _sizes(coarse: int, fine: int) -> list[int]:
+    """Return the sizes of the blocks of the finer levels, the larger ones first."""
+    if fine >= coarse:
+        return []
+    if coarse <= LEVEL_TIMES * fine:
+        return [fine]
+    return [round(math.sqrt(coarse * fine)), fine]
+
+
+def _finer(steps: Sequence[RawStep], axis: Axis, size: int) -> FinerSteps:
+    groups = [steps[i : i + size] for i in range(0, len(steps), size)]
+    lasts = [group[-1] for group in groups]
+    return FinerSteps(
+        size=size,
+        end=differences(axis.place(each.at) for each in lasts),
+        n=differences(each.n for each in lasts),
+        step=differences(each.step for each in lasts),
+        loss=[finite(sum(each.loss for each in group) / len(group)) for group in groups],
     )
 
 

@@ -9,7 +9,7 @@ from clocks import actor_of
 from ddloco.debugger.merge_history import Answer, Merge
 from ddloco.debugger.report_lanes import Axis, Names, clip, differences, evenly, finite
 
-BARS_MAX = 8_000
+BARS_MAX = 20_000
 COLUMNS_MAX = 2_000
 CELLS_MAX = 40_000
 

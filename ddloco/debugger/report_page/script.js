@@ -39,6 +39,8 @@
         const s = part.steps;
         Object.assign(s, { begun: s.begun * unit, end: sums(s.end, unit), n: sums(s.n),
           step: sums(s.step) });
+        for (const finer of s.finer) Object.assign(finer, { end: sums(finer.end, unit),
+          n: sums(finer.n), step: sums(finer.step), begun: s.begun, count: s.count });
       }
       for (const m of Object.values(part.marks))
         Object.assign(m, { at: sums(m.at, unit), n: sums(m.n), t: sums(m.t) });
@@ -314,6 +316,13 @@
     }
     return low;
   };
+  const inside = (sorted, view) => at(sorted, view.b) - at(sorted, view.a);
+  // Of the levels of thinning, the finest one that has no more blocks in view than fit.
+  const level = (steps, view, most) => {
+    let found = steps;
+    for (const finer of steps.finer) if (inside(finer.end, view) <= most) found = finer;
+    return found;
+  };
   const nearest = (sorted, value) => {
     const i = at(sorted, value);
     return i > 0 && (i === sorted.length || value - sorted[i - 1] < sorted[i] - value) ? i - 1 : i;
@@ -324,6 +333,7 @@
   };
 
   // ---- Lanes ------------------------------------------------------------------------------
+  const BLOCK_PIXELS = 6;
   const KINDS = { pulled: ["pull", 0], sent: ["contribution sent", 1],
     received: ["fragment received", 2] };
   class Lanes extends Chart {
@@ -346,6 +356,7 @@
     }
     draw(c) {
       this.timeAxis(c, 0);
+      this.size = 0;
       for (const row of this.rows) {
         const middle = row.y + row.high / 2;
         this.label(c, row.lane.actor, middle,
@@ -358,6 +369,7 @@
         c.restore();
       }
       this.partings(c);
+      this.canvas.dataset.steps = this.size;
     }
     band(row) {
       return row.syncer ? [row.y + 8, row.high - 10] : [row.y + 5, row.dense ? 10 : 18];
@@ -381,8 +393,10 @@
       });
     }
     work(c, row, part) {
-      const [top, high] = this.band(row), s = part.steps;
+      const [top, high] = this.band(row);
+      const s = part.steps && level(part.steps, this.view, this.plot / BLOCK_PIXELS);
       if (s) {
+        this.size = Math.max(this.size, s.size);
         c.fillStyle = colourOf(row.run, row.lane.actor);
         c.font = `11px ${FONT}`;
         c.textAlign = "center";
@@ -559,7 +573,7 @@
         shown];
     }
     stepped(run, part, value, span) {
-      const s = part.steps;
+      const s = part.steps && level(part.steps, this.view, this.plot / BLOCK_PIXELS);
       if (!s || value < s.begun || value > s.end[s.end.length - 1])
         return [part.incarnation, time(value, span)];
       const i = at(s.end, value), begin = i ? s.end[i - 1] : s.begun;
@@ -570,7 +584,8 @@
       return [`${part.incarnation}: ${what}`,
         `${size > 1 ? "mean loss" : "loss"} ${s.loss[i] === null ? "not finite"
           : number(s.loss[i], 6)}, took ${time(s.end[i] - begin, span)}`,
-        `${part.incarnation}:${s.n[i]} at ${time(s.end[i], span)}`, stepClock(run, part, i)];
+        `${part.incarnation}:${s.n[i]} at ${time(s.end[i], span)}`,
+        s === part.steps ? stepClock(run, part, i) : null];
     }
     merged(row, value, y, reach, span) {
       const own = row.run.names.map((name) => actorOf(name) === row.lane.actor);
@@ -665,10 +680,37 @@
     });
     return out;
   };
+  // A learner's losses from the finest blocks of its lane, which hold more than its curve.
+  const finest = (line) => {
+    if (line.fine !== undefined) return line.fine;
+    line.fine = null;
+    const lane = line.run.lanes.find((each) => each.actor === line.c.learner);
+    const levels = (lane ? lane.segments : []).filter((part) => part.steps)
+      .map((part) => part.steps.finer[part.steps.finer.length - 1] ?? part.steps);
+    if (levels.reduce((sum, s) => sum + s.end.length, 0) <= line.c.at.length) return null;
+    const c = { learner: line.c.learner, at: [], step: [], loss: [], parts: [] };
+    for (const s of levels) {
+      c.parts.push(c.at.length);
+      for (let i = 0; i < s.end.length; i++) {
+        c.at.push(s.end[i]);
+        c.step.push(s.step[i]);
+        c.loss.push(s.loss[i]);
+      }
+    }
+    line.fine = { run: line.run, c, smoothed: smooth(c.loss, c.parts) };
+    return line.fine;
+  };
   class Losses extends Plot {
+    get shown() {
+      const most = 2 * this.plot;
+      return this.lines.map((line) => {
+        const fine = inside(line.c.at, this.view) < most ? finest(line) : null;
+        return fine && inside(fine.c.at, this.view) <= 2 * most ? fine : line;
+      });
+    }
     range(view) {
       let low = Infinity, high = -Infinity;
-      for (const { c } of this.lines)
+      for (const { c } of this.shown)
         for (let i = at(c.at, view.a); i < c.at.length && c.at[i] <= view.b; i++)
           if (c.loss[i] !== null) {
             low = Math.min(low, c.loss[i]);
@@ -689,8 +731,11 @@
         const x = Math.round(this.x(end));
         if (x - drawn >= 2) { c.fillRect(x, bottom - 6, 1, 6); drawn = x; }
       }
+      const shown = this.shown;
+      this.canvas.dataset.points = shown.reduce((sum, { c: one }) => sum
+        + inside(one.at, this.view), 0);
       for (const strong of [false, true])
-        for (const { run, c: curve, smoothed } of this.lines) {
+        for (const { run, c: curve, smoothed } of shown) {
           const from = Math.max(at(curve.at, this.view.a) - 1, 0);
           const to = Math.min(at(curve.at, this.view.b) + 1, curve.at.length);
           const few = to - from < this.plot / 3;
@@ -719,7 +764,7 @@
     hover(x) {
       if (x < GUTTER) return null;
       const value = this.value(x), lines = [time(value, this.view.b - this.view.a)];
-      for (const { run, c } of this.lines) {
+      for (const { run, c } of this.shown) {
         if (!c.at.length) continue;
         const i = nearest(c.at, value), loss = c.loss[i];
         lines.push(`${run.letter} ${c.learner}, inner step ${c.step[i]}: `
@@ -987,7 +1032,10 @@
         thinned.push(`${run.bars.t.length} of ${run.bars.of} merges`);
       const parts = run.lanes.flatMap((lane) => lane.segments).filter((part) => part.steps);
       const most = Math.max(...parts.map((part) => part.steps.size), 1);
-      if (most > 1) thinned.push(`steps in blocks of up to ${most}`);
+      const least = Math.max(...parts.map((part) =>
+        (part.steps.finer[part.steps.finer.length - 1] ?? part.steps).size), 1);
+      if (most > 1) thinned.push(`steps in blocks of up to ${most}`
+        + (least < most ? ` (zoomed in, ${least === 1 ? "single steps" : `of ${least}`})` : ""));
       const marks = parts.flatMap((part) => Object.values(part.marks));
       const of = marks.reduce((sum, m) => sum + m.of, 0);
       const shown = marks.reduce((sum, m) => sum + m.at.length, 0);
@@ -1082,6 +1130,13 @@
   matrices(runs);
   overTime(runs, view);
   for (const run of runs) links(run);
+  // "report.html#120-125" opens the page at these seconds.
+  const stretch = () => {
+    const found = /^#([\d.]+)-([\d.]+)$/.exec(location.hash);
+    if (found) view.set(Number(found[1]), Number(found[2]));
+  };
+  stretch();
+  addEventListener("hashchange", stretch);
   night.addEventListener("change", () => { readColours(); charts.forEach((c) => c.later()); });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") pin(false); });
   document.addEventListener("pointerdown", (event) => {

@@ -176,6 +176,44 @@ def test_long_runs_are_thinned_and_the_page_is_told(folder, monkeypatch):
     assert any(absent), "of neighbours the merge with most absences is shown"
 
 
+def thin(monkeypatch, blocks, finer):
+    """Let reports hold few blocks of steps."""
+    monkeypatch.setattr(report_lanes, "BLOCKS_MAX", blocks)
+    monkeypatch.setattr(report_lanes, "FINER_MAX", finer)
+    monkeypatch.setattr(data_module, "POINTS_MAX", blocks)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "finer", "levels"), [(60, 10**6, 2), (400, 10**6, 1), (60, 400, 1), (60, 60, 0)]
+)
+def test_thinned_steps_are_there_in_finer_levels(run, monkeypatch, blocks, finer, levels):
+    """Each level has every block's last step, its event, its time and its mean loss; the finest one
+    is as fine as the file may hold."""
+    thin(monkeypatch, blocks, finer)
+    [shown] = report_data(run).runs
+    most = 0
+    for lane in shown.lanes:
+        for part in lane.segments:
+            if part.steps is None:
+                continue
+            recorded = list(run.steps_of(part.incarnation))
+            sizes = [part.steps.size, *(each.size for each in part.steps.finer)]
+            most = max(most, len(sizes) - 1)
+            assert sizes == sorted(set(sizes), reverse=True)
+            assert len(recorded) / sizes[-1] <= max(finer, blocks) / len(run.learners) + 1
+            for each in part.steps.finer:
+                lasts = [*recorded[each.size - 1 :: each.size]]
+                lasts += [recorded[-1]] if len(recorded) % each.size else []
+                assert list(accumulate(each.n)) == [record.n for record, _ in lasts]
+                assert list(accumulate(each.step)) == [event.step for _, event in lasts]
+                losses = [event.loss for _, event in recorded]
+                groups = [losses[i : i + each.size] for i in range(0, len(losses), each.size)]
+                means = [sum(group) / len(group) for group in groups]
+                assert each.loss == pytest.approx(means, rel=1e-5)
+                assert sum(each.end) == sum(part.steps.end)
+    assert most == levels
+
+
 def test_the_file_needs_nothing_else(folder, ask, tmp_path):
     """One file without any address, and small: nothing is loaded from anywhere."""
     out = tmp_path / "report.html"
@@ -324,3 +362,43 @@ def test_a_browser_draws_it_without_complaint(simulate, folder, data, tmp_path, 
         assert document.count("<canvas") >= 5
         assert "<title>owned" not in document
         assert "<img" not in document
+
+
+def drawn(page, where):
+    """What is drawn of a page at some seconds: the largest block of steps, points of losses."""
+    address = f"{page.as_uri()}#{where}"
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    command += ["--enable-logging=stderr", "--virtual-time-budget=5000", "--window-size=1280,800"]
+    done = subprocess.run(
+        [*command, address], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert [] == [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    size, points = (re.search(rf'data-{name}="(\d+)"', done.stdout) for name in ("steps", "points"))
+    assert size
+    assert points
+    return int(size[1]), int(points[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+def test_zooming_in_shows_the_details_of_that_stretch(run, monkeypatch, tmp_path):
+    """Blocks become smaller and losses more, down to single steps."""
+    thin(monkeypatch, 60, 10**6)
+    page = tmp_path / "thinned.html"
+    shown = report_data(run)
+    page.write_bytes(page_of(shown))
+    end = shown.runs[0].end * shown.runs[0].unit_s
+    middle = end / 2
+    whole, _ = drawn(page, f"0-{end}")
+    near, points = drawn(page, f"{middle}-{middle + 20}")
+    assert whole > near == 1
+    ends = [
+        at * shown.runs[0].unit_s
+        for lane in shown.runs[0].lanes
+        for part in lane.segments
+        if part.steps
+        for at in accumulate((part.steps.finer or [part.steps])[-1].end)
+    ]
+    assert points == sum(middle <= each < middle + 20 for each in ends)
+    thinned = [at * shown.runs[0].unit_s for c in shown.runs[0].curves for at in accumulate(c.at)]
+    assert points > sum(middle <= each < middle + 20 for each in thinned)
