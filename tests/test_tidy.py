@@ -29,6 +29,7 @@ FUNCTION_LINES_MAX = 60
 
 WHOLE_JOB_TESTS = {"tests/hosts", "tests/processes", "tests/simulation", "tests/tapes"}
 TESTS_OF_SEVERAL = {
+    "tests/bench/test_page.py",
     "tests/bench/test_quick.py",
     "tests/test_tidy.py",
     "tests/test_docs.py",
