@@ -21,7 +21,10 @@ def make(path: Path, vocabulary: int = 1024, bytes_max: int = 1 << 20) -> None:
         vocabulary: how many tokens there are.
         bytes_max: how much of the text is looked at.
     """
-    tokenizers = importlib.import_module("tokenizers")
+    try:
+        tokenizers = importlib.import_module("tokenizers")
+    except ImportError:
+        sys.exit("a tokenizer needs the package of that name: pip install tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = tokenizers.decoders.ByteLevel()

@@ -134,6 +134,11 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     more = in_words(result.get("metrics") or {})
     say(f"{scored}{more} at global step {result['t']}, {result['merges']} merges")
+    if result["status"] == "done" and not result["merges"]:
+        say(
+            "nothing was merged: the job was done before the first fragment was due; set more "
+            "job.steps, or a smaller sync.interval"
+        )
     say(f"model {folder / MODEL_FILE}")
     if (folder / LOSS_FILE).is_file():
         say(f"losses {folder / LOSS_FILE}")

@@ -161,11 +161,12 @@ class Board:
     @property
     def goodput(self) -> float | None:
         """Share of the learners' time that was spent in steps; None before the first merge. It is 0
-        while fewer learners than the quorum are linked, since their steps are not merged."""
+        while fewer learners than the quorum are linked, since their steps are not merged; not at
+        the end of the job, when all links are taken down."""
         if not self.merges:
             return None
         linked = sum(not view.lost for view in self.learners.values())
-        if linked < self.job.sync.quorum:
+        if linked < self.job.sync.quorum and self.result is None:
             return 0.0
         alive = sum(view.alive_s for view in self.learners.values())
         return sum(view.busy_s for view in self.learners.values()) / alive if alive else None

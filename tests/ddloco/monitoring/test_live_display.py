@@ -97,6 +97,18 @@ def test_steps_that_nobody_merges_are_not_good():
     assert board.goodput == 0.0
 
 
+def test_the_end_of_a_job_costs_no_goodput():
+    """All links are taken down then, and the last line of the display says how it was."""
+    board = Board(JOB)
+    for line in (step(0, 1, 1.0), step(1, 1, 1.0), merge(4, 0)):
+        board.take(line)
+    for n in range(2):
+        board.take({"event": "lost", "learner": f"learner-{n}.1", "reason": "global step 4"})
+    assert board.goodput == 0.0
+    board.take({"event": "result", "actor": "syncer", "t": 4, "held_out_loss": None})
+    assert board.goodput == 1.0
+
+
 def test_a_learner_s_lives_add_up():
     """A new incarnation's clock begins again; goodput stays a share of the time alive."""
     board = Board(JOB)
