@@ -1,4 +1,4 @@
-"""The tape and the second run: record every event at the door, execute it again, compare.
+"""Tapes: record every event before it is handled, execute it again, and compare.
 
 Generic over events and machines. ``tape`` documents the format to the byte, ``recorder`` writes it,
 ``player`` feeds it to a machine, ``stepper`` walks along it both ways, ``divergence`` says where

@@ -1,4 +1,4 @@
-"""The first difference between a recording and its replay, said so that it can be acted on."""
+"""The first difference between a recording and its replay, and what helps to find its cause."""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal

@@ -1,8 +1,8 @@
 """Feeds one tape to one machine and stops at the first event that it handles differently.
 
-Pure bookkeeping: the player knows neither where messages come from nor how work is done. Whoever
-drives it asks for the next event, makes sure that what the event says is true again (a message
-was sent, a result came out), and hands it over.
+The player knows neither where messages come from nor how work is done. Its caller asks for the next
+event, makes sure that the event has happened again (a message was sent, a result was computed), and
+passes it to the player.
 """
 
 from collections import deque
@@ -21,20 +21,20 @@ E = TypeVar("E")
 
 
 class Playable(Protocol):
-    """A machine at its door, live as in replay."""
+    """An actor that handles events, live or in a replay."""
 
     @property
     def clock(self) -> RunningClock:
-        """The clock, which stands at the event last handled."""
+        """The clock as of the event handled last."""
         ...
 
     @property
     def learned(self) -> dict[str, int]:
-        """What that event added to the clock, the actor's own count left out."""
+        """The entries that this event added to the clock, without the actor's own."""
         ...
 
     def handle(self, at: float, event: Any) -> Sequence[Any]:
-        """Take one event; the effects it asks for."""
+        """Handle one event; returns its effects."""
         ...
 
 
@@ -54,7 +54,7 @@ class Player(Generic[E]):
         self.played = 0
         """Events handled and found equal."""
         self.failure: Exception | None = None
-        """What the machine raised at the newest event, as it did then."""
+        """What the machine raised at the newest event, as in the recording."""
         self._after = after
         self._decode = msgspec.msgpack.Decoder(event_type).decode
         self._context: deque[tuple[int, E]] = deque(maxlen=CONTEXT_EVENTS)
@@ -86,7 +86,7 @@ class Player(Generic[E]):
     def play(
         self, record: tape.Event, event: E, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        """Let the machine handle the event; its effects, found equal to the recording's.
+        """Let the machine handle the event; returns its effects, which equal the recording's.
 
         Raises:
             Divergence: clock, effects or failure differ.
@@ -125,7 +125,7 @@ class Player(Generic[E]):
         *,
         hint: str = "",
     ) -> Divergence:
-        """The finding, with where it stands; ``clock`` includes the event itself."""
+        """The divergence at this event; its ``clock`` includes the event itself."""
         known = {**self.actor.clock.wire(), **record.clock, self.tape.incarnation: record.n}
         return Divergence(
             actor=self.tape.incarnation,
@@ -141,6 +141,6 @@ class Player(Generic[E]):
 
 
 def describe(event: Any) -> str:
-    """An event on one line, long values shortened."""
+    """An event on one line, with long values shortened."""
     text = repr(event)
     return text if len(text) <= 200 else f"{text[:197]}..."

@@ -1,4 +1,5 @@
-"""The pen at the door: each event before it is handled, each effect's digest before it is done."""
+"""Records each event before it is handled, and the digest of its effects before they are
+performed."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -16,7 +17,7 @@ _encode = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
 def digest_effects(effects: Sequence[Any]) -> bytes:
-    """The digest by which two handlings of an event are compared: xxh3-128 of the encoding."""
+    """The digest of an event's effects, by which live run and replay are compared: xxh3-128."""
     return xxhash.xxh3_128_digest(_encode(effects))
 
 
@@ -32,27 +33,28 @@ class Recorder:
         self._writer = writer
         self._on_error: OnError = on_error
         self.dropped: str | None = None
-        """Why recording was given up, if it was."""
+        """Why recording was given up; empty if it was not."""
 
     def event(self, n: int, at: float, learned: dict[str, int], event: Any) -> None:
-        """Event ``n``, before it is handled; ``learned`` is what it adds to the clock."""
+        """Record event ``n`` before it is handled; ``learned`` are the entries that it adds to the
+        clock."""
         if self._writer is not None:
             self._append(tape.Event(n, at, msgspec.Raw(_encode(event)), learned))
 
     def effects(self, n: int, effects: Sequence[Any]) -> None:
-        """What handling event ``n`` asked for, before any of it is done."""
+        """Record the effects of event ``n`` before any of them is performed."""
         if self._writer is not None:
             self._append(tape.Effects(n, len(effects), digest_effects(effects)))
 
     def raised(self, n: int, error: Exception) -> None:
-        """Handling event ``n`` failed."""
+        """Record that handling event ``n`` raised an error."""
         if self._writer is not None:
             self._append(tape.Raised(n, f"{type(error).__name__}: {error}"[:1000]))
 
     def go_on(self, n: int, clock: dict[str, int]) -> None:
-        """End the file behind event ``n`` and begin the next one of its chain.
+        """End the file after event ``n`` and begin the next one of its chain.
 
-        Where that cannot be made, the old one goes on: it is as good, and only longer.
+        If the next one cannot be created, the present file is continued.
         """
         writer = self._writer
         if writer is None:
@@ -64,7 +66,7 @@ class Recorder:
         writer.close()
 
     def close(self, n: int, reason: str | None) -> None:
-        """The end after event ``n``; without a reason the tape simply ends, as after a kill."""
+        """Close the tape after event ``n``; without a reason it simply ends, as after a kill."""
         if reason is not None:
             self._append(tape.Closed(n, reason))
         writer, self._writer = self._writer, None

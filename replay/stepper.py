@@ -1,7 +1,7 @@
-"""Walks along one tape, forwards and backwards, with the machine and without any work done.
+"""Steps through one tape, forwards and backwards, with the machine and without its work.
 
-Machines are pure, so handing one the events of its tape brings it to the state that it had live.
-Every event is compared with the tape on the way, as in a replay.
+Machines are pure, so a machine that handles the events of its tape has the state that it had live.
+Every event is compared with the tape, as in a replay.
 """
 
 from bisect import bisect
@@ -40,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Stepper(Generic[A]):
-    """One actor, at any event of its tape.
+    """One actor at any event of its tape.
 
     Args:
         tape: the tape, which has been scanned.
@@ -75,16 +75,16 @@ class Stepper(Generic[A]):
 
     @property
     def number(self) -> int:
-        """The number of the newest event; where the tape begins, that of the event before it."""
+        """The number of the newest event; at the start of the tape, that of the event before it."""
         return self.step.number if self.step is not None else self._entered
 
     @property
     def first(self) -> int:
-        """The number of the first event that can be gone to."""
+        """The number of the first event that can be reached."""
         return self._keyframes[0][0] + 1
 
     def steps(self, until: int | None = None) -> Iterator[Step]:
-        """Walk on to event ``until``, or to the end of the tape, and yield each step.
+        """Step on to event ``until``, or to the end of the tape, and yield each step.
 
         Raises:
             Divergence: this program handles an event differently than the tape says.
@@ -132,7 +132,7 @@ class Stepper(Generic[A]):
         return self.step
 
     def _enter(self, after: int, actor: A) -> None:
-        """Stand behind event ``after`` with the actor as it was then."""
+        """Continue after event ``after`` with the actor as it was then."""
         self.actor = actor
         self.step: Step | None = None
         self._entered = after

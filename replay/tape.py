@@ -10,13 +10,13 @@ To the byte (all integers little-endian):
     record   ...
 
 The chain starts with the CRC-32 of the prefix, and every check continues the one before it, so a
-changed, moved or missing byte anywhere is noticed where it stands. The length has a check of its
-own, which tells a tape that *ends early* (its process was killed: normal, and readable to the last
+changed, moved or missing byte is detected at its place. The length has a check of its own, which
+distinguishes a tape that *ends early* (its process was killed: normal, and readable to the last
 whole record) from one that is *damaged* (refused, with the byte).
 
 The records of a tape: one ``header``; then for every event an ``event``, written before the machine
-handles it, and ``effects``, the digest of what it asked for, written before any of it is done; or
-``raised`` where handling failed; at an orderly end, ``closed``.
+handles it, and ``effects``, the digest of its effects, written before any is performed; or
+``raised`` if handling failed; at an orderly end, ``closed``.
 
 Bodies are self-describing maps, so any msgpack reader shows a tape. Tried: MCAP (an early kill left
 32 bytes), SQLite (nothing back after a cut), Arrow (171 MB for one file format).
@@ -43,7 +43,7 @@ FORMAT_VERSION = 1
 SUFFIX = ".tape"
 
 BODY_BYTES_MAX = 64 * 2**20
-"""No record is longer: a reader never allocates more on a tape's word alone."""
+"""The longest record, so that a reader never allocates more because of a forged length."""
 
 _PREFIX = Pack("<8sII")
 _HEAD = Pack("<II")
@@ -51,7 +51,7 @@ _TAIL = Pack("<I")
 
 
 PLAIN_NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
-"""What an incarnation's name consists of; it names files."""
+"""The form of an incarnation's name, which is part of file names."""
 
 
 class TapeError(ValueError):
@@ -63,11 +63,11 @@ class TapeError(ValueError):
 
 
 class UnbegunError(TapeError):
-    """A file that ends within its header: whoever began it was killed at once."""
+    """A file that ends within its header: its process was killed at once."""
 
 
 class Record(Struct, frozen=True, tag_field="kind", tag=str.lower, omit_defaults=True):
-    """Base of what a tape holds."""
+    """Base of the records of a tape."""
 
 
 class Header(Record, frozen=True):
@@ -93,8 +93,8 @@ class Header(Record, frozen=True):
 
 
 class Event(Record, frozen=True, gc=False):
-    """Event ``n`` at ``at`` seconds; ``clock`` holds the entries that it taught this actor, its own
-    (which is ``n``) left out; ``event`` is the event itself, as its union encodes it."""
+    """Event ``n`` at ``at`` seconds. ``clock`` has the entries that it added to the actor's clock,
+    without the actor's own, which is ``n``; ``event`` is the encoded event."""
 
     n: int
     at: float
@@ -103,7 +103,7 @@ class Event(Record, frozen=True, gc=False):
 
 
 class Effects(Record, frozen=True, gc=False):
-    """What handling event ``n`` asked for: how many effects, and their digest."""
+    """The effects of event ``n``: their number and their digest."""
 
     n: int
     count: int

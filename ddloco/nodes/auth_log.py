@@ -1,7 +1,7 @@
-"""Who was turned away for want of the right key, told in the log.
+"""Logs the peers that were refused, for lack of the right key or for other reasons.
 
-A peer without a key reaches no machine and no tape. Its attempts are counted by the endpoint; here
-the counts are looked at now and then, so that a peer that knocks all day fills no disk.
+A peer without a key reaches no machine and no tape. The endpoint counts its attempts. This module
+reads the counts at intervals, so that a peer that tries all day does not fill the disk.
 """
 
 import trio
@@ -11,7 +11,7 @@ from transport.zeromq import ZmqEndpoint
 
 LOOK_S = 0.5
 QUIET_S = 10.0
-"""After a look that found something, so long nothing is said."""
+"""Interval, in seconds, after a refusal was logged; otherwise it is ``LOOK_S``."""
 
 EVENTS = {
     "handshakes_refused": "handshake refused",
@@ -19,15 +19,15 @@ EVENTS = {
     "arrivals_refused_taken": "route refused",
     "connections_cut": "connection cut",
 }
-"""Counters of an endpoint, and what the log calls a count that has grown."""
+"""For each counter of an endpoint, the event that is logged when it has grown."""
 
 
 class Refusals:
-    """What of an endpoint's refusals has been told.
+    """Logs the refusals of one endpoint.
 
     Args:
         endpoint: counts them.
-        hosted: its actor, in whose name they are logged.
+        hosted: the actor whose log they are written to.
     """
 
     def __init__(self, endpoint: ZmqEndpoint, hosted: Hosted) -> None:
@@ -36,15 +36,15 @@ class Refusals:
         self._told = dict.fromkeys(EVENTS, 0)
 
     async def run(self) -> None:
-        """Tell as it happens, but seldom, until cancelled."""
+        """Log refusals at intervals, until cancelled."""
         while True:
             grown = self.tell()
             await trio.sleep(QUIET_S if grown else LOOK_S)
 
     def tell(self) -> bool:
-        """Tell each count that has grown, with its newest reason; whether there was one.
+        """Log each count that has grown, with the newest reason; returns whether there was one.
 
-        Nobody can be refused before the actor runs: until then handshakes wait.
+        Nobody is refused before the actor runs: until then handshakes wait.
         """
         driver, grown = self._hosted.driver, False
         if driver is None:

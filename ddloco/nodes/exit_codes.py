@@ -10,5 +10,5 @@ BAD_INPUT = 2
 """A file, an option or an address that cannot be used."""
 
 AGAIN = 75
-"""It left in good order and wants to be started again: EX_TEMPFAIL of sysexits.h. Engines that
-place and restart processes take 0 for done, for good."""
+"""The process left in good order and should be started again: EX_TEMPFAIL of sysexits.h.
+Schedulers take 0 to mean that a process is done and need not be restarted."""

@@ -1,9 +1,9 @@
-"""Live chaos: the fault language applied to real processes, each fault at its time.
+"""Applies the faults of a ``[chaos]`` table to real processes, each at its time.
 
-Time is counted in seconds from the moment when the syncer listens and every learner that is there
-from the beginning has written its first line into the log: it has imported JAX, made its task
-ready, opened its tape, and is about to dial. (One that has ended instead is not waited for.) A
-learner that joins or comes back is harmed whenever its time comes, also while it still imports.
+Time is counted in seconds from the moment when the syncer listens and every learner of the start
+has written its first line to the log, or has ended: it has then imported JAX, prepared its task,
+opened its tape, and is about to dial. A fault of a learner that joins or returns is applied at its
+time, even if the learner is still starting.
 
 Which faults happen, and when, is a pure function of the job; what they do to a run is not, as a
 machine's scheduler and its clock have their part in it. That part is on the tapes.
@@ -24,11 +24,11 @@ from ddloco.config.toml import ConfigError
 from ddloco.runtime.log import ActorLog
 
 LIVE_S_MAX = 24 * 3600.0
-"""Chaos ends after a day: its schedule is drawn before it begins, and needs an end."""
+"""A schedule of faults lasts a day at most: it is drawn before it begins, and needs an end."""
 
 SLOW_PERIOD_S = 0.1
-"""A slow worker is stopped once in so much time: shorter than most steps, so that every step is
-slower and not one in ten, and long enough that signals and scheduling cost nothing."""
+"""The period, in seconds, in which a slow worker is stopped once: shorter than most steps, so that
+each step is slower, and long enough that signals cost nothing."""
 
 ABSENCES: tuple[Kind, ...] = ("crash", "leave")
 AT_ONCE: tuple[Kind, ...] = ("reset", "join")
@@ -42,7 +42,7 @@ class Victim(Protocol):
 
     ended: trio.Event
     doomed: bool
-    """Whether its end is chaos' doing, and so no failure of the job."""
+    """Whether a fault ended it, so that its end is no failure of the job."""
 
     def send(self, number: signal.Signals) -> None:
         """Signal the actor and its worker process; nothing happens once it has ended."""
@@ -53,22 +53,22 @@ class Victim(Protocol):
         ...
 
     def ask_to_leave(self) -> None:
-        """Ask it to end in good order."""
+        """Ask the actor to leave in good order."""
         ...
 
 
 class Actors(Protocol):
-    """The processes of a job, as far as chaos has to do with them."""
+    """The processes of a job, to which faults are applied."""
 
     awaited: set[str]
-    """Who is not there and will come: the job does not end for lack of them."""
+    """Actors that are not there and will be started: the job waits for them."""
 
     def newest(self, name: str) -> Victim | None:
         """An actor's newest process, ended or not; None if it never had one."""
         ...
 
     async def bring(self, name: str) -> None:
-        """Start an actor's command again; as its next incarnation, by itself."""
+        """Start an actor's command again; it becomes the next incarnation by itself."""
         ...
 
 
@@ -76,23 +76,23 @@ class Relay(Protocol):
     """A link on which faults can happen."""
 
     def begin(self, fault: Fault) -> None:
-        """A cut, a delay or a bandwidth begins."""
+        """Begin a cut, a delay or a limited bandwidth."""
         ...
 
     def end(self, fault: Fault) -> None:
-        """It is over."""
+        """End a fault."""
         ...
 
     def reset(self) -> None:
-        """Every connection breaks."""
+        """Break every connection."""
         ...
 
 
 def live_schedule(job: Job) -> tuple[Fault, ...]:
-    """Every fault of a live run, in order of time.
+    """All faults of a live run, in order of time.
 
     Raises:
-        ConfigError: live runs cannot do one of them, or there are too many.
+        ConfigError: a fault cannot be applied to processes, or there are too many.
     """
     faults = schedule(job.chaos, job.learner_names(), until_s=LIVE_S_MAX)
     for index, fault in enumerate(job.chaos.fault):
@@ -110,12 +110,12 @@ def live_schedule(job: Job) -> tuple[Fault, ...]:
 
 
 def joiners(faults: tuple[Fault, ...]) -> frozenset[str]:
-    """Who is not there from the beginning."""
+    """Learners that are not there from the beginning."""
     return frozenset(each.who for each in faults if each.what == "join")
 
 
 def relayed(faults: tuple[Fault, ...]) -> frozenset[str]:
-    """Whose links need a relay."""
+    """Learners whose links need a relay."""
     return frozenset(each.who for each in faults if each.what in LINK_KINDS)
 
 
@@ -124,8 +124,8 @@ class Chaos:
 
     Args:
         faults: what happens, in order of time.
-        seed: what they were drawn from, for the log.
-        actors: whom it happens to.
+        seed: the seed that they were drawn with, for the log.
+        actors: the processes.
         relays: links, by learner; every learner with a link fault has one.
         log: where every fault that was applied, ended or skipped is noted.
     """
@@ -153,7 +153,7 @@ class Chaos:
         self._coming: set[str] = set()
 
     async def run(self, ready: Callable[[], Awaitable[None]]) -> None:
-        """When all are ready apply every fault at its time, until the last is over, or ``calm``."""
+        """Once all are ready, apply each fault at its time, until the last is over or ``calm``."""
         with self._scope:
             await ready()
             begun, self._time = trio.current_time(), MonotonicTime()
@@ -164,7 +164,7 @@ class Chaos:
                     await self._nursery.start(self._happen, number, fault)
 
     def calm(self) -> None:
-        """No more of it: what is under way ends now, who is stopped goes on, nobody returns."""
+        """Stop: faults under way end, stopped processes continue, and no actor is restarted."""
         self._scope.cancel()
 
     def summary(self) -> str:
@@ -211,7 +211,7 @@ class Chaos:
 
     @contextmanager
     def _applied(self, fault: Fault, victim: Victim | None) -> Iterator[None]:
-        """Do it; undo on the way out what can be undone."""
+        """Apply the fault; undo it on exit, if it can be undone."""
         match fault.what:
             case "crash" | "leave":
                 assert victim is not None, "see _obstacle"
@@ -238,7 +238,7 @@ class Chaos:
                     self._relays[fault.who].end(fault)
 
     async def _last(self, fault: Fault, victim: Victim | None) -> str:
-        """Wait until it is over; why it is."""
+        """Wait until the fault is over; returns why it is."""
         over_at = trio.current_time() + (float("inf") if fault.for_s is None else fault.for_s)
         if fault.what in ABSENCES:
             assert victim is not None, "see _obstacle"

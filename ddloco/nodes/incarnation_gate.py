@@ -1,14 +1,14 @@
-"""Which incarnations of learners a shard hears: those whose numbers the lead has given.
+"""A shard accepts only incarnations of learners whose numbers the lead has granted.
 
-Only the lead gives numbers. A shard that believed any number could be told of ``learner-1.999`` by
-a stranger, and would then refuse the learner itself for ever. So a shard asks the lead, below its
-door like every question about numbers, and drops what comes from an incarnation that was not given;
-whoever dials does so again soon.
+Only the lead grants numbers. If a shard accepted any number, a stranger could claim to be
+``learner-1.999``, and the shard would then refuse the real learner for ever. So a shard asks the
+lead for the newest numbers, and drops messages of incarnations that were not granted; their senders
+dial again soon. These messages pass below the driver and are on no tape.
 
     [Known]     from the shard, every few seconds and at an unknown number: what it was told before
-    [Known]     from the lead, as the answer and after each number it gives: the newest numbers
+    [Known]     from the lead, as the answer and after each grant: the newest numbers
 
-A lead that has lost its folder learns from the question what it has given before.
+A lead that has lost its folder learns from the shards' messages what it has granted before.
 """
 
 from collections.abc import Callable
@@ -22,18 +22,18 @@ from ddloco.nodes.incarnation_grants import LANE, GrantError, Known, decode_know
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 
 ASK_S, ASK_S_MIN = 5.0, 0.2
-"""How often a shard asks: a lead that was restarted is found in this time; and how often at most,
-however many unknown numbers come."""
+"""The usual and the shortest interval, in seconds, between two questions of a shard. A restarted
+lead is found within the first, and unknown numbers cannot cause more questions than the second."""
 
 
 class Gate:
-    """What a shard knows of numbers.
+    """The numbers that a shard accepts.
 
     Args:
         job: the resolved job.
         endpoint: carries the questions.
-        lead: the syncer that leads, to which there is a connection for them.
-        note: the log.
+        lead: the leading syncer; the endpoint has dialled it on the lane for grants.
+        note: writes to the log.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Gate:
         self._wanted = trio.Event()
 
     def heeds(self, route: str) -> bool:
-        """Whether the incarnation that a route names may be heard."""
+        """Whether messages of the incarnation that a route names are accepted."""
         peer = route.rpartition("/")[0]
         name = actor_of(peer)
         if name not in self._learners or not is_incarnation(peer):
-            return True  # The door judges it.
+            return True  # The driver validates it.
         if number_of(peer) <= self._numbers.get(name, 0):
             return True
         self._wanted.set()
         return False
 
     def take(self, arrival: Arrival) -> None:
-        """Take an answer of the lead."""
+        """Process an answer of the lead."""
         try:
             known = decode_known(arrival.frames)
         except GrantError as error:
@@ -69,10 +69,10 @@ class Gate:
                 self._numbers[name] = max(number, self._numbers.get(name, 0))
 
     async def run(self) -> None:
-        """Ask for ever."""
+        """Ask the lead, for ever."""
         while True:
             self._wanted = trio.Event()
-            with suppress(LaneFull, PeerGone):  # The lead is away; it is asked again.
+            with suppress(LaneFull, PeerGone):  # The lead is away; ask again later.
                 self._endpoint.send_nowait(self._route, [encode(Known(self._numbers))])
             await trio.sleep(ASK_S_MIN)
             with trio.move_on_after(ASK_S - ASK_S_MIN):

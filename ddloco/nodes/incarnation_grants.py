@@ -1,19 +1,20 @@
-"""Which incarnation an actor is: asked of the syncer that leads, before its tape is opened.
+"""How an actor gets its incarnation number from the leading syncer, before its tape is opened.
 
-An actor that comes back may find an empty folder, on another host; only the lead has seen its
-former selves. So whoever dials the lead first asks for a number, over a connection of its own, and
-below the door: no machine, no tape and no clock knows. The same question carries the job's settings
-and the digest of the task's source, so what differs is said before anything is started.
+An actor that returns may find an empty folder, on another host; only the lead knows its earlier
+incarnations. So an actor first asks the lead for a number, over a connection of its own. These
+messages pass below the driver: no machine, tape or clock contains them. The request carries the
+job's settings and the digest of the task's source, so that a difference is reported before anything
+is started.
 
-    [Want]      from the actor, again until there is an answer
-    [Granted]   from the lead: this number, which nobody else has
-    [Denied]    no number, and why: other settings
-    [Over]      no number, because the job is done
+    [Want]      from the actor, repeated until there is an answer
+    [Granted]   from the lead: a number that no other incarnation has
+    [Denied]    from the lead: no number, and the reason, such as other settings
+    [Over]      from the lead: no number, because the job is done
     [Known]     the newest numbers, between a shard and the lead; see ``incarnation_gate``
 
-Whose number it is stands nowhere in here: it is the peer of the route, which keys prove. The route
-also has a number that the asker has drawn, so that a question that is said twice is answered twice
-with the same.
+The messages do not name the actor: it is the peer in the route, which is authenticated by its key.
+The route also contains a random number of the actor's process, so that a repeated request gets the
+same answer again.
 """
 
 import secrets
@@ -38,30 +39,30 @@ VERSION = 2
 LANE = "grant"
 
 WORD_BYTES_MAX = 2**16
-"""Settings of a job of some hundred learners, each with a table of its own; whoever has more says
-the job's id alone."""
+"""Room for the settings of a job with some hundred learner tables; a larger job sends its id
+alone."""
 
 NUMBER_MAX = 10**NUMBER_DIGITS_MAX - 1
-"""What the name of an incarnation can hold."""
+"""The largest number that fits the name of an incarnation."""
 
 AHEAD_MAX = 1024
-"""So far a number may be ahead of the newest that the lead knows: what an actor says of its former
-selves, when the lead has lost its folder, is believed up to here. Larger jumps would soon leave no
-numbers."""
+"""How far a number may be ahead of the newest that the lead knows. A lead that has lost its folder
+believes what an actor says of its earlier incarnations up to this distance; larger jumps would soon
+use up all numbers."""
 
 AGAIN_S = 1.0
-"""A question without an answer is said again: the lead may not be there yet."""
+"""Interval, in seconds, at which a request is repeated: the lead may not be there yet."""
 
 DIFFERENCES_MAX = 8
-"""Settings that a refusal names."""
+"""The number of settings that a refusal names."""
 
 Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Short = Annotated[str, Meta(max_length=256)]
 
 
 class Want(Struct, frozen=True, tag=True):
-    """Give me a number above ``known``, the newest of which there is a tape where I am. One that
-    goes on from a snapshot wants ``exact``, unless that is used up."""
+    """Request a number above ``known``, the newest one with a tape in the actor's folder. An actor
+    that continues from a snapshot asks for ``exact``, and gets a later one if that is used."""
 
     known: Number
     job: Short
@@ -72,7 +73,7 @@ class Want(Struct, frozen=True, tag=True):
 
 
 class Granted(Struct, frozen=True, tag=True):
-    """The number; and what differs and is no reason to refuse."""
+    """The number, and a difference that is no reason to refuse."""
 
     number: Number
     warning: Reason = ""
@@ -91,25 +92,25 @@ class Over(Struct, frozen=True, tag=True):
 
 
 class Known(Struct, frozen=True, tag=True):
-    """The newest number of each actor of which any is known."""
+    """The newest number of each actor that has one."""
 
     numbers: dict[Short, Number]
 
 
 class GrantError(ValueError):
-    """They said something that this language does not have; one line names the field."""
+    """An invalid message; the text names the field."""
 
 
 class DeniedError(Exception):
-    """The lead refuses this actor; one line says why."""
+    """The lead refuses this actor; the text says why."""
 
 
 class OverError(Exception):
-    """The job is done; one line says since when."""
+    """The job is done; the text says since when."""
 
 
 class SilentError(Exception):
-    """The lead did not answer in time; one line says who was asked."""
+    """The lead did not answer in time; the text says who was asked."""
 
 
 encode = msgspec.msgpack.Encoder().encode
@@ -119,19 +120,19 @@ _answer = msgspec.msgpack.Decoder(Granted | Denied | Over)
 
 
 def decode_question(frames: Sequence[Buffer]) -> Want | Known:
-    """What an actor or a shard asks.
+    """Decode a request of an actor or of a shard.
 
     Raises:
-        GrantError: it is no such question.
+        GrantError: it is not a valid request.
     """
     return _decoded(_question, frames)
 
 
 def decode_known(frames: Sequence[Buffer]) -> Known:
-    """What the lead tells a shard.
+    """Decode what the lead sends to a shard.
 
     Raises:
-        GrantError: it is something else.
+        GrantError: it is not a valid ``Known``.
     """
     return _decoded(_known, frames)
 
@@ -146,7 +147,7 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Buffer]) ->
 
 
 def want_of(job: Job, known: int, exact: int = 0, folder: Path | None = None) -> Want:
-    """The question of an actor of this job."""
+    """The request of an actor of this job."""
     want = Want(known, job.id, task_digest(job.job.task, folder), settings_of(job), exact)
     if len(encode(want)) > WORD_BYTES_MAX:
         return msgspec.structs.replace(want, settings={})
@@ -154,7 +155,7 @@ def want_of(job: Job, known: int, exact: int = 0, folder: Path | None = None) ->
 
 
 def settings_of(job: Job) -> dict[str, str]:
-    """All that must be the same in the job files of all hosts, by its name in them."""
+    """The settings that must be equal in the job files of all hosts, by name."""
     flat: dict[str, str] = {}
 
     def flatten(prefix: str, plain: Any) -> None:
@@ -165,7 +166,7 @@ def settings_of(job: Job) -> dict[str, str]:
             flat[prefix] = msgspec.json.encode(plain).decode()[:200]
 
     flatten("", job.as_plain())
-    flat.pop("transport.keys", None)  # Where a host has its keys is its own affair.
+    flat.pop("transport.keys", None)  # Each host may have its keys in another folder.
     return flat
 
 
@@ -192,15 +193,15 @@ async def ask_for_number(
     """Ask the lead for a number until it answers.
 
     Args:
-        endpoint: nobody else's; the caller closes it.
+        endpoint: used for nothing else; the caller closes it.
         address: where the lead listens.
-        names: whose number it is, and who leads.
-        want: the question.
-        patience_s: how long to ask; infinite for ever.
-        waiting: called once, when the first question was not answered at once.
+        names: the actor and the leading syncer.
+        want: the request.
+        patience_s: how long to ask, in seconds; infinite means for ever.
+        waiting: called once, if the first request was not answered at once.
 
     Raises:
-        OSError: the address is none.
+        OSError: the address is invalid.
         DeniedError: the lead refuses this actor.
         OverError: the job is done.
         SilentError: nobody has answered in time.

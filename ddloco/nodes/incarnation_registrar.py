@@ -1,8 +1,8 @@
-"""Who gives numbers to incarnations: a part of the syncer that leads, below its door.
+"""Grants incarnation numbers: a part of the leading syncer, below its driver.
 
-What it has given stands in a file of the run folder, written before the answer leaves, so that a
-syncer that starts again gives none twice; the tapes that are there count, too. Whoever asks learns
-the same number again, as long as it asks under the same route.
+The numbers granted are in a file of the run folder, written before the answer is sent, so that a
+restarted syncer grants none twice; tapes in the folder count as well. A request that is repeated
+under the same route gets the same number.
 """
 
 import os
@@ -45,34 +45,35 @@ from replay.tape_files import whose
 from transport import Arrival, Endpoint, LaneFull, PeerGone, TokenBucket
 
 RECORD = "incarnations.json"
-"""In the folder of what syncers keep: for each actor the newest number that was given."""
+"""In the folder of kept merges: for each actor the newest number that was granted."""
 
 WAITING_MAX = 256
-"""Questions that wait; the rest are said again a second later."""
+"""Requests that may wait; others are dropped, and repeated by their senders a second later."""
 
 ROUTES_MAX = 4096
 """Routes whose answers are remembered: four for each learner that a job may have."""
 
 NUMBERS_AT_ONCE, NUMBERS_PER_S = 16.0, 0.1
-"""New numbers of one actor. An engine that starts a failing learner again at once, each second, is
-slowed to one start in ten seconds; whoever asks in another's name ends its link as seldom."""
+"""New numbers of one actor: so many at once, then so many a second. A scheduler that restarts a
+failing learner every second is slowed to one start in ten seconds, and so is a peer that asks under
+another actor's name, which ends that actor's link."""
 
 SHARDS_S = 10.0
-"""How long a lead that knows of no learner waits for its shards, before it gives learners numbers:
-it may have lost its folder, and then the shards know what was given. Whoever asks does so again."""
+"""How long, in seconds, a lead that knows no learner waits for its shards before it grants numbers
+to learners: it may have lost its folder, and then the shards know what was granted."""
 
 REFUSALS_LOGGED_MAX = 20
-"""Whoever asks again and again fills no disk."""
+"""Repeated refusals must not fill the disk."""
 
 _decode = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class RecordError(Exception):
-    """What was given cannot be read; the text names the file."""
+    """The file of granted numbers cannot be read; the text names it."""
 
 
 def newest_on_tape(tapes: Path, name: str) -> int:
-    """The highest number of an actor that has a tape in this folder; 0 without any."""
+    """The highest number of an actor with a tape in this folder; 0 if there is none."""
     there = (whose(path)[0] for path in tapes.glob(f"{name}.*{SUFFIX}"))
     return max((number_of(each) for each in there if actor_of(each) == name), default=0)
 
@@ -84,7 +85,7 @@ class Record:
         folder: the run folder.
 
     Raises:
-        RecordError: there is a file, and it cannot be read.
+        RecordError: the file exists and cannot be read.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -105,10 +106,10 @@ class Record:
         return max(self._newest.get(name, 0), newest_on_tape(self._tapes, name))
 
     def note(self, name: str, number: int) -> None:
-        """It has this number now; on the disk when this returns.
+        """Record an actor's new number; it is on disk when this returns.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         said = {**self._newest, name: number}
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -122,14 +123,14 @@ class Record:
 
 
 class Registrar:
-    """Answers actors that ask for their numbers.
+    """Answers actors that request incarnation numbers.
 
     Args:
-        job: whose actors.
-        record: what was given before.
-        endpoint: carries the answers.
-        note: the log.
-        time: what new numbers are counted by.
+        job: the job of these actors.
+        record: what was granted before.
+        endpoint: sends the answers.
+        note: writes to the log.
+        time: limits the rate of new numbers.
     """
 
     def __init__(
@@ -149,12 +150,12 @@ class Registrar:
         self._note = note
         self._time = time or MonotonicTime()
         self._allowances: dict[str, TokenBucket] = {}
-        """By actor of this job that has asked."""
+        """Rate limits, by actor of this job that has asked."""
         self._newest: dict[str, int] = {}
-        """By actor of this job that was heard, the newest of which it is known that it exists."""
+        """The newest known number, by actor of this job."""
         self._learners = frozenset(job.learner_names())
         self._shards: dict[str, str] = {}
-        """By shard that was heard, the newest route to it."""
+        """The newest route to each shard."""
         self._begun = self._time.now()
         self._new = bool(job.syncer_names()[1:]) and not any(map(record.newest, self._learners))
         """Whether the shards may know of learners that the record does not."""
@@ -163,22 +164,22 @@ class Registrar:
         self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
 
     def take(self, arrival: Arrival) -> None:
-        """Something came on the lane for numbers."""
+        """Accept an arrival on the lane for grants."""
         try:
             self._came.send_nowait(arrival)
         except trio.WouldBlock:
-            return  # It is said again.
+            return  # Its sender repeats it.
 
     def heeds(self, route: str) -> bool:
-        """Whether the incarnation that a route names may be heard: one that was never given is not.
+        """Whether messages of the incarnation that a route names are accepted: if it was granted.
 
-        Of an actor of which nothing is known, the lead may have lost its folder: whoever comes is
-        believed, up to a number after which enough are left.
+        If nothing is known of an actor, the lead may have lost its folder. Then any number up to
+        ``AHEAD_MAX`` is accepted.
         """
         peer = route.rpartition("/")[0]
         name, number = actor_of(peer), number_of(peer)
         if name not in self._names or not is_incarnation(peer):
-            return True  # Whoever that is, the door judges it.
+            return True  # The driver validates it.
         newest = self._newest_of(name)
         if number <= newest:
             return True
@@ -189,7 +190,7 @@ class Registrar:
         return True
 
     async def run(self) -> None:
-        """Answer whatever comes, for ever."""
+        """Answer requests, for ever."""
         async for arrival in self._waiting:
             answer = await trio.to_thread.run_sync(self.answer, arrival)
             if answer is None:
@@ -204,7 +205,7 @@ class Registrar:
             self._endpoint.send_nowait(route, [encode(answer)])
 
     def _known(self) -> Known:
-        """The newest numbers of learners, for the shards."""
+        """The newest numbers of all learners, for the shards."""
         numbers = {name: self._newest_of(name) for name in sorted(self._learners)}
         return Known({name: number for name, number in numbers.items() if number})
 
@@ -214,7 +215,7 @@ class Registrar:
         return self._newest[name]
 
     def _heard_of_shard(self, route: str, name: str, known: Known) -> Known | None:
-        """Take the numbers that a shard was told before, and tell it the newest."""
+        """Take over the numbers that a shard knows, and return the newest."""
         if name not in self._job.syncer_names()[1:]:
             return self._refuse(name, "it is no shard")
         for learner in sorted(self._learners & known.numbers.keys()):
@@ -233,7 +234,7 @@ class Registrar:
         return self._new
 
     def answer(self, arrival: Arrival) -> Granted | Denied | Known | None:
-        """The answer to one question; None to what is none, and while there is none yet."""
+        """The answer to a request; None if it is invalid, or cannot be answered yet."""
         route = arrival.route
         name = actor_of(route.removesuffix(f"/{LANE}"))
         try:

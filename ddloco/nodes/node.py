@@ -1,8 +1,8 @@
-"""Hosting one actor: everything that it needs, opened in order, closed in reverse.
+"""Hosts one actor: opens everything that it needs, in order, and closes it in reverse.
 
-The same for an actor that shares its process with others and for one that has its own. A worker
-process is started and describes the task; its fingerprint goes into the tape's header; then the
-actor starts.
+This is the same for an actor that shares its process with others and for one that has its own. The
+worker process is started first and describes the task; its fingerprint is written to the tape's
+header; then the actor starts.
 """
 
 import errno
@@ -64,34 +64,35 @@ from snapshot import BEGAN_FROM, RUN, Store
 from transport import Endpoint, Event
 
 LEAVE_FINISH_S = 1.5
-"""How long the rest of a tape may take to travel when the process is to go at once; what is missing
-then is shipped by its successor in the same folder."""
+"""How long, in seconds, the rest of a tape may take to be shipped when the process must end soon;
+its successor in the same folder ships what is missing."""
 
 EARLY_NOTES_MAX = 64
-"""What is noted while an actor makes itself ready: a few seconds."""
+"""How many log lines are kept while an actor is being prepared, which takes a few seconds."""
 
 RESOURCES = frozenset({
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
     *(errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOENT),
 })  # fmt: skip
-"""What a machine lacks or forbids: said as the system says it, since it is no bug of ours."""
+"""Errors because the machine lacks or forbids something: reported in the system's words, since
+they are not bugs."""
 
 
 class Beside(Protocol):
-    """Something that goes on beside an actor, below its door; whatever fails in it fails alone."""
+    """A task beside an actor, below its driver; an error in it does not affect the actor."""
 
     async def run(self) -> None:
-        """While the actor runs."""
+        """Run while the actor runs."""
         ...
 
     async def finish(self, within_s: float) -> None:
-        """When it has ended; for a bounded time, and at most for so long."""
+        """Finish after the actor has ended, within a limit of its own and ``within_s`` seconds."""
         ...
 
 
 @dataclass
 class Hosted:
-    """An actor on this host: what the outside needs to reach it."""
+    """An actor on this host, with the means to control it from outside."""
 
     job: Job
     incarnation: str
@@ -103,18 +104,18 @@ class Hosted:
     leave_reason: str | None = None
     finish: Finish | None = None
     beginning: JobBeginning | None = None
-    """The snapshot that it goes on from, if it was in one."""
+    """The snapshot that the actor continues from, if any."""
     own: JobBeginning | None = None
-    """The snapshot of which a learner takes its own state, in a job that went on without it."""
+    """The snapshot from which a returning learner takes its own state, if any."""
 
     early_notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     traceback: Path | None = None
-    """The file with what user code raised last."""
+    """The file with the last traceback of user code."""
     opening: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """What goes on before the actor begins; nothing is lost by ending it."""
+    """The scope of the preparation before the actor starts; cancelling it loses nothing."""
 
     def request_leave(self, reason: str) -> None:
-        """Ask it to leave, since its process is to go and will be started again."""
+        """Ask the actor to leave: its process must end, and will be started again."""
         if self.driver is not None:
             self.driver.request_leave(reason)
         else:
@@ -122,13 +123,13 @@ class Hosted:
             self.opening.cancel()
 
     def request_stop(self, reason: str) -> None:
-        """Ask it to end in good order, also before it has begun."""
+        """Ask the actor to end in good order, also before it has started."""
         self.stop_reason = self.stop_reason or reason
         if self.driver is not None:
             self.driver.request_stop(reason)
 
     async def run(self) -> Finish:
-        """Open, run to the end, close; how it finished."""
+        """Open everything, run the actor to its end, and close; returns how it finished."""
         try:
             self.finish = await self._run()
         except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
@@ -138,7 +139,7 @@ class Hosted:
         return self.finish
 
     def _with_advice(self, reason: str) -> str:
-        """A reason as users are told it; tapes have it without advice."""
+        """A reason with advice for users; tapes have it without."""
         if reason.startswith("StopIteration"):
             reason += "; batches must be endless: begin again where the data ends"
         return f"{reason}; traceback in {self.traceback}" if self.traceback else reason
@@ -198,13 +199,14 @@ class Hosted:
                 return finish
 
     def _open_keep(self, name: str) -> FragmentFolder:
-        """Where a syncer keeps its merges; learners keep nothing, and no run of their own."""
+        """Where a syncer keeps its merges; learners keep nothing."""
         folder, syncs = self.folder, name in self.job.syncer_names()
         run = run_of(folder, make=True) if syncs else ""
         return FragmentFolder(folder / KEPT / name, self.job.id, run)
 
     def _open_sink(self) -> StoreSink:
-        """Where this actor writes its part; the lead commits, so it says of which run they are."""
+        """Where this actor writes its parts of snapshots; only the lead's sink knows the run, since
+        the lead commits them."""
         job, begun = self.job, self.beginning
         place = place_of(job, self.folder)
         if actor_of(self.incarnation) != job.syncer_names()[0] or job.job.method in DATA_PARALLEL:
@@ -219,7 +221,7 @@ class Hosted:
         return sink_of(job, place, run_of_place(job, self.folder, make=True), from_, warn)
 
     async def _attending(self, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
-        """Make ready, and attend meanwhile to what is below the door."""
+        """Prepare the actor, and serve the lanes below its driver meanwhile."""
         if not isinstance(self.endpoint, SideChannel):
             return await make_ready()
         async with trio.open_nursery() as nursery:
@@ -231,7 +233,7 @@ class Hosted:
     async def _begin(
         self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, keep: FragmentFolder
     ) -> tuple[Event, list[Arrived | Event]]:
-        """The first event, and what is behind it: of an actor that is new, or goes on."""
+        """The first event of an actor that is new or continues, and those that follow at once."""
         start, beginning = self._start, self.beginning
         if start is None or beginning is None:
             own = self._own_state(workers, arrays)
@@ -254,7 +256,7 @@ class Hosted:
         return self.beginning.starts.get(self.incarnation) if self.beginning is not None else None
 
     async def _drive(self, run: Callable[[], Awaitable[Finish]]) -> Finish:
-        """Run the actor, and whatever goes on beside it a little longer."""
+        """Run the actor, and the task beside it until that has finished."""
         beside = self.beside or self._dropper()
         if beside is None:
             return await run()
@@ -267,7 +269,7 @@ class Hosted:
         return finish
 
     def _dropper(self) -> "Beside | None":
-        """Who bounds the tape, where the job says that it is bounded; such a tape never travels."""
+        """What bounds the tape, if the job has ``tape.bound``; such a tape is not shipped."""
         job, tapes = self.job, self.folder / TAPES
         if not job.tape.bound or job.tape.level == "off":
             return None
@@ -282,7 +284,7 @@ class Hosted:
             self.note("aside failed", {"reason": said})
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Log what happened outside the tape; what happens before the actor runs, once it does."""
+        """Log something that is not on the tape; before the driver exists, keep it until then."""
         if self.driver is not None:
             self.driver.note(event, fields)
         elif len(self.early_notes) < EARLY_NOTES_MAX:
@@ -291,8 +293,7 @@ class Hosted:
     def _show_trace(
         self, show: Callable[[rpc.Failed], None], log: ActorLog, failed: rpc.Failed
     ) -> None:
-        """Where user code raised: on the screen, and in the log and a file for those who look
-        later."""
+        """Report an exception of user code on the screen, in the log and in a file."""
         show(failed)
         log.observe("task raised", 0.0, 0, {"traceback": failed.trace})
         path = self.folder / TRACEBACKS / f"{self.incarnation}.txt"

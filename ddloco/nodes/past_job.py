@@ -1,7 +1,7 @@
-"""A job whose last global step was lowered below what is merged already: it is done.
+"""A job whose number of steps was lowered below the newest merge: it is done.
 
-Settings identify a job, so the lead cannot continue such a job with its merges: to its tapes it is
-another one. It says so instead, to its user and to every actor that asks it for a number.
+Settings identify a job, so the lead cannot continue the old job under the new settings. It reports
+this to the user, and to every actor that requests a number.
 """
 
 from pathlib import Path

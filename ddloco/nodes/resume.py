@@ -1,4 +1,4 @@
-"""Where learners and syncers go on from: a snapshot read back, workers as they were at the cut."""
+"""Restores learners, syncers and their workers from a snapshot."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -35,14 +35,14 @@ from snapshot import NEWEST, Part, SnapshotError, Store
 from transport import Bytes
 
 OWN = "own/state"
-"""The handle of what a learner was in a snapshot."""
+"""The handle of a returning learner's state from a snapshot."""
 
 OWN_STATE = "own state"
-"""The fact in a tape's header that tells of which snapshot it was: place and id."""
+"""The fact in a tape's header that names this snapshot: place and id."""
 
 
 def place_said(said: str) -> tuple[str, str]:
-    """As ``place_and_id``; of a run whose job names another place, the newest snapshot there.
+    """As ``place_and_id``; for a run whose job has ``snapshot.place``, the newest snapshot there.
 
     Raises:
         ConfigError: the run's job file cannot be read.
@@ -61,23 +61,22 @@ def place_said(said: str) -> tuple[str, str]:
 
 @dataclass
 class JobStart(Start):
-    """Where a learner or a syncer goes on from.
+    """The state that a learner or a syncer continues from.
 
     Attributes:
-        worker: its worker's state as it was when the step was done that ran at the cut; None where
-            there was none.
-        last: what the worker's last step had brought; None before the first.
+        worker: its worker's state after the step that ran at the cut; None if there was none.
+        last: the result of the worker's last step; None before the first.
     """
 
     worker: Bytes | None
     last: rpc.Trained | None
 
     async def take_up(self, workers: Workers, arrays: Arrays) -> None:
-        """Put everything where the actor's work looks for it.
+        """Put all arrays under the handles that the actor's machine knows.
 
         Raises:
-            WorkerRequestError: the task's parameters are others, or the worker cannot take its
-                state over.
+            WorkerRequestError: the task's parameters differ, or the worker cannot restore its
+                state.
             WorkerDiedError: the worker process ended.
         """
         machine: Any = self.actor.machine
@@ -102,14 +101,14 @@ class JobStart(Start):
             raise WorkerRequestError(rpc.Failed("task", said))
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
-        """Go on in a run whose job is another one."""
+        """Continue in a run whose job has other settings."""
         machine: Any = self.actor.machine
         self.actor.links.renew(job.agreement(plan))
         if isinstance(machine, Syncer) and machine.rounds is not None:
             machine.rounds.schedule.extend(job.job.last_step)
 
     def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
-        """A syncer that starts again goes on from its merges: keep those of this one anew."""
+        """Store the merges of the snapshot, from which a restarted syncer would continue."""
         machine: Any = self.actor.machine
         rounds = machine.rounds if isinstance(machine, Syncer) else None
         for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
@@ -120,10 +119,10 @@ class JobStart(Start):
             keep.put(StoredFragment(kept, flat, velocity))
 
     def bring(self, workers: Workers, arrays: Arrays, snapshot: str) -> OwnState:
-        """Put a learner's state where its next incarnation finds it, in a job that went on.
+        """Store a learner's state for its next incarnation, in a job that went on without it.
 
         Raises:
-            WorkerRequestError: it had not begun, or the task's parameters are others.
+            WorkerRequestError: it had not begun to train, or the task's parameters differ.
         """
         machine = self.actor.machine
         if self.worker is None or not isinstance(machine, Learner):
@@ -139,30 +138,30 @@ class JobStart(Start):
         return OwnState(snapshot, step, versions, OWN, digest)
 
     def results(self) -> Sequence[StepFinished]:
-        """What the step that ran at the cut has brought."""
+        """The result of the step that ran at the cut."""
         last = self.last
         if last is None:
             return []
         return [step_finished(work, last) for work in self.running()]
 
     def running(self) -> list[RunStep]:
-        """The step that ran at the cut, which is done in what was written."""
+        """The step that ran at the cut; the worker's state in the snapshot is that after it."""
         works = self.actor.under_way.values()
         return [work for work in works if isinstance(work, RunStep)]
 
 
 JobBeginning = Beginning[JobStart]
-"""A snapshot that a job, or its replay, begins with."""
+"""A snapshot that a job, or its replay, starts from."""
 
 
 def settings(job: Job) -> list[object]:
-    """A job and its tables: what a machine refers to, and is not its state."""
+    """A job and its tables: objects that a machine refers to and that are not part of its state."""
     tables = (getattr(job, name) for name in job.__struct_fields__)
     return [job, *(each for each in tables if isinstance(each, Section))]
 
 
 def load_start(given: Mapping[type, object], store: Store, part: Part) -> JobStart:
-    """Read all that a participant needs; ``given`` are its settings of now.
+    """Read everything that a participant needs; ``given`` are the current settings.
 
     Raises:
         SnapshotError: something is missing, damaged, or of another version of this program.
@@ -183,7 +182,7 @@ def _trained(store: Store, digest: str) -> rpc.Trained | None:
 
 
 def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
-    """An array as it was held, from the tensors that were written of it."""
+    """An array in the form in which it was stored, from its tensors in the snapshot."""
     if STATE in tensors and len(tensors) == 1:
         return HostCopy(arrays.lend(tensors[STATE]))
     if all("/" in name and name.partition("/")[0].isdigit() for name in tensors):
@@ -193,8 +192,7 @@ def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Array
 
 
 def begin_with(place: str | Path, snapshot: str, job: Job, only: str | None = None) -> JobBeginning:
-    """Where everybody in a job stood in a snapshot; what the machines' settings are now is in
-    ``job``.
+    """The states of a job's actors in a snapshot; their settings are now those of ``job``.
 
     Raises:
         SnapshotError: it is not there, not intact, or of another version of this program.
@@ -205,10 +203,10 @@ def begin_with(place: str | Path, snapshot: str, job: Job, only: str | None = No
 
 
 def go_on_from(place: str | Path, snapshot: str, job: Job, only: str | None = None) -> JobBeginning:
-    """As ``begin_with``, for a job that is to go on from there and not only to be looked at.
+    """As ``begin_with``, for a job that will continue from the snapshot.
 
     Raises:
-        SnapshotError: its shards are others than the job's, or it is past the job's last step.
+        SnapshotError: its shards differ from the job's, or it is past the job's last step.
         StorageError: the place cannot be read.
     """
     found = begin_with(place, snapshot, job, only)
@@ -233,10 +231,10 @@ def go_on_from(place: str | Path, snapshot: str, job: Job, only: str | None = No
 
 
 def beginning_of(job: Job, said: str, folder: Path) -> JobBeginning | None:
-    """What a whole job goes on from, as people say it; None for a job that begins.
+    """The snapshot that a whole job continues from, as given to ``--from``; None for a new job.
 
     Raises:
-        SnapshotError: it cannot be used, or lies in the folder that the job would write to.
+        SnapshotError: it cannot be used, or is in the folder that the job would write to.
     """
     if not said:
         return None

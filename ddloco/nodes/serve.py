@@ -47,20 +47,20 @@ from snapshot import SnapshotError
 from transport.zeromq import ZmqEndpoint, open_context
 
 LOOK_S = 1.0
-"""How often it is looked whether an actor has a link to anybody."""
+"""Interval, in seconds, at which an actor's links are checked."""
 
 LEAVE_LINGER_S = 1.0
-"""How long the last words of a process that is to go at once may take to leave the machine."""
+"""How long, in seconds, the last messages of a process that must end soon may take to leave."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How an actor's process runs, beside what the job says.
+    """Options of an actor's process that are not in the job file.
 
     Args:
-        with_parent: whether it ends when standard input does.
-        snapshot: to go on from, unless it has gone on from there already.
-        patience_s: how long it waits for somebody to train with; infinite for ever.
+        with_parent: whether it ends when its standard input ends.
+        snapshot: the snapshot to continue from, unless it has done so already.
+        patience_s: how long it waits for a peer, in seconds; infinite means for ever.
         advertise: where a syncer can be reached, if that is not where it listens.
         alone: of a learner: the job has gone on without it, and only its own state is that of the
             snapshot.
@@ -149,7 +149,7 @@ def _checked_shard(job: Job, name: str, connect: str | None) -> tuple[str, str |
 
 
 async def _over(endpoint: ZmqEndpoint, reason: str, *, with_parent: bool) -> Finish:
-    """Tell whoever comes that the job is done, for as long as nobody stops this process."""
+    """Tell every actor that asks that the job is done, until this process is stopped."""
 
     async def tell() -> Granted:
         await tell_late(endpoint, reason)
@@ -161,7 +161,7 @@ async def _over(endpoint: ZmqEndpoint, reason: str, *, with_parent: bool) -> Fin
 
 
 def _gives_numbers(hosted: Hosted) -> Registrar:
-    """Let the lead answer actors that ask who they are."""
+    """Let the lead grant incarnation numbers."""
     endpoint = hosted.endpoint
     registrar = Registrar(hosted.job, Record(hosted.folder), endpoint, hosted.note)
     hosted.endpoint = SideChannel(endpoint, GRANTS, registrar.take, registrar.heeds)
@@ -169,7 +169,7 @@ def _gives_numbers(hosted: Hosted) -> Registrar:
 
 
 def _hears_of_numbers(hosted: Hosted, lead: str) -> Gate:
-    """Let a shard hear only the incarnations that the lead has given."""
+    """Let a shard accept only incarnations that the lead has granted."""
     endpoint = hosted.endpoint
     gate = Gate(hosted.job, endpoint, lead, hosted.note)
     hosted.endpoint = SideChannel(endpoint, GRANTS, gate.take, gate.heeds)
@@ -278,9 +278,9 @@ async def _number(
 
 
 def refuse_unshared(job: Job, folder: Path, lead: str) -> None:
-    """Refuse a job of which no snapshot would stand: parts are written where each actor runs, and
-    the lead, which has written its address into its own folder by now, looks for them in its own
-    place.
+    """Refuse a job whose snapshots would never be complete: each actor writes its parts on its own
+    host, and the lead looks for them in its own place. The lead has written its address file to its
+    run folder by now, so the file shows whether this folder is the same.
 
     Raises:
         ConfigError: this actor's place is another one.
@@ -296,7 +296,7 @@ def refuse_unshared(job: Job, folder: Path, lead: str) -> None:
 async def _unless_left(
     ask: Callable[[], Awaitable[Granted]], *, with_parent: bool
 ) -> Granted | Finish:
-    """The answer; or that this process is to go before there is one."""
+    """The answer, or how this process ends if it must leave before there is one."""
     left: list[Finish] = []
     answers: list[Granted] = []
     async with trio.open_nursery() as nursery:
@@ -351,9 +351,9 @@ async def _serve(
 
 
 async def leave_when_alone(hosted: Hosted, patience_s: float) -> None:
-    """Ask an actor to leave when it has had no link to anybody for so long.
+    """Ask an actor to leave once it has had no link for ``patience_s`` seconds.
 
-    Links are looked at from outside, so that only the request is an event.
+    The links are read from outside, so that only the request is an event.
     """
     since = trio.current_time()
     while patience_s < math.inf:
@@ -368,10 +368,10 @@ async def leave_when_alone(hosted: Hosted, patience_s: float) -> None:
 
 
 def write_address(folder: Path, name: str, bound: str, advertise: str) -> None:
-    """Write down where a syncer can be reached: what is advertised, or where it is bound.
+    """Write a syncer's address file: the advertised address, or the one that it is bound to.
 
-    Who listens on all interfaces is bound to an address that nobody can dial; without a better one
-    the file says how it is reached from this machine.
+    A syncer that listens on all interfaces is bound to an address that cannot be dialled. Without
+    ``--advertise`` the file then has the address by which this machine reaches it.
     """
     host, _, port = bound.rpartition(":")
     if advertise.startswith("tcp://"):
@@ -388,10 +388,10 @@ def write_address(folder: Path, name: str, bound: str, advertise: str) -> None:
 
 
 def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobBeginning | None]:
-    """The next incarnation of a syncer that leads, and the snapshot that it goes on from.
+    """The next incarnation of the leading syncer, and the snapshot that it continues from.
 
-    One that has been here before has gone on from it then: whoever starts it again with the same
-    words wants it to go on from there.
+    If it has run in this folder before, it has used the snapshot then, and continues from its own
+    merges when it is started again by the same command.
 
     Raises:
         SnapshotError: the snapshot cannot be used.
@@ -413,7 +413,7 @@ def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Jo
 
 
 def who_returns(job: Job, name: str, snapshot: str) -> JobBeginning:
-    """The snapshot that a learner has its own state from.
+    """The snapshot from which a learner takes its own state.
 
     Raises:
         ConfigError: no snapshot is named.

@@ -1,4 +1,4 @@
-"""A whole job in one process: every actor a trio task, real ZeroMQ between them."""
+"""A whole job in one process: each actor is a trio task, and they communicate over ZeroMQ."""
 
 import tempfile
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ class Outcome:
 
     @property
     def bad_input(self) -> str | None:
-        """The reason, if the job could not be run as it was given."""
+        """The reason why the job could not be run with this input; None if it could."""
         for finish in self.finishes.values():
             if finish.status == "bad-input":
                 return finish.reason
@@ -40,12 +40,12 @@ class Outcome:
 
 
 class Cluster:
-    """The actors of a job, started together, ended together.
+    """The actors of a job, which are started and ended together.
 
     Args:
         job: the resolved job.
         folder: its run folder.
-        beginning: the snapshot to go on from, if any.
+        beginning: the snapshot to continue from, if any.
 
     Raises:
         ConfigError: the job's keys cannot be used.
@@ -57,19 +57,19 @@ class Cluster:
         self.folder = folder
         self.outcome = Outcome()
         self.asked = False
-        """Whether somebody outside wanted the job to end."""
+        """Whether the user asked the job to end."""
         self._keys = keys_of(job, job.transport.kind)
         self._lead = self._incarnation(job.syncer_names()[0])
         self._hosted: dict[str, Hosted] = {}
 
     def request_stop(self, reason: str) -> None:
-        """Ask the job to end in good order: the syncer that leads tells the others."""
+        """Ask the leading syncer to end the job in good order; it tells the other actors."""
         self.asked = True
         if self._lead in self._hosted:
             self._hosted[self._lead].request_stop(reason)
 
     def request_snapshot(self) -> None:
-        """Ask for a snapshot, which the log tells of, if the syncer that leads runs."""
+        """Ask the leading syncer, if it runs, for a snapshot; the result is in the log."""
         lead = self._hosted.get(self._lead)
         if lead is not None and lead.driver is not None:
             lead.driver.request_snapshot()
@@ -84,7 +84,7 @@ class Cluster:
                     hosted = Hosted(self.job, incarnation, self.folder, endpoint)
                     hosted.beginning = self._beginning
                     self._hosted[incarnation] = hosted
-                if self.asked:  # Before there was anybody to ask.
+                if self.asked:  # Before there was an actor to ask.
                     self._hosted[self._lead].request_stop("asked to stop before it began")
                 async with trio.open_nursery() as beside:
                     beside.start_soon(give_back_spare)
@@ -95,7 +95,7 @@ class Cluster:
         return self.outcome
 
     async def _connected(self, context: object, wanted: dict[str, str]) -> dict[str, ZmqEndpoint]:
-        """Every actor's endpoint, by incarnation: syncers listen, and all dial whom they need."""
+        """Every actor's endpoint, by incarnation; syncers listen, and the others dialled them."""
         syncers = self.job.syncer_names()
         endpoints: dict[str, ZmqEndpoint] = {}
         addresses: dict[str, str] = {}
@@ -132,7 +132,7 @@ class Cluster:
 
 @contextmanager
 def _addresses(job: Job) -> Iterator[dict[str, str]]:
-    """Where the syncers of a job in one process listen, by name."""
+    """The addresses on which the syncers of a job in one process listen, by name."""
     names = job.syncer_names()
     match job.transport.kind:
         case "inproc":

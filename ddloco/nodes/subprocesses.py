@@ -1,7 +1,7 @@
-"""``run --processes``: each actor a process of its own over tcp, started, watched and stopped here.
+"""``run --processes``: each actor is a process of its own, connected by tcp.
 
-The processes are the very commands that a user types on several hosts. With chaos in the job they
-are harmed on purpose, and those that it takes down come back.
+The processes run the same commands that a user types on several hosts. If the job file has a
+``[chaos]`` table, its faults are applied to them, and processes that a fault ended are restarted.
 """
 
 import os
@@ -27,20 +27,20 @@ from ddloco.runtime.log import ActorLog
 from ddloco.runtime.signals import STOP
 
 START_S_MAX = 120.0
-"""How long a syncer may take to listen; importing JAX on a busy machine takes a while."""
+"""How long, in seconds, a syncer may take to listen: importing JAX is slow on a busy machine."""
 
 STOP_S_MAX = 30.0
-"""How long learners may take to leave after the syncer has, before they are ended by signal."""
+"""How long, in seconds, learners may run after the syncer has ended, before they get a signal."""
 
 STRAY_S_MAX = 5.0
-"""The same after chaos: who was cut off or had just come back never heard that the job is over, and
-need not train on for long. The signal lets a step end, as the syncer's word does."""
+"""The same after faults: a learner that was cut off or had just returned does not know that the job
+is over. The signal lets its step end."""
 
 STDERR_BYTES_MAX = 65536
-"""What is kept of an actor's last words; the reason is in the last line."""
+"""How much of an actor's standard error is kept; the reason is in the last line."""
 
 LOOK_S = 0.02
-"""Between two looks at what another process has written."""
+"""Interval, in seconds, at which files of other processes are read."""
 
 ANY_PORT = "tcp://127.0.0.1:*"
 
@@ -49,12 +49,12 @@ STATUS: dict[int, Status] = {0: "done", 2: "bad-input", AGAIN: "left"}
 
 @dataclass(eq=False)
 class Child:
-    """One process of an actor, which leads a process group with its worker in it."""
+    """One process of an actor; its worker process is in the same process group."""
 
     process: trio.Process
     ended: trio.Event = field(default_factory=trio.Event)
     doomed: bool = False
-    """It was ended on purpose: by chaos, or because the job is over."""
+    """Whether it was ended on purpose: by a fault, or because the job is over."""
 
     def send(self, number: signal.Signals) -> None:
         """Signal the actor and its worker."""
@@ -63,7 +63,7 @@ class Child:
                 os.killpg(self.process.pid, number)
 
     def send_worker(self, number: signal.Signals) -> None:
-        """Signal all but the actor: it goes on at once, so it needs nobody's process table."""
+        """Signal the worker; the actor, in the same group, continues at once after a SIGSTOP."""
         self.send(number)
         if number == signal.SIGSTOP and not self.ended.is_set():
             with suppress(ProcessLookupError):
@@ -75,13 +75,14 @@ class Child:
             self.process.terminate()
 
     def ask_to_stop(self) -> None:
-        """Ask the actor to end its job in good order. One that is gone needs not be asked."""
+        """Ask the actor to end its job in good order, if it still runs."""
         pipe: Any = self.process.stdin
         with suppress(OSError, trio.ClosedResourceError):
             os.write(pipe.fileno(), STOP)
 
     async def wait(self) -> tuple[int, str]:
-        """Its exit status and its last words, once it and whoever it started are gone."""
+        """Wait until it and its worker have ended; returns the exit status and the end of its
+        standard error."""
         said = bytearray()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._hear, said)
@@ -101,7 +102,7 @@ class Child:
 
 
 def last_words(said: str) -> str:
-    """The last line with words in it; exceptions in groups are framed."""
+    """The last line with text in it, without the frame of an exception group."""
     lines = [line.strip(" |+-") for line in said.splitlines()]
     return next((line for line in reversed(lines) if line), "")
 
@@ -112,10 +113,10 @@ class Processes:
     Args:
         job: the resolved job.
         folder: its run folder, with the job file inside.
-        snapshot: what to go on from, as people say it; empty for a job that begins.
+        snapshot: the snapshot to continue from, as given to ``--from``; empty for a new job.
 
     Raises:
-        ConfigError: the job's chaos cannot happen to processes.
+        ConfigError: the job has faults that cannot be applied to processes.
     """
 
     def __init__(self, job: Job, folder: Path, snapshot: str = "") -> None:
@@ -124,7 +125,7 @@ class Processes:
         self.folder = folder
         self.outcome = Outcome()
         self.awaited: set[str] = set()
-        """Actors that are not there and will come, as chaos has planned it."""
+        """Actors that are not there, and that the schedule of faults will start."""
         self.chaos: Chaos | None = None
         self._faults = live_schedule(job)
         self._ending = False
@@ -132,11 +133,11 @@ class Processes:
         self._syncers = job.syncer_names()
         self._lead = self._syncers[0]
         self.asked = False
-        """Whether somebody outside wanted the job to end."""
+        """Whether the user asked the job to end."""
         self._bound: dict[str, str] = {}
-        """Where each syncer listens, once it has said so."""
+        """The address of each syncer that listens."""
         self._dialled: dict[str, list[str]] = {}
-        """Where each learner dials: the syncers, or relays before them."""
+        """The addresses that each learner dials: those of the syncers, or of relays to them."""
 
     def newest(self, name: str) -> Child | None:
         """An actor's newest process, ended or not."""
@@ -152,11 +153,11 @@ class Processes:
 
     @property
     def address(self) -> str:
-        """Where the syncer that leads listens; empty before it does."""
+        """The address of the leading syncer; empty before it listens."""
         return self._bound.get(self._lead, "")
 
     async def run(self) -> Outcome:
-        """Start everybody, wait for everybody."""
+        """Start all actors, and wait until all have ended."""
         async with trio.open_nursery() as relays:
             async with trio.open_nursery() as self._nursery:
                 if all([await self._listens(name) for name in self._syncers]):
@@ -165,13 +166,13 @@ class Processes:
         return self.outcome
 
     async def bring(self, name: str) -> None:
-        """Start an actor, for the first time or again: a syncer where it was before."""
+        """Start an actor, for the first time or again; a syncer listens on its former address."""
         if self._ending:
             return
         await self._start(name, self._arguments(name))
         self.awaited.discard(name)
         if self._ending:
-            # Nobody told it that the job is over: that was decided while it was being started.
+            # The job ended while this process was being started, so nothing told it.
             self._children[name].doomed = True
             self._children[name].send(signal.SIGKILL)
 
@@ -186,7 +187,7 @@ class Processes:
         return ["syncer", *self._common(), *bind, *shard]
 
     async def _populate(self, relays: trio.Nursery) -> None:
-        """Start the learners, and chaos, if the job asks for it."""
+        """Start the learners, and the schedule of faults, if the job has one."""
         proxies: dict[str, Bundle] = {}
         addresses = [self._bound[name] for name in self._syncers]
         for name in self.job.learner_names():
@@ -208,7 +209,7 @@ class Processes:
             await self.chaos.run(self._ready)
 
     async def _ready(self) -> None:
-        """Wait until every learner that was started has said so, or has ended."""
+        """Wait until every learner that was started has written to the log, or has ended."""
         tail, expected = LogTail(self.folder), set(self._children) - set(self._syncers)
         with trio.move_on_after(START_S_MAX):
             while expected:
@@ -217,7 +218,7 @@ class Processes:
                 await trio.sleep(LOOK_S)
 
     def _calm(self) -> None:
-        """The job is about to end: nobody is harmed or brought back any more."""
+        """The job is about to end: apply no more faults, and restart no actor."""
         self._ending = True
         self.awaited.clear()
         if self.chaos is not None:
@@ -234,7 +235,7 @@ class Processes:
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process to answer; and a group to signal.
+            start_new_session=True,  # This process handles Ctrl-C, and needs a group to signal.
         )
         child = self._children[name] = Child(process)
         self._nursery.start_soon(self._watch, name, child)
@@ -251,7 +252,7 @@ class Processes:
         self._react(name, status)
 
     def _react(self, name: str, status: Status) -> None:
-        """One end leads to another: bad input and the syncer's end are everybody's end."""
+        """React to an actor's end: after bad input, or the syncer's end, all others are ended."""
         running = [each for each, child in self._children.items() if not child.ended.is_set()]
         if status == "bad-input":
             self._calm()
@@ -268,12 +269,12 @@ class Processes:
             self._dismiss_lead()
 
     def _dismiss_lead(self) -> None:
-        """Ask it to end in good order. It may be through already, and deaf to being asked."""
+        """Ask the lead to end in good order. It may have finished already, and not react."""
         self._children[self._lead].doomed = True
         self._children[self._lead].ask_to_stop()
 
     async def _end(self, names: list[str], patience_s: float) -> None:
-        """Let them go by themselves, then ask, then insist."""
+        """Wait for actors to end by themselves, then send SIGTERM, then SIGKILL."""
         children = [self._children[name] for name in names]
         for ask, wait_s in (
             (None, patience_s),
@@ -289,7 +290,7 @@ class Processes:
                 return
 
     def _dismiss(self, child: Child, ask: signal.Signals) -> None:
-        """Ask or insist. After chaos it is no failure to have to be asked; to insist on it is."""
+        """End a process by SIGTERM or SIGKILL; after faults, an end by SIGTERM is no failure."""
         child.doomed = bool(self._faults) and ask == signal.SIGTERM
         if ask == signal.SIGTERM:
             child.ask_to_leave()
@@ -297,7 +298,7 @@ class Processes:
             child.send(ask)
 
     async def _listens(self, name: str) -> bool:
-        """Start a syncer, and wait until it has written down where it listens; whether it has."""
+        """Start a syncer, and wait for its address file; returns whether it was written."""
         if name != self._lead and self._lead not in self._bound:
             return False
         await self.bring(name)

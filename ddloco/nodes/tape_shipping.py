@@ -1,4 +1,4 @@
-"""Where tapes leave and arrive: an actor's endpoint with a lane for them, and who attends to it."""
+"""Ships tapes between hosts: the lane for tapes of an actor's endpoint, and what runs on it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +20,12 @@ successors in this folder, who have shipped it."""
 
 
 class TapeTransfer:
-    """What goes on beside an actor; when it has ended, somebody must still receive.
+    """Runs a sender or a receiver of tapes beside an actor, and receives for it after the actor's
+    driver has ended.
 
     Args:
-        attended: ships or takes in tapes.
-        lane: what comes for it.
+        attended: the sender or receiver.
+        lane: the endpoint with its lane.
     """
 
     def __init__(self, attended: Beside, lane: SideChannel) -> None:
@@ -32,11 +33,11 @@ class TapeTransfer:
         self._lane = lane
 
     async def run(self) -> None:
-        """While the actor runs, its driver receives."""
+        """Run while the actor runs, whose driver receives."""
         await self._attended.run()
 
     async def finish(self, within_s: float) -> None:
-        """Afterwards nobody else does."""
+        """Run after the actor has ended, and receive from the endpoint."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._lane.run_alone)
             await self._attended.finish(within_s)
@@ -44,7 +45,7 @@ class TapeTransfer:
 
 
 def take_in_tapes(hosted: Hosted) -> None:
-    """Let a syncer take in its learners' tapes."""
+    """Let a syncer receive its learners' tapes."""
     job, endpoint = hosted.job, hosted.endpoint
     folder = hosted.folder / TAPES
     others = (*job.syncer_names()[1:], *job.learner_names())
@@ -55,15 +56,15 @@ def take_in_tapes(hosted: Hosted) -> None:
 
 
 async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
-    """Let an actor ship its tape to the syncer that leads, over a connection of its own.
+    """Let an actor ship its tape to the leading syncer, over a connection of its own.
 
     Raises:
-        OSError: the address is none.
+        OSError: the address is invalid.
     """
     shipped = _Shipped(hosted, hosted.incarnation, LANE, lead, address)
     await shipped.dial()
     formers = [
-        # Its own route says whose tape it is; a lane of its own tells its answers apart here.
+        # The route names the tape's actor; a lane for each tape keeps their answers apart.
         _Shipped(hosted, former, f"{LANE}-{number_of(former)}", lead, address)
         for former in _predecessors(hosted.folder / TAPES, hosted.incarnation)
     ]
@@ -120,12 +121,12 @@ class TapeSenders:
         self._formers = formers
 
     async def run(self) -> None:
-        """While the actor runs; the former tapes one after the other, since they grow no more."""
+        """Ship the actor's tape while it runs, and the former tapes, one after the other."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._sender.run)
             for former in self._formers:
                 await former.complete()
 
     async def finish(self, within_s: float) -> None:
-        """When it has ended."""
+        """Ship the rest of the actor's tape after it has ended."""
         await self._sender.finish(within_s)

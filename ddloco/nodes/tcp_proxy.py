@@ -1,8 +1,7 @@
-"""A relay between one learner and the syncer, on which a link's faults happen to real bytes.
+"""A TCP relay between one learner and the syncer, which applies a link's faults to real bytes.
 
-Plain TCP in, plain TCP out, and it knows nothing of what it carries. Nothing is dropped or changed
-order: what a cut holds back is delivered afterwards, like TCP over a line that was unplugged; only
-a reset loses what is on the way, as it does in life.
+It does not interpret what it forwards, drops nothing and keeps the order: bytes held back by a cut
+are delivered afterwards, as TCP does over an unplugged line. Only a reset loses bytes in flight.
 """
 
 import socket
@@ -16,23 +15,23 @@ import trio
 from ddloco.config.faults import Direction, Fault
 
 READ_BYTES = 65536
-"""What one read takes: a fair share of a loopback socket's buffer."""
+"""The most bytes of one read: a share of a loopback socket's buffer."""
 
 BUFFER_BYTES_MAX = 16 * 2**20
-"""What waits in one direction of one connection before the source is no longer read, so that TCP
-pushes back as it does on a real line. A delay needs rate times delay: this lets 160 MB/s through
-a delay of 0.1 s, more than a learner sends."""
+"""How many bytes may wait in one direction of a connection before its source is no longer read, so
+that TCP's flow control works as on a real line. A delay needs rate times delay: this allows
+160 MB/s with a delay of 0.1 s, more than a learner sends."""
 
 SLICE_S = 0.05
-"""With a limited bandwidth no more than this much time's worth of bytes is sent at once, so that
-the rate is kept on average and a change of it is felt soon."""
+"""With a limited bandwidth, at most the bytes of this many seconds are sent at once, so that the
+average rate is right and a change takes effect soon."""
 
 CONNECTIONS_MAX = 64
-"""A learner has two. Those given up by a side while a cut hides it may pile up, two every half
-minute; this many mean that somebody else has found the port."""
+"""A learner has two. During a cut, connections that one side has given up remain, two more every
+half minute; a larger number means that another process uses the port."""
 
 ABORT = struct.pack("ii", 1, 0)
-"""SO_LINGER on, of no length: closing sends RST and throws away what was not sent."""
+"""SO_LINGER with a time of 0: closing sends RST and discards unsent bytes."""
 
 WAYS: dict[Direction, tuple[Direction, ...]] = {
     "both": ("to-syncer", "from-syncer"),
@@ -42,7 +41,7 @@ WAYS: dict[Direction, tuple[Direction, ...]] = {
 
 
 class Way:
-    """One direction of a link: the faults on it, and what they come to."""
+    """One direction of a link: the faults on it, and their sum."""
 
     def __init__(self) -> None:
         self._faults: list[Fault] = []
@@ -50,7 +49,7 @@ class Way:
         self._free_at = 0.0
 
     def begin(self, fault: Fault) -> None:
-        """A fault begins here."""
+        """Begin a fault."""
         self._faults.append(fault)
         self._tell()
 
@@ -66,12 +65,12 @@ class Way:
 
     @property
     def delay_s(self) -> float:
-        """How much later everything arrives."""
+        """The delay of every byte, in seconds."""
         return sum(each.delay_s for each in self._faults if each.what == "delay")
 
     @property
     def bytes_per_s(self) -> float | None:
-        """How fast bytes pass; None for as fast as they can."""
+        """The bandwidth; None if it is not limited."""
         rates = [each.mbit * 1e6 / 8 for each in self._faults if each.what == "bandwidth"]
         return min(rates, default=None)
 
@@ -81,9 +80,9 @@ class Way:
             await self._changed.wait()
 
     async def admit(self, waiting: int) -> int:
-        """Wait until some of so many bytes may pass, and say how many.
+        """Wait until some of the waiting bytes may be sent; returns how many.
 
-        All connections of a link share its bandwidth: each slice takes the next free time on it.
+        All connections of a link share its bandwidth: each slice takes the next free time.
         """
         admitted = waiting
         while (rate := self.bytes_per_s) is not None:
@@ -99,7 +98,7 @@ class Way:
 
 
 class BrokenHereError(Exception):
-    """The source's connection broke at this point of what it sent."""
+    """The source's connection broke after the bytes that were forwarded."""
 
 
 class Pipe:
@@ -115,10 +114,10 @@ class Pipe:
         self._queue: deque[tuple[float, bytes | None]] = deque()
         self._moved = trio.lowlevel.ParkingLot()
         self.waiting_bytes = 0
-        """Read, and not yet sent."""
+        """The number of bytes that were read and not yet sent."""
 
     async def run(self) -> None:
-        """Carry until the source has ended and everything is delivered, or the sink is gone.
+        """Forward until the source has ended and everything is delivered, or the sink is gone.
 
         Raises:
             BrokenHereError: the source broke; what it had sent before was delivered.
@@ -183,13 +182,13 @@ class Connection:
         self.pipes: tuple[Pipe, ...] = ()
 
     def abort(self) -> None:
-        """Break it: both sides see a reset, what is on the way is lost."""
+        """Break the connection: both sides see a reset, and bytes in flight are lost."""
         for stream in self._streams:
             make_abortive(stream)
         self._scope.cancel()
 
     async def run(self, to_syncer: Way, from_syncer: Way, bytes_max: int) -> None:
-        """Carry both directions until both are through, or it is broken."""
+        """Forward in both directions until both have ended, or the connection is broken."""
         learner, syncer = self._streams
         self.pipes = (
             Pipe(to_syncer, learner, syncer, bytes_max),
