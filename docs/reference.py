@@ -4,6 +4,7 @@ MkDocs calls ``on_files`` (see ``hooks`` in mkdocs.yml). The pages are not check
 """
 
 import argparse
+import inspect
 import os
 import re
 import types
@@ -94,12 +95,13 @@ def described(table: type[msgspec.Struct]) -> tuple[str, dict[str, str]]:
     Raises:
         KeyError: a key is not described.
     """
-    text = " ".join((table.__doc__ or "").partition("Attributes:")[0].split())
+    said, _, attributes = inspect.cleandoc(table.__doc__ or "").partition("Attributes:")
+    text = " ".join(said.split())
     about = re.sub(r"^``\[+[\w.]+\]+``: ", "", text)
     keys: dict[str, str] = {}
     last: list[str] = []
-    for line in (table.__doc__ or "").partition("Attributes:")[2].splitlines():
-        found = re.match(r"^ {8}(\w[\w, ]*): (.*)", line)
+    for line in attributes.splitlines():
+        found = re.match(r"^ {4}(\w[\w, ]*): (.*)", line)
         if found:
             last = found[1].split(", ")
             keys |= dict.fromkeys(last, found[2])

@@ -55,7 +55,7 @@ def test_it_learns():
     for _ in range(30):
         params, moments, loss = step(params, moments, stream.next())
         losses.append(float(loss))
-    assert losses[0] == pytest.approx(np.log(256), abs=0.2)
+    assert losses[0] == pytest.approx(np.log(256), abs=0.5)
     assert losses[-1] < losses[0] - 1
 
 

@@ -35,6 +35,7 @@ from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.machines.syncer.state_relay import Relay
 from ddloco.outer import merge as merging
 from ddloco.outer import outlier_test
+from ddloco.outer.block_kernel import NumpyKernel
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import FragmentMerged, StepFinished
 from ddloco.protocol.messages import GlobalFragment, Pull
@@ -764,10 +765,11 @@ def plainly(patch, which):
 def kernel_step(patch, step):
     """Another outer step: (theta, momentum, delta, lr, mu) to (theta, momentum)."""
 
-    def write(theta, momentum, delta, rates, out):
-        out[0][:], out[1][:] = step(theta, momentum, delta.copy(), *rates)
+    def write(_, theta, momentum, rates, out):
+        scale, lr, mu = rates
+        out[0][:], out[1][:] = step(theta, momentum, out[0] * np.float32(scale), lr, mu)
 
-    patch.setattr(merging, "_step", write)
+    patch.setattr(NumpyKernel, "step", write)
 
 
 @bug("model-oracle", 0)
