@@ -191,11 +191,11 @@ def test_the_same_command_goes_on_and_ships_what_was_left(started, tmp_path):
     started.syncer(*more)
     words = ["--connect", started.address, "--name", "learner-0", "--dir", str(tmp_path / "a")]
     command = [*DDLOCO, "learner", str(started.job.file), *words, *more]
-    first = subprocess.Popen(command, cwd=WORK, start_new_session=True)
+    first = started.running["first"] = subprocess.Popen(command, cwd=WORK, start_new_session=True)
     started.job.wait_for("merge", 8)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    second = subprocess.Popen(command, cwd=WORK, start_new_session=True)
+    second = started.running["second"] = subprocess.Popen(command, cwd=WORK, start_new_session=True)
     merges = sum(line["event"] == "merge" for line in started.job.log())
     started.job.wait_for("merge", merges + 4)
     stopped = started.stop()
