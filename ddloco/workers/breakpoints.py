@@ -22,10 +22,10 @@ no worker stops any more."""
 
 
 def install(name: str) -> None:
-    """Let ``breakpoint()`` in this process do what this worker can do.
+    """Set what ``breakpoint()`` does in this worker process.
 
     Args:
-        name: the actor that the worker is of, shown at the prompt.
+        name: the worker's actor, shown at the prompt.
     """
     path = os.environ.pop(BREAKPOINTS, "")
     sys.breakpointhook = _Stopping(name, Path(path)) if path else _PassingOver(name)
