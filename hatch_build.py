@@ -2,8 +2,8 @@
 
 ``clocks``, ``transport``, ``snapshot`` and ``replay`` are packages of their own in the source tree,
 so that their imports can be checked, and common words in everybody's ``site-packages``. In the
-wheel they are parts of ``ddloco._rooms``, and every import of them names them there. Nothing else
-of the source changes, no line moves, and an editable install has the tree as it is.
+wheel they are parts of ``ddloco._packages``, and every import of them names them there. Nothing
+else of the source changes, no line moves, and an editable install has the tree as it is.
 
 Where there is a C compiler, the arithmetic of merges is compiled, and the wheel is one for this
 platform; elsewhere numpy computes the same bits (``ddloco/workers/merge_kernel.py``).
@@ -22,7 +22,7 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 ROOMS = ("clocks", "replay", "snapshot", "transport")
-HOME = "ddloco._rooms"
+HOME = "ddloco._packages"
 
 KERNEL, LIBRARY = "ddloco/workers/merge_kernel.c", "ddloco/workers/_merge_kernel.so"
 COMPILE = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
@@ -87,11 +87,11 @@ def write_tree(root: Path, made: Path) -> None:
     unread = shutil.ignore_patterns("__pycache__", Path(LIBRARY).name)
     shutil.copytree(root / "ddloco", made / "ddloco", ignore=unread)
     for room in ROOMS:
-        shutil.copytree(root / room, made / "ddloco" / "_rooms" / room, ignore=unread)
+        shutil.copytree(root / room, made / "ddloco" / "_packages" / room, ignore=unread)
     for path in (made / "ddloco").rglob("*.py"):
         path.write_text(rewritten(path.read_text(), path.relative_to(made).as_posix()))
     inside = '"""The packages that are folders beside ``ddloco`` in its source tree."""\n'
-    (made / "ddloco" / "_rooms" / "__init__.py").write_text(inside)
+    (made / "ddloco" / "_packages" / "__init__.py").write_text(inside)
     # `ddloco init` copies them from there; they import nothing but what users may.
     shutil.copytree(root / "examples", made / "ddloco" / "examples", ignore=unread)
 

@@ -63,7 +63,7 @@ so that they cannot be taken for others."""
 def _hidden() -> str:
     """Say which package of somebody else is imported in place of one of ours; empty if none is."""
     here = Path(__file__).resolve().parent
-    if (here / "_rooms").is_dir():
+    if (here / "_packages").is_dir():
         return ""
     searched = sys.path
     if sys.argv[0] == "-m" and not sys.flags.safe_path and Path(searched[0]) != here.parent:

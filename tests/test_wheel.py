@@ -11,7 +11,7 @@ import hatch_build
 from tests.installed import CHECKOUT, DDLOCO, HOME, PYTHON, install
 
 EXAMPLES = ("init", "--template", "examples")
-PACKAGES = ("ddloco", *(f"ddloco/_rooms/{name}" for name in hatch_build.ROOMS))
+PACKAGES = ("ddloco", *(f"ddloco/_packages/{name}" for name in hatch_build.ROOMS))
 
 OWN_SCRIPT = """
 import replay
@@ -101,7 +101,7 @@ def test_users_packages_may_have_the_names_of_ours(site, tmp_path):
 def test_states_and_tapes_mean_the_same_in_a_checkout_and_a_wheel(site, tmp_path):
     """Classes are written without the place where the wheel has them, and the digest of the
     sources is of what was written by hand."""
-    in_wheel = run(PYTHON, "-P", "-c", FROZEN, "ddloco._rooms.", cwd=tmp_path)
+    in_wheel = run(PYTHON, "-P", "-c", FROZEN, "ddloco._packages.", cwd=tmp_path)
 
     assert in_wheel == run(sys.executable, "-P", "-c", FROZEN, "", cwd=CHECKOUT)
 
@@ -130,7 +130,7 @@ def test_an_import_that_would_not_move_is_refused():
         hatch_build.rewritten("import os\nimport clocks.files\n", "a.py")
 
     text = "def f():\n    from replay.tape import Tape; from .replay import x\n"
-    moved = text.replace("from replay", "from ddloco._rooms.replay")
+    moved = text.replace("from replay", "from ddloco._packages.replay")
     assert moved == hatch_build.rewritten(text, "a.py")
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 
-ROOMS = "_rooms"
+ROOMS = "_packages"
 """The folder of the wheel's ``ddloco`` that has the other packages."""
 
 NOT_OURS = (ROOMS, "examples")
