@@ -92,12 +92,14 @@ def tensors_in(stored: Any, plan: FragmentPlan) -> Tensors:
     if isinstance(stored, Payload):
         return {name: tensor.copy() for name, tensor in tensors_of(stored).items()}
     if isinstance(stored, HostCopy):
-        data = np.asarray(stored.region.data)
+        end = stored.start + len(stored.region.data)
         found: Tensors = {}
         for p, leaves in enumerate(plan.fragments):
             for i, leaf in enumerate(leaves):
                 start = plan.tensor_offset(p, i)
-                raw = data[start : start + leaf.nbytes].copy()
+                if not stored.start <= start < end:
+                    continue  # It is the copy of another fragment.
+                raw = stored.part(start, start + leaf.nbytes).copy()
                 found[leaf.name] = raw.view(DTYPES[leaf.dtype]).reshape(leaf.shape)
         return found
     inner = getattr(stored, "array", stored)  # A simulated array has a description beside it.

@@ -237,7 +237,7 @@ class Hosted:
         start, beginning = self._start, self.beginning
         if start is None or beginning is None:
             own = self._own_state(workers, arrays)
-            return Started(self.incarnation, prepared.leaves, own, tells=True), []
+            return Started(self.incarnation, prepared.leaves, own, tells=True, copies=True), []
         await start.take_up(workers, arrays)
         start.adopt(self.job, workers.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)

@@ -91,8 +91,9 @@ class JobStart(Start):
             await workers.state.restore(self.worker, rpc.Own(machine.drawn, self.last))
             workers.capture.trains = True  # A snapshot before its next step holds this state, too.
             for step in self.running():
-                size = workers.plan.total_bytes
-                arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
+                if step.out:
+                    size = workers.plan.total_bytes
+                    arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
 
     def _check_plan(self, workers: Workers) -> None:
         plan = getattr(self.actor.machine, "_plan", None)
@@ -184,11 +185,18 @@ def _trained(store: Store, digest: str) -> rpc.Trained | None:
 def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
     """An array in the form in which it was stored, from its tensors in the snapshot."""
     if STATE in tensors and len(tensors) == 1:
-        return HostCopy(arrays.lend(tensors[STATE]))
+        return HostCopy(arrays.lend(tensors[STATE]), start_of(handle, plan))
     if all("/" in name and name.partition("/")[0].isdigit() for name in tensors):
         return payload_from(tensors)
     leaves = plan.fragments[int(handle.split("/")[1])]
     return np.concatenate([tensors[leaf.name].reshape(-1) for leaf in leaves])
+
+
+def start_of(handle: str, plan: FragmentPlan) -> int:
+    """Where a host copy begins in the layout of all parameters, in bytes: ``host/STEP/P`` is that
+    of a fragment, other handles are those of all parameters."""
+    kind, *rest = handle.split("/")
+    return plan.fragment_slice(int(rest[1]))[0] if kind == "host" and len(rest) > 1 else 0
 
 
 def begin_with(place: str | Path, snapshot: str, job: Job, only: str | None = None) -> JobBeginning:

@@ -1,8 +1,8 @@
 """The work that a learner or a syncer may request, in addition to that of every actor.
 
-Arrays are named by handles: ``host/STEP`` for a learner's whole parameters, ``theta/P/T`` and
-``momentum/P/T`` for a fragment's global state in float32, ``wire/P/T`` for the same fragment in the
-form in which it is sent.
+Arrays are named by handles: ``host/STEP/P`` for a fragment of a learner's parameters after a step
+(``host/STEP`` for all of them, on older tapes), ``theta/P/T`` and ``momentum/P/T`` for a fragment's
+global state in float32, ``wire/P/T`` for the same fragment in the form in which it is sent.
 """
 
 from collections.abc import Iterable
@@ -17,6 +17,13 @@ class Overwrite(Struct, frozen=True, array_like=True):
 
     fragment: int
     version: int
+    handle: str
+
+
+class HostFragment(Struct, frozen=True, array_like=True):
+    """Before the step, copy the fragment from the device to the host, under the handle."""
+
+    fragment: int
     handle: str
 
 
@@ -65,10 +72,14 @@ class MakeParameters(Work, frozen=True):
 
 
 class RunStep(Work, frozen=True):
-    """Overwrite fragments that have newer versions, run inner step ``step``, and copy the
-    parameters to ``out``. Before it, ``skip`` batches that an earlier incarnation used are skipped,
-    by going to ``cursor`` if that is known. ``t`` is the newest global step of its fragments, for
-    schedules; learners on older tapes did not say it."""
+    """Copy fragments to the host as the last step left them, overwrite fragments that have newer
+    versions, and run inner step ``step``. Before it, ``skip`` batches that an earlier incarnation
+    used are skipped, by going to ``cursor`` if that is known. ``t`` is the newest global step of
+    its fragments, for schedules.
+
+    Learners on older tapes did not say ``t``, and copied all parameters to ``out`` after the step.
+    The copies are not among the results (``makes``): they exist before the step begins.
+    """
 
     step: int
     overwrites: tuple[Overwrite, ...]
@@ -76,6 +87,7 @@ class RunStep(Work, frozen=True):
     skip: int = 0
     cursor: bytes = b""
     t: int = 0
+    copies: tuple[HostFragment, ...] = ()
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -85,7 +97,7 @@ class RunStep(Work, frozen=True):
     @property
     def makes(self) -> tuple[str, ...]:
         """See ``Work``."""
-        return (self.out,)
+        return (self.out,) if self.out else ()
 
 
 class CopyState(Work, frozen=True):
@@ -129,7 +141,7 @@ class InstallState(Work, frozen=True):
 
 
 class EncodeFragment(Work, frozen=True):
-    """Make a payload of one fragment of a host copy.
+    """Make a payload of one fragment's host copy.
 
     With ``base``, the version that it was trained from, the payload is the compressed difference to
     that. With ``error_out``, what earlier compressions lost (``error``, empty for zeros) is added

@@ -24,12 +24,14 @@ class OwnState(Struct, frozen=True, array_like=True):
 
 class Started(Event, frozen=True):
     """The actor's first event: the parameters' leaves, as its worker describes them. A learner that
-    ``tells`` reports the losses of its steps; those on older tapes did not."""
+    ``tells`` reports the losses of its steps. One that ``copies`` copies single fragments to the
+    host when they are asked for. Those on older tapes did neither."""
 
     incarnation: str
     leaves: tuple[Leaf, ...]
     state: OwnState | None = None
     tells: bool = False
+    copies: bool = False
 
 
 class Kept(Struct, frozen=True, array_like=True):

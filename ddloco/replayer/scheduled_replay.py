@@ -193,7 +193,8 @@ class ScheduledTapeRunner(JobTapeRunner):
                 if event.state is not None:
                     said = "its learner took its own state from a snapshot; that is no schedule"
                     raise TapeError(self._tape.path, 0, said)
-                return Started(self._name, self._prepared.leaves, tells=True)
+                leaves = self._prepared.leaves
+                return Started(self._name, leaves, tells=True, copies=event.copies)
             case WorkFailed(kind="worker"):
                 await trio.lowlevel.checkpoint()
                 return event  # Not the work's doing: the worker had died.

@@ -1,9 +1,10 @@
 """The arrays of an actor by handle, stored and freed as its machine requests."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import trio
 from numpy.typing import NDArray
 
 from ddloco.runtime.shared_memory import Arena, Region
@@ -12,11 +13,29 @@ from transport import Bytes, Payload
 F32 = NDArray[np.float32]
 
 
+def _written() -> trio.Event:
+    event = trio.Event()
+    event.set()
+    return event
+
+
 @dataclass(frozen=True, slots=True)
 class HostCopy:
-    """A learner's whole parameters after a step, in the layout of the fragment plan."""
+    """A learner's parameters after a step, in the layout of the fragment plan.
+
+    Attributes:
+        region: all parameters, or those of one fragment.
+        start: where the region begins in the layout of all parameters, in bytes.
+        written: set once the worker has written the region.
+    """
 
     region: Region
+    start: int = 0
+    written: trio.Event = field(default_factory=_written)
+
+    def part(self, start: int, stop: int) -> Bytes:
+        """The bytes from ``start`` to ``stop`` in the layout of all parameters."""
+        return self.region.data[start - self.start : stop - self.start]
 
 
 Stored = HostCopy | Payload | F32

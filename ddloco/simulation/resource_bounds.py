@@ -10,6 +10,7 @@ from ddloco.actors.events import WorkResult
 from ddloco.invariants.base import InvariantCheck, hold
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
+from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Recovered
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
@@ -119,6 +120,8 @@ class Holders(InvariantCheck[World, Node]):
         for effect in effects:
             if isinstance(effect, Work):
                 pending[effect.work] = effect.makes
+                if isinstance(effect, RunStep):
+                    pending[effect.work] += tuple(each.handle for each in effect.copies)
             ended = ended or isinstance(effect, Finish)
         if ended:
             return
@@ -153,6 +156,6 @@ def holders(actor: Actor) -> int:
         )
     running = machine._running
     total += machine._recovery.held() + machine._lending.held()
-    total += bool(machine._host) + 2 * len(machine._answers) + len(machine._incoming)
-    total += machine._compression.held()
-    return total + (1 + len(running.overwrites) if running is not None else 0)
+    total += 2 * len(machine._answers) + len(machine._incoming)
+    total += machine._compression.held() + machine._copies.held()
+    return total + (len(running.overwrites) if running is not None else 0)

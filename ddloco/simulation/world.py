@@ -129,7 +129,7 @@ class World:
         self.switch.plug(node)
         for observer in self._observers:
             observer.started(self, node)
-        self.admit(node, Started(incarnation, physics.leaves))
+        self.admit(node, Started(incarnation, physics.leaves, copies=True))
         self.switch.unpark(actor)
         return node
 
@@ -328,7 +328,7 @@ class World:
             node.log.observe(effect.event, node.at, node.actor.number, effect.fields)
 
     def _begin_work(self, node: Node, work: Work) -> None:
-        node.simulated_work.begin(work)
+        node.simulated_work.begin(work, node.contents)
         steps = isinstance(work, RunStep | Differentiate)
         seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
         if steps:

@@ -47,8 +47,8 @@ class FragmentCompression:
         """
         p = work.fragment
         host: HostCopy = self._arrays.get(work.source)
-        start, stop = self._layouts.plan.fragment_slice(p)
-        difference = self._layouts.flat(p, host.region.data[start:stop])
+        data = host.part(*self._layouts.plan.fragment_slice(p))
+        difference = self._layouts.flat(p, data)
         difference -= self._layouts.flat(p, self._arrays.get(work.base).data)
         if work.error:
             difference += self._arrays.get(work.error)

@@ -235,7 +235,8 @@ class Workers:
         await self._process.expect(rpc.Fill(rpc.span_of(region)), rpc.Ready)
         digest = xxhash.xxh3_128()
         for p in work.fragments:
-            payload = await _in_thread(partial(self.layouts.encoded, p, region.data))
+            data = region.data[slice(*self.plan.fragment_slice(p))]
+            payload = await _in_thread(partial(self.layouts.copied, p, data))
             theta = self.layouts.flat(p, payload.data)
             self._arrays.put(f"theta/{p}/0", theta)
             self._arrays.put(f"wire/{p}/0", payload)
@@ -255,17 +256,42 @@ class Workers:
                 region.data[:] = data
                 borrowed.append(region)
             spans.append((each.fragment, rpc.span_of(region)))
-        out = self._arena.allocate(self.plan.total_bytes)
+        copied = self._copy_fragments(work)
+        out = self._arena.allocate(self.plan.total_bytes) if work.out else None
         place = work.skip, work.cursor, work.t
-        request = rpc.Train(work.step, tuple(spans), rpc.span_of(out), *place)
+        span = rpc.span_of(out) if out is not None else None
+        request = rpc.Train(work.step, tuple(spans), span, *place)
         answer = self._process.expect(request, rpc.Trained)
 
         async def finish() -> StepFinished:
+            await copied
             trained = await answer
             for region in borrowed:
                 self._arena.free(region)
-            self._arrays.put(work.out, HostCopy(out))
+            if out is not None:
+                self._arrays.put(work.out, HostCopy(out))
             return step_finished(work, trained)
+
+        return finish()
+
+    def _copy_fragments(self, work: RunStep) -> Awaitable[None]:
+        """Have the worker copy fragments before the step; requested before this returns."""
+        copies: list[HostCopy] = []
+        spans: list[tuple[int, rpc.Span]] = []
+        for each in work.copies:
+            start, stop = self.plan.fragment_slice(each.fragment)
+            copy = HostCopy(self._arena.allocate(stop - start), start, trio.Event())
+            self._arrays.put(each.handle, copy)
+            copies.append(copy)
+            spans.append((each.fragment, rpc.span_of(copy.region)))
+        request = rpc.CopyFragments(tuple(spans))
+        answer = self._process.expect(request, rpc.Ready) if copies else None
+
+        async def finish() -> None:
+            if answer is not None:
+                await answer
+            for copy in copies:
+                copy.written.set()
 
         return finish()
 
@@ -273,7 +299,7 @@ class Workers:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
         request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out))
         trained = await self._process.expect(request, rpc.Trained)
-        self._arrays.put(work.out, await _in_thread(partial(self.layouts.encoded, 0, out.data)))
+        self._arrays.put(work.out, await _in_thread(partial(self.layouts.copied, 0, out.data)))
         self._arena.free(source)
         self._arena.free(out)
         return step_finished(work, trained)
@@ -294,7 +320,7 @@ class Workers:
         if sound:
             update = rpc.Update(rpc.span_of(source), rpc.span_of(out), work.t)
             await self._process.expect(update, rpc.Ready)
-        payload = await _in_thread(partial(self.layouts.encoded, 0, out.data))
+        payload = await _in_thread(partial(self.layouts.copied, 0, out.data))
         theta = self.layouts.flat(0, payload.data)
         self._arena.free(source)
         self._arena.free(out)
@@ -318,10 +344,13 @@ class Workers:
     # Work with numpy, in threads.
 
     async def _encode_fragment(self, work: EncodeFragment) -> FragmentEncoded:
+        host: HostCopy = self._arrays.get(work.source)
+        await host.written.wait()
         if work.base:
             return await self._compress_fragment(work)
-        host: HostCopy = self._arrays.get(work.source)
-        payload = await _in_thread(partial(self.layouts.encoded, work.fragment, host.region.data))
+        data = host.part(*self.plan.fragment_slice(work.fragment))
+        # A copy: ZeroMQ may still send the payload when the region is in use again.
+        payload = await _in_thread(partial(self.layouts.copied, work.fragment, data))
         self._arrays.put(work.out, payload)
         return FragmentEncoded(work.work, payload.digest, tensors=tensor_digests(payload))
 

@@ -41,10 +41,9 @@ class Layouts:
             )
         return self._segments[fragment]
 
-    def encoded(self, fragment: int, whole: Bytes) -> Payload:
-        """A fragment of a whole host copy as an immutable payload of its own."""
-        start, stop = self.plan.fragment_slice(fragment)
-        return copy_payload(whole[start:stop], wire_layout(self.plan, fragment))
+    def copied(self, fragment: int, data: Bytes) -> Payload:
+        """A payload with a copy of a fragment's bytes."""
+        return copy_payload(data, wire_layout(self.plan, fragment))
 
     def sent(self, fragment: int, flat: F32) -> Payload:
         """A global fragment as a payload to be sent."""

@@ -8,9 +8,11 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
@@ -57,6 +59,30 @@ async def _fitting(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> T:
     return fitting(await coming, answer_type)
 
 
+@dataclass(frozen=True)
+class _Coming(Awaitable[T]):
+    """An answer that may be awaited once. Unlike a coroutine it may also be left alone, as by a
+    task that was cancelled while it waited for the answer before."""
+
+    wait: Callable[[], Awaitable[T]]
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self.wait().__await__()
+
+
+@dataclass(eq=False, slots=True)
+class _Request:
+    """A request without an answer.
+
+    Attributes:
+        unsent: what the socket has not taken yet.
+        first: set once all earlier requests have been answered.
+    """
+
+    unsent: bytes
+    first: trio.Event = field(default_factory=trio.Event)
+
+
 class WorkerProcess:
     """One worker; it answers requests in order, one at a time."""
 
@@ -66,9 +92,11 @@ class WorkerProcess:
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
         self.show_trace: Callable[[rpc.Failed], None] = _print_trace
         """Called with the answer when user code raises."""
-        self._line: deque[trio.Event] = deque()
+        self._line: deque[_Request] = deque()
         """The running request and those that wait, in order. A lock would not do: a task enters a
         lock's queue only when it is scheduled, so a later request could overtake it."""
+        self._received = bytearray()
+        """Bytes of answers that were received and not read yet."""
 
     @property
     def pid(self) -> int:
@@ -78,41 +106,43 @@ class WorkerProcess:
     def ask(self, request: rpc.Request) -> Awaitable[rpc.Answer]:
         """Enqueue a request at once, even if the answer is awaited later; returns the answer.
 
-        If no request is running, it is sent at once, while the event that requested it is still
-        being handled: the worker computes while reports are written and sent.
+        It is sent at once, while the event that requested it is still being handled: the worker
+        computes while reports are written and sent, and goes from one request to the next without
+        waiting for the actor. Only where the socket is full, a request waits for its turn.
 
         Raises, when awaited:
             WorkerDiedError: the process ended first.
         """
-        message, turn = rpc.framed(request), trio.Event()
-        self._line.append(turn)
-        sent = self._line[0] is turn and self._send_now(message)
-        return self._answer(message, turn, sent=sent)
+        entry = _Request(rpc.framed(request))
+        if not any(each.unsent for each in self._line):
+            entry.unsent = self._send_now(entry.unsent)
+        self._line.append(entry)
+        return _Coming(partial(self._answer, entry))
 
-    def _send_now(self, message: bytes) -> bool:
+    def _send_now(self, message: bytes) -> bytes:
+        """Send what the socket takes without waiting; returns the rest."""
         try:
-            sent = self._socket.send(message)
+            return message[self._socket.send(message) :]
         except BlockingIOError:
-            return False
+            return message
         except OSError:
-            return True  # The process has ended; reading the answer will report it.
-        assert sent == len(message), "a socket pair takes a short message whole or not at all"
-        return True
+            return b""  # The process has ended; reading the answer will report it.
 
-    async def _answer(self, message: bytes, turn: trio.Event, *, sent: bool) -> rpc.Answer:
+    async def _answer(self, entry: _Request) -> rpc.Answer:
         try:
-            if not sent:
-                if self._line[0] is not turn:
-                    await turn.wait()
+            if self._line[0] is not entry:
+                await entry.first.wait()
+            if entry.unsent:
                 with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                    await self._stream.send_all(message)
+                    await self._stream.send_all(entry.unsent)
+                entry.unsent = b""
             answer = rpc.decode_answer(await self._read())
         except (trio.BrokenResourceError, trio.ClosedResourceError, EOFError):
             raise WorkerDiedError(f"worker process ended, {await self._status()}") from None
         finally:
-            self._line.remove(turn)
+            self._line.remove(entry)
             if self._line:
-                self._line[0].set()
+                self._line[0].first.set()
         if isinstance(answer, rpc.Failed) and answer.trace:
             self.show_trace(answer)
         return answer
@@ -124,21 +154,24 @@ class WorkerProcess:
             WorkerRequestError: the worker could not fulfil the request.
             WorkerDiedError: the process ended first.
         """
-        return _fitting(self.ask(request), answer_type)
+        return _Coming(partial(_fitting, self.ask(request), answer_type))
 
     async def _read(self) -> bytes:
-        """Read one whole message; there are no bytes after it until the next request."""
-        data = bytearray()
-        wanted = rpc.LENGTH_BYTES
-        while len(data) < wanted:
+        """Read one whole message; what follows it belongs to the next answer."""
+        await self._receive(rpc.LENGTH_BYTES)
+        end = rpc.LENGTH_BYTES + int.from_bytes(self._received[: rpc.LENGTH_BYTES], "little")
+        await self._receive(end)
+        message = bytes(self._received[rpc.LENGTH_BYTES : end])
+        del self._received[:end]
+        return message
+
+    async def _receive(self, nbytes: int) -> None:
+        """Wait until so many bytes have been received."""
+        while len(self._received) < nbytes:
             piece = await self._stream.receive_some(READ_BYTES)
             if not piece:
                 raise EOFError
-            data += piece
-            if len(data) >= rpc.LENGTH_BYTES:
-                size = int.from_bytes(data[: rpc.LENGTH_BYTES], "little")
-                wanted = rpc.LENGTH_BYTES + size
-        return bytes(data[rpc.LENGTH_BYTES :])
+            self._received += piece
 
     async def _status(self) -> str:
         with trio.move_on_after(EXIT_S_MAX):

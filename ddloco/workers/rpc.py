@@ -1,7 +1,8 @@
 """The protocol between an actor and its JAX worker process, over a socket pair.
 
 Each message is a length (u32, little-endian) and a msgpack map. Arrays are not sent: they are in
-shared memory, and a ``Span`` gives their place. Each request gets one answer, in order.
+shared memory, and a ``Span`` gives their place. Each request gets one answer, in order; a request
+may be sent before the former one is answered.
 """
 
 from typing import Any, Literal
@@ -124,13 +125,20 @@ class Ready(WorkerMessage, frozen=True):
     """The request is done, and has no result."""
 
 
+class CopyFragments(WorkerMessage, frozen=True):
+    """Copy these fragments of the parameters to the host, as the last step left them."""
+
+    copies: tuple[tuple[int, Span], ...]
+
+
 class Train(WorkerMessage, frozen=True):
-    """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy the
-    parameters to ``out``. ``t`` is the newest global step of the fragments."""
+    """Overwrite fragments, skip ``skip`` batches by going to ``cursor``, run one step, and copy all
+    parameters to ``out`` if the step is of an older tape. ``t`` is the newest global step of the
+    fragments."""
 
     step: int
     overwrites: tuple[tuple[int, Span], ...]
-    out: Span
+    out: Span | None
     skip: int
     cursor: bytes = b""
     t: int = 0
@@ -194,6 +202,7 @@ Request = (
     | Touch
     | CopyOut
     | Install
+    | CopyFragments
     | Train
     | Differentiate
     | Update

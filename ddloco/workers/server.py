@@ -97,6 +97,12 @@ class Trainer:
                 return rpc.Copied(self._last)
             case rpc.Install():
                 return rpc.Installed(self._install(request))
+            case rpc.CopyFragments(copies):
+                leaves = self._leaves()
+                for fragment, out in copies:
+                    region = self._arena.region(out.offset, out.nbytes)
+                    self._copy_fragment(leaves, fragment, region)
+                return rpc.Ready()
             case rpc.Train():
                 return self._train(request)
             case rpc.Differentiate():
@@ -236,7 +242,8 @@ class Trainer:
         if first:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
-        self._copy_out(self._leaves(), request.out)
+        if request.out is not None:
+            self._copy_out(self._leaves(), request.out)
         numbers = float(loss), self._tokens(batch), digest, self._cursor()
         self._last = rpc.Trained(*numbers, said(metrics))
         return self._last
@@ -428,16 +435,21 @@ class Trainer:
         return leaves
 
     def _copy_out(self, leaves: list[Any], span: rpc.Span) -> None:
-        """Write leaves in the plan's layout, with zero padding: the memory may have been used."""
+        """Write all leaves in the plan's layout."""
         out = self._arena.region(span.offset, span.nbytes)
+        for fragment in range(len(self._laid.fragments)):
+            start, stop = self._laid.fragment_slice(fragment)
+            self._copy_fragment(leaves, fragment, out[start:stop])
+
+    def _copy_fragment(self, leaves: list[Any], fragment: int, out: Bytes) -> None:
+        """Write a fragment in the plan's layout, with zero padding: its memory may be used."""
         plan = self._laid
-        for fragment, described in enumerate(plan.fragments):
-            start, stop = plan.fragment_slice(fragment)
-            for index, view in self._views(fragment, out[start:stop]):
-                np.copyto(view, np.asarray(leaves[index]))
-            for index, leaf in enumerate(described):
-                end = plan.tensor_offset(fragment, index) + leaf.nbytes
-                out[end : aligned(end)] = 0
+        begin = plan.fragment_slice(fragment)[0]
+        for index, view in self._views(fragment, out):
+            np.copyto(view, np.asarray(leaves[index]))
+        for index, leaf in enumerate(plan.fragments[fragment]):
+            end = plan.tensor_offset(fragment, index) + leaf.nbytes - begin
+            out[end : aligned(end)] = 0
 
 
 def inner_optimizer(inner: Inner) -> optax.GradientTransformation:

@@ -70,10 +70,17 @@ class CaptureWork(Capture):
             return super().state(work)
         region = self._arrays.shared.allocate(self.nbytes)
         copied = self._process.expect(rpc.CopyOut(rpc.span_of(region)), rpc.Copied)
-        return self._with_copy(work, self._held(work.handles), region, copied)
+        stored = (self._arrays.get(handle) for handle in work.handles)
+        copies = [each for each in stored if isinstance(each, HostCopy)]
+        return self._with_copy(work, self._held(work.handles), copies, region, copied)
 
     async def _with_copy(
-        self, work: CaptureState, held: Held, region: Region, copied: Awaitable[rpc.Copied]
+        self,
+        work: CaptureState,
+        held: Held,
+        copies: Sequence[HostCopy],
+        region: Region,
+        copied: Awaitable[rpc.Copied],
     ) -> Captured | WorkFailed:
         """Write the held arrays while the step is still running, and concurrently await the
         worker's answer: the worker answers one request at a time, and the next step waits."""
@@ -88,6 +95,8 @@ class CaptureWork(Capture):
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(hear)
+            for copy in copies:
+                await copy.written.wait()  # The worker makes them before it begins the step.
             done = await self._caught(work.work, partial(self._write_held, work, held, entries))
         try:
             (answer,) = answers

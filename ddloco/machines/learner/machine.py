@@ -1,6 +1,6 @@
 """The learner machine (paper: Algorithm 1).
 
-A learner trains, reports its progress after every step, answers pulls from the host copy of its
+A learner trains, reports its progress after every step, answers pulls from host copies of its
 last finished step, and overwrites fragments with newer global versions between steps. It waits
 only once, for its first parameters, which come from the syncer or from a peer as a whole state.
 After that it never waits: it requests the next ``RunStep`` while handling its own ``StepFinished``.
@@ -18,6 +18,7 @@ from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from ddloco.config.job import Job
 from ddloco.machines.learner.compression import Incoming, LearnerCompression
+from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.state_donor import LENDING, Lending
 from ddloco.machines.learner.state_recovery import Recovery
 from ddloco.machines.syncer.estimates import Smoothed
@@ -109,6 +110,9 @@ class Learner:
     of earlier learners do not say so."""
     _brought: LastStep | None = None
     """What its last step brought, if it tells."""
+    _copies: HostCopies | None = None
+    """The host copies of fragments; None if it copies all parameters after each step, to ``_host``,
+    as earlier learners did."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -192,6 +196,8 @@ class Learner:
                 return self._lending.expire()
             case PeerLost(peer, reason):
                 self._linked[peer] = False
+                if self._copies is not None:
+                    self._copies.lost(peer)
                 seen = {"syncer": peer, "reason": reason, "step": self._step}
                 return [Observe("syncer lost", seen)]
             case PeerRefused(peer, reason, again):
@@ -216,6 +222,8 @@ class Learner:
         self._first = number_of(event.incarnation) == 1
         self._tells = event.tells
         plan = self._plan = self._job.plan(event.leaves)
+        if event.copies:
+            self._copies = HostCopies(plan, self._job.syncer_of)
         count = len(plan.fragments)
         self._versions, self._step_at, self._tokens_at = [-1] * count, [0] * count, [0] * count
         agreement = self._job.agreement(plan)
@@ -251,6 +259,8 @@ class Learner:
         known = fragment < len(self._versions) and self._job.syncer_of(fragment) == peer
         if not known or not handle:
             return [Observe("refused", {"what": f"global fragment {fragment} of {peer}"})]
+        if self._copies is not None:
+            self._copies.see(peer, version, self._step)
         waiting = self._incoming.get(fragment)
         newest = self._newest(fragment)
         forgotten = self._compression.forget(fragment) if said.instead else []
@@ -365,12 +375,16 @@ class Learner:
         work = self._next_work()
         self._running = Running(work, at, overwrites)
         step = self._step + 1
-        out = f"host/{step}"
+        copies = self._copies
+        to_copy = copies.between_steps(self._step, self._linked) if copies is not None else ()
+        out = f"host/{step}" if copies is None else ""
+        kept = [Keep(handle) for handle in (out, *(each.handle for each in to_copy)) if handle]
         skip, cursor = 0, b""
         if step == 1:
             skip, cursor = self._recovery.batches or 0, self._recovery.cursor
         t = max((*self._versions, *(each.version for each in overwrites))) if self._tells else 0
-        return [*lent, Keep(out), RunStep(work, step, overwrites, out, skip, cursor, t)]
+        run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy)
+        return [*lent, *kept, run, *self._answer_waiting()]
 
     def _next_work(self) -> int:
         self._work += 1
@@ -381,7 +395,6 @@ class Learner:
         assert running is not None, "a step finished that was not running"
         assert (event.work, event.step) == (running.work, self._step + 1), "steps are in order"
         effects: list[Effect] = []
-        previous, self._host = self._host, f"host/{event.step}"
         self._step, self._cursor = event.step, event.cursor
         if event.step > 1:  # The first step includes compilation.
             self._step_s.add(at - running.since)
@@ -393,8 +406,7 @@ class Learner:
         self._tokens += event.tokens
         if self._tells:
             self._brought = LastStep(event.loss, self._tokens, event.metrics)
-        if previous:
-            effects.append(Drop(previous))
+        effects += self._release_host()
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
             return [*effects, *self._finish("bad-input", reason)]
@@ -406,6 +418,13 @@ class Learner:
         step_s = round(at - running.since, 6)
         metrics = {"metrics": event.metrics} if event.metrics else {}
         return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
+
+    def _release_host(self) -> list[Effect]:
+        """A step is done: release the host copies of the step before."""
+        if self._copies is not None:
+            return [Drop(handle) for handle in self._copies.release()]
+        previous, self._host = self._host, f"host/{self._step}"
+        return [Drop(previous)] if previous else []
 
     def _report(self) -> list[Effect]:
         """Send this learner's progress to every connected syncer."""
@@ -425,15 +444,20 @@ class Learner:
             last=self._brought,
         )
 
-    # Pulls are answered from the host copy of the last finished step while the next step runs.
+    # Pulls are answered from host copies of the last finished step while the next step runs.
 
     def _answer(self, peer: str, pull: Pull) -> list[Effect]:
         p = pull.fragment
         if p >= len(self._versions) or len(self._answers) >= ANSWERS_MAX:
             return [Observe("refused", {"what": f"pull of fragment {pull.fragment}"})]
         steps = self._step - self._step_at[p]
-        if not self._host or steps == 0:
+        if self._copies is not None:
+            self._copies.see(peer, pull.t, self._step)
+        if self._step == 0 or steps == 0:
             return []  # Nothing trained yet; the syncer's deadline passes without this learner.
+        source = self._host_copy(peer, pull)
+        if not source:
+            return []
         work = self._next_work()
         out = f"out/{work}"
         body = Contribution(
@@ -444,15 +468,29 @@ class Learner:
             steps=steps,
             tokens=self._tokens - self._tokens_at[p],
         )
-        encode, needed = EncodeFragment(work, p, self._host, out), []
+        encode, needed = EncodeFragment(work, p, source, out), []
         compressed = None
         if pull.whole is UNSET:
-            compressed = self._compression.encode(work, p, body.base, self._host, out)
+            compressed = self._compression.encode(work, p, body.base, source, out)
         if compressed is not None:
             encode, needed = compressed
             body = replace(body, form=self._job.compress.up)
-        self._answers[work] = Answer(peer, body, self._host, out)
-        return [Keep(self._host), Keep(out), *needed, encode]
+        self._answers[work] = Answer(peer, body, source, out)
+        return [Keep(source), Keep(out), *needed, encode]
+
+    def _host_copy(self, peer: str, pull: Pull) -> str:
+        """The handle of the host copy that answers a pull; empty if the pull must wait for one."""
+        if self._copies is None:
+            return self._host
+        handle = self._copies.of(pull.fragment)
+        if not handle:
+            self._copies.wait(peer, pull)
+        return handle
+
+    def _answer_waiting(self) -> list[Effect]:
+        """Answer the pulls that came when their fragments had no host copy."""
+        waiting = self._copies.answerable() if self._copies is not None else []
+        return [effect for peer, pull in waiting for effect in self._answer(peer, pull)]
 
     def _encoded(self, event: FragmentEncoded) -> list[Effect]:
         answer = self._answers.pop(event.work)

@@ -62,7 +62,7 @@ class SimulatedWorkers:
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
         """Do one piece of work; it begins before this returns."""
-        self._simulated_work.begin(work)
+        self._simulated_work.begin(work, self._contents)
         return self._do(work)
 
     async def _do(self, work: Work) -> WorkResult:

@@ -88,8 +88,8 @@ class Content:
     """What a handle refers to: a description, and with ``arithmetic`` the numbers.
 
     ``what`` is (fragment, version, steps since, step). For a global fragment the last two are 0; a
-    host copy has one (version, steps) per fragment. ``wrong`` names how the numbers were corrupted;
-    only checks read it.
+    copy of all parameters, on older tapes, has one (version, steps) per fragment. ``wrong`` names
+    how the numbers were corrupted; only checks read it.
     """
 
     what: tuple[Any, ...]
@@ -194,9 +194,14 @@ class SimulatedWork:
         """For each fragment the version that the parameters started from; -1 for none."""
         return [version for version, _ in self._device]
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: Work, contents: Contents) -> None:
         """Work has been requested: copies are made now, before the next step begins."""
         self.capture.begin(work, self._state)
+        if isinstance(work, RunStep):
+            for each in work.copies:
+                what = (each.fragment, *self._device[each.fragment], work.step - 1)
+                array = self._params[self._part(each.fragment)].copy() if self._arithmetic else None
+                contents[each.handle] = Content(what, array)
         if isinstance(work, CopyState):
             what = (self._name, tuple(self._device), self._batch)
             array = self._params.copy() if self._arithmetic else None
@@ -225,11 +230,11 @@ class SimulatedWork:
         self._device = [(version, steps + 1) for version, steps in device]
         self._batch += work.skip + 1
         loss = 1.0 / work.step
-        copy = None
         if self._arithmetic:
             loss = self._descend(work.step)
-            copy = self._params.copy()
-        contents[work.out] = Content((*self._device, work.step), copy)
+        if work.out:
+            copy = self._params.copy() if self._arithmetic else None
+            contents[work.out] = Content((*self._device, work.step), copy)
         self.capture.stepped(self._state())
         batch = self._batch.to_bytes(16, "little")
         return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
@@ -271,10 +276,13 @@ class SimulatedWork:
         return FragmentMerged(work.work, names, weights, (), digest, b"", digest)
 
     def _encode(self, work: EncodeFragment, contents: Contents) -> FragmentEncoded:
-        host = contents[work.source]
-        version, steps = host.what[work.fragment]
-        part = None if host.array is None else host.array[self._part(work.fragment)].copy()
-        what, wrong = (work.fragment, version, steps, host.what[-1]), ""
+        host, wrong = contents[work.source], ""
+        what, part = host.what, host.array
+        if isinstance(what[0], tuple):  # A copy of all parameters.
+            what = (work.fragment, *what[work.fragment], what[-1])
+            part = None if part is None else part[self._part(work.fragment)].copy()
+        version = what[1]
+        assert what[0] == work.fragment, "another fragment was copied"
         base = self._bases.get(work.fragment)
         if self.wrong is not None and part is not None and base is not None and base[0] == version:
             part, wrong = spoil(self.wrong, part, base[1]), self.wrong

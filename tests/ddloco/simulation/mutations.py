@@ -19,6 +19,7 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish
 from ddloco.config.faults import SYNCER, Fault
 from ddloco.config.job import job_from
+from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.learner.state_donor import Lending
 from ddloco.machines.learner.state_recovery import Recovery
@@ -282,12 +283,12 @@ def weights_are_not_normalised(patch):
     wrap(patch, simulated_work, "merge_fragment", merge)
 
 
-@bug("staleness-bound", 12)
+@bug("staleness-bound", 57)
 def whatever_is_stale_is_taken(patch):
     always(patch, Globals, "oldest", -1)
 
 
-@bug("staleness-bound", 12)
+@bug("staleness-bound", 57)
 def the_lag_is_twice_what_was_asked(patch):
     def init(old, self, count, owned, lag, *more):
         old(self, count, owned, 2 * lag, *more)
@@ -499,7 +500,7 @@ def a_learner_begins_with_its_timer(patch):
 def a_learner_takes_a_step_when_it_is_pulled(patch):
     def answer(old, self, peer, pull):
         effects = old(self, peer, pull)
-        return [*effects, *(self._run(0.0) if self._step == 3 and self._host else [])]
+        return [*effects, *(self._run(0.0) if self._step == 3 and effects else [])]
 
     wrap(patch, Learner, "_answer", answer)
 
@@ -628,11 +629,7 @@ def an_array_is_never_freed(patch):
 
 @bug("bounded-memory", 0)
 def a_host_copy_is_kept(patch):
-    def finished(old, self, at, event):
-        self._host = ""
-        return old(self, at, event)
-
-    wrap(patch, Learner, "_step_finished", finished)
+    after(patch, HostCopies, "release", lambda self, handles: [])
 
 
 @bug("bounded-memory", 3)

@@ -74,6 +74,19 @@ def test_who_takes_over_a_state_goes_on_to_the_bit(arena, optimizer):
     assert donor.train() == taker.train()
 
 
+def test_a_copy_of_a_fragment_is_its_part_of_all_parameters(arena):
+    """As the last step left them; padding is zeroed, since memory is used again."""
+    desk = Desk(arena)
+    desk.begin()
+    _, _, whole = desk.train()
+    for p in range(len(desk.plan.fragments)):
+        start, stop = desk.plan.fragment_slice(p)
+        out = arena.allocate(stop - start)
+        out.data[:] = 255
+        assert rpc.Ready() == desk.ask(rpc.CopyFragments(((p, span_of(out)),)))
+        assert whole[start:stop] == out.data.tobytes()
+
+
 def test_without_the_moments_it_would_not(arena):
     """The test above can fail: parameters alone are not the state."""
     donor = Desk(arena)

@@ -1,0 +1,136 @@
+"""Which fragments a learner copies from the device to the host between two steps.
+
+A learner answers a pull from a host copy, so that its training does not wait. Syncers pull the
+fragments in the order of the plan (paper section 3.1), so a learner can tell which one comes next.
+At each step boundary it copies the fragments that will be pulled before the next boundary at the
+pace of the last pulls, and those that were pulled without a copy at hand. All others stay on the
+device.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from ddloco.protocol.effects import HostFragment
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.messages import Pull
+
+
+@dataclass(slots=True)
+class _Launches:
+    """What a learner has seen of a syncer's launches.
+
+    Attributes:
+        t: the newest global step that was launched; -1 before the first.
+        step: the learner's last finished step at that time.
+        before_t: the newest global step that was launched before ``step`` was finished.
+        before_step: the last finished step at that time.
+    """
+
+    t: int = -1
+    step: int = 0
+    before_t: int = -1
+    before_step: int = 0
+
+    def see(self, t: int, step: int) -> None:
+        """Global step ``t`` was launched; the learner has finished ``step`` steps."""
+        if t <= self.t:
+            return
+        if self.t < 0:
+            self.before_t, self.before_step = t, step
+        elif step > self.step:
+            self.before_t, self.before_step = self.t, self.step
+        self.t, self.step = t, step
+
+    def launched_after(self, steps: int) -> int:
+        """Return how many global steps are launched in ``steps`` of this learner's steps, rounded
+        up, at the pace from ``before_t`` to ``t``."""
+        taken, launched = max(self.step - self.before_step, 1), self.t - self.before_t
+        return -(-max(launched, 1) * steps // taken)
+
+
+class HostCopies:
+    """The host copies of fragments, and the pulls that wait for one.
+
+    Args:
+        plan: the plan that says which fragment is due at which global step.
+        syncer_of: returns the name of the syncer that pulls a fragment.
+    """
+
+    def __init__(self, plan: FragmentPlan, syncer_of: Callable[[int], str]) -> None:
+        self._plan = plan
+        self._owners = tuple(syncer_of(p) for p in range(len(plan.fragments)))
+        self._launches = {syncer: _Launches() for syncer in sorted(set(self._owners))}
+        self._handles: dict[int, str] = {}
+        self._waiting: dict[int, tuple[str, Pull]] = {}
+
+    def see(self, syncer: str, t: int, step: int) -> None:
+        """Note that a syncer has launched global step ``t``, seen after ``step`` finished steps."""
+        if syncer in self._launches:
+            self._launches[syncer].see(t, step)
+
+    def of(self, fragment: int) -> str:
+        """Return the handle of a fragment's copy from the last step boundary; empty if none."""
+        return self._handles.get(fragment, "")
+
+    def held(self) -> int:
+        """Return the number of references to arrays that this machine holds."""
+        return len(self._handles)
+
+    def wait(self, syncer: str, pull: Pull) -> None:
+        """Have a pull answered at the next step boundary, in place of an older one."""
+        self._waiting[pull.fragment] = syncer, pull
+
+    def lost(self, syncer: str) -> None:
+        """The link to a syncer was lost: its pulls need no answer."""
+        self._waiting = {p: each for p, each in self._waiting.items() if each[0] != syncer}
+
+    def answerable(self) -> list[tuple[str, Pull]]:
+        """Return the pulls that waited and have a copy now, by fragment; they wait no more."""
+        ready = [p for p in sorted(self._waiting) if p in self._handles]
+        return [self._waiting.pop(p) for p in ready]
+
+    def between_steps(self, step: int, linked: Mapping[str, bool]) -> tuple[HostFragment, ...]:
+        """Return the copies to be made after ``step`` finished steps, before the next begins.
+
+        Args:
+            step: the last finished step; 0 before the first.
+            linked: for each syncer, whether it is linked. Others cannot pull.
+        """
+        wanted: set[int] = set()
+        if step:
+            wanted.update(self._waiting)
+            for syncer, launches in self._launches.items():
+                if linked.get(syncer):
+                    wanted.update(self._next_of(syncer, launches, step))
+        self._handles = {p: f"host/{step}/{p}" for p in sorted(wanted)}
+        return tuple(HostFragment(p, handle) for p, handle in self._handles.items())
+
+    def release(self) -> list[str]:
+        """Forget the copies of the last step boundary; returns their handles."""
+        handles, self._handles = list(self._handles.values()), {}
+        return handles
+
+    def _next_of(self, syncer: str, launches: _Launches, step: int) -> Iterable[int]:
+        """The fragments that a syncer may pull during the step after ``step``.
+
+        A syncer that is slower than its pace so far is expected at the next due fragment, not
+        beyond it.
+        """
+        first = self._next_due(syncer, launches.t)
+        now = min(launches.t + launches.launched_after(step - launches.step), first)
+        last = now + min(launches.launched_after(1), self._plan.interval)
+        for t in range(launches.t + 1, last + 1):
+            p = self._plan.fragment_due(t)
+            if p is not None and self._owners[p] == syncer:
+                yield p
+
+    def _next_due(self, syncer: str, after: int) -> int:
+        """The next global step after ``after`` at which a fragment of a syncer is due."""
+        last = after + self._plan.interval
+        t = self._plan.next_due(after, last)
+        while t is not None:
+            p = self._plan.fragment_due(t)
+            if p is not None and self._owners[p] == syncer:
+                return t
+            t = self._plan.next_due(t, last)
+        raise AssertionError("each syncer owns a fragment, which is due once in an interval")
