@@ -27,10 +27,11 @@ from ddloco.debugger.wording import phrase
 from ddloco.monitoring.live_display import PLAIN_LINE_S
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.programs.program import is_program
-from ddloco.replayer.job_replay import JobReplay
-from ddloco.replayer.program_replay import ProgramReplay
+from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.program_replay import replay_of_program
 from ddloco.replayer.recording import check_task, open_recording
-from ddloco.replayer.replay import Replay, Report
+from ddloco.replayer.replay import Replay
+from ddloco.replayer.report import Report
 from ddloco.runtime.entry_point import NamedError
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
@@ -150,17 +151,18 @@ def replay_of(
         task: a task to use in place of the one that the tapes name.
         trust: whether the user allows calling what the tapes name.
         salvage: whether to read damaged tapes up to the damage.
-        turns: see ``JobReplay``.
+        turns: see ``replay_of_job``.
 
     Raises:
-        TapeError, ConfigError, NamedError, SnapshotError: see ``JobReplay`` and ``ProgramReplay``.
+        TapeError, ConfigError, NamedError, SnapshotError: see ``replay_of_job`` and
+            ``replay_of_program``.
     """
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
     if not is_program(tapes[0].header.job):
-        return JobReplay(folder, progress, warn, snapshot, task, salvage=salvage, turns=turns)
+        return replay_of_job(folder, progress, warn, snapshot, task, salvage=salvage, turns=turns)
     find_programs()
-    return ProgramReplay(folder, progress, warn, snapshot, task, salvage=salvage)
+    return replay_of_program(folder, progress, warn, snapshot, task, salvage=salvage)
 
 
 def _print_report(report: Report) -> None:

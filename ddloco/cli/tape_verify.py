@@ -15,7 +15,7 @@ from ddloco.invariants.tape_audit import Audit, Finding
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.programs.program import is_program
 from ddloco.replayer.recording import job_of, open_recording
-from ddloco.replayer.replay import damage_said
+from ddloco.replayer.report import damage_said
 from ddloco.replayer.start_point import final_clock
 from replay import Tape, TapeError, verify
 

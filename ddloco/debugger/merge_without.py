@@ -18,7 +18,7 @@ from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.protocol.effects import MergeFragment
 from ddloco.protocol.events import FragmentMerged
-from ddloco.replayer.job_tape_runner import JobTapeRunner
+from ddloco.replayer.job_executor import JobExecutor
 from ddloco.runtime.array_table import F32
 
 
@@ -138,16 +138,17 @@ def merge_without(
 def _computed(there: StoppedReplay, merge: Merge, without: Sequence[str]) -> MergeWithout:
     t = merge.t
     runner = there.runners[there.incarnation]
-    assert isinstance(runner, JobTapeRunner), "a job is replayed"
-    work = runner.merge_under_way(t)
+    executor = runner.pending.executor
+    assert isinstance(executor, JobExecutor), "a job is replayed"
+    work = executor.merge_of(t, runner.actor.under_way.values())
     if work is None or not runner.arrays.known(*work.reads):
         raise ConfigError(f"merge {t} cannot be computed again: a tape is missing")
     kept = tuple(share for share in work.shares if share.name not in without)
     before = _numbers(runner.arrays.get(work.theta), t)
-    event, with_all = _merged(runner, work, t)
+    event, with_all = _merged(executor, work, t)
     if event.theta.hex() != merge.theta:
         raise ConfigError(f"merge {t}: with all contributions, its result is not the recorded one")
-    changed, with_rest = _merged(runner, replace(work, shares=kept), t)
+    changed, with_rest = _merged(executor, replace(work, shares=kept), t)
     leaves = there.plan().fragments[work.fragment]
     tensors: list[TensorChange] = []
     start = 0
@@ -167,8 +168,8 @@ def _computed(there: StoppedReplay, merge: Merge, without: Sequence[str]) -> Mer
     )
 
 
-def _merged(runner: JobTapeRunner, work: MergeFragment, t: int) -> tuple[FragmentMerged, F32]:
-    event, theta = runner.merge_apart(work)
+def _merged(executor: JobExecutor, work: MergeFragment, t: int) -> tuple[FragmentMerged, F32]:
+    event, theta = executor.merge_apart(work)
     return event, _numbers(theta, t)
 
 

@@ -12,9 +12,9 @@ from clocks import actor_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.job_replay import replay_of_job
 from ddloco.replayer.recording import check_task
-from ddloco.replayer.replay import Report
+from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import HostCopy
 from transport import DTYPES, Payload, tensors_of
@@ -40,7 +40,7 @@ class StoppedReplay:
     def __init__(
         self,
         run: RecordedRun,
-        runners: Mapping[str, TapeRunner[Any]],
+        runners: Mapping[str, TapeRunner],
         incarnation: str,
         number: int,
     ) -> None:
@@ -72,7 +72,7 @@ class StoppedReplay:
             raise ConfigError(f"array {handle!r} could not be computed: a tape is missing")
         return tensors_in(stored, self.plan())
 
-    def _runner(self, actor: str) -> TapeRunner[Any]:
+    def _runner(self, actor: str) -> TapeRunner:
         wanted = actor or self.incarnation
         for incarnation in reversed(list(self.runners)):
             if wanted in {incarnation, actor_of(incarnation)}:
@@ -131,22 +131,22 @@ def replay_until(
         trust: whether the user allows calling what the tapes of somebody else name.
         warn: called with what differs before the replay starts.
         progress: called with the number of events replayed so far.
-        turns: see ``JobReplay``.
+        turns: see ``replay_of_job``.
 
     Raises:
-        TapeError, ConfigError, WorkerRequestError: see ``JobReplay``.
+        TapeError, ConfigError, WorkerRequestError: see ``replay_of_job``.
     """
     check_task(list(run.tapes.values()), run.path, task, trust=trust)
     last = run.tape_of(incarnation).events
     known = run.clock(incarnation, min(number, last)).wire()
     limits = {**known, incarnation: number - 1}
-    replay = JobReplay(run.path, progress, warn, task=task, turns=turns)
+    replay = replay_of_job(run.path, progress, warn, task=task, turns=turns, limits=limits)
 
-    def stop(runners: Mapping[str, Any]) -> None:
+    def stop(runners: Mapping[str, TapeRunner]) -> None:
         if not replay.report.divergences:
             look(StoppedReplay(run, runners, incarnation, number))
 
-    return trio.run(replay.run, limits, stop)
+    return trio.run(replay.run, stop)
 
 
 def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> Tensors:

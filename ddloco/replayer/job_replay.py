@@ -1,24 +1,55 @@
 """The second run of a job; see ``ddloco.replayer.replay``."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+from clocks import actor_of
+from ddloco.actors.actor import Actor
+from ddloco.config.job import Job
 from ddloco.config.run_folder import place_of
-from ddloco.nodes.resume import begin_with
-from ddloco.protocol.events import FragmentMerged, StepFinished
-from ddloco.replayer.job_tape_runner import JobTapeRunner
+from ddloco.machines.registry import machine_for
+from ddloco.nodes.resume import OWN_STATE, JobBeginning, JobStart, begin_with
+from ddloco.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
+from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.replayer.comparer import changed_facts, open_comparison
+from ddloco.replayer.job_executor import JobExecutor, open_workers
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.replay import Replay
+from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import begin_tapes
+from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.replayer.what_if import change_of
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.resume import place_and_id
+from ddloco.tapes.code_version import code_version
+from ddloco.workers import rpc
+from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import FragmentHistory
+from ddloco.workers.simulated.executor import SimulatedWorkers
 from ddloco.workers.simulated.work import FragmentMemory
-from replay import Tape
+from ddloco.workers.task import task_digest
+from ddloco.workers.task_sources import changed_lines, kept_sources
+from replay import Player, Tape
+
+COUNTED = {"steps": StepFinished, "merges": FragmentMerged}
+"""What the report of a job counts."""
 
 
-class JobReplay(Replay):
-    """Replays a run folder, or any set of its tapes.
+def replay_of_job(
+    folder: Path,
+    progress: Callable[[int], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    snapshot: str = "",
+    task: str = "",
+    *,
+    salvage: bool = False,
+    turns: Path | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> Replay:
+    """Prepare the replay of a run folder, or of any set of its tapes.
 
     Args:
         folder: the run folder.
@@ -29,41 +60,124 @@ class JobReplay(Replay):
         salvage: whether to read damaged tapes up to the damage.
         turns: the file by which workers take turns at the terminal, where the task's own
             ``breakpoint()`` opens a debugger; None where it does not.
+        limits: the clock of an event up to which the tapes are replayed; see ``Replay``.
 
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the recorded job is none that this version can run.
         SnapshotError: the snapshot is not there, not intact, or of another version.
     """
+    tapes = open_recording(folder, salvage=salvage)
+    job = job_of(tapes[0])
+    begin = partial(begin_with, job=job)
+    beginning = begin_tapes(tapes, place_of(job, run_folder_of(folder)), begin, snapshot)
+    opener = JobRunners(job, task or job.job.task, beginning, warn, turns)
+    return Replay(
+        tapes,
+        job.names(),
+        opener.open,
+        COUNTED,
+        beginning=beginning,
+        progress=progress,
+        limits=limits,
+    )
 
-    def __init__(
+
+@dataclass(frozen=True)
+class JobRunners:
+    """Opens what plays the tapes of a job; see ``replay_of_job``."""
+
+    job: Job
+    task: str
+    beginning: JobBeginning | None
+    warn: Callable[[str], None]
+    turns: Path | None
+    histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
+    """The merges that real syncers made, by actor."""
+    memories: dict[str, FragmentMemory] = field(default_factory=dict[str, FragmentMemory])
+    """The merges that simulated syncers made, by actor."""
+
+    @asynccontextmanager
+    async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
+        """Start a worker as the tape's fingerprint names it, and end it afterwards.
+
+        Raises:
+            WorkerRequestError: the task cannot be used.
+        """
+        job, name, own = self.job, actor_of(each.incarnation), None
+        start = self.beginning.starts.get(each.incarnation) if self.beginning is not None else None
+        history = self.histories.setdefault(name, FragmentHistory())
+        async with AsyncExitStack() as stack:
+            if is_simulated(each.header):
+                assert start is None, "simulated jobs have no store"
+                memory = self.memories.setdefault(name, FragmentMemory())
+                arrays = Arrays()
+                workers = SimulatedWorkers(job, each.header, arrays, memory)
+                prepared = await workers.prepare()
+            else:
+                workers, arrays, prepared = await stack.enter_async_context(
+                    open_workers(
+                        job,
+                        each,
+                        folder,
+                        history,
+                        task=self.task,
+                        recorded=each.header.fingerprint,
+                        turns=self.turns,
+                    )
+                )
+                if start is not None:
+                    await self._take_up(each, start, workers, arrays, history)
+                own = self._own_state(each, workers, arrays)
+                pieces = each.header.facts.get(STATE_PIECES)
+                if pieces is not None:
+                    workers.state.cut_into(int(pieces))
+            for difference in self._differences(each, prepared):
+                self.warn(difference)
+            started = Started(each.incarnation, prepared.leaves, own, tells=True)
+            change = change_of(each.header.facts)
+            executor = JobExecutor(started, job, workers, arrays, history, change, state.report)
+            fresh = Actor(each.incarnation, machine_for(job, each.incarnation))
+            actor = start.actor if start is not None else fresh
+            player = Player(each, Happened, actor, actor.number)
+            opened = open_comparison(state, player, actor, executor, start)
+            yield await stack.enter_async_context(opened)
+
+    async def _take_up(
         self,
-        folder: Path,
-        progress: Callable[[int], None] = lambda _: None,
-        warn: Callable[[str], None] = lambda _: None,
-        snapshot: str = "",
-        task: str = "",
-        *,
-        salvage: bool = False,
-        turns: Path | None = None,
+        each: Tape,
+        start: JobStart,
+        workers: Workers,
+        arrays: Arrays,
+        history: FragmentHistory,
     ) -> None:
-        tapes = open_recording(folder, salvage=salvage)
-        self.job = job_of(tapes[0])
-        self.task = task or self.job.job.task
-        self.warn = warn
-        self.turns = turns
-        self.fragment_memories: dict[str, FragmentMemory] = {}
-        self.histories: dict[str, FragmentHistory] = {}
-        begin = partial(begin_with, job=self.job)
-        beginning = begin_tapes(tapes, place_of(self.job, run_folder_of(folder)), begin, snapshot)
-        super().__init__(tapes, self.job.names(), beginning, progress)
-        self.report.counts = {"steps": 0, "merges": 0}
+        """Continue with an actor's state in the snapshot that the replay begins with."""
+        await start.take_up(workers, arrays)
+        start.keep(arrays, history)
+        if each.header.after == start.part.number and not each.dropped:
+            start.adopt(self.job, workers.plan)
+        else:
+            history.bring()
 
-    def runner(self, each: Tape, folder: Path) -> JobTapeRunner:
-        """What plays a tape."""
-        return JobTapeRunner(self, each, folder)
+    def _own_state(self, each: Tape, workers: Workers, arrays: Arrays) -> OwnState | None:
+        """What a learner that came back alone had of a snapshot."""
+        said = each.header.facts.get(OWN_STATE)
+        if said is None:
+            return None
+        beginning = begin_with(*place_and_id(said), self.job, actor_of(each.incarnation))
+        [start] = beginning.starts.values()
+        return start.bring(workers, arrays, beginning.snapshot)
 
-    def count(self, event: Any) -> None:
-        """Steps and merges."""
-        self.report.counts["steps"] += isinstance(event, StepFinished)
-        self.report.counts["merges"] += isinstance(event, FragmentMerged)
+    def _differences(self, each: Tape, prepared: rpc.Prepared) -> list[str]:
+        """What can change arithmetic and is not as it was recorded."""
+        header, folder = each.header, run_folder_of(each.path)
+        then = {**header.fingerprint, "code": header.code}
+        now = {**prepared.fingerprint, "code": code_version()}
+        if not is_simulated(header):
+            then[TASK] = header.facts.get(TASK, "")
+            now[TASK] = task_digest(self.task, folder)
+        changed: list[str] = []
+        if then.get(TASK) != now.get(TASK):
+            lines = changed_lines(kept_sources(folder), prepared.sources)
+            changed = [f"{each.incarnation}: task source: {line}" for line in lines]
+        return changed + changed_facts(each.incarnation, then, now)

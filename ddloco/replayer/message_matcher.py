@@ -5,11 +5,20 @@ from typing import Any
 
 import trio
 
+from clocks import actor_of
 from replay import TapeError
-from transport import Payload, Transmit
+from transport import MessageArrived, Payload, Transmit
 
 Key = tuple[str, int, str, str, int, int]
 """A message: sender, its event, receiver as addressed, lane, session, number."""
+
+
+def key_of(receiver: str, event: MessageArrived[Any]) -> Key:
+    """The message that arrived at an incarnation. A listening side is addressed by its actor's
+    name, a dialling one by incarnation."""
+    to = actor_of(receiver) if event.peer == event.sender else receiver
+    number = event.clock.get(event.sender, 0)
+    return (event.sender, number, to, event.lane, event.session, event.seq)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,37 @@
 """The second run of a user's program; see ``ddloco.replayer.replay``."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
+
+import trio
 
 from clocks import actor_of
 from ddloco.actors.actor import Actor
-from ddloco.actors.events import Computed
+from ddloco.actors.effects import Work
+from ddloco.actors.events import Computed, WorkResult
 from ddloco.actors.snapshot_adapter import packages_of
 from ddloco.config.run_folder import SNAPSHOTS
 from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram, program_from
 from ddloco.programs.runner import PLACE, SOURCE, fingerprint
+from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
 from ddloco.replayer.replay import Replay
+from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import begin_tapes
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Beginning, Start, begin_with, load_start
 from ddloco.runtime.snapshot_sink import DigestSink
-from replay import Tape, TapeError, open_tapes
+from replay import Player, Tape, TapeError, open_tapes
 from snapshot import Part, Store
 
 
 def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beginning[Start]:
-    """Where everybody in a loaded stood in a snapshot.
+    """Where everybody in a program stood in a snapshot.
 
     Raises:
         SnapshotError: it is not there, not intact, or of another program.
@@ -39,47 +46,16 @@ def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beg
     return begin_with(place, snapshot, load)
 
 
-class ProgramTapeRunner(TapeRunner[ComputationExecutor]):
-    """One tape's part in the replay of a program."""
-
-    def __init__(self, replaying: "ProgramReplay", tape: Tape) -> None:
-        loaded = replaying.loaded
-        role = loaded.program.roles.get(actor_of(tape.incarnation))
-        if role is None:
-            raise TapeError(tape.path, 16, f"{tape.incarnation} is not an actor of the program now")
-        super().__init__(replaying, tape, Actor(tape.incarnation, role.machine()), loaded.events)
-        self._arrays = Arrays()
-        self._workers = ComputationExecutor(role.compute, self._arrays, DigestSink())
-        self._warn = replaying.warn
-        self._source = loaded.source
-
-    async def run(self) -> None:
-        """Execute the tape.
-
-        Raises:
-            Divergence: at the first difference.
-            TapeError: the tape cannot be read.
-        """
-        for difference in self._differences():
-            self._warn(difference)
-        if self._begun is not None:
-            self._begun.lay_out(self._arrays)
-        await self.execute()
-
-    def _differences(self) -> list[str]:
-        """What can change arithmetic and is not as it was recorded."""
-        header = self._tape.header
-        then = {**header.fingerprint, SOURCE: header.facts.get(SOURCE, "")}
-        now = {**fingerprint(), SOURCE: self._source}
-        return [
-            f"{self._name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
-            for key in sorted({*then, *now})
-            if then.get(key) != now.get(key)
-        ]
-
-
-class ProgramReplay(Replay):
-    """Replays the tapes of a user's program.
+def replay_of_program(
+    folder: Path,
+    progress: Callable[[int], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    snapshot: str = "",
+    program: str = "",
+    *,
+    salvage: bool = False,
+) -> Replay:
+    """Prepare the replay of the tapes of a user's program.
 
     Args:
         folder: the run folder, or any set of its tapes.
@@ -94,34 +70,93 @@ class ProgramReplay(Replay):
         NamedError: the program cannot be used here.
         SnapshotError: the snapshot is not there, not intact, or of another version.
     """
+    tapes = open_tapes(folder, salvage=salvage)
+    plain = tapes[0].header.job
+    loaded = program_from({**plain, "program": program or plain["program"]})
+    begin = partial(beginning_of, loaded=loaded)
+    # A run folder may have been copied; what is in it is where it is now.
+    inner = folder / SNAPSHOTS
+    place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
+    beginning = begin_tapes(tapes, place, begin, snapshot)
+    return Replay(
+        tapes,
+        list(loaded.program.roles),
+        ProgramRunners(loaded, beginning, warn).open,
+        {"results of work": Computed},
+        beginning=beginning,
+        progress=progress,
+    )
 
-    def __init__(
-        self,
-        folder: Path,
-        progress: Callable[[int], None],
-        warn: Callable[[str], None],
-        snapshot: str = "",
-        program: str = "",
-        *,
-        salvage: bool = False,
-    ) -> None:
-        tapes = open_tapes(folder, salvage=salvage)
-        plain = tapes[0].header.job
-        self.loaded = program_from({**plain, "program": program or plain["program"]})
-        self.warn = warn
-        names = list(self.loaded.program.roles)
-        begin = partial(beginning_of, loaded=self.loaded)
-        # A run folder may have been copied; what is in it is where it is now.
-        inner = folder / SNAPSHOTS
-        place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
-        super().__init__(tapes, names, begin_tapes(tapes, place, begin, snapshot), progress)
-        self.report.counts = {"results of work": 0}
 
-    def runner(self, each: Tape, folder: Path) -> ProgramTapeRunner:
-        """What plays a tape."""
-        del folder
-        return ProgramTapeRunner(self, each)
+@dataclass(frozen=True)
+class ProgramRunners:
+    """Opens what plays the tapes of a program; see ``replay_of_program``."""
 
-    def count(self, event: Any) -> None:
-        """What was computed."""
-        self.report.counts["results of work"] += isinstance(event, Computed)
+    loaded: LoadedProgram
+    beginning: Beginning[Start] | None
+    warn: Callable[[str], None]
+
+    @asynccontextmanager
+    async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
+        """Open what plays a tape.
+
+        Raises:
+            TapeError: it is of an actor that the program does not have.
+        """
+        del folder  # Its work leaves no files.
+        header, incarnation = each.header, each.incarnation
+        role = self.loaded.program.roles.get(actor_of(incarnation))
+        if role is None:
+            raise TapeError(each.path, 16, f"{incarnation} is not an actor of the program now")
+        then = {**header.fingerprint, SOURCE: header.facts.get(SOURCE, "")}
+        for difference in changed_facts(
+            incarnation, then, {**fingerprint(), SOURCE: self.loaded.source}
+        ):
+            self.warn(difference)
+        start = self.beginning.starts.get(incarnation) if self.beginning is not None else None
+        arrays = Arrays()
+        actor = Actor(incarnation, role.machine())
+        if start is not None:
+            start.lay_out(arrays)
+            actor = start.actor
+        work = ComputationExecutor(role.compute, arrays, DigestSink())
+        executor = ProgramExecutor(work, arrays)
+        player = Player(each, self.loaded.events, actor, actor.number)
+        async with open_comparison(state, player, actor, executor, start) as runner:
+            yield runner
+
+
+@final
+@dataclass
+class ProgramExecutor:
+    """Does the work of a user's actor again.
+
+    Attributes:
+        executor: what does it, live as well.
+        arrays: the actor's arrays, by handle.
+    """
+
+    executor: ComputationExecutor
+    arrays: Arrays
+
+    def begin(self, work: Work) -> Awaitable[WorkResult] | None:
+        """Begin a piece of work; None if an array that it reads is missing."""
+        return self.executor.do(work) if self.arrays.known(*work.reads) else None
+
+    def is_repeated(self, work: Work) -> bool:
+        """All work is: it depends on nothing but arrays."""
+        del work
+        return True
+
+    async def finish(self) -> None:
+        """Nothing outlasts the process."""
+        await trio.lowlevel.checkpoint()
+
+    def check_fact(self, event: Any) -> bool:
+        """There are no facts but those of every actor."""
+        del event
+        return False
+
+    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
+        """Return what kind of difference two results have, in words; None if they are equal."""
+        return difference_of(recorded, found)

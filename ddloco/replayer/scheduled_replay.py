@@ -8,35 +8,44 @@ whether a difference comes from the one or the other. With nothing changed, the 
 the bit. What it leaves is a run like any other: it replays.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import msgspec
 import trio
 from msgspec.structs import replace
 
+from clocks import actor_of
+from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Observe
 from ddloco.actors.events import WorkFailed, WorkResult
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE, open_folder
 from ddloco.config.toml import ConfigError
+from ddloco.machines.registry import machine_for
 from ddloco.nodes.node import recorder_for
 from ddloco.protocol.events import Happened, Recovered, Started, StateCopied
-from ddloco.protocol.fragment_plan import Leaf
 from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
-from ddloco.replayer.job_replay import JobReplay
-from ddloco.replayer.job_tape_runner import JobTapeRunner
-from ddloco.replayer.what_if import WHAT_IF, WhatIf, fact_of, what_if
+from ddloco.replayer.job_executor import JobExecutor, open_workers
+from ddloco.replayer.job_replay import COUNTED
+from ddloco.replayer.message_matcher import Mailbox, key_of
+from ddloco.replayer.recording import job_of, open_recording
+from ddloco.replayer.replay import Replay
+from ddloco.replayer.replay_state import ReplayState
+from ddloco.replayer.tape_runner import PendingWork, TapeRunner, open_pending
+from ddloco.replayer.what_if import WHAT_IF, fact_of, what_if
 from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
 from ddloco.workers import rpc
-from ddloco.workers.executor import Workers
+from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.process import WorkerRequestError
 from ddloco.workers.simulated.work import PIECES
 from ddloco.workers.task_sources import keep_sources
-from replay import Tape, TapeError, tape
+from replay import Player, Recorder, Tape, TapeError, tape
 from transport import MessageArrived
 
 
@@ -69,7 +78,8 @@ def job_under(job: Job, schedule: Job) -> Job:
     )
 
 
-class ScheduledRun(JobReplay):
+@final
+class ScheduledRun:
     """A real run that follows the tapes of another one.
 
     Args:
@@ -80,6 +90,11 @@ class ScheduledRun(JobReplay):
         without: learners whose contributions are left out of merges.
         since: the first global step whose merge is changed; before it the schedule's own outer
             settings hold, and nobody is left out.
+
+    Attributes:
+        job: the job of the new run.
+        total: the number of events of the schedule.
+        result: what the syncer says of the final model, once the run has ended.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -96,105 +111,147 @@ class ScheduledRun(JobReplay):
         without: Sequence[str] = (),
         since: int | None = None,
     ) -> None:
-        super().__init__(schedule, progress)
-        for each in self.tapes:
+        tapes = open_recording(schedule)
+        for each in tapes:
             if each.header.after:
                 said = f"begins behind event {each.header.after}; want tapes from their beginnings"
                 raise ConfigError(f"{each.path}: {said}")
             if WHAT_IF in each.header.facts:
                 said = "its merges were changed themselves; want the run that they were changed of"
                 raise ConfigError(f"{each.path}: {said}")
-        self.schedule = self.job
-        self.pieces = _pieces_of(self.tapes)
-        self.job = job_under(job, self.schedule)
-        self.what_if = what_if(self.job, self.schedule, without, since)
-        self.task = self.job.job.task
-        self.folder = open_folder(folder, self.job)
+        self._schedule = job_of(tapes[0])
+        self._pieces = _pieces_of(tapes)
+        self.job = job_under(job, self._schedule)
+        self._what_if = what_if(self.job, self._schedule, without, since)
+        self._folder = open_folder(folder, self.job)
+        self._histories: dict[str, FragmentHistory] = {}
         self.result: dict[str, Any] | None = None
-        """What the syncer said of the final model."""
+        names = self._schedule.names()
+        self._replay = Replay(tapes, names, self._open, COUNTED, progress=progress)
+        self.total = self._replay.total
 
-    def runner(self, each: Tape, folder: Path) -> JobTapeRunner:
-        """What plays a tape; all of them write to one run folder."""
-        del folder
-        return ScheduledTapeRunner(self, each, self.folder)
-
-
-class ScheduledTapeRunner(JobTapeRunner):
-    """One tape's part: its events, with what real work brings instead of what was simulated."""
-
-    def __init__(self, scheduled: ScheduledRun, each: Tape, folder: Path) -> None:
-        super().__init__(scheduled, each, folder)
-        self._scheduled = scheduled
-
-    def _simulated(self) -> bool:
-        return False
-
-    def _what_if(self) -> WhatIf | None:
-        return self._scheduled.what_if
-
-    def _fingerprint(self) -> dict[str, str] | None:
-        return None
-
-    def differences(self) -> list[str]:
-        """Everything may differ; nothing is compared."""
-        return []
-
-    async def execute(self) -> None:
-        """Execute the tape's schedule to its end.
+    async def run(self) -> None:
+        """Run to the end of the schedule.
 
         Raises:
             TapeError: the run has parted from the schedule, or its own tape cannot be written.
             WorkerRequestError: the task cannot be used.
         """
-        fits = len(self._scheduled.schedule.plan(self._scheduled_leaves()).fragments)
-        got = len(self._scheduled.job.plan(self._prepared.leaves).fragments)
+        await self._replay.run()
+
+    @asynccontextmanager
+    async def _open(
+        self, state: ReplayState, each: Tape, folder: Path
+    ) -> AsyncIterator[TapeRunner]:
+        """Open what follows a tape; all of them write to one run folder."""
+        del folder
+        job, name = self.job, each.incarnation
+        history = self._histories.setdefault(actor_of(name), FragmentHistory())
+        async with AsyncExitStack() as stack:
+            opened = open_workers(job, each, self._folder, history, task=job.job.task)
+            workers, arrays, prepared = await stack.enter_async_context(opened)
+            actor = Actor(name, machine_for(job, name))
+            player = Player(each, Happened, actor)
+            self._check_fragments(player, prepared)
+            if self._pieces:
+                workers.state.cut_into(self._pieces)
+            keep_sources(self._folder, prepared.sources)
+            recorder = recorder_for(job, name, self._folder, prepared, self._facts(each))
+            log = stack.enter_context(closing(ActorLog(self._folder / LOG_FILE, name)))
+            started = Started(name, prepared.leaves, tells=True)
+            executor = JobExecutor(
+                started, job, workers, arrays, history, self._what_if, state.report
+            )
+            pending = await stack.enter_async_context(open_pending(executor))
+            observe, mailbox = partial(self._observed, log), state.mailbox
+            door = ScheduleFollower(each, actor, executor, pending, mailbox, recorder, observe)
+            yield TapeRunner(state, actor, player, door, pending)
+            recorder.close(actor.number, each.closed)
+
+    def _check_fragments(self, player: Player[Any], prepared: rpc.Prepared) -> None:
+        """The schedule's merges are of as many fragments as the task's parameters make.
+
+        Raises:
+            ConfigError: they are not.
+        """
+        scheduled = next(event for _, event, _ in player.moments())
+        fits = len(self._schedule.plan(scheduled.leaves).fragments)
+        got = len(self.job.plan(prepared.leaves).fragments)
         if fits != got:
             raise ConfigError(
-                f"{self._tape.path}: the schedule has {fits} fragments, the task's parameters "
+                f"{player.tape.path}: the schedule has {fits} fragments, the task's parameters "
                 f"make {got}; want a schedule with sync.fragments = {got} or less"
             )
-        assert isinstance(self._workers, Workers), "work is real here"
-        facts = {"schedule": f"{self._tape.header.job_id} {self._tape.path.name}"}
-        if self._scheduled.pieces:
-            self._workers.state.cut_into(self._scheduled.pieces)
-            facts[STATE_PIECES] = str(self._scheduled.pieces)
-        if self._scheduled.what_if is not None:
-            facts[WHAT_IF] = fact_of(self._scheduled.what_if)
-        keep_sources(self._scheduled.folder, self._prepared.sources)
-        self._recorder = recorder_for(
-            self._scheduled.job, self._name, self._scheduled.folder, self._prepared, facts
-        )
-        with closing(ActorLog(self._scheduled.folder / LOG_FILE, self._name)) as self._log:
-            await super().execute()
-        self._recorder.close(self._actor.number, self._tape.closed)
 
-    def _scheduled_leaves(self) -> tuple[Leaf, ...]:
-        """The parameters of the schedule's task, as its first event says them."""
-        started = next(event for _, event, _ in self._player.moments())
-        return started.leaves
+    def _facts(self, each: Tape) -> dict[str, str]:
+        facts = {"schedule": f"{each.header.job_id} {each.path.name}"}
+        if self._pieces:
+            facts[STATE_PIECES] = str(self._pieces)
+        if self._what_if is not None:
+            facts[WHAT_IF] = fact_of(self._what_if)
+        return facts
 
-    def _handle(
+    def _observed(self, log: ActorLog, effect: Observe, at: float, number: int) -> None:
+        """Log what a machine observes; the result is kept."""
+        log.observe(effect.event, at, number, effect.fields)
+        if effect.event == "result":
+            self.result = effect.fields
+
+
+@final
+@dataclass(frozen=True)
+class ScheduleFollower:
+    """Gives the events of a schedule to a machine, with what real work brings.
+
+    Attributes:
+        recorded: the tape that is followed.
+        actor: the actor that handles the events.
+        executor: does the actor's work.
+        pending: the work that is under way.
+        mailbox: the messages of all actors.
+        recorder: writes the new tape.
+        observe: told of the machine's observations, with the time and number of the event.
+    """
+
+    recorded: Tape
+    actor: Actor
+    executor: JobExecutor
+    pending: PendingWork
+    mailbox: Mailbox
+    recorder: Recorder
+    observe: Callable[[Observe, float, int], None]
+
+    def admit(
         self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
     ) -> Sequence[Any]:
-        effects = admit(self._actor, self._recorder, record.at, event)
+        """Record an event and let the machine handle it.
+
+        Raises:
+            TapeError: it asks for more or less than the schedule's did.
+        """
+        effects = admit(self.actor, self.recorder, record.at, event)
         if isinstance(outcome, tape.Effects) and outcome.count != len(effects):
             said = f"event {record.n} asks for {len(effects)} things, in the schedule it was "
-            raise TapeError(self._tape.path, 0, f"{said}{outcome.count}: they have parted")
+            raise TapeError(self.recorded.path, 0, f"{said}{outcome.count}: they have parted")
         for effect in effects:
             if isinstance(effect, Observe):
-                self._log.observe(effect.event, record.at, record.n, effect.fields)
-                if effect.event == "result":
-                    self._scheduled.result = effect.fields
+                self.observe(effect, record.at, record.n)
         return effects
 
-    async def _confirm(self, record: tape.Event, event: Any) -> Any:
+    async def confirm(self, record: tape.Event, event: Any) -> Any:
+        """Return what takes an event's place: the same message or the same work's result, with
+        what was really said and computed.
+
+        Raises:
+            TapeError: it cannot be followed.
+            WorkerRequestError: the work failed.
+        """
         match event:
             case Started():
                 if event.state is not None:
                     said = "its learner took its own state from a snapshot; that is no schedule"
-                    raise TapeError(self._tape.path, 0, said)
-                leaves = self._prepared.leaves
-                return Started(self._name, leaves, tells=True, copies=event.copies)
+                    raise TapeError(self.recorded.path, 0, said)
+                return replace(self.executor.started, copies=event.copies)
             case WorkFailed(kind="worker"):
                 await trio.lowlevel.checkpoint()
                 return event  # Not the work's doing: the worker had died.
@@ -204,9 +261,7 @@ class ScheduledTapeRunner(JobTapeRunner):
                 await trio.lowlevel.checkpoint()
                 return self._found(event)
             case WorkResult():
-                result = self._results.pop(event.work)
-                await result.done.wait()
-                value = result.value
+                value = await self.pending.take(event.work).result()
                 if isinstance(value, WorkFailed):
                     raise WorkerRequestError(rpc.Failed(value.kind, value.reason))
                 return value
@@ -216,23 +271,18 @@ class ScheduledTapeRunner(JobTapeRunner):
 
     def _found(self, scheduled: Recovered) -> Recovered:
         """What was found then, by version, as it was really merged here."""
-        merged = [self._history.at(each.fragment, each.version) for each in scheduled.kept]
-        found = [each for each in merged if each is not None]
-        assert len(found) == len(merged), "what was merged then is merged here"
-        assert isinstance(self._workers, Workers), "work is real here"
-        for each in found:
-            self._workers.take_back(each)
-        return Recovered(scheduled.work, tuple(each.kept for each in found), scheduled.run)
+        found = tuple(self.executor.take_back(each) for each in scheduled.kept)
+        return Recovered(scheduled.work, found, scheduled.run)
 
     async def _message(self, record: tape.Event, event: MessageArrived[Any]) -> Any:
         """The same message, saying what its sender really said."""
-        key = self._key_of(event)
-        posted = await self._job_replay.mailbox.take(key)
+        key = key_of(self.recorded.incarnation, event)
+        posted = await self.mailbox.take(key)
         if posted is None:
-            raise TapeError(self._tape.path, 0, f"event {record.n}: its message was never said")
+            raise TapeError(self.recorded.path, 0, f"event {record.n}: its message was never said")
         digest = posted.payload.digest if posted.payload is not None else b""
         if event.handle:
-            self._arrays.put(event.handle, posted.payload)
-            self._job_replay.mailbox.take_payload(key)
+            self.executor.arrays.put(event.handle, posted.payload)
+            self.mailbox.take_payload(key)
         said = posted.said
         return replace(event, body=said.body, clock=said.clock, payload=digest)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddloco.cli.parser import command_named, parser
-from ddloco.replayer.program_replay import ProgramReplay
+from ddloco.replayer.program_replay import replay_of_program
 from examples import parameter_server
 from snapshot import Store
 from tests.reruns import look_at
@@ -182,6 +182,6 @@ def trio_run(folder):
     """Replay a run folder; the report."""
     import trio
 
-    report = trio.run(ProgramReplay(folder, lambda _: None, lambda _: None).run)
+    report = trio.run(replay_of_program(folder).run)
     look_at(str(report.as_dict()))
     return report

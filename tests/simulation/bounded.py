@@ -12,8 +12,8 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,21 +23,28 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
+from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.actors.events import WorkResult
 from ddloco.actors.snapshot_adapter import BEGUN, PACKAGES
 from ddloco.config.job import Job, SnapshotTable
 from ddloco.config.run_folder import TAPES, open_folder
 from ddloco.invariants.base import InvariantCheck, Violation
+from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.nodes.resume import settings
 from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Kept, Recovered, StepFinished
-from ddloco.replayer.job_replay import JobReplay
-from ddloco.replayer.job_tape_runner import JobTapeRunner
+from ddloco.protocol.events import Happened, Kept, Recovered, Started, StepFinished
+from ddloco.replayer.comparer import open_comparison
+from ddloco.replayer.job_executor import JobExecutor
+from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.recording import job_of
-from ddloco.replayer.replay import Replay, Report
+from ddloco.replayer.replay import Replay
+from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, stranger
+from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Beginning, Start
 from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
@@ -47,8 +54,10 @@ from ddloco.simulation.tapes import header_of
 from ddloco.simulation.world import World
 from ddloco.tapes.retention import before, cuts_of
 from ddloco.tapes.segments import ChainRecorder
-from ddloco.workers.simulated.work import TOKENS, Content
-from replay import Recorder, Tape, TapeWriter, files_of, open_tapes, tape
+from ddloco.workers.fragment_store import FragmentHistory
+from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
+from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes
 from snapshot import Manifest, Part, thaw
 from transport import Event, MessageArrived
 
@@ -59,6 +68,9 @@ REPLAYS_MAX = 4
 """Of one job, each from another snapshot; the oldest and the newest are among them."""
 
 ASKED_MAX = 30
+
+Merged = tuple[str, int, int]
+"""A merge: whose, of which fragment, the version."""
 
 
 @dataclass
@@ -223,95 +235,101 @@ class SimulatedStart(Start):
         """What a message in flight had brought."""
         return self.brought[event.handle] if event.handle else None
 
-    def take_up(self, part: "SimulatedPart") -> None:
+    def take_up(
+        self, work: SimulatedWork, arrays: Arrays, memory: FragmentMemory, brought: set[Merged]
+    ) -> None:
         """Put everything where the actor's work looks for it."""
-        simulated_work, arrays = part.simulated_work, part.contents
         for handle, content in self.arrays.items():
             arrays.put(handle, content)
-        device, simulated_work._batch, params = self.worker
-        simulated_work._device, simulated_work._params = (
-            list(device),
-            np.frombuffer(params, np.float32).copy(),
-        )
+        device, work._batch, params = self.worker
+        work._device, work._params = list(device), np.frombuffer(params, np.float32).copy()
         for step in self._running():
-            arrays.put(step.out, Content((*device, step.step), simulated_work._params.copy()))
+            arrays.put(step.out, Content((*device, step.step), work._params.copy()))
         machine: Any = self.actor.machine
         if isinstance(machine, Syncer) and machine.rounds is not None:
             for fragment, version, spent, batches, tokens in machine.rounds.kept():
                 theta, momentum = (arrays.get(name) for name in names(fragment, version)[:2])
                 told = dict(sorted(spent.items())), dict(sorted(batches.items()))
                 kept = Kept(fragment, version, *told, theta.digest + momentum.digest, tokens)
-                part.fragment_memory.kept[fragment] = kept, theta, momentum
-                part.brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
+                memory.kept[fragment] = kept, theta, momentum
+                brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
 
     def _running(self) -> list[RunStep]:
         works = self.actor.under_way.values()
         return [work for work in works if isinstance(work, RunStep)]
 
 
-class SimulatedPart(JobTapeRunner):
-    """One simulated tape's part, which may go on from a snapshot."""
+@dataclass
+class SnapshotExecutor:
+    """Does a simulated actor's work again, from a snapshot on.
 
-    def __init__(self, replay: Any, tape: Tape, folder: Path) -> None:
-        super().__init__(replay, tape, folder)
-        self._left: set[int] = set()
-        """Work that the snapshot itself is made of."""
+    Attributes:
+        executor: does the work.
+        name: the actor.
+        snapshot: the snapshot that the replay begins with.
+        brought: the merges that the snapshot has.
+    """
 
-    async def _prepare(self, stack: AsyncExitStack) -> None:
-        self._start = None  # That would be taken up from a store.
-        await super()._prepare(stack)
-        self.simulated_work, self.contents = self._workers._simulated_work, self._arrays
-        self.fragment_memory, self.brought = self._fragment_memory, self._job_replay.brought
-        if self._begun is not None:
-            self._begun.take_up(self)
+    executor: JobExecutor
+    name: str
+    snapshot: str
+    brought: set[Merged]
 
-    def _is_repeated(self, work: Work) -> bool:
+    def __post_init__(self) -> None:
+        """All else is as in the replay of a job."""
+        self.begin, self.finish = self.executor.begin, self.executor.finish
+        self.check_fact, self.arrays = self.executor.check_fact, self.executor.arrays
+
+    def is_repeated(self, work: Work) -> bool:
         """Not what was written of the snapshot itself: nobody waits for that here, so what it reads
         may be freed before it is done."""
-        own = isinstance(work, CaptureState | CaptureFlight)
-        beginning = self._job_replay.beginning
-        if own and beginning is not None and work.snapshot == beginning.snapshot:
-            self._left.add(work.work)
-            return False
-        return super()._is_repeated(work)
+        own = isinstance(work, CaptureState | CaptureFlight) and work.snapshot == self.snapshot
+        return not own and self.executor.is_repeated(work)
 
-    async def _confirm_result(self, record: tape.Event, event: Any) -> None:
+    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
         """Of a merge that was kept before the cut the snapshot does not say how far everybody's
         data had gone then; the digest of its arrays is compared."""
-        result = self._results.get(event.work)
-        if isinstance(event, Recovered) and result is not None:
-            await result.done.wait()
-            theirs = {(each.fragment, each.version, each.digest): each for each in event.kept}
-            found: Any = result.value
+        if isinstance(recorded, Recovered) and isinstance(found, Recovered):
+            theirs = {(each.fragment, each.version, each.digest): each for each in recorded.kept}
             kept = tuple(
                 theirs.get((each.fragment, each.version, each.digest), each)
-                if (actor_of(self._name), each.fragment, each.version) in self.brought
+                if (self.name, each.fragment, each.version) in self.brought
                 else each
                 for each in found.kept
             )
-            result.value = replace(found, kept=kept)
-        await super()._confirm_result(record, event)
-
-    def _wrote(self, event: Any) -> bool:
-        """What was in flight is recorded again behind the cut, and compared like anything else."""
-        return event.work in self._left
+            found = replace(found, kept=kept)
+        return self.executor.difference(recorded, found)
 
 
-class Again(JobReplay):
-    """The replay of a simulated job from one of its snapshots."""
+@dataclass
+class Again:
+    """Opens what plays the tapes of a simulated job, from one of its snapshots on."""
 
-    def __init__(self, tapes: Sequence[Tape], beginning: Beginning[Any]) -> None:
-        self.job = job_of(tapes[0])
-        self.task, self.fragment_memories, self.histories = self.job.job.task, {}, {}
-        self.warn = lambda _: None
-        self.brought: set[tuple[str, int, int]] = set()
-        """Merges that the snapshot has: of whom, of which fragment, the version."""
-        Replay.__init__(self, tapes, self.job.names(), beginning, lambda _: None)
-        self.report.counts = {"steps": 0, "merges": 0}
+    job: Job
+    beginning: Beginning[SimulatedStart]
+    memories: dict[str, FragmentMemory] = field(default_factory=dict)
+    brought: set[Merged] = field(default_factory=set)
 
-    def runner(self, each: Tape, folder: Path) -> SimulatedPart:
-        """What plays a tape."""
-        return SimulatedPart(self, each, folder)
+    @asynccontextmanager
+    async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
+        """Open what plays a tape."""
+        name, arrays = actor_of(each.incarnation), Arrays()
+        memory = self.memories.setdefault(name, FragmentMemory())
+        workers = SimulatedWorkers(self.job, each.header, arrays, memory)
+        prepared = await workers.prepare()
+        start = self.beginning.starts.get(each.incarnation)
+        actor = Actor(each.incarnation, machine_for(self.job, each.incarnation))
+        if start is not None:
+            start.take_up(workers._simulated_work, arrays, memory, self.brought)
+            actor = start.actor
+        started = Started(each.incarnation, prepared.leaves, tells=True)
+        history = FragmentHistory()
+        inner = JobExecutor(started, self.job, workers, arrays, history, None, state.report)
+        player = Player(each, Happened, actor, actor.number)
+        executor = SnapshotExecutor(inner, name, self.beginning.snapshot, self.brought)
+        opened = open_comparison(state, player, actor, executor, start)
+        async with opened as runner:
+            yield runner
 
 
 def beginning_at(world: World, job: Job, commit: CommitSnapshot) -> Beginning[SimulatedStart]:
@@ -354,8 +372,10 @@ def replay(world: World, drawn: fuzz.Hostile, folder: Path, outcome: Outcome) ->
     inner = left[1:-1]
     chosen = [*left[:1], *rng.sample(inner, min(len(inner), REPLAYS_MAX - 2)), *left[1:][-1:]]
     for commit in chosen:
-        replay = Again(tapes, beginning_at(world, drawn.job, commit))
-        report: Report = trio.run(replay.run)
+        job, beginning = job_of(tapes[0]), beginning_at(world, drawn.job, commit)
+        opener = Again(job, beginning)
+        again = Replay(tapes, job.names(), opener.open, COUNTED, beginning=beginning)
+        report = trio.run(again.run)
         outcome.starts.append(commit.snapshot)
         outcome.events += report.events
         outcome.identical += report.identical

@@ -13,7 +13,7 @@ from ddloco.cli.parser import parser
 from ddloco.config.toml import ConfigError
 from ddloco.config.trust import MARK_FILE
 from ddloco.debugger.bundle import KNOWN, About, open_bundle, write_bundle
-from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.job_replay import replay_of_job
 from ddloco.tapes.code_version import code_version
 from ddloco.workers.task_sources import keep_sources
 
@@ -45,7 +45,7 @@ def test_a_run_replays_from_its_bundle(packed, tmp_path, folder):
     """Tapes, job file, log and source are there; the mark of who recorded it is not."""
     there = tmp_path / "elsewhere"
     about = open_bundle(packed, there)
-    assert trio.run(JobReplay(there).run).identical
+    assert trio.run(replay_of_job(there).run).identical
     assert (there / "source" / "my" / "task.py").read_text() == "x = 1\n"
     assert (there / "log.jsonl").read_bytes() == (folder / "log.jsonl").read_bytes()
     assert not (there / MARK_FILE).exists()

@@ -27,7 +27,8 @@ def arrays(folder):
     found = {}
 
     def look(there):
-        work = there.runners["syncer.1"].merge_under_way(T)
+        runner = there.runners["syncer.1"]
+        work = runner.pending.executor.merge_of(T, runner.actor.under_way.values())
         found["theta"] = there.array(work.theta)["array"]
         found["momentum"] = there.array(work.momentum)["array"]
         found["shares"] = [(s.name, s.weight, there.array(s.handle)["array"]) for s in work.shares]

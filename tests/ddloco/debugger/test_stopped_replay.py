@@ -16,7 +16,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import replay_until
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.job_replay import replay_of_job
 from ddloco.workers.simulated.work import SimulatedWork
 
 
@@ -127,7 +127,7 @@ def test_three_replays_of_one_bug_name_the_same_events(folder, monkeypatch):
     change_batches(monkeypatch, set(pair), first)
     found = []
     for _ in range(3):
-        report = trio.run(JobReplay(folder).run)
+        report = trio.run(replay_of_job(folder).run)
         found.append([(each.actor, each.number, each.hint) for each in report.divergences])
         assert not report.identical
     assert found[0] == found[1] == found[2]
@@ -140,7 +140,7 @@ def test_three_replays_of_one_bug_name_the_same_events(folder, monkeypatch):
 def test_what_depends_on_a_difference_is_no_difference(folder, monkeypatch):
     """One learner's bug is one finding, though everybody else depends on it."""
     change_batches(monkeypatch, {"learner-0.1"})
-    report = trio.run(JobReplay(folder).run)
+    report = trio.run(replay_of_job(folder).run)
     assert [each.actor for each in report.divergences] == ["learner-0.1"]
     assert "syncer.1" in report.dependent
 
@@ -164,7 +164,7 @@ def test_a_crash_of_a_machine_is_said_with_its_traceback(simulate, monkeypatch):
 
     monkeypatch.setattr(Rounds, "merged", crashing)
     folder = simulate("job.steps=96")
-    report = trio.run(JobReplay(folder).run)
+    report = trio.run(replay_of_job(folder).run)
     [note] = [each for each in report.notes if "a bug that was planted" in each]
     assert "handling this event raised, as it did then" in note
     assert "in crashing" in note

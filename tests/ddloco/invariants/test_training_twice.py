@@ -12,7 +12,7 @@ from ddloco.config.run_folder import open_folder
 from ddloco.invariants.base import InvariantCheck
 from ddloco.protocol.events import FragmentMerged, StepFinished
 from ddloco.protocol.messages import Contribution
-from ddloco.replayer.job_replay import JobReplay
+from ddloco.replayer.job_replay import replay_of_job
 from ddloco.simulation import fuzz
 from ddloco.simulation.world import World
 from transport import MessageArrived
@@ -123,7 +123,7 @@ def test_hostile_worlds_replay(seed, what, tmp_path):
     open_folder(tmp_path, drawn.job)
     outcome = fuzz.happen(drawn)
     assert outcome.violation is None
-    report = trio.run(JobReplay(tmp_path).run)
+    report = trio.run(replay_of_job(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
     assert (outcome.events, outcome.merges) == (report.events, report.counts["merges"])
     held, _ = verify_folder(tmp_path, as_json=False)

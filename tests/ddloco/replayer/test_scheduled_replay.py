@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder
 from ddloco.config.toml import ConfigError
-from ddloco.replayer import job_replay
+from ddloco.replayer import scheduled_replay
 from ddloco.replayer.scheduled_replay import ScheduledRun, job_under
 from ddloco.simulation import fuzz
 from replay import TapeError
@@ -55,15 +55,14 @@ def test_what_is_trained_and_who_trains_it(simulated, tmp_path):
 def test_tapes_without_their_beginnings_are_no_schedule(simulated, tmp_path, monkeypatch):
     """What a snapshot had of the run is not on them."""
     schedule, _ = simulated(16)
-    opened = job_replay.open_recording
+    opened = scheduled_replay.open_recording
 
     def late(path, *, salvage=False):
         tapes = opened(path, salvage=salvage)
         tapes[0].header = replace(tapes[0].header, after=7)
         return tapes
 
-    monkeypatch.setattr(job_replay, "open_recording", late)
-    monkeypatch.setattr(job_replay, "begin_tapes", lambda *given: None)
+    monkeypatch.setattr(scheduled_replay, "open_recording", late)
     with pytest.raises(ConfigError, match="want tapes from their beginnings"):
         drive(schedule, tmp_path / "real")
 

@@ -1,0 +1,212 @@
+"""Compares the events of a tape with what happens again: messages, results of work, snapshots."""
+
+import struct
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, final
+
+import msgspec
+import trio
+
+from ddloco.actors.actor import Actor
+from ddloco.actors.events import Captured, WorkFailed, WorkResult
+from ddloco.replayer.message_matcher import Posted, key_of
+from ddloco.replayer.replay_state import ReplayState
+from ddloco.replayer.tape_runner import (
+    DependsOnDivergence,
+    Executor,
+    Mismatch,
+    PendingWork,
+    TapeRunner,
+    open_pending,
+)
+from ddloco.runtime.resume import Start, passed
+from replay import Divergence, Player, describe, tape
+from transport import GREETINGS, Marker, MessageArrived, Payload
+
+
+@final
+class Comparer:
+    """Confirms the events of a tape in a replay.
+
+    Args:
+        state: what the tape shares with the others.
+        player: the tape, and the actor that handles its events.
+        pending: the actor's work that is under way.
+        start: the actor in the snapshot that the replay begins with, if it is in one.
+    """
+
+    def __init__(
+        self,
+        state: ReplayState,
+        player: Player[Any],
+        pending: PendingWork,
+        start: Start | None,
+    ) -> None:
+        self._state = state
+        self._player = player
+        self._name = player.tape.incarnation
+        self._pending = pending
+        self._executor = pending.executor
+        self._start = start
+        results = start.results() if start is not None else ()
+        self._given = {each.work for each in results}
+        """Work that the snapshot has the result of."""
+
+    def admit(
+        self, record: tape.Event, event: Any, outcome: tape.Effects | tape.Raised | None
+    ) -> Sequence[Any]:
+        """Let the machine handle an event, and compare what it asks for.
+
+        Raises:
+            Divergence: clock, effects or failure differ.
+        """
+        return self._player.play(record, event, outcome)
+
+    async def confirm(self, record: tape.Event, event: Any) -> Any:
+        """Wait until what an event says has become true again.
+
+        Raises:
+            Divergence: it has not.
+            DependsOnDivergence: it follows from an event that is not replayed.
+        """
+        try:
+            if self._executor.check_fact(event):
+                await trio.lowlevel.checkpoint()
+                return event
+        except Mismatch as found:
+            raise self._player.differs(
+                record, event, "result", found.recorded, found.found
+            ) from None
+        match event:
+            case MessageArrived():
+                await self._confirm_message(record, event)
+            case WorkResult():
+                await self._confirm_result(record, event)
+            case _:
+                await trio.lowlevel.checkpoint()
+        return event
+
+    # Messages.
+
+    async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
+        payload: Payload | None = None
+        state, number = self._state, event.clock.get(event.sender, 0)
+        if state.beginning is not None and state.beginning.before(event.sender, number):
+            payload = self._confirm_flight(record, event)
+        elif state.posted_by(event.sender, number):
+            key = key_of(self._name, event)
+            posted = await state.mailbox.take(key)
+            if posted is None and state.has_parted(event.sender):
+                raise DependsOnDivergence
+            if posted is None:
+                raise self._differs(record, event, describe(event), "never said")
+            self._compare_message(record, event, posted)
+            payload = posted.payload
+            if event.handle:
+                state.mailbox.take_payload(key)
+        if event.handle:
+            self._executor.arrays.put(event.handle, payload)
+
+    def _confirm_flight(self, record: tape.Event, event: MessageArrived[Any]) -> Payload | None:
+        """It was said before the cut and came after it: it must have been in flight."""
+        assert self._start is not None, "whoever began later has heard of nothing before that"
+        found = {passed(each): each for each in self._start.flight}.get(passed(event))
+        if found is None:
+            if type(event.body) not in GREETINGS | {Marker}:
+                said = f"{describe(event.body)} of {event.sender} was said before the cut"
+                report = self._state.report
+                report.unverified += 1
+                report.gaps.append(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
+            return None
+        if msgspec.structs.replace(found, handle=event.handle) != event:
+            raise self._differs(record, event, describe(event), describe(found))
+        self._state.report.payloads += bool(event.handle)
+        return self._start.payload(found)
+
+    def _compare_message(
+        self, record: tape.Event, event: MessageArrived[Any], posted: Posted
+    ) -> None:
+        said = posted.said
+        if (event.body, event.clock) != (said.body, said.clock):
+            got = f"{describe(said.body)} with clock {said.clock}"
+            recorded = f"{describe(event.body)} with clock {event.clock}"
+            raise self._differs(record, event, recorded, got)
+        if posted.payload is not None:
+            self._state.report.payloads += 1
+            if posted.payload.digest != event.payload:
+                got = f"payload {posted.payload.digest.hex()}"
+                recorded = f"payload {event.payload.hex()}"
+                raise self._differs(record, event, recorded, got)
+
+    def _differs(self, record: tape.Event, event: Any, expected: str, actual: str) -> Divergence:
+        return self._player.differs(record, event, "message", expected, actual)
+
+    # Results of work.
+
+    async def _confirm_result(self, record: tape.Event, event: WorkResult) -> None:
+        pending = self._pending.take(event.work)
+        if isinstance(event, WorkFailed) and event.kind == "worker":
+            # The world's doing, not the work's: a fact, like the time.
+            self._state.report.notes.append(f"{self._name}:{record.n}: {event.reason}")
+            return
+        if event.work in self._given or self._wrote(event):
+            return
+        if not pending.begun:
+            # Its inputs are missing: taken from the tape.
+            self._state.report.unverified += 1
+            for handle in pending.makes:
+                if not isinstance(event, WorkFailed):
+                    self._executor.arrays.put(handle, None)
+            return
+        found = await pending.result()
+        hint = self._executor.difference(event, found)
+        if hint is not None:
+            raise self._player.differs(
+                record, event, "result", describe(event), describe(found), hint=hint
+            )
+
+    def _wrote(self, event: WorkResult) -> bool:
+        """Whether it tells of what was written of the snapshot that this replay begins with."""
+        if self._start is None or not isinstance(event, Captured):
+            return False
+        return event.content in self._start.part.contents
+
+
+@asynccontextmanager
+async def open_comparison(
+    state: ReplayState, player: Player[Any], actor: Actor, executor: Executor, start: Start | None
+) -> AsyncIterator[TapeRunner]:
+    """Open what plays a tape and compares everything; see ``Comparer`` and ``TapeRunner``."""
+    async with open_pending(executor) as pending:
+        comparer = Comparer(state, player, pending, start)
+        if start is not None:
+            pending.resume(actor, start)
+        yield TapeRunner(state, actor, player, comparer, pending)
+
+
+def difference_of(recorded: Any, found: Any) -> str | None:
+    """Return what kind of difference two results have, in words; None if they are equal."""
+    if _bits(recorded) == _bits(found):
+        return None
+    if type(recorded) is not type(found):
+        return "the work ended otherwise"
+    fields = recorded.__struct_fields__
+    differ = (name for name in fields if getattr(recorded, name) != getattr(found, name))
+    return f"differs in {', '.join(differ)}"
+
+
+def _bits(event: Any) -> tuple[bytes, bytes]:
+    """What must be equal of a result: its encoding, and the bits of its loss (NaN has many)."""
+    loss = getattr(event, "loss", None)
+    bits = struct.pack("<d", loss) if isinstance(loss, float) else b""
+    return msgspec.msgpack.encode(event), bits
+
+
+def changed_facts(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return how an actor's facts differ from those that were recorded, a line for each."""
+    return [
+        f"{name}: {key} was {then.get(key, 'not set')}, is {now.get(key, 'not set')}"
+        for key in sorted({*then, *now})
+        if then.get(key) != now.get(key)
+    ]

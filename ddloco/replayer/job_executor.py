@@ -1,0 +1,265 @@
+"""Does the work of a learner or a syncer again, with its JAX worker or as the simulator did it."""
+
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import trio
+from msgspec.structs import replace
+
+from clocks import actor_of
+from ddloco.actors.effects import Work
+from ddloco.actors.events import WorkResult
+from ddloco.config.job import Job, Worker
+from ddloco.machines.syncer.global_fragments import names
+from ddloco.protocol.effects import (
+    CopyState,
+    EncodeFragment,
+    InstallState,
+    MergeFragment,
+    Recover,
+    RunStep,
+)
+from ddloco.protocol.events import (
+    FragmentEncoded,
+    FragmentMerged,
+    Kept,
+    Recovered,
+    Started,
+    StepFinished,
+    first_tensor,
+)
+from ddloco.replayer.comparer import difference_of
+from ddloco.replayer.recording import run_folder_of
+from ddloco.replayer.report import Report
+from ddloco.replayer.tape_runner import Mismatch
+from ddloco.replayer.what_if import WhatIf
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.entry_point import pinned_file
+from ddloco.runtime.shared_memory import Arena
+from ddloco.runtime.snapshot_sink import DigestSink
+from ddloco.workers import rpc
+from ddloco.workers.executor import Workers
+from ddloco.workers.fragment_store import FragmentHistory
+from ddloco.workers.process import open_worker
+from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.task_sources import SOURCE
+from replay import Tape, describe
+
+
+@final
+@dataclass
+class JobExecutor:
+    """Does the work of a learner or a syncer again.
+
+    Attributes:
+        started: what the prepared worker tells of itself.
+        job: the job.
+        workers: what does the work.
+        arrays: the actor's arrays, by handle.
+        history: the merges that the incarnations of this actor made in the replay.
+        change: how merges are changed, if they are.
+        report: where what cannot be verified is written.
+    """
+
+    started: Started
+    job: Job
+    workers: Workers | SimulatedWorkers
+    arrays: Arrays
+    history: FragmentHistory
+    change: WhatIf | None
+    report: Report
+    _knows_state: bool = field(default=True, init=False)
+    """Whether the worker has the parameters and moments that it had in the run."""
+    _merges: list[trio.Event] = field(default_factory=list[trio.Event], init=False)
+    _fragments: dict[int, int] = field(default_factory=dict[int, int], init=False)
+    """The fragment that a piece of work is about, by its number."""
+
+    def __post_init__(self) -> None:
+        """Do merges with the outer settings of a change."""
+        if self.change is not None and isinstance(self.workers, Workers):
+            self.workers.outer_at = partial(self.change.outer_at, now=self.job.outer)
+
+    def begin(self, work: Work) -> Awaitable[WorkResult] | None:
+        """Begin a piece of work; None if something that it reads is missing."""
+        if isinstance(work, EncodeFragment | MergeFragment):
+            self._fragments[work.work] = work.fragment
+        work = self._changed(work)
+        if not self._can_do(work):
+            return None
+        coming = self.workers.do(work)
+        return self._merged(coming) if isinstance(work, MergeFragment) else coming
+
+    def _changed(self, work: Work) -> Work:
+        return work if self.change is None else self.change.changed(work)
+
+    def _can_do(self, work: Work) -> bool:
+        """Whether all that the work reads is known: arrays, and the worker's own state.
+
+        A step that could not be executed leaves a worker whose parameters and moments are not
+        those of the run; no later step can be checked.
+        """
+        if isinstance(work, Recover) and isinstance(self.workers, Workers):
+            return False  # What the disk held is a fact: see ``_check_recovered``.
+        known = self.arrays.known(*work.reads)
+        if isinstance(work, InstallState):
+            self._knows_state = known  # A whole state takes the place of whatever was there.
+        if isinstance(work, RunStep | CopyState):
+            known = self._knows_state = self._knows_state and known
+        return known
+
+    def _merged(self, coming: Awaitable[WorkResult]) -> Awaitable[WorkResult]:
+        done = trio.Event()
+        self._merges = [*(each for each in self._merges if not each.is_set()), done]
+
+        async def merged() -> WorkResult:
+            result = await coming
+            done.set()
+            return result
+
+        return merged()
+
+    async def finish(self) -> None:
+        """Wait for merges: one whose result is not on the tape may have been kept, for the next
+        incarnation to find."""
+        for done in self._merges:
+            await done.wait()
+
+    def is_repeated(self, work: Work) -> bool:
+        """Whether work that ran at the cut is begun again: not what only the worker's former state
+        could do, and of a step the snapshot has the result."""
+        return not isinstance(work, RunStep | CopyState)
+
+    # What is compared.
+
+    def check_fact(self, event: Any) -> bool:
+        """Check what the worker told when it started, or what was found on the disk.
+
+        Raises:
+            Mismatch: it is not as it was recorded.
+        """
+        if isinstance(event, Started):
+            then, now = (event.leaves, event.state), (self.started.leaves, self.started.state)
+            if then != now:
+                raise Mismatch(then, now)
+            return True
+        if isinstance(event, Recovered) and isinstance(self.workers, Workers):
+            self._check_recovered(event, self.workers)
+            return True
+        return False
+
+    def _check_recovered(self, event: Recovered, workers: Workers) -> None:
+        """What the disk held is a fact; that it is what was merged is checked."""
+        for kept in event.kept:
+            found = self.history.at(kept.fragment, kept.version)
+            if found is None:
+                # Its inputs were missing, or the tape of whoever merged it.
+                self.report.unverified += 1
+                version = f"version {kept.version} of fragment {kept.fragment}"
+                self.report.gaps.append(
+                    f"{self.started.incarnation}: {version} was found, and not merged again"
+                )
+                for handle in names(kept.fragment, kept.version):
+                    self.arrays.put(handle, None)
+            elif not self.history.agrees(kept):
+                raise Mismatch(describe(kept), describe(found.kept))
+            else:
+                workers.take_back(found)
+
+    def take_back(self, scheduled: Kept) -> Kept:
+        """Store a merge that was made here under its handles, in place of a scheduled one."""
+        found = self.history.at(scheduled.fragment, scheduled.version)
+        assert found is not None, "what was merged then is merged here"
+        assert isinstance(self.workers, Workers), "work is real here"
+        self.workers.take_back(found)
+        return found.kept
+
+    def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
+        """Return what kind of difference two results have, in words; None if they are equal."""
+        if isinstance(recorded, FragmentEncoded | FragmentMerged) and not recorded.tensors:
+            # Tapes of former versions have no digests of single tensors.
+            found = replace(found, tensors=b"") if type(found) is type(recorded) else found
+        hint = difference_of(recorded, found)
+        if hint is not None:
+            return self._explained(recorded, found, hint)
+        self._fragments.pop(recorded.work, None)
+        if isinstance(self.workers, SimulatedWorkers):
+            self.workers.settle(recorded)
+        return None
+
+    def _explained(self, recorded: Any, found: Any, hint: str) -> str:
+        """Tell data from arithmetic: a step has the digest of its batch; or the first tensor."""
+        if isinstance(recorded, FragmentEncoded | FragmentMerged) and type(found) is type(recorded):
+            leaves = self.job.plan(self.started.leaves).fragments
+            which = self._fragments.get(recorded.work, 0)
+            name = first_tensor(leaves[which], recorded.tensors, found.tensors)
+            if name:
+                return f"{hint}; the first tensor that differs is {name}"
+        if isinstance(recorded, StepFinished) and isinstance(found, StepFinished):
+            if recorded.batch != found.batch:
+                return f"the data differs: another batch for inner step {recorded.step}"
+            if recorded.loss != found.loss:
+                step = recorded.step
+                return f"the arithmetic differs: the same batch has another loss at {step}"
+        return hint
+
+    # What the debugger asks for.
+
+    def merge_of(self, t: int, under_way: Iterable[Work]) -> MergeFragment | None:
+        """Return the merge of a global step as it is done here, if it is under way."""
+        found = (each for each in under_way if isinstance(each, MergeFragment) and each.t == t)
+        work = next(found, None)
+        changed = self._changed(work) if work is not None else None
+        return changed if isinstance(changed, MergeFragment) else None
+
+    def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
+        """Compute a merge that the run did not make, from arrays that are there; its result is
+        stored nowhere. Returns the new parameters as well."""
+        return self.workers.merge_apart(work)
+
+
+@asynccontextmanager
+async def open_workers(
+    job: Job,
+    each: Tape,
+    folder: Path,
+    history: FragmentHistory,
+    *,
+    task: str,
+    recorded: Mapping[str, str] | None = None,
+    turns: Path | None = None,
+) -> AsyncIterator[tuple[Workers, Arrays, rpc.Prepared]]:
+    """Open the worker process of a tape's actor, and have it load the task.
+
+    Args:
+        job: the job.
+        each: the tape; pinned tasks are taken from its run folder.
+        folder: where work may leave files.
+        history: where a syncer stores its merges.
+        task: what the worker imports.
+        recorded: the environment in the tape's fingerprint, which the worker must have.
+        turns: see ``replay_of_job``.
+
+    Raises:
+        WorkerRequestError: the task cannot be used.
+    """
+    with closing(Arena()) as arena:
+        name, arrays = each.incarnation, Arrays(arena)
+        # Of a job whose task is not believed, neither is its [worker] env.
+        worker = job.worker_of(actor_of(name)) if task == job.job.task else Worker()
+        pinned = pinned_file(run_folder_of(each.path) / SOURCE, task)
+        async with open_worker(name, arena, worker, recorded, pinned, turns=turns) as process:
+            workers = Workers(
+                job,
+                name,
+                arrays,
+                process,
+                folder=folder,
+                keep=history,
+                sink=DigestSink(),
+                task=task,
+            )
+            yield workers, arrays, await workers.prepare()

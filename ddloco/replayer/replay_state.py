@@ -1,0 +1,102 @@
+"""What the tapes of one replay share: their messages, how far they may go, and what was found."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from clocks import actor_of
+from ddloco.replayer.gate import Gate
+from ddloco.replayer.message_matcher import Mailbox
+from ddloco.replayer.report import Report
+from ddloco.runtime.resume import Beginning
+from replay import Divergence, Tape
+
+
+class ReplayState:
+    """What the tapes of one replay share.
+
+    Args:
+        tapes: those that are replayed.
+        missing: the actors of the run that have no tape.
+        report: where findings are written.
+        beginning: the snapshot to begin with, if any.
+        counted: the classes of events that the report counts, by their names in the report.
+        progress: called with the number of events played so far.
+        limits: the clock of an event up to which the tapes are replayed; None for their ends.
+    """
+
+    def __init__(
+        self,
+        tapes: Sequence[Tape],
+        missing: Collection[str],
+        report: Report,
+        *,
+        beginning: Beginning[Any] | None,
+        counted: Mapping[str, type],
+        progress: Callable[[int], None],
+        limits: Mapping[str, int] | None,
+    ) -> None:
+        self._tapes = {each.incarnation: each for each in tapes}
+        self.report = report
+        self.beginning = beginning
+        self.mailbox = Mailbox(set(self._tapes))
+        self.gate = Gate(self._tapes, limits)
+        self._counted = counted
+        report.counts = dict.fromkeys(counted, 0)
+        self._progress = progress
+        self._lost: dict[str, tuple[int, int]] = {}
+        """Of tapes that lost their ends the newest event that others heard of, and messages."""
+        self._parted: set[str] = set()
+        self._missing = dict.fromkeys(missing, 0)
+
+    def posted_by(self, sender: str, number: int) -> bool:
+        """Whether there is a tape to check a message of the sender's event ``number`` against."""
+        if sender in self._tapes:
+            return not self._is_lost(sender, number)
+        actor = actor_of(sender)
+        self._missing[actor] = self._missing.get(actor, 0) + 1
+        return False
+
+    def _is_lost(self, sender: str, number: int) -> bool:
+        """Whether an event came after the end of a tape that was cut short, and was heard of."""
+        recording = self._tapes[sender]
+        if recording.closed is not None or number <= recording.events:
+            return False
+        heard, messages = self._lost.get(sender, (0, 0))
+        self._lost[sender] = max(heard, number), messages + 1
+        return True
+
+    def found_equal(self, event: Any) -> None:
+        """Count one more event that was found equal."""
+        self.report.events += 1
+        for name, kind in self._counted.items():
+            self.report.counts[name] += isinstance(event, kind)
+        self._progress(self.report.events)
+
+    def parted(self, found: Divergence) -> None:
+        """Note where a tape and its replay part; nothing behind it is compared."""
+        self.report.divergences.append(found)
+        self._parted.add(found.actor)
+
+    def depends(self, incarnation: str) -> None:
+        """Note that a tape cannot be replayed further, because another one has parted."""
+        self.report.dependent.append(incarnation)
+        self._parted.add(incarnation)
+
+    def has_parted(self, incarnation: str) -> bool:
+        """Whether a tape has parted from its replay, or depends on one that has."""
+        return incarnation in self._parted
+
+    def conclude(self) -> Report:
+        """Order the differences, name the gaps, and return the report."""
+        # A larger sum of entries never stands before a smaller one in causal order.
+        self.report.divergences.sort(key=lambda each: (sum(each.clock.values()), each.actor))
+        for name, (heard, messages) in sorted(self._lost.items()):
+            last = self._tapes[name].events
+            self.report.gaps.append(
+                f"{name}: the tape ends after event {last}, others have heard of event {heard}; "
+                f"{messages} of its messages were taken from the others' tapes"
+            )
+        for actor, messages in self._missing.items():
+            said = f"; {messages} of its messages were taken from the others' tapes"
+            self.report.gaps.append(f"{actor}: no tape{said if messages else ''}")
+        return self.report

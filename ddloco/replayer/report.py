@@ -1,0 +1,54 @@
+"""What a replay found."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from replay import Divergence, Tape
+
+
+@dataclass
+class Report:
+    """What a replay found."""
+
+    events: int = 0
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    """How much of what the run did, in words of its own."""
+    payloads: int = 0
+    unverified: int = 0
+    gaps: list[str] = field(default_factory=list[str])
+    """What could not be verified, so that the replay cannot be called identical."""
+    notes: list[str] = field(default_factory=list[str])
+    """What people should know besides."""
+    divergences: list[Divergence] = field(default_factory=list[Divergence])
+    """Every difference that follows from no other one, in a causal order."""
+    dependent: list[str] = field(default_factory=list[str])
+    """Incarnations that were not replayed to their ends, since they depend on a difference."""
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """The first difference."""
+        return self.divergences[0] if self.divergences else None
+
+    @property
+    def identical(self) -> bool:
+        """Whether everything was compared and found equal."""
+        return self.divergence is None and not self.gaps
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data, for ``--json``."""
+        return {
+            "identical": self.identical,
+            "events": self.events,
+            **self.counts,
+            "payloads": self.payloads,
+            "unverified": self.unverified,
+            "gaps": self.gaps,
+            "notes": self.notes,
+            "divergence": self.divergence.as_dict() if self.divergence else None,
+            "also": [each.as_dict() for each in self.divergences[1:]],
+        }
+
+
+def damage_said(each: Tape) -> str:
+    """Return what is not read of a salvaged tape, in words."""
+    return f"damaged at {each.damage}; read up to event {each.events}"
