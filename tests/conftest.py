@@ -2,6 +2,7 @@
 
 import os
 import resource
+import sys
 from contextlib import contextmanager
 
 import pytest
@@ -32,10 +33,15 @@ def shared(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def compiled_once(tmp_path_factory):
     """Hundreds of JAX processes compile the same few functions; here the first of them does it, for
-    all processes of one run of the tests."""
+    all processes of one run of the tests, and for the tests that call JAX themselves."""
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(shared(tmp_path_factory) / "compiled")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    if "jax" in sys.modules:  # It read the environment when it was imported, with the tests.
+        config = sys.modules["jax"].config
+        config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+        config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+        config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 @pytest.fixture(scope="session", autouse=True)

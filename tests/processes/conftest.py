@@ -1,6 +1,7 @@
 """Real jobs for the tests of this folder: started as a user starts them, with the wheel."""
 
 import fcntl
+import io
 import json
 import os
 import shutil
@@ -8,11 +9,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddloco.cli.parser import main
 from tests.conftest import shared
 from tests.installed import DDLOCO, WORK, install
 from tests.reruns import look_at
@@ -50,6 +53,7 @@ class Job:
         self.file = folder / "job.toml"
         self.file.write_text(text)
         self.run_folder = folder / "run"
+        self.said = ""
 
     def command(self, *more: str) -> list[str]:
         """The command line that runs it."""
@@ -58,6 +62,10 @@ class Job:
     def run(self, *more: str) -> subprocess.CompletedProcess[str]:
         """Run it to its end."""
         return call(self.command(*more))
+
+    def refused(self, *more: str) -> subprocess.CompletedProcess[str]:
+        """Try to run it where it is refused before anything starts."""
+        return call_here(*self.command(*more)[1:])
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         """Start it in the background."""
@@ -112,6 +120,17 @@ def call(
     return done
 
 
+def call_here(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Call the command line in this process, for a command that ends before it starts another."""
+    out, err = io.StringIO(), io.StringIO()
+    with chdir(WORK), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main(arguments)
+    look_at(out.getvalue())
+    return subprocess.CompletedProcess(
+        ["ddloco", *arguments], end.value.code, out.getvalue(), err.getvalue()
+    )
+
+
 def replay(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
     """Replay a run folder."""
     return call([*DDLOCO, "replay", str(folder), *more])
@@ -137,6 +156,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Job:
             ended = done.run("--overwrite", "--set=sync.quorum=2")
             assert ended.returncode == 0, ended.stdout + ended.stderr
             said.write_text(ended.stdout)
+        done.said = said.read_text()
     return done
 
 
@@ -156,6 +176,7 @@ def tools():
         DDLOCO = DDLOCO
         WORK = WORK
         call = staticmethod(call)
+        call_here = staticmethod(call_here)
         replay = staticmethod(replay)
         kill = staticmethod(lambda pid: os.kill(pid, signal.SIGKILL))
 

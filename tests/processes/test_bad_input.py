@@ -31,13 +31,13 @@ def one_line(ended, *parts: str) -> None:
 )
 def test_job_files(job, setting, said):
     """What is wrong in a job file is named with file and field."""
-    one_line(job.run("--set", setting), said)
+    one_line(job.refused("--set", setting), said)
     assert not job.run_folder.exists()
 
 
 def test_no_such_job_file(tools, tmp_path):
     """A file that is not there is named."""
-    ended = tools.call([*tools.DDLOCO, "run", str(tmp_path / "none.toml")])
+    ended = tools.call_here("run", str(tmp_path / "none.toml"))
 
     one_line(ended, "none.toml: cannot be read: No such file")
 
@@ -92,14 +92,14 @@ def test_a_run_folder_is_not_overwritten_by_accident(finished, job):
     before = (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()
     job.run_folder = finished.run_folder
 
-    one_line(job.run(), "holds a run already")
+    one_line(job.refused(), "holds a run already")
     assert before == (finished.run_folder / "tapes" / "syncer.1.tape").read_bytes()
 
 
 def test_binding_to_everyone_wants_a_word(job, tools):
     """A syncer on anything but loopback needs transport.insecure."""
-    command = [*tools.DDLOCO, "syncer", str(job.file), "--dir", str(job.run_folder)]
-    ended = tools.call([*command, "--bind", "tcp://*:5"])
+    command = ["syncer", str(job.file), "--dir", str(job.run_folder)]
+    ended = tools.call_here(*command, "--bind", "tcp://*:5")
 
     one_line(ended, "--bind tcp://*:5", "transport.insecure = true")
 
@@ -111,8 +111,8 @@ def test_tape_with_a_flipped_byte(copied, tools):
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
 
-    one_line(tools.replay(copied), "learner-0.1.tape: byte ", "damaged")
-    one_line(tools.call([*tools.DDLOCO, "tape", "verify", str(copied)]), "damaged")
+    one_line(tools.call_here("replay", str(copied)), "learner-0.1.tape: byte ", "damaged")
+    one_line(tools.call_here("tape", "verify", str(copied)), "damaged")
 
 
 def test_tape_from_another_version(copied, tools):
@@ -122,7 +122,9 @@ def test_tape_from_another_version(copied, tools):
     data[8] = FORMAT_VERSION + 1
     path.write_bytes(data)
 
-    one_line(tools.replay(copied), "learner-0.1.tape", f"format {FORMAT_VERSION + 1}")
+    one_line(
+        tools.call_here("replay", str(copied)), "learner-0.1.tape", f"format {FORMAT_VERSION + 1}"
+    )
 
 
 def test_tape_of_another_job(copied, job, tools):
@@ -132,12 +134,12 @@ def test_tape_of_another_job(copied, job, tools):
     source = job.run_folder / "tapes" / "learner-0.1.tape"
     (copied / "tapes" / "learner-0.1.tape").write_bytes(source.read_bytes())
 
-    one_line(tools.replay(copied), "of job small-")
+    one_line(tools.call_here("replay", str(copied)), "of job small-")
 
 
 def test_no_tapes_at_all(tools, tmp_path):
     """A folder without tapes says what was looked for."""
-    one_line(tools.replay(tmp_path), "no tapes here")
+    one_line(tools.call_here("replay", str(tmp_path)), "no tapes here")
 
 
 def test_tape_cut_in_its_last_record_replays_what_is_whole(copied, tools):

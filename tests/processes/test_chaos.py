@@ -128,7 +128,7 @@ def test_what_is_refused(job, text, more, said):
     """Chaos that cannot happen is refused in one line, before anything is written."""
     chaos = job.file.with_name("chaos.toml")
     chaos.write_text(text)
-    ended = job.run(f"--chaos={chaos}", *more)
+    ended = job.refused(f"--chaos={chaos}", *more)
 
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"ddloco: {said.format(chaos=chaos)}")
@@ -141,7 +141,7 @@ def test_a_job_file_with_chaos_wants_processes(job):
     job.file.write_text(
         job.file.read_text() + "[[chaos.fault]]\nwhat = 'stall'\nwho = 'learner-0'\n"
     )
-    ended = job.run()
+    ended = job.refused()
 
     assert ended.returncode == 2
     assert ended.stderr.startswith(f"ddloco: {job.file}: chaos: applies to processes")

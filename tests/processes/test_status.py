@@ -33,6 +33,8 @@ def test_a_running_job_is_looked_at(job, tools, tmp_path):
     observer.wait(timeout=180)
 
     assert 0 == running.returncode, ended
+    assert "held-out loss" in ended
+    assert (job.run_folder / "model" / "model.safetensors").exists()
     assert 0 == told.returncode, told.stderr
     status = json.loads(told.stdout)
     assert (address, "small", 100000, "syncer.1") == tuple(
@@ -49,6 +51,7 @@ def test_a_running_job_is_looked_at(job, tools, tmp_path):
     replayed = tools.replay(job.run_folder)
     assert 0 == replayed.returncode, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout
+    assert "not closed" not in replayed.stdout
 
 
 def check_news(news, log):
@@ -110,7 +113,7 @@ def test_watching_ends_with_a_signal(job, tools):
 )
 def test_one_line_for_what_is_wrong(tools, arguments, code, said):
     """Bad input exits with 2, an address where nobody answers with 1, each with one line."""
-    ended = tools.call([*tools.DDLOCO, *arguments])
+    ended = tools.call_here(*arguments)
 
     assert code == ended.returncode, ended.stderr
     (line,) = ended.stderr.splitlines()

@@ -147,7 +147,7 @@ def tokens_are_pulled_and_taken_again(patch):
     always(patch, Member, "objection", None)
 
 
-@bug("merge-once", 36)
+@bug("merge-once", 26, 36)
 def a_new_link_forgets_what_was_merged(patch):
     patch.setattr(Membership, "_merged", lambda self, name: [-1] * self.fragments)
 
@@ -249,7 +249,7 @@ def a_difference_is_sent_to_whoever_reports_the_version_before(patch):
     wrap(patch, Globals, "tell", tell)
 
 
-@bug("heal-progress", 23)
+@bug("heal-progress", 76)
 def a_new_syncer_begins_its_schedule_again(patch):
     patch.setattr(Schedule, "recover", lambda _self, _t: None)
     patch.setattr(Globals, "replace", replace_unasked)
@@ -313,7 +313,7 @@ def learners_are_sorted_by_weight(patch):
     wrap(patch, Rounds, "_close", close)
 
 
-@bug("data-cursor", 1)
+@bug("data-cursor", 0)
 def data_goes_on_where_it_never_was(patch):
     def note(old, self, actor, count, cursor=b""):
         old(self, actor, count + 1, cursor)
@@ -321,27 +321,27 @@ def data_goes_on_where_it_never_was(patch):
     wrap(patch, Membership, "note_batches", note)
 
 
-@bug("heal-progress", 1)
+@bug("heal-progress", 0)
 def a_donor_that_has_not_begun_is_good_enough(patch):
     patch.setattr(Relay, "_suits", lambda _self, _at, _handover, _member: True)
 
 
-@bug("bounded-memory", 1)
+@bug("bounded-memory", 0)
 def a_state_that_was_taken_over_is_kept(patch):
     after(patch, Recovery, "drop", lambda _self, _effects: [])
 
 
-@bug("bounded-memory", 1)
+@bug("bounded-memory", 0)
 def a_lent_copy_is_never_let_go(patch):
     after(patch, Lending, "encoded", lambda _self, effects: effects[:1])
 
 
-@bug("bounded-memory", 1)
+@bug("bounded-memory", 0)
 def what_is_passed_on_is_kept(patch):
     after(patch, Relay, "encoded", lambda _self, effects: effects[:-1])
 
 
-@bug("model-whole", 0)
+@bug("model-whole", 2)
 def fragments_change_places_in_the_model(patch):
     after(patch, Shards, "whole", lambda _self, whole: whole[::-1])
 
@@ -379,7 +379,7 @@ def one_learner_is_quorum_enough(patch):
     wrap(patch, Pacing, "wait_until", wait)
 
 
-@bug("quorum-or-grace", 14)
+@bug("quorum-or-grace", 0)
 def the_grace_timer_is_not_set(patch):
     always(patch, Rounds, "_look_again", [])
 
@@ -402,7 +402,7 @@ def nobody_is_waited_for(patch):
     always(patch, Membership, "missing", False)
 
 
-@bug("unmerged-pulled", 0)
+@bug("unmerged-pulled", 11)
 def only_who_has_finished_a_step_is_pulled(patch):
     patch.setattr(Membership, "unmerged", Membership.able)
 
@@ -422,7 +422,7 @@ def the_launch_floor_is_ignored(patch):
     wrap(patch, Pacing, "await_sync", wait)
 
 
-@bug("quorum-or-grace", 2)
+@bug("quorum-or-grace", 3)
 def fresh_is_not_reset_by_a_launch(patch):
     def launch(old, self, at, waiting, able):
         fresh = [each for each in self._membership.members.values() if each.fresh]
@@ -439,7 +439,7 @@ def one_is_pulled_twice(patch):
     after(patch, Membership, "unmerged", lambda self, able: [*able, *able[:1]])
 
 
-@bug("quorum-or-grace", 4)
+@bug("quorum-or-grace", 8, 4)
 def a_sync_is_not_closed_by_its_deadline(patch):
     def timer(old, self, timer):
         return [] if timer.startswith("pull/") else old(self, timer)
@@ -447,7 +447,7 @@ def a_sync_is_not_closed_by_its_deadline(patch):
     wrap(patch, Rounds, "timer", timer)
 
 
-@bug("overlap", 14)
+@bug("overlap", 19, 14)
 def more_syncs_are_under_way_than_may_be(patch):
     def choose(old, self, at):
         sync = self._sync
@@ -601,7 +601,7 @@ def only_ones_own_entry_is_told(patch):
     patch.setattr(RunningClock, "since", lambda self, number, reader=None: {self.me: self.number})
 
 
-@bug("clock-vs-truth", 0)
+@bug("clock-vs-truth", 2)
 def a_clock_says_one_more_than_it_knows(patch):
     def since(old, self, number, reader=None):
         return {n: c + (n != self.me) for n, c in old(self, number, reader).items()}
@@ -665,7 +665,7 @@ def clocks_keep_who_has_gone(patch):
     always(patch, Actor, "_retire", None)
 
 
-@bug("bounded-memory", 3)
+@bug("bounded-memory", 18)
 def old_messages_bring_the_retired_back(patch):
     after(patch, Actor, "_retire", lambda self, _: self.floors.clear())
 
@@ -833,7 +833,7 @@ def norms_are_not_looked_at(patch):
     ])  # fmt: skip
 
 
-@bug("wrong-refused", deluded("bit"))
+@bug("wrong-refused", 9, deluded("bit"))
 def whoever_is_believed_once_is_believed_for_ever(patch):
     after(patch, OutlierHistory, "norm", lambda self, usual: usual and 1e9)
     patch.setattr(outlier_test, "MAJORITY", 99)
@@ -859,7 +859,7 @@ def the_neighbour_is_refused(patch):
     judged(patch, shifted)
 
 
-@bug("honest-believed", 0)
+@bug("honest-believed", 5)
 def what_others_did_is_held_against_who_is_late(patch):
     always(patch, OutlierHistory, "moved", 0.0)
 
@@ -870,13 +870,13 @@ def a_band_is_no_wider_than_chance(patch):
     patch.setattr(outlier_test, "SIGMAS", 0.0)
 
 
-@bug("honest-believed", 0)
+@bug("honest-believed", 10)
 def steps_may_not_go_faster_than_they_went(patch):
     patch.setattr(members, "HASTE", 1.0)
     patch.setattr(members, "HASTE_STEPS", 0)
 
 
-@bug("honest-believed", 0)
+@bug("honest-believed", 9)
 def steps_count_since_the_last_telling(patch):
     def tell(old, self, at, fragment, version):
         old(self, at, fragment, version)
@@ -885,12 +885,12 @@ def steps_count_since_the_last_telling(patch):
     wrap(patch, Member, "tell", tell)
 
 
-@bug("starts-over", deluded("norm"))
+@bug("starts-over", 9, deluded("norm"))
 def whoever_is_refused_for_ever_is_sent_one_fragment(patch):
     always(patch, Membership, "strike", [])
 
 
-@bug("starts-over", deluded("norm"))
+@bug("starts-over", 9, deluded("norm"))
 def refusals_are_forgotten_at_once(patch):
     def strike(old, self, member):
         said = old(self, member)

@@ -44,7 +44,7 @@ def the_second_marker_is_early_enough(patch):
     always(patch, coordinator, "disagreement", None)
 
 
-@bug("cut-consistent", 1)
+@bug("cut-consistent", 2)
 def a_part_names_the_event_before(patch):
     after(patch, Actor, "_moment", lambda _self, now: changed(now, number=now.number - 1))
 
