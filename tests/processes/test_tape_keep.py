@@ -13,7 +13,7 @@ from ddloco.replayer.job_replay import replay_of_job
 from replay import files_of, open_tapes
 from snapshot import Store
 from snapshot.participant import UNDER_WAY_MAX
-from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
+from tests.processes.conftest import JOB, Job, call_here, replay
 from tests.processes.test_divergence import first_event, rewrite
 
 BOUNDED = """
@@ -105,8 +105,8 @@ def test_a_later_snapshot_does_as_well(bounded):
 
 def test_what_is_left_can_be_looked_at(bounded):
     """Records and clocks hold, invariants are said not to be looked at; each event is shown."""
-    verified = call([*DDLOCO, "tape", "verify", str(bounded.folder)])
-    shown = call([*DDLOCO, "tape", "show", str(bounded.folder)])
+    verified = call_here("tape", "verify", str(bounded.folder))
+    shown = call_here("tape", "show", str(bounded.folder))
     tapes = open_tapes(bounded.tapes)
 
     assert 0 == verified.returncode, verified.stdout
@@ -123,9 +123,9 @@ def test_what_is_left_can_be_looked_at(bounded):
 
 def test_a_snapshot_before_what_is_left_is_refused(bounded):
     """In one line that names the tape, and the first snapshot that will do."""
-    held = call([*DDLOCO, "snapshot", "list", "--json", str(bounded.folder)])
+    held = call_here("snapshot", "list", "--json", str(bounded.folder))
     oldest = json.loads(held.stdout)[-1]["id"]
-    found = replay(bounded.folder, "--from", oldest)
+    found = call_here("replay", str(bounded.folder), "--from", oldest)
     said = found.stderr.strip()
 
     assert 2 == found.returncode, found.stdout
@@ -160,7 +160,7 @@ def test_without_a_snapshot_nothing_can_begin(bounded, tmp_path):
     """In one line that names the tape and the place."""
     copy = shutil.copytree(bounded.folder, tmp_path / "copy")
     shutil.rmtree(copy / "snapshots")
-    found = replay(copy)
+    found = call_here("replay", str(copy))
     said = found.stderr.strip()
 
     assert 2 == found.returncode, found.stdout

@@ -41,13 +41,13 @@ def rmse(found):
 
 
 def test_table_1_at_its_corners():
-    """Goodput of every kind of training at the smallest and largest scale, six hours of each."""
+    """Goodput of every kind of training at the smallest and largest scale, three hours of each."""
     corners = ("150k", "1.2M")
     rows = ("DP", "M = 4", "M = 8")
     found = cells(
         "goodput",
         lambda name: name.startswith(rows) and any(each in name for each in corners),
-        "scenario.hours=6",
+        "scenario.hours=3",
     )
 
     assert 8 == len(found)
@@ -90,7 +90,7 @@ def test_scavenging():
     """Lent learners make a decoupled job faster, as in the paper, and data-parallel ones hardly."""
     hours = {
         case.name: run_case(case, world, 0).values["hours"]
-        for case, world in cases_of(find("scavenging"), ["scenario.inner_steps=7200"])
+        for case, world in cases_of(find("scavenging"), ["scenario.inner_steps=3600"])
         if "100 %" in case.name or " 0 %" in case.name
     }
 
