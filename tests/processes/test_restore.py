@@ -9,7 +9,7 @@ import pytest
 
 from clocks import actor_of
 from snapshot import Store
-from tests.processes.conftest import DDLOCO, JOB, Job, call, replay
+from tests.processes.conftest import DDLOCO, JOB, Job, call, call_here, replay
 
 SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
 LONG = ("--set=job.steps=100000", "--set=task.step_s=0.03")
@@ -81,7 +81,7 @@ def test_a_job_goes_on_where_the_snapshot_was(pictured, tmp_path, form):
     replayed = replay(job.run_folder)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout
-    verified = call([*DDLOCO, "tape", "verify", str(job.run_folder)])
+    verified = call_here("tape", "verify", str(job.run_folder))
     assert verified.returncode == 0, verified.stdout
 
 
@@ -232,8 +232,8 @@ def test_what_cannot_be_gone_on_from_is_said_in_one_line(pictured, tmp_path):
         (tmp_path / "nowhere" / "latest", tmp_path / "b", "holds no intact snapshot"),
         (place / "latest", pictured.run_folder, "choose another folder"),
     ):
-        command = [*DDLOCO, "run", str(pictured.file), f"--dir={folder}", f"--from={said}"]
-        done = call([*command, "--overwrite"])
+        command = ["run", str(pictured.file), f"--dir={folder}", f"--from={said}"]
+        done = call_here(*command, "--overwrite")
         assert 2 == done.returncode, done.stdout
         (line,) = done.stderr.splitlines()
         assert word in line
@@ -259,8 +259,8 @@ def test_nothing_goes_on_from_a_damaged_snapshot(pictured, tmp_path, kind):
     data[len(data) // 2] ^= 1
     file.write_bytes(data)
     folder = tmp_path / "run"
-    command = [*DDLOCO, "run", str(pictured.file), f"--dir={folder}"]
-    done = call([*command, f"--from={place}/{newest}"])
+    command = ["run", str(pictured.file), f"--dir={folder}"]
+    done = call_here(*command, f"--from={place}/{newest}")
 
     assert 2 == done.returncode, done.stdout
     (line,) = done.stderr.splitlines()

@@ -36,7 +36,7 @@ def test_a_slow_learner_is_in_all_merges(job, tools, factor):
     names = [line["actor"] for line in after_the_first(log, "step")]
     assert names.count("learner-1") < names.count("learner-0") / (0.6 * factor)
 
-    verified = tools.call([*tools.DDLOCO, "tape", "verify", str(job.run_folder)])
+    verified = tools.call_here("tape", "verify", str(job.run_folder))
     assert verified.returncode == 0, verified.stdout + verified.stderr
     (line,) = [each for each in verified.stdout.splitlines() if "trained tokens" in each]
     assert float(line.split(" %")[0]) >= 99.5, line

@@ -35,7 +35,7 @@ class Run:
 
     def snapshot(self, action, *more):
         """``ddloco snapshot ACTION RUN ...``."""
-        return self.tools.call([*self.tools.DDLOCO, "snapshot", action, str(self.folder), *more])
+        return self.tools.call_here("snapshot", action, str(self.folder), *more)
 
     def listed(self):
         """What ``list`` tells, the oldest first."""
@@ -59,7 +59,10 @@ class Run:
 
 @pytest.fixture(
     scope="module",
-    params=["one-process", pytest.param("processes", marks=pytest.mark.slow), "shards"],
+    params=[
+        *(pytest.param(form, marks=pytest.mark.slow) for form in ("one-process", "processes")),
+        "shards",
+    ],
 )
 def run(request, tools, tmp_path_factory):
     """One run of each form; look at it, do not change it."""
