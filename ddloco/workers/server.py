@@ -33,6 +33,13 @@ from ddloco.protocol.state_layout import Moments
 from ddloco.runtime.entry_point import PinnedFinder, look_here_first
 from ddloco.runtime.shared_memory import PAGE, ArenaView
 from ddloco.workers import breakpoints, rpc
+from ddloco.workers.compilation_cache import (
+    CACHE_DIR,
+    PLACE,
+    cache_folder,
+    is_quiet,
+    settings_of,
+)
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.parameters import shapes_and_names
@@ -147,6 +154,7 @@ class Trainer:
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
         self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
+        keep_compiled_programs()
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
 
     def _lay(self, plan: FragmentPlan) -> rpc.Laid:
@@ -542,6 +550,32 @@ def fingerprint() -> dict[str, str]:
         "x64": str(jax.config.read("jax_enable_x64")),
         **fingerprinted(os.environ),
     }
+
+
+def keep_compiled_programs() -> None:
+    """Let JAX use the cache of compiled programs, unless the user has chosen one or it is noisy.
+
+    Called once the task's module has been imported, which may change JAX's settings.
+    """
+    if PLACE in os.environ or getattr(jax.config, CACHE_DIR) is not None:
+        return
+    before = {name: getattr(jax.config, name) for name in settings_of(Path())}
+    try:
+        folder = cache_folder(os.environ, cpu_model())
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return  # No home, or one that cannot be written to: every run compiles.
+    for name, value in settings_of(folder).items():
+        jax.config.update(name, value)
+
+    def compiled_and_loaded() -> None:
+        for _ in range(2):
+            jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
+            jax.clear_caches()
+
+    if not is_quiet(compiled_and_loaded):
+        for name, value in before.items():
+            jax.config.update(name, value)
 
 
 def cpu_model() -> str:

@@ -1,0 +1,63 @@
+"""Compiled programs on disk, so that only the first run of a task on a machine compiles it.
+
+JAX's persistent cache gives the machine code that a compilation gave, so it cannot change bits; its
+keys name the program, the flags, the devices and the version of the compiler. Processors of several
+kinds may share a home, so each kind has a folder of its own.
+
+On some processors XLA rejects what it has compiled itself, and prints an error for every program
+(jax-ml/jax#38445). So one small program is tried first.
+"""
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import xxhash
+
+PLACE = "JAX_COMPILATION_CACHE_DIR"
+"""JAX's own variable. Where it is set, the user has chosen a place, and limits it."""
+
+CACHE_DIR = PLACE.lower()
+"""The same as a name in JAX's configuration."""
+
+CACHE_BYTES_MAX = 2 * 2**30
+"""The size of the cache; the programs that were not used for the longest time are deleted."""
+
+
+def cache_folder(env: Mapping[str, str], processor: str) -> Path:
+    """The folder for programs of this user that were compiled for a ``processor``."""
+    said = env.get("XDG_CACHE_HOME", "")
+    home = Path(said) if said.startswith("/") else Path.home() / ".cache"
+    return home / "ddloco" / "compiled" / xxhash.xxh3_64_hexdigest(processor.encode())
+
+
+def settings_of(folder: Path) -> dict[str, str | int]:
+    """JAX's settings for a cache in this folder."""
+    return {
+        CACHE_DIR: str(folder),
+        "jax_compilation_cache_max_size": CACHE_BYTES_MAX,
+        "jax_persistent_cache_min_compile_time_secs": 0,
+    }
+
+
+def is_quiet(load: Callable[[], object]) -> bool:
+    """Whether loading a program from the cache prints nothing, by Python or by a library."""
+    with tempfile.TemporaryFile() as file:
+        with _errors_to(file):
+            load()
+        return file.tell() == 0
+
+
+@contextmanager
+def _errors_to(file: IO[bytes]) -> Iterator[None]:
+    """Write what this process prints to its standard error to a file meanwhile."""
+    kept = os.dup(2)
+    try:
+        os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
