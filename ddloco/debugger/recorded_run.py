@@ -315,7 +315,7 @@ class RecordedRun:
         """An actor as it was when its tape began, or at the snapshot that its tape goes on from;
         and the event that this is behind."""
         beginning = self._beginning
-        start = beginning.starts.get(each.incarnation) if beginning is not None else None
+        start = beginning.start(each.incarnation) if beginning is not None else None
         if start is None:
             if not each.header.after:
                 return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0

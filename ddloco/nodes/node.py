@@ -8,13 +8,12 @@ header; then the actor starts.
 import errno
 import math
 import platform
-import traceback
-from collections.abc import Awaitable, Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 import numpy as np
 import trio
@@ -22,7 +21,7 @@ import trio
 from clocks import MonotonicTime, actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish, Work
-from ddloco.actors.events import Restored, WorkResult
+from ddloco.actors.events import WorkResult
 from ddloco.config.job import DATA_PARALLEL, Job
 from ddloco.config.run_folder import (
     KEPT,
@@ -34,19 +33,19 @@ from ddloco.config.run_folder import (
     run_of_place,
 )
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import OWN_STATE, JobBeginning, JobStart
+from ddloco.nodes.resume import OWN_STATE, JobBeginning
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import OwnState, Started
 from ddloco.protocol.messages import Said
 from ddloco.protocol.tape_facts import SEMANTICS, TASK
 from ddloco.protocol.validation import admission
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Arrived, Driver
+from ddloco.runtime.driver import Arrived
 from ddloco.runtime.driver import Worker as Doer
 from ddloco.runtime.entry_point import pinned_file
-from ddloco.runtime.errors import first_of, said_of
+from ddloco.runtime.errors import first_of, raised_at, said_of
+from ddloco.runtime.hosting import HostedActor, OpenedActor, tape_header
 from ddloco.runtime.log import ActorLog
-from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
 from ddloco.runtime.shared_memory import Arena
 from ddloco.runtime.snapshot_sink import StoreSink
 from ddloco.tapes.code_version import code_version
@@ -59,16 +58,13 @@ from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import SOURCE, keep_sources
-from replay import Header, Recorder, TapeError, TapeWriter, bytes_of
+from replay import Recorder, TapeError, TapeWriter, bytes_of
 from snapshot import BEGAN_FROM, RUN, Store
 from transport import Endpoint, Event
 
 LEAVE_FINISH_S = 1.5
 """How long, in seconds, the rest of a tape may take to be shipped when the process must end soon;
 its successor in the same folder ships what is missing."""
-
-EARLY_NOTES_MAX = 64
-"""How many log lines are kept while an actor is being prepared, which takes a few seconds."""
 
 RESOURCES = frozenset({
     *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
@@ -90,59 +86,54 @@ class Beside(Protocol):
         ...
 
 
-@dataclass
-class Hosted:
-    """An actor on this host, with the means to control it from outside."""
+@final
+class Hosted(HostedActor):
+    """A learner or a syncer on this host.
 
-    job: Job
-    incarnation: str
-    folder: Path
-    endpoint: Endpoint
-    beside: "Beside | None" = None
-    driver: Driver | None = None
-    stop_reason: str | None = None
-    leave_reason: str | None = None
-    finish: Finish | None = None
-    beginning: JobBeginning | None = None
-    """The snapshot that the actor continues from, if any."""
-    own: JobBeginning | None = None
-    """The snapshot from which a returning learner takes its own state, if any."""
+    Args:
+        job: the resolved job.
+        incarnation: the actor's incarnation.
+        folder: the run folder.
+        endpoint: carries its messages.
+        beginning: the snapshot that the actor continues from, if any.
+        own: the snapshot from which a returning learner takes its own state, if any.
 
-    early_notes: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    traceback: Path | None = None
-    """The file with the last traceback of user code."""
-    opening: trio.CancelScope = field(default_factory=trio.CancelScope)
-    """The scope of the preparation before the actor starts; cancelling it loses nothing."""
+    Attributes:
+        beside: a task beside the actor, if there is one.
+        traceback: the file with the last traceback of user code.
+    """
 
-    def request_leave(self, reason: str) -> None:
-        """Ask the actor to leave: its process must end, and will be started again."""
-        if self.driver is not None:
-            self.driver.request_leave(reason)
-        else:
-            self.leave_reason = self.leave_reason or reason
-            self.opening.cancel()
+    def __init__(
+        self,
+        job: Job,
+        incarnation: str,
+        folder: Path,
+        endpoint: Endpoint,
+        *,
+        beginning: JobBeginning | None = None,
+        own: JobBeginning | None = None,
+    ) -> None:
+        super().__init__(incarnation, endpoint)
+        self.job = job
+        self.folder = folder
+        self.beginning = beginning
+        self.own = own
+        self.beside: Beside | None = None
+        self.traceback: Path | None = None
 
-    def request_stop(self, reason: str) -> None:
-        """Ask the actor to end in good order, also before it has started."""
-        self.stop_reason = self.stop_reason or reason
-        if self.driver is not None:
-            self.driver.request_stop(reason)
+    def failure(self, error: BaseException) -> Finish:
+        """Return how an actor ended that an exception ended, with advice."""
+        return self._with_advice(self._failure(error))
 
-    async def run(self) -> Finish:
-        """Open everything, run the actor to its end, and close; returns how it finished."""
-        try:
-            self.finish = await self._run()
-        except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
-            self.finish = self._failure(first_of(error))
-        if self.finish.status in ("bad-input", "failed"):
-            self.finish = Finish(self.finish.status, self._with_advice(self.finish.reason))
-        return self.finish
-
-    def _with_advice(self, reason: str) -> str:
-        """A reason with advice for users; tapes have it without."""
+    def _with_advice(self, finish: Finish) -> Finish:
+        """A finish with advice for users, if it is none in good order; tapes have it without."""
+        reason = finish.reason
+        if finish.status not in ("bad-input", "failed"):
+            return finish
         if reason.startswith("StopIteration"):
             reason += "; batches must be endless: begin again where the data ends"
-        return f"{reason}; traceback in {self.traceback}" if self.traceback else reason
+        traceback = f"; traceback in {self.traceback}" if self.traceback else ""
+        return Finish(finish.status, f"{reason}{traceback}")
 
     def _failure(self, error: BaseException) -> Finish:
         if isinstance(error, WorkerRequestError) and error.failed.kind == "task":
@@ -153,12 +144,12 @@ class Hosted:
             return Finish("failed", str(error))
         if isinstance(error, OSError) and error.errno in RESOURCES:
             return Finish("failed", said_of(error))
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{Path(place.filename).name}:{place.lineno}"
-        said = f"{type(error).__name__}: {error} ({where})"
+        said = f"{type(error).__name__}: {error} ({raised_at(error)})"
         return Finish("failed", f"this is a bug; please report it with the tape: {said}")
 
-    async def _run(self) -> Finish:
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[OpenedActor | None]:
+        """Open everything that the actor needs, the worker process first."""
         name = actor_of(self.incarnation)
         with closing(Arena()) as arena, closing(self._open_log()) as log:
             pinned = pinned_file(self.folder / SOURCE, self.job.job.task)
@@ -167,7 +158,6 @@ class Hosted:
                 arrays = Arrays(arena)
                 process.show_trace = partial(self._show_trace, process.show_trace, log)
                 keep = await trio.to_thread.run_sync(self._open_keep, name)
-                sink = self._open_sink()
                 workers = Workers(
                     self.job,
                     self.incarnation,
@@ -175,28 +165,24 @@ class Hosted:
                     process,
                     folder=self.folder,
                     keep=keep,
-                    sink=sink,
+                    sink=self._open_sink(),
                     note=self.note,
                 )
                 prepared = None
                 with self.opening:
                     prepared = await self._attending(workers.prepare)
                 if prepared is None:
-                    return Finish("left", self.leave_reason or "")
+                    yield None
+                    return
                 await trio.to_thread.run_sync(keep_sources, self.folder, prepared.sources)
-                first, behind = await self._begin(workers, arrays, prepared, keep)
-                self.driver = self._open_driver(workers, arrays, prepared, log)
-                for event, fields in self.early_notes:
-                    self.note(event, fields)
-                if self.stop_reason is not None:
-                    self.driver.request_stop(self.stop_reason)
-                if self.leave_reason is not None:  # It came while the actor was made.
-                    self.driver.request_leave(self.leave_reason)
-                finish = await self._drive(partial(self.driver.run, first, behind))
-                if finish.status == "done" and name == self.job.syncer_names()[0]:
+                opened = await self._opened(workers, arrays, prepared, keep, log)
+                async with self._beside_it():
+                    yield opened
+                assert self.finish is not None, "the actor has run"
+                if self.finish.status == "done" and name == self.job.syncer_names()[0]:
                     with suppress(OSError):  # The job is done all the same.
                         keep.note_done()
-                return finish
+                self.finish = self._with_advice(self.finish)
 
     def _open_keep(self, name: str) -> FragmentFolder:
         """Where a syncer keeps its merges; learners keep nothing."""
@@ -232,18 +218,19 @@ class Hosted:
 
     async def _begin(
         self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, keep: FragmentFolder
-    ) -> tuple[Event, list[Arrived | Event]]:
-        """The first event of an actor that is new or continues, and those that follow at once."""
-        start, beginning = self._start, self.beginning
+    ) -> tuple[Actor, Event, Sequence[Arrived | Event]]:
+        """An actor that is new or continues, its first event, and those that follow at once."""
+        beginning = self.beginning
+        start = beginning.start(self.incarnation) if beginning is not None else None
         if start is None or beginning is None:
             own = self._own_state(workers, arrays)
-            return Started(self.incarnation, prepared.leaves, own, tells=True, copies=True), []
+            fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
+            leaves = prepared.leaves
+            return fresh, Started(self.incarnation, leaves, own, tells=True, copies=True), []
         await start.take_up(workers, arrays)
         start.adopt(self.job, workers.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)
-        missing = beginning.missing(start, self.job.names())
-        restored = Restored(beginning.snapshot, missing, keep.run)
-        return restored, [*start.results(), *start.arrivals(self.job.id)]
+        return start.actor, *beginning.first(start, self.job.names(), self.job.id, keep.run)
 
     def _own_state(self, workers: Workers, arrays: Arrays) -> OwnState | None:
         if self.own is None:
@@ -251,22 +238,19 @@ class Hosted:
         [start] = self.own.starts.values()
         return start.bring(workers, arrays, self.own.snapshot)
 
-    @property
-    def _start(self) -> JobStart | None:
-        return self.beginning.starts.get(self.incarnation) if self.beginning is not None else None
-
-    async def _drive(self, run: Callable[[], Awaitable[Finish]]) -> Finish:
-        """Run the actor, and the task beside it until that has finished."""
+    @asynccontextmanager
+    async def _beside_it(self) -> AsyncIterator[None]:
+        """Run the task beside the actor, if there is one, until that has finished."""
         beside = self.beside or self._dropper()
         if beside is None:
-            return await run()
+            yield
+            return
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._aside, beside.run)
-            finish = await run()
+            yield
             nursery.cancel_scope.cancel()
-        within_s = LEAVE_FINISH_S if finish.status == "left" else math.inf
-        await self._aside(partial(beside.finish, within_s))
-        return finish
+        left = self.finish is not None and self.finish.status == "left"
+        await self._aside(partial(beside.finish, LEAVE_FINISH_S if left else math.inf))
 
     def _dropper(self) -> "Beside | None":
         """What bounds the tape, if the job has ``tape.bound``; such a tape is not shipped."""
@@ -283,13 +267,6 @@ class Hosted:
             said = f"this is a bug: {type(error).__name__}: {first_of(error)}"
             self.note("aside failed", {"reason": said})
 
-    def note(self, event: str, fields: dict[str, Any]) -> None:
-        """Log something that is not on the tape; before the driver exists, keep it until then."""
-        if self.driver is not None:
-            self.driver.note(event, fields)
-        elif len(self.early_notes) < EARLY_NOTES_MAX:
-            self.early_notes.append((event, fields))
-
     def _show_trace(
         self, show: Callable[[rpc.Failed], None], log: ActorLog, failed: rpc.Failed
     ) -> None:
@@ -305,36 +282,37 @@ class Hosted:
     def _open_log(self) -> ActorLog:
         return ActorLog(self.folder / LOG_FILE, self.incarnation, MonotonicTime().began)
 
-    def _open_driver(
-        self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, log: ActorLog
-    ) -> Driver:
-        name, start = actor_of(self.incarnation), self._start
-        fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
-        actor = start.actor if start is not None else fresh
-        return Driver(
+    async def _opened(
+        self,
+        workers: Workers,
+        arrays: Arrays,
+        prepared: rpc.Prepared,
+        keep: FragmentFolder,
+        log: ActorLog,
+    ) -> OpenedActor:
+        job = self.job
+        actor, first, behind = await self._begin(workers, arrays, prepared, keep)
+        return OpenedActor(
             actor,
+            first,
+            behind,
             said=Said,
-            job_id=self.job.id,
-            actors=self.job.names(),
-            endpoint=self.endpoint,
-            worker=slowed(workers, self.job.learner_table(name).factor),
+            job_id=job.id,
+            names=job.names(),
+            worker=slowed(workers, job.learner_table(actor_of(self.incarnation)).factor),
             arrays=arrays,
             recorder=recorder_for(
-                self.job,
+                job,
                 self.incarnation,
                 self.folder,
                 prepared,
-                {OWN_STATE: f"{self.own.place}/{self.own.snapshot}"} if self.own else None,
+                {OWN_STATE: f"{self.own.place}/{self.own.snapshot}"} if self.own else {},
                 beginning=self.beginning,
                 clock=actor.clock.wire,
             ),
-            time=MonotonicTime(start.actor.at if start is not None else 0.0),
             log=log,
             admits=admission(
-                workers.plan,
-                workers.state.nbytes,
-                self.job.compress.up,
-                self.job.compress.down,
+                workers.plan, workers.state.nbytes, job.compress.up, job.compress.down
             ),
             # Fragments arrive where the worker process can see them, without another copy, and
             # in memory that is used again, without a page fault.
@@ -357,7 +335,7 @@ def recorder_for(
     incarnation: str,
     folder: Path,
     prepared: rpc.Prepared,
-    facts: dict[str, str] | None = None,
+    facts: Mapping[str, str],
     *,
     beginning: JobBeginning | None = None,
     clock: Callable[[], dict[str, int]] | None = None,
@@ -370,11 +348,9 @@ def recorder_for(
     """
     if job.tape.level == "off":
         return Recorder(None)
-    start = beginning.starts.get(incarnation) if beginning is not None else None
-    if start is not None and beginning is not None:
-        facts = {**(facts or {}), RESTORED: beginning.snapshot, RESTORED_PLACE: beginning.place}
-    header = Header(
-        incarnation=incarnation,
+    header = tape_header(
+        incarnation,
+        beginning,
         job_id=job.id,
         job=job.as_plain(),
         code=code_version(),
@@ -385,10 +361,8 @@ def recorder_for(
             "numpy": np.__version__,
             "platform": platform.platform(),
             TASK: task_digest(job.job.task, folder),
-            **(facts or {}),
+            **facts,
         },
-        after=start.part.number if start is not None else 0,
-        clock=dict(start.part.clock) if start is not None else {},
     )
     writer = TapeWriter(folder / TAPES / f"{incarnation}.tape", header)
     if job.tape.bound and clock is not None:

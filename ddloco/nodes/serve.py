@@ -205,11 +205,8 @@ async def serve_learner(
         endpoint = new_endpoint(context, curve)
         for syncer, address in zip(syncers, connect, strict=True):
             await _dial(endpoint, syncer, address, incarnation)
-        hosted = Hosted(job, incarnation, folder, endpoint)
-        if terms.alone:
-            hosted.own = beginning
-        else:
-            hosted.beginning = beginning
+        own, beginning = (beginning, None) if terms.alone else (None, beginning)
+        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning, own=own)
         if job.tape.ships:
             await ship_tape(hosted, syncers[0], connect[0])
         return await _serve(hosted, endpoint, terms, None)

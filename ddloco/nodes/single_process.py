@@ -15,6 +15,7 @@ from ddloco.network.endpoints import dial, new_endpoint
 from ddloco.network.keys import keys_of
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.resume import JobBeginning
+from ddloco.runtime.hosting import HostedActor, run_together
 from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -81,16 +82,15 @@ class Cluster:
             async with open_context() as context:
                 endpoints = await self._connected(context, wanted)
                 for incarnation, endpoint in endpoints.items():
-                    hosted = Hosted(self.job, incarnation, self.folder, endpoint)
-                    hosted.beginning = self._beginning
-                    self._hosted[incarnation] = hosted
+                    self._hosted[incarnation] = Hosted(
+                        self.job, incarnation, self.folder, endpoint, beginning=self._beginning
+                    )
                 if self.asked:  # Before there was an actor to ask.
                     self._hosted[self._lead].request_stop("asked to stop before it began")
                 async with trio.open_nursery() as beside:
                     beside.start_soon(give_back_spare)
-                    async with trio.open_nursery() as nursery:
-                        for hosted in self._hosted.values():
-                            nursery.start_soon(self._host, hosted)
+                    actors = self._hosted.values()
+                    await run_together(actors, self.outcome.finishes, self._ended)
                     beside.cancel_scope.cancel()
         return self.outcome
 
@@ -113,13 +113,8 @@ class Cluster:
     def _incarnation(self, name: str) -> str:
         return self._beginning.incarnation(name) if self._beginning is not None else f"{name}.1"
 
-    async def _host(self, hosted: Hosted) -> None:
-        """Run one actor; when it ends for a reason that ends the job, end the others."""
-        try:
-            finish = await hosted.run()
-        finally:
-            await hosted.endpoint.aclose()
-        self.outcome.finishes[hosted.incarnation] = finish
+    def _ended(self, hosted: HostedActor, finish: Finish) -> None:
+        """When an actor has ended for a reason that ends the job, end the others."""
         running = [name for name in self._hosted if name not in self.outcome.finishes]
         if finish.status == "bad-input" or hosted.incarnation == self._lead:
             for name in running:

@@ -1,32 +1,31 @@
 """Runs a program's actors in this process, each with its own driver, tape and log."""
 
 import platform
-import traceback
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import final
 
 import numpy as np
-import trio
 
-from clocks import MonotonicTime, actor_of
+from clocks import actor_of
 from ddloco.actors.actor import ACTOR_SEMANTICS, Actor
 from ddloco.actors.effects import Finish
-from ddloco.actors.events import Begun, Restored
+from ddloco.actors.events import Begun
 from ddloco.config.run_folder import LOG_FILE
 from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Arrived, Driver
 from ddloco.runtime.entry_point import in_one_line
-from ddloco.runtime.errors import first_of
+from ddloco.runtime.errors import raised_at
+from ddloco.runtime.hosting import HostedActor, OpenedActor, run_together, tape_header
 from ddloco.runtime.log import ActorLog
-from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning, Start
+from ddloco.runtime.resume import Beginning, Start
 from ddloco.runtime.snapshot_sink import StoreSink
-from replay import Header, Recorder, TapeError, TapeWriter
+from replay import Recorder, TapeError, TapeWriter
 from snapshot import Store
-from transport import Endpoint, Event
+from transport import Endpoint
 
 SOURCE = "program sha256"
 """The fact in a tape's header with the digest of the program's source file."""
@@ -63,95 +62,94 @@ class ProgramRunner:
     code: str
     beginning: Beginning[Start] | None = None
     finishes: dict[str, Finish] = field(default_factory=dict[str, Finish])
-    _drivers: dict[str, Driver] = field(default_factory=dict[str, Driver])
+    _actors: list["ProgramActor"] = field(default_factory=list["ProgramActor"])
     _stop: str | None = None
 
     def request_stop(self, reason: str) -> None:
         """Ask every actor to stop cleanly."""
         self._stop = self._stop or reason
-        for driver in self._drivers.values():
-            driver.request_stop(reason)
+        for actor in self._actors:
+            if actor.incarnation not in self.finishes:
+                actor.request_stop(reason)
 
     async def run(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Finish]:
         """Run these incarnations to their ends; returns how each ended."""
-        async with trio.open_nursery() as nursery:
-            for incarnation, endpoint in endpoints.items():
-                nursery.start_soon(self._run_actor, incarnation, endpoint)
+        self._actors = [ProgramActor(self, *each) for each in endpoints.items()]
+        if self._stop is not None:
+            self.request_stop(self._stop)
+        await run_together(self._actors, self.finishes, self._ended)
         return self.finishes
 
-    async def _run_actor(self, incarnation: str, endpoint: Endpoint) -> None:
-        with closing(ActorLog(self.folder / LOG_FILE, incarnation)) as log:
-            try:
-                driver = self._open(incarnation, endpoint, log)
-                first, behind = self._first(incarnation)
-                finish = await driver.run(first, behind)
-            except Exception as error:  # noqa: BLE001, an error ends this actor, not the process
-                finish = _failure(first_of(error))
-            finally:
-                self._drivers.pop(incarnation, None)
-                await endpoint.aclose()
-        self.finishes[incarnation] = finish
+    def _ended(self, actor: HostedActor, finish: Finish) -> None:
         if finish.status in ("failed", "bad-input"):
-            self.request_stop(f"{incarnation} {finish.status}: {finish.reason}")
+            self.request_stop(f"{actor.incarnation} {finish.status}: {finish.reason}")
 
-    def _open(self, incarnation: str, endpoint: Endpoint, log: ActorLog) -> Driver:
-        loaded, arrays = self.loaded, Arrays()
-        start, role = self._start(incarnation), loaded.program.roles[actor_of(incarnation)]
-        if start is not None:
+
+@final
+class ProgramActor(HostedActor):
+    """One actor of a program.
+
+    Args:
+        runner: the program's actors in this process.
+        incarnation: the actor's incarnation.
+        endpoint: carries its messages.
+    """
+
+    def __init__(self, runner: ProgramRunner, incarnation: str, endpoint: Endpoint) -> None:
+        super().__init__(incarnation, endpoint)
+        self._runner = runner
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[OpenedActor]:
+        """Open everything that the actor needs."""
+        runner, loaded, beginning = self._runner, self._runner.loaded, self._runner.beginning
+        role, arrays = loaded.program.roles[actor_of(self.incarnation)], Arrays()
+        actor, first, behind = Actor(self.incarnation, role.machine()), Begun(self.incarnation), []
+        start = beginning.start(self.incarnation) if beginning is not None else None
+        if start is not None and beginning is not None:
             start.lay_out(arrays)
+            actor = start.actor
+            first, behind = beginning.first(start, loaded.program.roles, loaded.id)
         facts = {"job": loaded.id, "name": loaded.name}
-        driver = self._drivers[incarnation] = Driver(
-            start.actor if start is not None else Actor(incarnation, role.machine()),
-            said=loaded.bodies,
+        with closing(ActorLog(runner.folder / LOG_FILE, self.incarnation)) as log:
+            yield OpenedActor(
+                actor,
+                first,
+                behind,
+                said=loaded.bodies,
+                job_id=loaded.id,
+                names=loaded.program.roles,
+                worker=ComputationExecutor(
+                    role.compute, arrays, StoreSink(Store(runner.place), facts)
+                ),
+                arrays=arrays,
+                recorder=Recorder(self._tape()),
+                log=log,
+                admits=loaded.admits,
+                facts=lambda: {"name": loaded.name},
+            )
+
+    def _tape(self) -> TapeWriter:
+        runner, loaded = self._runner, self._runner.loaded
+        header = tape_header(
+            self.incarnation,
+            runner.beginning,
             job_id=loaded.id,
-            actors=loaded.program.roles,
-            endpoint=endpoint,
-            worker=ComputationExecutor(role.compute, arrays, StoreSink(Store(self.place), facts)),
-            arrays=arrays,
-            recorder=Recorder(self._tape(incarnation, start)),
-            time=MonotonicTime(start.actor.at if start is not None else 0.0),
-            log=log,
-            admits=loaded.admits,
-            facts=lambda: {"name": loaded.name},
-        )
-        if self._stop is not None:
-            driver.request_stop(self._stop)
-        return driver
-
-    def _first(self, incarnation: str) -> tuple[Event, list[Arrived]]:
-        """The first event, and the arrivals that follow it."""
-        start, beginning = self._start(incarnation), self.beginning
-        if start is None or beginning is None:
-            return Begun(incarnation), []
-        missing = beginning.missing(start, list(self.loaded.program.roles))
-        restored = Restored(beginning.snapshot, missing)
-        return restored, start.arrivals(self.loaded.id)
-
-    def _start(self, incarnation: str) -> Start | None:
-        return self.beginning.starts.get(incarnation) if self.beginning is not None else None
-
-    def _tape(self, incarnation: str, start: Start | None) -> TapeWriter:
-        facts = {"platform": platform.platform(), SOURCE: self.loaded.source}
-        facts[PLACE] = self.place
-        if start is not None and self.beginning is not None:
-            facts |= {RESTORED: self.beginning.snapshot, RESTORED_PLACE: self.beginning.place}
-        header = Header(
-            incarnation=incarnation,
-            job_id=self.loaded.id,
-            job=self.loaded.as_plain(),
-            code=self.code,
+            job=loaded.as_plain(),
+            code=runner.code,
             fingerprint=fingerprint(),
             semantics=ACTOR_SEMANTICS,
-            facts=facts,
-            after=start.part.number if start is not None else 0,
-            clock=dict(start.part.clock) if start is not None else {},
+            facts={
+                "platform": platform.platform(),
+                SOURCE: loaded.source,
+                PLACE: runner.place,
+            },
         )
-        return TapeWriter(self.folder / "tapes" / f"{incarnation}.tape", header)
+        return TapeWriter(runner.folder / "tapes" / f"{self.incarnation}.tape", header)
 
-
-def _failure(error: BaseException) -> Finish:
-    if isinstance(error, TapeError):
-        return Finish("failed", str(error))
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    where = f"{Path(place.filename).name}:{place.lineno}"
-    return Finish("failed", f"{in_one_line(error)} ({where}); the tape ends with that event")
+    def failure(self, error: BaseException) -> Finish:
+        """Return how an actor ended that an exception ended: mostly one of user code."""
+        if isinstance(error, TapeError):
+            return Finish("failed", str(error))
+        said = f"{in_one_line(error)} ({raised_at(error)})"
+        return Finish("failed", f"{said}; the tape ends with that event")

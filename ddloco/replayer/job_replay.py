@@ -105,7 +105,7 @@ class JobRunners:
             WorkerRequestError: the task cannot be used.
         """
         job, name, own = self.job, actor_of(each.incarnation), None
-        start = self.beginning.starts.get(each.incarnation) if self.beginning is not None else None
+        start = self.beginning.start(each.incarnation) if self.beginning is not None else None
         history = self.histories.setdefault(name, FragmentHistory())
         async with AsyncExitStack() as stack:
             if is_simulated(each.header):

@@ -113,7 +113,7 @@ class ProgramRunners:
             incarnation, then, {**fingerprint(), SOURCE: self.loaded.source}
         ):
             self.warn(difference)
-        start = self.beginning.starts.get(incarnation) if self.beginning is not None else None
+        start = self.beginning.start(incarnation) if self.beginning is not None else None
         arrays = Arrays()
         actor = Actor(incarnation, role.machine())
         if start is not None:

@@ -1,7 +1,10 @@
-"""Readable forms of exceptions: the first one in a group, and the text of a system error."""
+"""Readable forms of exceptions: the first one in a group, where one was raised, and the text of a
+system error."""
 
 import errno
 import resource
+import traceback
+from pathlib import Path
 
 
 def first_of(error: BaseException) -> BaseException:
@@ -10,6 +13,12 @@ def first_of(error: BaseException) -> BaseException:
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]
     return found
+
+
+def raised_at(error: BaseException) -> str:
+    """The file and line where an exception was raised."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{Path(place.filename).name}:{place.lineno}"
 
 
 def said_of(error: OSError) -> str:

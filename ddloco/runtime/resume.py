@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from clocks import actor_of, number_of
 from ddloco.actors.actor import Actor
-from ddloco.actors.events import WorkResult
+from ddloco.actors.events import Restored, WorkResult
 from ddloco.config.run_folder import SNAPSHOTS
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived
@@ -143,6 +143,24 @@ class Beginning(Generic[S]):
     place: str
     parts: tuple[Part, ...]
     starts: Mapping[str, S]
+
+    def start(self, incarnation: str) -> S | None:
+        """Return the state that an incarnation resumes from; None if it is not in the snapshot."""
+        return self.starts.get(incarnation)
+
+    def first(
+        self, start: Start, names: Collection[str], job_id: str, run: str = ""
+    ) -> tuple[Restored, list[Arrived | WorkResult]]:
+        """Return the first event of an actor that resumes, and what follows it at once.
+
+        Args:
+            start: its state.
+            names: the actors of the new run.
+            job_id: sent with every message.
+            run: which of the runs of the job it is.
+        """
+        restored = Restored(self.snapshot, self.missing(start, names), run)
+        return restored, [*start.results(), *start.arrivals(job_id)]
 
     def before(self, sender: str, number: int) -> bool:
         """Whether event ``number`` of ``sender`` happened before the cut."""

@@ -1,0 +1,197 @@
+"""Hosts actors in this process: opens what drives an actor, runs it, and closes it again.
+
+This is the same for every actor: for a learner or a syncer and for an actor of a user's program,
+for one that shares its process with others and for one that has its own.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import trio
+
+from clocks import MonotonicTime
+from ddloco.actors.actor import Actor
+from ddloco.actors.effects import Finish
+from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.driver import Arrived, Driver, Worker
+from ddloco.runtime.errors import first_of
+from ddloco.runtime.log import ActorLog
+from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning
+from replay import Header as TapeHeader
+from replay import Recorder
+from transport import Bytes, Endpoint, Event, Header
+
+EARLY_NOTES_MAX = 64
+"""How many log lines are kept while an actor is being prepared, which takes a few seconds."""
+
+
+@dataclass(frozen=True)
+class OpenedActor:
+    """What an actor is driven with. All but ``first`` and ``behind``, which are the arguments of
+    ``Driver.run``, are those of ``Driver``."""
+
+    actor: Actor
+    first: Event
+    behind: Sequence[Arrived | Event]
+    said: Any
+    job_id: str
+    names: Collection[str]
+    worker: Worker
+    arrays: Arrays
+    recorder: Recorder
+    log: ActorLog
+    admits: Callable[[Header[Any]], None]
+    facts: Callable[[], dict[str, Any]]
+    allocate: Callable[[int], Bytes] | None = None
+
+
+class HostedActor(ABC):
+    """An actor on this host, with the means to control it from outside.
+
+    Args:
+        incarnation: the actor's incarnation.
+        endpoint: carries its messages; whoever runs the actor closes it.
+
+    Attributes:
+        driver: drives the actor; None until it is opened.
+        finish: how the actor ended; None until then.
+        leave_reason: why it was asked to leave, if it was before it had started.
+        opening: the scope of the preparation before the actor starts; cancelling it loses nothing.
+    """
+
+    def __init__(self, incarnation: str, endpoint: Endpoint) -> None:
+        self.incarnation = incarnation
+        self.endpoint = endpoint
+        self.driver: Driver | None = None
+        self.finish: Finish | None = None
+        self.leave_reason: str | None = None
+        self.opening = trio.CancelScope()
+        self._stop_reason: str | None = None
+        self._early_notes: list[tuple[str, dict[str, Any]]] = []
+
+    @abstractmethod
+    def open(self) -> AbstractAsyncContextManager[OpenedActor | None]:
+        """Open everything that the actor needs, and close it in reverse; None if the actor was
+        asked to leave meanwhile."""
+
+    @abstractmethod
+    def failure(self, error: BaseException) -> Finish:
+        """Return how an actor ended that an exception ended."""
+
+    def request_leave(self, reason: str) -> None:
+        """Ask the actor to leave: its process must end, and will be started again."""
+        if self.driver is not None:
+            self.driver.request_leave(reason)
+        else:
+            self.leave_reason = self.leave_reason or reason
+            self.opening.cancel()
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the actor to end in good order, also before it has started."""
+        self._stop_reason = self._stop_reason or reason
+        if self.driver is not None:
+            self.driver.request_stop(reason)
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log something that is not on the tape; before the driver exists, keep it until then."""
+        if self.driver is not None:
+            self.driver.note(event, fields)
+        elif len(self._early_notes) < EARLY_NOTES_MAX:
+            self._early_notes.append((event, fields))
+
+    async def run(self) -> Finish:
+        """Open everything, run the actor to its end, and close; returns how it finished."""
+        try:
+            async with self.open() as opened:
+                if opened is None:
+                    self.finish = Finish("left", self.leave_reason or "")
+                else:
+                    self.driver = self._new_driver(opened)
+                    self.finish = await self.driver.run(opened.first, opened.behind)
+        except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
+            self.finish = self.failure(first_of(error))
+        assert self.finish is not None, "it has ended, one way or the other"
+        return self.finish
+
+    def _new_driver(self, opened: OpenedActor) -> Driver:
+        driver = Driver(
+            opened.actor,
+            said=opened.said,
+            job_id=opened.job_id,
+            actors=opened.names,
+            endpoint=self.endpoint,
+            worker=opened.worker,
+            arrays=opened.arrays,
+            recorder=opened.recorder,
+            time=MonotonicTime(opened.actor.at),
+            log=opened.log,
+            admits=opened.admits,
+            allocate=opened.allocate,
+            facts=opened.facts,
+        )
+        for event, fields in self._early_notes:
+            driver.note(event, fields)
+        if self._stop_reason is not None:
+            driver.request_stop(self._stop_reason)
+        if self.leave_reason is not None:  # It came after the preparation.
+            driver.request_leave(self.leave_reason)
+        return driver
+
+
+async def run_together(
+    actors: Collection[HostedActor],
+    finishes: dict[str, Finish],
+    ended: Callable[[HostedActor, Finish], None],
+) -> None:
+    """Run actors of this process until all have ended, and close their endpoints.
+
+    Args:
+        actors: the actors.
+        finishes: how each ended is stored here, by incarnation.
+        ended: called when one has ended, to ask others to stop.
+    """
+
+    async def run(actor: HostedActor) -> None:
+        try:
+            finish = await actor.run()
+        finally:
+            await actor.endpoint.aclose()
+        finishes[actor.incarnation] = finish
+        ended(actor, finish)
+
+    async with trio.open_nursery() as nursery:
+        for actor in actors:
+            nursery.start_soon(run, actor)
+
+
+def tape_header(
+    incarnation: str,
+    beginning: Beginning[Any] | None,
+    *,
+    job_id: str,
+    job: dict[str, Any],
+    code: str,
+    fingerprint: dict[str, str],
+    semantics: tuple[str, ...],
+    facts: Mapping[str, str],
+) -> TapeHeader:
+    """Return the header of an actor's tape, whose fields ``replay.Header`` describes. If the run
+    continues from a snapshot, ``beginning``, and the actor is in it, the facts name it."""
+    start = beginning.start(incarnation) if beginning is not None else None
+    resumed: dict[str, str] = {}
+    if start is not None and beginning is not None:
+        resumed = {RESTORED: beginning.snapshot, RESTORED_PLACE: beginning.place}
+    return TapeHeader(
+        incarnation=incarnation,
+        job_id=job_id,
+        job=job,
+        code=code,
+        fingerprint=fingerprint,
+        semantics=semantics,
+        facts={**facts, **resumed},
+        after=start.part.number if start is not None else 0,
+        clock=dict(start.part.clock) if start is not None else {},
+    )
