@@ -380,11 +380,15 @@ class _Slowed:
     workers: Workers
     factor: float
 
-    async def do(self, work: Work) -> WorkResult:
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; it begins before this returns, as with ``Workers``."""
+        coming = self.workers.do(work)
+        return self._delayed(coming) if isinstance(work, RunStep) else coming
+
+    async def _delayed(self, coming: Awaitable[WorkResult]) -> WorkResult:
         begun = trio.current_time()
-        result = await self.workers.do(work)
-        if isinstance(work, RunStep):
-            await trio.sleep((self.factor - 1.0) * (trio.current_time() - begun))
+        result = await coming
+        await trio.sleep((self.factor - 1.0) * (trio.current_time() - begun))
         return result
 
 

@@ -4,24 +4,28 @@ Divided: the bare loop's seconds for a step, by the job's. Both run the task and
 quickstart on the same batches, at NPROC=1, each in a process of its own.
 
 * The job is a real one: a syncer and one learner in one process with their two worker processes,
-  tapes on, pulls and merges as in the quickstart. Its time is wall time from the moment at which
-  the driver asks for a step to the moment at which it asks for the one ``block`` steps later, so it
-  holds everything between steps: the host copy, the batch's digest, the tape, the reports, merges.
+  tapes on, pulls and merges as in the quickstart. Its time is wall time from the result of one step
+  to the result of the one ``block`` steps later, so it holds everything between steps: the host
+  copies, the batch's digest, the tape, the reports, merges.
 * The bare loop is what one would write without ddloco: next batch, jitted update with donation, no
   host copy, and the loss is looked at once in a block, so that JAX may run ahead. That is the
   fastest loop that trains the same model, hence the floor.
 
 The two take turns, one block each, so that a noisy machine is noisy for both; a pair of
 neighbouring blocks gives one ratio, and the median of all is printed with its 95 % interval
-(bootstrap). Only one of them runs at a time: at the end of a block a gate in front of the learner's
-worker holds the next step back, and the actors' time stands still meanwhile, so that neither step
+(bootstrap). Only one of them runs at a time: at the end of a block a gate behind the learner's
+worker holds the last result back, and the actors' time stands still meanwhile, so that neither step
 times nor pacing see the gap. Syncs in flight finish in the gap, at most one in a block of twelve.
 A block of 24 steps is one interval of the quickstart: every fragment is synchronised once in it.
 Beside it, in every round, a block of the same bare loop with all cores (NPROC unset).
+
+The same ratio follows for parameters of 1, 100 and 1,000 MB in a task whose step is bound by memory
+(``large_task``), so that every copy of a parameter shows: the hardest case for a learner.
 Aim: 0.99 or more.
 """
 
 import tempfile
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
@@ -31,26 +35,63 @@ from tools import ROOT, median, median_interval, say, servant
 
 JOB = ROOT / "examples" / "quickstart.toml"
 WARM_STEPS = 12
+ONE = {"NPROC": "1"}
+
+SIZES_MB = (1, 100, 1000)
+LARGE_JOB = """
+[job]
+name = "large"
+task = "tests.bench.large_task:task"
+learners = 1
+
+[task]
+megabytes = {megabytes}
+
+[sync]
+fragments = 12
+interval = 12
+
+[inner]
+optimizer = "sgd"
+lr = 1e-3
+b1 = 0.0
+clip = 0.0
+"""
+LARGE_BLOCK = 12
+"""Steps of a block: one interval, in which every fragment is synchronised once."""
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Seconds for a step in each block of each loop, and the ratios of the pairs."""
     pairs, block = (3, 4) if quick else (24, 24)
+    alls: list[float] = []
+    with servant(serve_bare, JOB, env={"NPROC": None}) as every:
+        every.request(WARM_STEPS)
+        figures = pairs_of(JOB, pairs, block, lambda: alls.append(every.request(block) / block))
+    figures["all_cores_s"] = median(alls)
+    large: dict[str, Any] = {}
+    for megabytes in SIZES_MB[:1] if quick else SIZES_MB:
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "job.toml"
+            path.write_text(LARGE_JOB.format(megabytes=megabytes))
+            pairs = 2 if quick else 4 if megabytes > 100 else 12
+            large[str(megabytes)] = pairs_of(path, pairs, LARGE_BLOCK)
+    return {**figures, "large": large}
+
+
+def pairs_of(
+    path: Path, pairs: int, block: int, beside: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Measure a job's learner and the bare loop in turns; ``beside`` is called after each pair."""
     jobs: list[float] = []
     bares: list[float] = []
-    alls: list[float] = []
-    with (
-        servant(serve_job, block) as job,
-        servant(serve_bare, env={"NPROC": "1"}) as bare,
-        servant(serve_bare, env={"NPROC": None}) as every,
-    ):
+    with servant(serve_job, path, block) as job, servant(serve_bare, path, env=ONE) as bare:
         job.answer()  # At the gate after its warm-up.
-        for loop in (bare, every):
-            loop.request(WARM_STEPS)
+        bare.request(WARM_STEPS)
         for pair in range(pairs):
             bares.append(bare.request(block) / block)
             jobs.append(job.request(True) / block)
-            alls.append(every.request(block) / block)
+            beside()
             if pair % 4 == 3:
                 say(f"pair {pair + 1} of {pairs}: {1e3 * jobs[-1]:.1f} ms, {1e3 * bares[-1]:.1f}")
     ratios = [b / j for b, j in zip(bares, jobs, strict=True)]
@@ -63,7 +104,6 @@ def measure(quick: bool) -> dict[str, Any]:
         "block": block,
         "job_s": median(jobs),
         "bare_s": median(bares),
-        "all_cores_s": median(alls),
         "ratios": ratios,
     }
 
@@ -75,7 +115,14 @@ def lines(figures: dict[str, Any]) -> list[str]:
         "(aim 0.99): {0:.2f} ms a step in the job, {1:.2f} ms bare, {2:.2f} ms bare with all cores;"
         " {pairs} pairs of {block} steps".format(
             *(1e3 * figures[key] for key in ("job_s", "bare_s", "all_cores_s")), **figures
-        )
+        ),
+        *(
+            "{0:,} MB, bound by memory: {ratio:.3f}, 95 % {low:.3f} to {high:.3f} (aim 0.99): "
+            "{1:.1f} ms a step in the job, {2:.1f} ms bare; {pairs} pairs of {block} steps".format(
+                int(size), 1e3 * each["job_s"], 1e3 * each["bare_s"], **each
+            )
+            for size, each in figures["large"].items()
+        ),
     ]
 
 
@@ -99,7 +146,7 @@ class GatedTime:
         return self._running() - self._start
 
 
-def serve_job(connection: Connection, block: int) -> None:
+def serve_job(connection: Connection, path: Path, block: int) -> None:
     """The job; says how long each block took, and goes on when told."""
     import trio
 
@@ -108,21 +155,27 @@ def serve_job(connection: Connection, block: int) -> None:
     from ddloco.nodes import node
     from ddloco.nodes.single_process import Cluster
     from ddloco.protocol.effects import RunStep
+    from ddloco.runtime import hosting
 
-    job = load_job(JOB, ["job.learners=1", "job.steps=1000000"])
+    job = load_job(path, ["job.learners=1", "job.steps=1000000"])
     since = 0.0
 
     class Gate:
-        """A learner's worker, and a gate before every ``block``-th step."""
+        """A learner's worker, and a gate behind every ``block``-th step."""
 
         def __init__(self, workers: Any) -> None:
             self._workers = workers
 
-        async def do(self, work: Any) -> Any:
-            warm = isinstance(work, RunStep) and work.step > WARM_STEPS
-            if warm and (work.step - WARM_STEPS - 1) % block == 0:
-                await self._hold()
-            return await self._workers.do(work)
+        def do(self, work: Any) -> Any:
+            coming = self._workers.do(work)
+            warm = isinstance(work, RunStep) and work.step >= WARM_STEPS
+            last = warm and (work.step - WARM_STEPS) % block == 0
+            return self._held(coming) if last else coming
+
+        async def _held(self, coming: Any) -> Any:
+            result = await coming
+            await self._hold()
+            return result
 
         async def _hold(self) -> None:
             nonlocal since
@@ -134,7 +187,7 @@ def serve_job(connection: Connection, block: int) -> None:
             GatedTime.held_s += since - now
             GatedTime.held_since = None
 
-    node.MonotonicTime = GatedTime
+    hosting.MonotonicTime = GatedTime
     node.slowed = lambda workers, _: Gate(workers)
     with tempfile.TemporaryDirectory() as scratch:
         cluster = Cluster(job, open_folder(Path(scratch) / "run", job))
@@ -144,7 +197,7 @@ def serve_job(connection: Connection, block: int) -> None:
             raise RuntimeError(f"the job failed: {finish.reason}")
 
 
-def serve_bare(connection: Connection) -> None:
+def serve_bare(connection: Connection, path: Path) -> None:
     """The bare loop; runs as many steps as it is told, says how long that took."""
     import jax
     import optax
@@ -153,7 +206,7 @@ def serve_bare(connection: Connection) -> None:
     from ddloco.workers.server import inner_optimizer
     from ddloco.workers.task import load_task
 
-    job = load_job(JOB)
+    job = load_job(path)
     task = load_task(job.job.task, job.task)
     optimizer = inner_optimizer(job.inner)
 
