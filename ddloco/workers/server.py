@@ -79,6 +79,8 @@ class Trainer:
         self._last: rpc.Trained | None = None
         self._data: DataStream | None = None
         self._counts: list[int] = []
+        self._count_places: list[int] | None = None
+        """Where the counts of schedules are among the leaves of the optimizer's state."""
         self._drawn = 0
         """Batches of its shard that this learner has used, in earlier incarnations too."""
         self._gradient: Any = None
@@ -269,7 +271,10 @@ class Trainer:
 
     def _cursor(self) -> bytes:
         """The positions of stream and schedules."""
-        return pack_cursor(self._batches.position(), schedule_counts(self._opt_state))
+        if self._count_places is None:
+            self._count_places = _count_places(self._opt_state)
+        counts = _counts_at(self._opt_state, self._count_places)
+        return pack_cursor(self._batches.position(), counts)
 
     def _leave_out(self, count: int, cursor: bytes) -> None:
         """Skip ``count`` used batches: go to ``cursor`` if it is known, or else draw them."""
@@ -482,15 +487,25 @@ def schedule_counts(opt_state: Any) -> list[int]:
     A count next to moments (as in Adam) belongs to them: it corrects the bias of new moments, and
     restarts with them. A schedule's count is the learner's progress in the job, and is kept.
     """
-    marked = zip(jax.tree.leaves(opt_state), _marks(opt_state), strict=True)
-    return [int(leaf) for leaf, counts in marked if counts]
+    return _counts_at(opt_state, _count_places(opt_state))
+
+
+def _counts_at(opt_state: Any, places: list[int]) -> list[int]:
+    leaves = jax.tree.leaves(opt_state)
+    return [int(leaves[index]) for index in places]
+
+
+def _count_places(opt_state: Any) -> list[int]:
+    """Which leaves of an optimizer's state are the counts of its schedules. For the state of a
+    large model this takes milliseconds, so a worker does it once."""
+    return [index for index, counts_on in enumerate(_marks(opt_state)) if counts_on]
 
 
 def with_counts(opt_state: Any, counts: list[int], steps: int) -> Any:
     """The state with its schedules set to ``counts`` from ``schedule_counts``; if those are unknown
     or from another optimizer, to ``steps``, the steps that the learner has taken."""
     leaves, tree = jax.tree.flatten(opt_state)
-    places = [index for index, counts_on in enumerate(_marks(opt_state)) if counts_on]
+    places = _count_places(opt_state)
     if len(places) != len(counts):
         counts = [steps] * len(places)
     for index, count in zip(places, counts, strict=True):

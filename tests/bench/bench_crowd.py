@@ -1,14 +1,16 @@
-"""A crowd on one syncer: 10, 50 and 200 learners over tcp on this machine.
+"""A crowd on one syncer: 10, 50, 200 and 1,000 learners over tcp on this machine.
 
-Divided: the syncer's CPU seconds for a message with 200 learners, by those with 10; 1 says that a
+Divided: the syncer's CPU seconds for a message with 1,000 learners, by those with 10; 1 says that a
 message costs the same however many there are. Messages are counted in both directions. The syncer
 is the real command with its worker and tape, tapes of learners are off. Learners are the real
 machines, links and drivers, a few dozen in a process, over sockets of their own; only their
-work is a stub without JAX: a step is 0.5 s of waiting, and a contribution is the newest globals
-times 0.999. Fragments are small, so this is about messages, not bytes.
+work is a stub without JAX: a step is 0.5 s of waiting (2.5 s with 1,000 learners, which share two
+cores with the syncer), and a contribution is the newest globals times 0.999. Fragments are small,
+so this is about messages, not bytes.
 
 Beside it what ``ddloco status`` takes meanwhile, by what the same command takes to say ``--help``:
-what is above 1 is importing the client, asking and being answered.
+what is above 1 is importing the client, asking and being answered. And the syncer's memory for each
+learner beyond the fewest.
 """
 
 import os
@@ -45,9 +47,11 @@ from tests.hosts.hosts import Loopback
 from transport import Payload, describe
 from transport.zeromq import open_context
 
-SIZES = (10, 50, 200)
+SIZES = (10, 50, 200, 1000)
 PROCESSES = 4
 STEP_S = 0.5
+AT_FULL_PACE = 200
+"""Up to so many learners step in ``STEP_S``; more of them take as much longer."""
 TOKENS = 8
 STATUSES = 5
 MOST = 0.8
@@ -59,7 +63,9 @@ def measure(quick: bool) -> dict[str, Any]:
     seconds = 3.0 if quick else 15.0
     figures: dict[str, Any] = {}
     for size in SIZES[:1] if quick else SIZES:
-        figures[f"{size}"] = one_crowd(size, seconds)
+        found = figures[f"{size}"] = one_crowd(size, seconds)
+        least = next(iter(figures.values()))
+        found["learner_bytes"] = (found["bytes"] - least["bytes"]) / max(size - SIZES[0], 1)
         say(f"{size}: {figures[f'{size}']}")
     return figures
 
@@ -79,7 +85,9 @@ def lines(figures: dict[str, Any]) -> list[str]:
             f"{size} learners: {each['messages_per_s']:.0f} messages/s at "
             f"{1e6 * each['cpu_s']:.0f} us of CPU each ({100 * each['busy']:.0f} % of a core), "
             f"{each['averaged']:.0f} learners in a merge; ddloco status in "
-            f"{each['status_s']:.2f} s, {each['status_s'] / each['help_s']:.1f} times --help"
+            f"{each['status_s']:.2f} s, {each['status_s'] / each['help_s']:.1f} times --help; "
+            f"{each['bytes'] / 2**20:.0f} MiB"
+            + (f", {each['learner_bytes'] / 1024:.0f} KiB a learner" * (size != sizes[0]))
         )
     return said
 
@@ -116,6 +124,7 @@ def observed(cluster: Cluster, crowd: list[Servant], seconds: float) -> dict[str
         "messages_per_s": messages / took_s,
         "cpu_s": busy_s / messages,
         "busy": busy_s / took_s,
+        "bytes": resident_bytes(cluster),
         "merges": len(merged),
         "averaged": median([len(each["learners"]) for each in merged]) if merged else 0,
         "status_s": median(asked),
@@ -142,6 +151,12 @@ def cpu_s(cluster: Cluster) -> float:
     return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
 
 
+def resident_bytes(cluster: Cluster) -> int:
+    """Resident memory of the syncer's own process."""
+    pages = Path(f"/proc/{cluster.processes[SYNCER].pid}/statm").read_text().split()[1]
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
 def timed(words: list[str]) -> float:
     """Seconds of a ddloco command, from start to end."""
     begun = time.perf_counter()
@@ -158,10 +173,11 @@ class Stub:
     Args:
         plan: of the job.
         arrays: the actor's.
+        step_s: the duration of a step, in seconds.
     """
 
-    def __init__(self, plan: Any, arrays: Arrays) -> None:
-        self._plan, self._arrays = plan, arrays
+    def __init__(self, plan: Any, arrays: Arrays, step_s: float) -> None:
+        self._plan, self._arrays, self._step_s = plan, arrays, step_s
         self._newest: dict[int, Any] = {}
 
     async def do(self, work: Any) -> Any:
@@ -169,8 +185,7 @@ class Stub:
         if isinstance(work, RunStep):
             for each in work.overwrites:
                 self._newest[each.fragment] = self._arrays.get(each.handle).data.view(np.float32)
-            await trio.sleep(STEP_S)
-            self._arrays.put(work.out, np.zeros(1, np.float32))
+            await trio.sleep(self._step_s)
             return StepFinished(work.work, work.step, 1.0, TOKENS, b"")
         if isinstance(work, EncodeFragment):
             data = (self._newest[work.fragment] * np.float32(0.999)).view(np.uint8)
@@ -193,6 +208,7 @@ def serve_crowd(
     """Some of the learners; says how many messages came and went when it is asked."""
     job = load_job(Path(path), list(settings))
     plan = job.plan(LEAVES)
+    step_s = STEP_S * max(job.job.learners / AT_FULL_PACE, 1.0)
 
     async def main() -> None:
         async with open_context() as context, trio.open_nursery() as nursery:
@@ -209,14 +225,14 @@ def serve_crowd(
                     job_id=job.id,
                     actors=job.names(),
                     endpoint=endpoint,
-                    worker=Stub(plan, arrays),
+                    worker=Stub(plan, arrays, step_s),
                     arrays=arrays,
                     recorder=Recorder(None),
                     time=MonotonicTime(),
                     log=log,
                     admits=admission(plan, 0),
                 )
-                nursery.start_soon(driver.run, Started(who, LEAVES))
+                nursery.start_soon(driver.run, Started(who, LEAVES, copies=True))
             while await trio.to_thread.run_sync(connection.recv):
                 counts = [each.statistics() for each in endpoints]
                 connection.send(sum(c.messages_sent + c.messages_received for c in counts))

@@ -39,9 +39,9 @@ def test_what_was_found_once_holds(seed, what):
 def test_a_worker_that_is_written_in_the_middle_of_its_step_is_found(monkeypatch):
     """Planted: the second snapshot within a step differs in a replay from the first one."""
 
-    def begin(old, self, work, state):
+    def begin(old, self, work, contents, state):
         self._running = False
-        old(self, work, state)
+        old(self, work, contents, state)
 
     wrap(monkeypatch, SnapshotCapture, "begin", begin)
     monkeypatch.setattr(bounded.fuzz.Watch, "checks", lambda _self: [])

@@ -1,6 +1,6 @@
 """Snapshots of a simulated job, kept in memory as a store keeps those of a real job."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -60,9 +60,18 @@ class SnapshotCapture:
         self._running = False
         self._awaited: list[int] = []
         self._states: dict[int, State] = {}
+        self._held: dict[int, dict[str, Content]] = {}
 
-    def begin(self, work: Work, state: Callable[[], State]) -> None:
-        """Work has been requested; captures the worker's state if no step is running."""
+    def begin(
+        self, work: Work, contents: Mapping[str, "Content"], state: Callable[[], State]
+    ) -> None:
+        """Work has been requested; captures the worker's state if no step is running.
+
+        Arrays are looked up now: the replay of a snapshot that failed does not wait for the work,
+        and the handles may be released before it is done.
+        """
+        if isinstance(work, CaptureState | CaptureFlight):
+            self._held[work.work] = {handle: contents[handle] for handle in work.handles}
         if isinstance(work, RunStep):
             self._running = True
         elif isinstance(work, CaptureState) and self._running:
@@ -81,13 +90,13 @@ class SnapshotCapture:
         """Whether work can be done: not while it waits for the end of a step."""
         return not isinstance(work, CaptureState) or work.work in self._states
 
-    def do(self, work: Work, contents: Any) -> Captured | Committed:
+    def do(self, work: Work) -> Captured | Committed:
         """Do one piece of work."""
         if isinstance(work, CommitSnapshot):
             self.snapshots.committed[work.snapshot] = work
             return Committed(work.work)
         assert isinstance(work, CaptureState | CaptureFlight), "nothing else is about snapshots"
-        held = {handle: contents[handle] for handle in work.handles}
+        held = self._held.pop(work.work)
         if isinstance(work, CaptureFlight):
             part = CapturedPart(work.messages, held)
         else:

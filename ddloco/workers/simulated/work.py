@@ -180,7 +180,7 @@ class SimulatedWork:
             Recover: self._recover,
             Evaluate: self._evaluate,
             SaveModel: self._save,
-            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self.capture.do),
+            **dict.fromkeys((CaptureState, CaptureFlight, CommitSnapshot), self._capture),
         }
 
     def settle(self, result: WorkResult) -> None:
@@ -196,7 +196,7 @@ class SimulatedWork:
 
     def begin(self, work: Work, contents: Contents) -> None:
         """Work has been requested: copies are made now, before the next step begins."""
-        self.capture.begin(work, self._state)
+        self.capture.begin(work, contents, self._state)
         if isinstance(work, RunStep):
             for each in work.copies:
                 what = (each.fragment, *self._device[each.fragment], work.step - 1)
@@ -210,6 +210,10 @@ class SimulatedWork:
     def do(self, work: Work, contents: Contents) -> WorkResult:
         """Do one piece of work now; the result is stored among the contents."""
         return self._doers[type(work)](work, contents)
+
+    def _capture(self, work: Work, contents: Contents) -> WorkResult:
+        del contents  # They were looked up when the work began.
+        return self.capture.do(work)
 
     def _state(self) -> tuple[Any, ...]:
         """The whole state of the worker."""

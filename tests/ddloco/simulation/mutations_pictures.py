@@ -124,9 +124,9 @@ def batches_of_former_selves_count_before_the_first_step(patch):
 
 @bug("data-cursor", 1)
 def a_worker_is_written_before_its_step_is_done(patch):
-    def begin(old, self, work, state):
+    def begin(old, self, work, contents, state):
         self._running = False
-        old(self, work, state)
+        old(self, work, contents, state)
 
     wrap(patch, SnapshotCapture, "begin", begin)
 
@@ -146,13 +146,13 @@ def momentum_is_that_of_the_merge_before(patch):
 
 @bug("merge-once", 1)
 def a_picture_does_not_say_what_is_spent(patch):
-    def do(old, self, work, contents):
+    def do(old, self, work):
         if isinstance(work, CaptureState):
             actor = thaw(work.state, PACKAGES)
             if isinstance(actor.machine, Syncer):
                 for bases in actor.machine.membership.merged.values():
                     bases[:] = [-1] * len(bases)
             work = replace(work, state=freeze(actor, PACKAGES))
-        return old(self, work, contents)
+        return old(self, work)
 
     wrap(patch, SnapshotCapture, "do", do)

@@ -40,9 +40,9 @@ def test_a_picture_is_named_by_all_of_it():
 def test_a_state_is_written_with_what_it_holds(taken):
     """As it is now, where no step runs."""
     work = capture(handles=("theta/0/3",))
-    taken.begin(work, lambda: (5,))
+    taken.begin(work, {"theta/0/3": THETA, "other": THETA}, lambda: (5,))
     assert taken.ready(work)
-    done = taken.do(work, {"theta/0/3": THETA, "other": THETA})
+    done = taken.do(work)
     part = taken.snapshots.parts[done.content]
     assert CapturedPart(b"frozen", {"theta/0/3": THETA}, (5,)) == part
     assert Captured(-1, part.name) == done
@@ -50,25 +50,25 @@ def test_a_state_is_written_with_what_it_holds(taken):
 
 def test_a_step_that_runs_is_waited_for(taken):
     """The state is the one after it, and before the next."""
-    taken.begin(RunStep(1, 1, (), "host/1"), lambda: (0,))
+    taken.begin(RunStep(1, 1, (), "host/1"), {}, lambda: (0,))
     work = capture()
-    taken.begin(work, lambda: (0,))
+    taken.begin(work, {}, lambda: (0,))
     assert not taken.ready(work)
     taken.stepped((1,))
-    taken.begin(RunStep(2, 2, (), "host/2"), lambda: (1,))
+    taken.begin(RunStep(2, 2, (), "host/2"), {}, lambda: (1,))
     taken.stepped((2,))
     assert taken.ready(work)
-    content = taken.do(work, {}).content
+    content = taken.do(work).content
     assert (1,) == taken.snapshots.parts[content].worker
 
 
 def test_what_was_in_flight_has_no_worker(taken):
     """Nobody waits with it."""
     work = CaptureFlight(-2, NAME, b"messages", ("in/4",))
-    taken.begin(RunStep(1, 1, (), "host/1"), lambda: (0,))
-    taken.begin(work, lambda: (0,))
+    taken.begin(RunStep(1, 1, (), "host/1"), {}, lambda: (0,))
+    taken.begin(work, {"in/4": THETA}, lambda: (0,))
     assert taken.ready(work)
-    content = taken.do(work, {"in/4": THETA}).content
+    content = taken.do(work).content
     part = taken.snapshots.parts[content]
     assert (b"messages", {"in/4": THETA}, None) == (
         part.frozen,
@@ -80,6 +80,17 @@ def test_what_was_in_flight_has_no_worker(taken):
 def test_a_snapshot_that_is_committed_stands(taken):
     """By its name."""
     work = CommitSnapshot(-3, NAME, (), {})
-    taken.begin(work, tuple)
-    assert Committed(-3) == taken.do(work, {})
+    taken.begin(work, {}, tuple)
+    assert Committed(-3) == taken.do(work)
     assert {NAME: work} == taken.snapshots.committed
+
+
+def test_what_is_released_meanwhile_is_written(taken):
+    """Arrays are looked up when the work is asked for, not when the step before it is done."""
+    contents = {"in/4": THETA}
+    work = capture(handles=("in/4",))
+    taken.begin(RunStep(1, 1, (), "host/1"), contents, lambda: (0,))
+    taken.begin(work, contents, lambda: (0,))
+    contents.clear()
+    taken.stepped((1,))
+    assert {"in/4": THETA} == taken.snapshots.parts[taken.do(work).content].contents
