@@ -67,8 +67,7 @@ class ParametersMade(WorkResult, frozen=True):
 class StepFinished(WorkResult, frozen=True):
     """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
     ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
-    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers. The host copy is
-    under the requested handle."""
+    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers."""
 
     step: int
     loss: float

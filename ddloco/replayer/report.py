@@ -12,7 +12,7 @@ class Report:
 
     events: int = 0
     counts: dict[str, int] = field(default_factory=dict[str, int])
-    """How much of what the run did, in words of its own."""
+    """How many events of each kind were executed again, by the name that reports show."""
     payloads: int = 0
     unverified: int = 0
     gaps: list[str] = field(default_factory=list[str])

@@ -187,10 +187,8 @@ class TapeRunner:
 
     def _note_end(self) -> None:
         """Note how a tape ends that was not closed."""
-        notes, where = (
-            self.state.report.notes,
-            f"{self.name}:{self.actor.number}",
-        )
+        notes = self.state.report.notes
+        where = f"{self.name}:{self.actor.number}"
         if self.player.failure is not None:
             trace = "".join(format_exception(self.player.failure)).rstrip()
             notes.append(f"{where}: handling this event raised, as it did then:\n{trace}")

@@ -44,7 +44,7 @@ def settings_of(folder: Path) -> dict[str, str | int]:
 
 
 def is_quiet(load: Callable[[], object]) -> bool:
-    """Whether loading a program from the cache prints nothing, by Python or by a library."""
+    """Whether ``load`` prints nothing to standard error, neither from Python nor from a library."""
     with tempfile.TemporaryFile() as file:
         with _errors_to(file):
             load()

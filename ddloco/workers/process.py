@@ -61,8 +61,8 @@ async def _fitting(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> T:
 
 @dataclass(frozen=True)
 class _Coming(Awaitable[T]):
-    """An answer that may be awaited once. Unlike a coroutine it may also be left alone, as by a
-    task that was cancelled while it waited for the answer before."""
+    """An answer that may be awaited once. Unlike a coroutine, it causes no warning if nobody awaits
+    it, as when a task is cancelled while it waits for an earlier answer."""
 
     wait: Callable[[], Awaitable[T]]
 
