@@ -57,6 +57,7 @@ from transport.payload import DTYPES as DTYPES
 from transport.payload import SENDABLE as SENDABLE
 from transport.payload import Bytes as Bytes
 from transport.payload import Payload as Payload
+from transport.payload import Pieces as Pieces
 from transport.payload import aligned as aligned
 from transport.payload import copy_payload as copy_payload
 from transport.payload import describe as describe

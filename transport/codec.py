@@ -3,12 +3,14 @@
 On the wire a message is one or more ZeroMQ messages of at most two frames each:
 
     [header]                          a message without tensors
-    [header, bytes 0 .. 1 MiB)        the first piece of a payload
-    [chunk header, next 1 MiB) ...    the rest, ``index`` 1, 2, ...
+    [header, bytes 0 .. 2 MiB)        the first piece of a payload
+    [chunk header, next 2 MiB) ...    the rest, ``index`` 1, 2, ...
 
 The header lists every tensor, so the receiver knows the payload's length before it allocates
-memory, and the length of each chunk before it copies. Tensor bytes are sent without copying. On
-arrival they are copied once, into a single buffer from ``allocate``.
+memory. All pieces but the last are as long as the first, so it knows the length of each chunk
+before it copies. Tensor bytes are sent without copying. On
+arrival they stay where the endpoint put them, or are copied once, into a single buffer from
+``allocate``.
 
 Decoding raises ``RemoteProtocolError``, with the path of the field, for any input that breaks a
 limit or a type, and raises nothing else. Encoding raises ``LocalProtocolError`` for mistakes of
@@ -47,8 +49,15 @@ from transport.payload import (
 HEADER_BYTES_MAX = 256 * 1024
 """Room for ``TENSORS_MAX`` tensors with names of ordinary length, and a margin."""
 
-CHUNK_BYTES = 1024 * 1024
-"""Large enough for zero-copy to pay off, small enough to stay in a CPU cache while copied."""
+CHUNK_BYTES = 2 * 1024 * 1024
+"""Bytes in a piece of a payload. What Python does for a piece takes as long as copying 0.3 MiB; but
+a piece must arrive within `link.STALL_S`, so a lane needs 70 kB/s."""
+
+CHUNK_BYTES_BEFORE = 1024 * 1024
+"""What earlier versions of ddloco send in a piece; it is accepted, too."""
+
+WORD_BYTES = 8
+"""Pieces begin at multiples of this, so that elements of every type can be read where they are."""
 
 TENSORS_HEADER_BYTES_MAX = HEADER_BYTES_MAX // 2
 """The share of the header for tensor descriptions; the rest is for the clock and the body."""
@@ -187,8 +196,10 @@ def layout_problem(layout: Sequence[tuple[str, tuple[int, ...], str]]) -> str | 
     return None
 
 
-def _plain_buffer(nbytes: int) -> Bytes:
-    return np.empty(nbytes, np.uint8)
+def _in_place(piece: Buffer) -> Bytes:
+    """A piece as an array, not copied if its address allows reading elements there."""
+    data = np.frombuffer(piece, np.uint8)
+    return data if data.ctypes.data % WORD_BYTES == 0 else data.copy()
 
 
 class Assembler(Generic[B]):
@@ -198,7 +209,8 @@ class Assembler(Generic[B]):
         codec: the codec of the job.
         check: raises ``RemoteProtocolError`` for a header that is not allowed on this lane; called
             before memory for the payload is allocated.
-        allocate: returns a uint8 buffer of the requested length for a payload.
+        allocate: returns a uint8 buffer of the requested length for a payload. Without it a payload
+            stays in the pieces in which it arrives.
         release: takes back the buffer of a rejected message.
     """
 
@@ -206,7 +218,7 @@ class Assembler(Generic[B]):
         self,
         codec: Codec[B],
         check: Callable[[Header[B]], None] = lambda _: None,
-        allocate: Callable[[int], Bytes] = _plain_buffer,
+        allocate: Callable[[int], Bytes] | None = None,
         release: Callable[[Bytes], None] = lambda _: None,
     ) -> None:
         self._codec = codec
@@ -214,7 +226,10 @@ class Assembler(Generic[B]):
         self._allocate = allocate
         self._release = release
         self._header: Header[B] | None = None
+        self._total = 0
+        self._chunk_bytes = CHUNK_BYTES
         self._data: Bytes | None = None
+        self._pieces: list[Bytes] = []
         self._digests = ArrivingDigests(())
         self._filled = 0
         self._chunks = 0
@@ -247,6 +262,7 @@ class Assembler(Generic[B]):
         if self._data is not None:
             self._release(self._data)
         self._header = self._data = None
+        self._pieces = []
 
     def _feed(self, frames: Sequence[Buffer]) -> Message[B] | None:
         if not 1 <= len(frames) <= 2:
@@ -257,7 +273,7 @@ class Assembler(Generic[B]):
             self._open(head)
         else:
             self._follow(head)
-        self._copy(piece)
+        self._take(piece)
         return self._finish()
 
     def _open(self, header: Header[B]) -> None:
@@ -267,9 +283,10 @@ class Assembler(Generic[B]):
             )
         self._check(header)
         self._header, self._filled, self._chunks = header, 0, 1
-        total = payload_bytes(header.tensors)
+        self._total = payload_bytes(header.tensors)
         self._digests = ArrivingDigests(header.tensors)
-        self._data = self._allocate(total) if header.tensors else None
+        if header.tensors and self._allocate is not None:
+            self._data = self._allocate(self._total)
 
     def _follow(self, chunk: Chunk) -> None:
         header = self._header
@@ -281,26 +298,34 @@ class Assembler(Generic[B]):
             raise RemoteProtocolError(f"chunk {chunk.index} where {self._chunks} was due")
         self._chunks += 1
 
-    def _copy(self, piece: Buffer) -> None:
-        total = 0 if self._data is None else len(self._data)
-        due = min(CHUNK_BYTES, total - self._filled)
+    def _take(self, piece: Buffer) -> None:
+        if self._filled == 0:
+            before = len(piece) == CHUNK_BYTES_BEFORE
+            self._chunk_bytes = CHUNK_BYTES_BEFORE if before else CHUNK_BYTES
+        due = min(self._chunk_bytes, self._total - self._filled)
         if len(piece) != due:
             raise RemoteProtocolError(
                 f"tensor bytes: received {len(piece)}, expected {due} by shapes and types"
             )
-        if self._data is not None:
+        if not due:
+            return
+        if self._data is None:
+            here = _in_place(piece)
+            self._pieces.append(here)
+        else:
             here = self._data[self._filled : self._filled + due]
-            if due:
-                here[:] = np.frombuffer(piece, np.uint8)
-            self._digests.update(here.data)  # Here the bytes are still in the cache.
+            here[:] = np.frombuffer(piece, np.uint8)
+        self._digests.update(here.data)  # Here copied bytes are still in the cache.
         self._filled += due
 
     def _finish(self) -> Message[B] | None:
-        header, data = self._header, self._data
-        if header is None or (data is not None and self._filled < len(data)):
+        header = self._header
+        if header is None or self._filled < self._total:
             return None
         if self._digests.broken is not None:
             broken = self._digests.broken
             raise RemoteProtocolError(f"tensor {broken}: bytes do not match their digest")
+        parts = self._pieces if self._data is None else [self._data]
         self._header = self._data = None
-        return Message(header, Payload(header.tensors, data) if data is not None else None)
+        self._pieces = []
+        return Message(header, Payload(header.tensors, *parts) if header.tensors else None)

@@ -1,13 +1,15 @@
-"""Payloads: named tensors in one contiguous, immutable byte buffer.
+"""Payloads: named tensors in immutable bytes.
 
 Each tensor starts at a multiple of ``ALIGNMENT`` bytes, in memory and on the wire alike, so that a
-payload is sent, received and merged without being taken apart. Digests are xxh3-128 (32 GB/s; with
-blake2b a round took three times as long).
+payload is sent, received and merged without being taken apart. A payload that arrived may still be
+in the pieces in which it was received. Digests are xxh3-128 (32 GB/s; with blake2b a round took
+three times as long).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import ml_dtypes
@@ -55,12 +57,55 @@ def payload_bytes(tensors: Iterable[TensorMeta]) -> int:
     return sum(aligned(tensor_bytes(meta)) for meta in tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class Payload:
-    """Tensors and their bytes; ``data`` is uint8 of length ``payload_bytes(tensors)``."""
+class Pieces:
+    """Bytes that lie in one or several arrays (uint8), and are read as if they lay in one.
 
-    tensors: tuple[TensorMeta, ...]
-    data: Bytes
+    Args:
+        parts: the arrays in order; nobody changes them any more.
+    """
+
+    __slots__ = ("_parts", "_starts", "size")
+
+    def __init__(self, parts: Sequence[Bytes]) -> None:
+        self.size = sum(map(len, parts))
+        """All bytes."""
+        self._parts = tuple(parts) or (np.empty(0, np.uint8),)
+        self._starts = [0, *accumulate(map(len, parts[:-1]))]
+
+    def __getitem__(self, span: slice) -> Bytes:
+        """The bytes of a span, which has a start and a stop; they are copied only if they lie in
+        more than one array."""
+        first = bisect_right(self._starts, span.start) - 1
+        found: list[Bytes] = []
+        for start, part in zip(self._starts[first:], self._parts[first:], strict=True):
+            if start >= span.stop and found:
+                break
+            found.append(part[span.start - start if not found else 0 : span.stop - start])
+        return found[0] if len(found) == 1 else np.concatenate(found)
+
+    def __iter__(self) -> Iterator[Bytes]:
+        """The arrays."""
+        return iter(self._parts)
+
+
+class Payload:
+    """Tensors and their bytes, together ``payload_bytes(tensors)``.
+
+    Args:
+        tensors: describe the tensors, in order.
+        parts: the bytes (uint8) in order, in one or several arrays, which nobody changes any more.
+    """
+
+    __slots__ = ("pieces", "tensors")
+
+    def __init__(self, tensors: tuple[TensorMeta, ...], *parts: Bytes) -> None:
+        self.tensors = tensors
+        self.pieces = Pieces(parts)
+
+    @property
+    def data(self) -> Bytes:
+        """All bytes in one array; a copy if they lie in several."""
+        return self.pieces[0 : self.pieces.size]
 
     @property
     def digest(self) -> bytes:
@@ -93,12 +138,12 @@ def payload_of(tensors: Mapping[str, NDArray[Any]]) -> Payload:
 
 
 def tensors_of(payload: Payload) -> dict[str, NDArray[Any]]:
-    """The tensors of a payload by name, as read-only views."""
+    """The tensors of a payload by name, read-only; copied if they lie in several pieces."""
     tensors: dict[str, NDArray[Any]] = {}
     at = 0
     for meta in payload.tensors:
         size = tensor_bytes(meta)
-        view = payload.data[at : at + size].view(SENDABLE[meta.dtype]).reshape(meta.shape)
+        view = payload.pieces[at : at + size].view(SENDABLE[meta.dtype]).reshape(meta.shape)
         view.flags.writeable = False
         tensors[meta.name] = view
         at += aligned(size)
@@ -185,5 +230,6 @@ class ArrivingDigests:
 def broken_tensor(payload: Payload) -> str | None:
     """The name of the first tensor whose bytes do not match its digest; None if all match."""
     digests = ArrivingDigests(payload.tensors)
-    digests.update(payload.data.data)
+    for part in payload.pieces:
+        digests.update(part.data)
     return digests.broken

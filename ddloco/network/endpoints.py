@@ -6,7 +6,7 @@ from transport.zeromq import ZmqEndpoint
 
 QUEUE_MESSAGES_MAX = 65536
 """Chunks that one lane may have in ZeroMQ's queues: twice the credit window of four messages of at
-most 8 GiB, in chunks of 1 MiB. They are references to arrays, not copies."""
+most 8 GiB, in chunks of 2 MiB. They are references to arrays, not copies."""
 
 
 def new_endpoint(context: "object", curve: Curve | None = None) -> ZmqEndpoint:

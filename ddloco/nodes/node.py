@@ -292,6 +292,7 @@ class Hosted(HostedActor):
     ) -> OpenedActor:
         job = self.job
         actor, first, behind = await self._begin(workers, arrays, prepared, keep)
+        learns = actor_of(self.incarnation) in job.learner_names()
         return OpenedActor(
             actor,
             first,
@@ -314,9 +315,9 @@ class Hosted(HostedActor):
             admits=admission(
                 workers.plan, workers.state.nbytes, job.compress.up, job.compress.down
             ),
-            # Fragments arrive where the worker process can see them, without another copy, and
-            # in memory that is used again, without a page fault.
-            allocate=arrays.allocate,
+            # A learner's fragments arrive where its worker process can see them. A syncer's stay
+            # where ZeroMQ received them, because a merge reads them there.
+            allocate=arrays.allocate if learns else None,
             facts=self._facts,
         )
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from ddloco.outer.block_kernel import F32, NUMPY, BlockKernel, square_sum, subtract
 from ddloco.protocol.fragment_plan import FragmentPlan, is_state
+from transport import Pieces
 
 F64 = NDArray[np.float64]
 FindFaults = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
@@ -67,7 +68,7 @@ class Contribution(NamedTuple):
 
     name: str
     weight: float
-    buffer: NDArray[np.uint8]
+    buffer: NDArray[np.uint8] | Pieces
 
 
 class MergeResult(NamedTuple):
@@ -231,7 +232,7 @@ def _admit(
     for c in ordered:
         if not (isfinite(c.weight) and c.weight >= 0):
             refused.append((c.name, f"weight is {c.weight}"))
-        elif c.buffer.dtype != np.uint8 or c.buffer.ndim != 1 or c.buffer.size < needed:
+        elif c.buffer.size < needed:
             refused.append((c.name, f"{c.buffer.size} of {needed} bytes"))
         else:
             admitted.append(c)
@@ -256,11 +257,10 @@ def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list
 def _measure_chunk(
     work: _Work, candidates: Sequence[Contribution], chunk: _Chunk
 ) -> list[tuple[float, str]]:
-    views = [_view(c.buffer, chunk) for c in candidates]
     found = [(0.0, "")] * len(candidates)
     # The block of Theta stays in the cache while all contributions are compared with it.
-    for at, block in _blocks(chunk):
-        anchor, raws = work.theta[block], [view[at] for view in views]
+    for block in _blocks(chunk):
+        anchor, raws = work.theta[block], [_view(c, chunk.segment, block) for c in candidates]
         for i, square in enumerate(work.kernel.change_squares(anchor, raws)):
             measured, fault = square, ""
             if not SQUARES_MIN <= square <= SQUARES_MAX:
@@ -327,11 +327,11 @@ def _gather_chunk(
     out: F32,
 ) -> float:
     """Write the sum of factor * change to `out`; returns its sum of squares."""
-    counted = [(_view(c.buffer, chunk), f) for c, f in zip(accepted, factors, strict=True) if f]
-    views, used = [view for view, _ in counted], [factor for _, factor in counted]
+    counted = [(c, factor) for c, factor in zip(accepted, factors, strict=True) if factor]
+    used = [factor for _, factor in counted]
     square = 0.0
-    for at, block in _blocks(chunk):
-        raws = [view[at] for view in views]
+    for block in _blocks(chunk):
+        raws = [_view(c, chunk.segment, block) for c, _ in counted]
         square += work.kernel.weighted_change(work.theta[block], raws, used, out[block])
     return square
 
@@ -358,7 +358,7 @@ def _finish_chunk(
     scale, lr, mu = rates[chunk.which]
     if chunk.segment.state:
         lr, mu = 1.0, 0.0
-    for _, block in _blocks(chunk):
+    for block in _blocks(chunk):
         theta_out, momentum_out = out[0][block], out[1][block]
         step = (scale, lr, mu)
         work.kernel.step(work.theta[block], momentum[block], step, (theta_out, momentum_out))
@@ -366,19 +366,19 @@ def _finish_chunk(
             momentum_out.fill(0.0)
 
 
-def _blocks(chunk: _Chunk) -> Iterable[tuple[slice, slice]]:
-    """Yield each block as a slice of the chunk and as a slice of the fragment."""
+def _blocks(chunk: _Chunk) -> Iterable[slice]:
+    """Yield each block as a slice of the fragment."""
     for start in range(chunk.start, chunk.stop, BLOCK_ELEMENTS):
-        stop = min(start + BLOCK_ELEMENTS, chunk.stop)
-        yield slice(start - chunk.start, stop - chunk.start), slice(start, stop)
+        yield slice(start, min(start + BLOCK_ELEMENTS, chunk.stop))
 
 
-def _view(buffer: NDArray[np.uint8], chunk: _Chunk) -> NDArray[Any]:
-    """The chunk's elements in a contribution's buffer, in their wire dtype, not copied."""
-    segment, itemsize = chunk.segment, _itemsize(chunk.segment)
-    first = segment.offset + (chunk.start - segment.start) * itemsize
-    last = segment.offset + (chunk.stop - segment.start) * itemsize
-    return buffer[first:last].view(_VIEWS[segment.dtype])
+def _view(contribution: Contribution, segment: Segment, block: slice) -> NDArray[Any]:
+    """A block's elements in a contribution, in their wire dtype; copied only if the block lies in
+    two pieces."""
+    itemsize = _itemsize(segment)
+    first = segment.offset + (block.start - segment.start) * itemsize
+    last = segment.offset + (block.stop - segment.start) * itemsize
+    return contribution.buffer[first:last].view(_VIEWS[segment.dtype])
 
 
 def _itemsize(segment: Segment) -> int:

@@ -96,4 +96,5 @@ class Arrays:
         if isinstance(stored, HostCopy) and self.arena is not None:
             self.arena.free(stored.region)
         elif isinstance(stored, Payload):
-            self.discard(stored.data)
+            for part in stored.pieces:
+                self.discard(part)

@@ -1,7 +1,7 @@
 """The protocol between observers and a syncer's observer server, and its limits.
 
 An observer is not a peer: it has no link and no clock, and its messages are on no tape. A notice is
-one msgpack frame. A fragment's bytes follow it raw, in chunks as between peers:
+one msgpack frame. A fragment's bytes follow it raw, in pieces:
 
     [Ask]                             from the observer; it sends nothing else
     [Told] [News] [Sorry]             from the server
@@ -16,7 +16,6 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from transport import DTYPES, Bytes, Payload, TensorMeta
-from transport.codec import CHUNK_BYTES
 from transport.endpoint import FRAME_BYTES_MAX, Buffer
 from transport.message import TENSORS_MAX, Count, Reason
 from transport.payload import PAYLOAD_BYTES_MAX, broken_tensor, payload_bytes
@@ -29,6 +28,9 @@ OBSERVER = "observer-"
 
 ASK_BYTES_MAX = 1024
 """A request contains only a few small numbers."""
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes in a piece of a fragment; only the last may be shorter."""
 
 NOTICE_BYTES_MAX = FRAME_BYTES_MAX
 """A status of 1,024 learners takes an eighth of a megabyte."""
@@ -126,9 +128,9 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: Buffer) -> Any:
 
 def cut(said: Fragment, data: Bytes) -> Iterator[list[Buffer]]:
     """The messages of a fragment; ``data`` (uint8) is sent without copying."""
-    yield [encode(said), data[:CHUNK_BYTES].data]
-    for index, start in enumerate(range(CHUNK_BYTES, len(data), CHUNK_BYTES), start=1):
-        yield [encode(Piece(said.seq, index)), data[start : start + CHUNK_BYTES].data]
+    yield [encode(said), data[:PIECE_BYTES].data]
+    for index, start in enumerate(range(PIECE_BYTES, len(data), PIECE_BYTES), start=1):
+        yield [encode(Piece(said.seq, index)), data[start : start + PIECE_BYTES].data]
 
 
 class Reader:
@@ -175,7 +177,7 @@ class Reader:
         self._filled = self._index = 0
 
     def _fill(self, piece: Buffer) -> tuple[Fragment, Payload] | None:
-        said, due = self._begun, min(CHUNK_BYTES, len(self._data) - self._filled)
+        said, due = self._begun, min(PIECE_BYTES, len(self._data) - self._filled)
         assert said is not None, "a piece is filled in only where a fragment was begun"
         if len(piece) != due:
             self._begun = None

@@ -254,10 +254,11 @@ class ObserverServer:
                 del watcher.pending[fragment]  # A newer version is about to be announced.
                 continue
             payload: Payload = self._arrays.get(handle)
-            if not watcher.has_room(len(payload.data)):
+            data = payload.data
+            if not watcher.has_room(len(data)):
                 return
             said = Fragment(watcher.seq + 1, fragment, t, payload.tensors)
-            if not self._send(route, watcher, cut(said, payload.data), len(payload.data)):
+            if not self._send(route, watcher, cut(said, data), len(data)):
                 return
             del watcher.pending[fragment]
 

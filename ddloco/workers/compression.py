@@ -11,7 +11,7 @@ import xxhash
 
 from ddloco.config.job import Job
 from ddloco.outer.merge import Contribution, Segment
-from ddloco.protocol.effects import EncodeFragment, MergeFragment
+from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
 from ddloco.runtime.array_table import F32, Arrays, HostCopy
 from ddloco.workers.layout import Layouts
 from transport import Bytes, Payload
@@ -80,12 +80,13 @@ class FragmentCompression:
         Where differences are sent, every contribution becomes flat float32 parameters.
         """
         p, more = work.fragment, work.differences
-        given = [(share, self._arrays.get(share.handle).data) for share in work.shares]
+        given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in work.shares]
         if more is None:
-            contributions = [Contribution(s.name, s.weight, data) for s, data in given]
+            contributions = [Contribution(s.name, s.weight, each.pieces) for s, each in given]
             return contributions, self._layouts.segments(p)
         contributions = []
-        for share, data in given:
+        for share, payload in given:
+            data = payload.data
             if share.name in more.anchors:
                 anchor: F32 = self._arrays.get(more.anchors[share.name])
                 flat = self._layouts.decompressed(p, data, self._settings.up)

@@ -14,6 +14,8 @@ processes to a hub, the hub to all four); 1 is the floor, the aim 1.5.
   floor: no hub that must wait for all four can know less about the bytes.
 * Beside it the same raw star whose hub averages with numpy (whoever brings the last part of a piece
   adds them up), which is what merging would cost at the very least.
+* And the same star over ZeroMQ and nothing else: pieces as in the product, sent and received by
+  pyzmq in blocking calls, looked at by nobody. What ours takes beyond it is the product's own.
 
 A round lasts from telling all four processes to begin to the answer of the last. All kinds take
 turns, one round each.
@@ -32,6 +34,7 @@ from typing import Any
 
 import numpy as np
 import trio
+import zmq
 from bench_roundtrip import JOB, LISTENER, opened, plain, receive_into
 from tools import Servant, median, median_interval, say, servant
 
@@ -45,6 +48,8 @@ from ddloco.runtime.shared_memory import Arena
 from ddloco.workers.executor import Workers
 from ddloco.workers.fragment_store import FragmentHistory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
+from transport.codec import CHUNK_BYTES
+from transport.endpoint import RECEIVE_QUEUE_MESSAGES_MAX, SEND_QUEUE_MESSAGES_MAX
 
 LEARNERS = 4
 FRAGMENTS = 16
@@ -64,6 +69,7 @@ def measure(quick: bool) -> dict[str, Any]:
         kinds = {"ours": _ours(stack, nbytes)}
         for name, (pieces, average) in (*raw, *averaging):
             kinds[name] = _raw(stack, nbytes, pieces, average)
+        kinds["zeromq"] = _zeromq(stack, nbytes)
         for index in range(rounds + 1):
             for kind, learners in kinds.items():
                 begun = perf_counter()
@@ -80,6 +86,7 @@ def measure(quick: bool) -> dict[str, Any]:
         "ratio": medians["ours"] / floor,
         "interval": [bound / floor for bound in median_interval(seconds["ours"])],
         "ratio_averaging": medians["ours"] / min(medians[kind] for kind, _ in averaging),
+        "ratio_zeromq": medians["zeromq"] / floor,
         "floor_s": floor,
         "averaging_s": min(medians[kind] for kind, _ in averaging),
         "median_s": medians,
@@ -94,9 +101,11 @@ def lines(figures: dict[str, Any]) -> list[str]:
     low, high = figures["interval"]
     raw = f"{figures['ratio']:.2f} times raw TCP, {low:.2f} to {high:.2f} (aim 1.5)"
     averaging = f"{figures['ratio_averaging']:.2f} times raw TCP whose hub averages"
+    alone = f"ZeroMQ alone, with nobody looking at the bytes: {figures['ratio_zeromq']:.2f} times"
     return [
         f"{raw}: {shape} in {ours:.3f} s, raw {figures['floor_s']:.3f} s",
         f"{averaging}: {shape} in {ours:.3f} s against {figures['averaging_s']:.3f} s",
+        f"{alone} raw TCP, {figures['median_s']['zeromq']:.3f} s",
     ]
 
 
@@ -181,9 +190,7 @@ class Hub:
     async def deliver(self, arrival: Any) -> None:
         """Take one ZeroMQ message."""
         if arrival.route not in self._assemblers:
-            self._assemblers[arrival.route] = Assembler(
-                self._voice.codec, allocate=self._arrays.allocate
-            )
+            self._assemblers[arrival.route] = Assembler(self._voice.codec)
         message = self._assemblers[arrival.route].feed(arrival.frames)
         if message is None:
             return
@@ -355,3 +362,60 @@ def serve_raw_learner(connection: Connection, port: int, nbytes: int) -> None:
             receive_into(link, target)
             sender.join()
             connection.send("whole")
+
+
+# ZeroMQ alone.
+
+
+def _zeromq(stack: ExitStack, nbytes: int) -> list[Servant]:
+    hub = stack.enter_context(servant(serve_zeromq_hub, nbytes))
+    address = hub.answer()
+    return [
+        stack.enter_context(servant(serve_zeromq_learner, address, nbytes, f"learner-{m}"))
+        for m in range(LEARNERS)
+    ]
+
+
+def serve_zeromq_hub(connection: Connection, nbytes: int) -> None:
+    """Receives from all, sends to all, a piece once all parts of it are there."""
+    keep_freed_memory()
+    result = memoryview(np.ones(nbytes, np.uint8))
+    with zmq.Context() as context, _limited(context.socket(zmq.ROUTER)) as hub:
+        connection.send(f"tcp://127.0.0.1:{hub.bind_to_random_port('tcp://127.0.0.1')}")
+        parts: dict[int, list[bytes]] = defaultdict(list)
+        while not connection.poll():
+            if not hub.poll(timeout=100):
+                continue
+            learner, head = hub.recv(), hub.recv()
+            hub.recv(copy=False)
+            index = int(head)
+            parts[index].append(learner)
+            if len(parts[index]) == LEARNERS:
+                piece = result[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+                for each in parts.pop(index):
+                    hub.send_multipart([each, head, piece], copy=False)
+
+
+def serve_zeromq_learner(connection: Connection, address: str, nbytes: int, name: str) -> None:
+    """Sends all pieces and receives as many, at each word."""
+    keep_freed_memory()
+    source = memoryview(np.ones(nbytes, np.uint8))
+    with zmq.Context() as context, _limited(context.socket(zmq.DEALER)) as link:
+        link.setsockopt(zmq.ROUTING_ID, name.encode())
+        link.connect(address)
+        starts = range(0, nbytes, CHUNK_BYTES)
+        while connection.recv():
+            for index, start in enumerate(starts):
+                piece = source[start : start + CHUNK_BYTES]
+                link.send_multipart([b"%d" % index, piece], copy=False)
+            for _ in starts:
+                link.recv_multipart(copy=False)
+            connection.send("whole")
+
+
+def _limited(socket: Any) -> Any:
+    """With the queues of the product."""
+    socket.setsockopt(zmq.SNDHWM, SEND_QUEUE_MESSAGES_MAX)
+    socket.setsockopt(zmq.RCVHWM, RECEIVE_QUEUE_MESSAGES_MAX)
+    socket.setsockopt(zmq.LINGER, 0)
+    return socket

@@ -25,8 +25,8 @@ from transport import (
     aligned,
     describe,
 )
-from transport.codec import CHUNK_BYTES, HEADER_BYTES_MAX
-from transport.message import TENSORS_MAX, Chunk, Welcome
+from transport.codec import CHUNK_BYTES, CHUNK_BYTES_BEFORE, HEADER_BYTES_MAX
+from transport.message import TENSORS_MAX, Chunk, Welcome, encoder
 from transport.payload import PAYLOAD_BYTES_MAX
 
 CODEC = Codec(Said, "job-1")
@@ -174,7 +174,40 @@ def test_bytes_are_sent_from_where_they_lie_and_land_where_told():
     came = feed(Assembler(CODEC, allocate=allocate), as_bytes(frames))
 
     assert all(np.shares_memory(np.frombuffer(parts[1]), payload.data) for parts in frames)
-    assert [came.payload.data is buffer for buffer in given_out] == [True]
+    assert [id(part) for part in came.payload.pieces] == [id(buffer) for buffer in given_out]
+    assert len(given_out) == 1
+
+
+def test_a_payload_without_a_buffer_stays_where_it_arrived():
+    """Without `allocate`, nothing is copied; what is read across two pieces is joined."""
+    payload = payload_of([("x", (CHUNK_BYTES // 2 + 32,), "bfloat16"), ("y", (5,), "float32")])
+    frames = as_bytes(CODEC.encode(header(payload.tensors), payload))
+
+    came = feed(Assembler(CODEC), frames)
+
+    arrived = [np.frombuffer(parts[1], np.uint8) for parts in frames]
+    assert len(arrived) == 2
+    for part, piece in zip(came.payload.pieces, arrived, strict=True):
+        assert np.shares_memory(part, piece)
+    np.testing.assert_array_equal(came.payload.data, payload.data)
+    assert came.payload.digest == payload.digest
+
+
+def test_pieces_may_be_as_long_as_those_of_earlier_versions():
+    """The first piece says how long the others are; no third length is accepted."""
+    payload = payload_of([("x", (CHUNK_BYTES_BEFORE // 2 + 8,), "float32")])
+    chunks = [encoder().encode(Chunk(1, 0, index)) for index in (1, 2)]
+    heads = [CODEC.encode(header(payload.tensors), payload)[0][0], *chunks]
+
+    def cut(nbytes):
+        starts = range(0, len(payload.data), nbytes)
+        return [bytes(payload.data[start : start + nbytes]) for start in starts]
+
+    came = feed(Assembler(CODEC), list(zip(heads, cut(CHUNK_BYTES_BEFORE), strict=True)))
+    np.testing.assert_array_equal(came.payload.data, payload.data)
+
+    with pytest.raises(RemoteProtocolError, match="tensor bytes: received 1048512"):
+        feed(Assembler(CODEC), [(heads[0], cut(CHUNK_BYTES_BEFORE - 64)[0])])
 
 
 def test_a_header_too_long_is_our_own_mistake():

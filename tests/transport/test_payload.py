@@ -1,6 +1,7 @@
 """Payloads: how tensors lie in one run of bytes, and whose digest is whose."""
 
 import math
+from itertools import pairwise
 
 import ml_dtypes
 import numpy as np
@@ -13,6 +14,7 @@ from transport import DTYPES, Payload, TensorMeta, aligned, describe
 from transport.payload import (
     ALIGNMENT,
     ArrivingDigests,
+    Pieces,
     broken_tensor,
     copy_payload,
     payload_bytes,
@@ -70,6 +72,22 @@ def test_a_changed_byte_breaks_the_tensor_that_it_is_in(layout, data):
         start += aligned(tensor_bytes(meta))
 
     assert broken_tensor(Payload(payload.tensors, changed)) == owner
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 40), max_size=4), st.data())
+def test_pieces_read_as_one_array(whole, cuts, data):
+    """Any span has the bytes that it has in one array; it is a view if it lies in one piece."""
+    bounds = [0, *sorted(min(cut, len(whole)) for cut in cuts), len(whole)]
+    parts = [np.frombuffer(whole[start:stop], np.uint8) for start, stop in pairwise(bounds)]
+    start = data.draw(st.integers(0, len(whole)))
+    stop = data.draw(st.integers(start, len(whole)))
+
+    span = Pieces(parts)[start:stop]
+
+    assert span.tobytes() == whole[start:stop]
+    alone = any(a <= start < stop <= b for a, b in pairwise(bounds))
+    assert any(np.shares_memory(span, part) for part in parts) == alone
+    assert Payload((), *parts).data.tobytes() == whole
 
 
 def test_the_whole_digest_covers_names_shapes_types_and_bytes():

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.outer import merge
-from ddloco.outer.block_kernel import NumpyKernel
+from ddloco.outer.block_kernel import NUMPY, NumpyKernel
 from ddloco.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
 from ddloco.outer.weights import merge_weight
 from ddloco.protocol.fragment_plan import Leaf, make_plan
-from transport import DTYPES
+from ddloco.workers.merge_kernel import merge_kernel
+from transport import DTYPES, Pieces
 
 SIZES = (1000, 37, 2500)
 SIZE = sum(SIZES)
@@ -321,6 +322,30 @@ def test_no_change_is_no_direction():
 
     np.testing.assert_allclose(result.theta, 0.5 * v, rtol=1e-5)
     np.testing.assert_array_equal(merged(theta, np.zeros((2, SIZE))).theta, theta)
+
+
+@pytest.mark.parametrize("kernel", [NUMPY, merge_kernel()], ids=["numpy", "compiled"])
+def test_contributions_in_pieces_merge_to_the_same_bits(kernel, monkeypatch):
+    """Wherever the pieces end, also within a block or a row of the kernel."""
+    monkeypatch.setattr(merge, "BLOCK_ELEMENTS", 2048)
+    sizes = (5000, 3, 9000)
+    theta, segments = normal(0, sum(sizes)), segments_of(sizes)
+    packs = [packed(normal(seed, sum(sizes)), segments) for seed in (1, 2, 3)]
+    cuts = ([], [64], [4096, 8192, 12288, 16384], [20032])
+
+    def merged(buffers):
+        contributions = [Contribution(f"l{i}", 1.0 + i, each) for i, each in enumerate(buffers)]
+        rates = {"lr": 0.7, "momentum_factor": 0.9}
+        return merge_fragment(
+            theta, np.ones_like(theta), contributions, segments, kernel=kernel, **rates
+        )
+
+    whole = merged(packs)
+    for cut in cuts:
+        found = merged([Pieces(np.split(each, cut)) for each in packs])
+        assert found.theta.tobytes() == whole.theta.tobytes()
+        assert found.momentum.tobytes() == whole.momentum.tobytes()
+        assert (found.accepted, found.norms) == (whole.accepted, whole.norms)
 
 
 @given(

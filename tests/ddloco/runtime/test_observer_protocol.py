@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddloco.runtime.observer_protocol import (
+    PIECE_BYTES,
     Fragment,
     NoticeError,
     Piece,
@@ -18,10 +19,9 @@ from ddloco.runtime.observer_protocol import (
     encode,
 )
 from transport import Payload, TensorMeta, describe
-from transport.codec import CHUNK_BYTES
 
 
-def fragment(seq=1, count=CHUNK_BYTES // 2):
+def fragment(seq=1, count=PIECE_BYTES // 2):
     """A fragment of two pieces: what is said of it, and its payload."""
     data = np.arange(count, dtype=np.float32).view(np.uint8)
     payload = Payload(describe(data, [("w", (count,), "float32")]), data)

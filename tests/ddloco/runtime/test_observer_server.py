@@ -17,7 +17,16 @@ from ddloco.runtime import observer_server as windows
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Driver
 from ddloco.runtime.log import ActorLog
-from ddloco.runtime.observer_protocol import Ask, Fragment, News, Reader, Sorry, Told, encode
+from ddloco.runtime.observer_protocol import (
+    PIECE_BYTES,
+    Ask,
+    Fragment,
+    News,
+    Reader,
+    Sorry,
+    Told,
+    encode,
+)
 from ddloco.runtime.observer_server import (
     ATTENTIVE_S,
     NEWS_AWAY_MAX,
@@ -28,7 +37,6 @@ from ddloco.runtime.observer_server import (
 )
 from replay import Header, Recorder, Tape, TapeWriter
 from transport import Payload, describe
-from transport.codec import CHUNK_BYTES
 from transport.memory import MemoryFabric
 
 
@@ -228,11 +236,11 @@ async def test_followers_with_payloads_get_the_newest_first():
         stand.window.news("listening", 0.0, "syncer.1:2", {"fragments": 2})
         stand.merge(1, 4)
         await guest.say(Ask("follow", payloads=True))
-        stand.merge(0, 6, count=CHUNK_BYTES)
+        stand.merge(0, 6, count=PIECE_BYTES)
         await trio.testing.wait_all_tasks_blocked()
 
         assert [(0, 0, 0.0), (1, 4, 4.0), (0, 6, 6.0)] == guest.fragments()
-        assert CHUNK_BYTES * 4 == len(guest.heard[-1][1].data)
+        assert PIECE_BYTES * 4 == len(guest.heard[-1][1].data)
 
 
 async def test_a_recovered_syncer_hands_out_what_it_recovered():
