@@ -40,8 +40,7 @@ from ddloco.protocol.messages import Said
 from ddloco.protocol.tape_facts import SEMANTICS, TASK
 from ddloco.protocol.validation import admission
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Arrived
-from ddloco.runtime.driver import Worker as Doer
+from ddloco.runtime.driver import Arrived, Executor
 from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.errors import first_of, raised_at, said_of
 from ddloco.runtime.hosting import HostedActor, OpenedActor, tape_header
@@ -53,7 +52,7 @@ from ddloco.tapes.retention import TapeRetention
 from ddloco.tapes.segments import ChainRecorder
 from ddloco.tapes.side_channel import SideChannel
 from ddloco.workers import rpc
-from ddloco.workers.executor import Workers
+from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentFolder
 from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
 from ddloco.workers.task import TaskError, task_digest
@@ -158,7 +157,7 @@ class Hosted(HostedActor):
                 arrays = Arrays(arena)
                 process.show_trace = partial(self._show_trace, process.show_trace, log)
                 keep = await trio.to_thread.run_sync(self._open_keep, name)
-                workers = Workers(
+                executor = WorkExecutor(
                     self.job,
                     self.incarnation,
                     arrays,
@@ -170,12 +169,12 @@ class Hosted(HostedActor):
                 )
                 prepared = None
                 with self.opening:
-                    prepared = await self._attending(workers.prepare)
+                    prepared = await self._attending(executor.prepare)
                 if prepared is None:
                     yield None
                     return
                 await trio.to_thread.run_sync(keep_sources, self.folder, prepared.sources)
-                opened = await self._opened(workers, arrays, prepared, keep, log)
+                opened = await self._opened(executor, arrays, prepared, keep, log)
                 async with self._beside_it():
                     yield opened
                 assert self.finish is not None, "the actor has run"
@@ -217,26 +216,26 @@ class Hosted(HostedActor):
         return prepared
 
     async def _begin(
-        self, workers: Workers, arrays: Arrays, prepared: rpc.Prepared, keep: FragmentFolder
+        self, executor: WorkExecutor, arrays: Arrays, prepared: rpc.Prepared, keep: FragmentFolder
     ) -> tuple[Actor, Event, Sequence[Arrived | Event]]:
         """An actor that is new or continues, its first event, and those that follow at once."""
         beginning = self.beginning
         start = beginning.start(self.incarnation) if beginning is not None else None
         if start is None or beginning is None:
-            own = self._own_state(workers, arrays)
+            own = self._own_state(executor, arrays)
             fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
             leaves = prepared.leaves
             return fresh, Started(self.incarnation, leaves, own, tells=True, copies=True), []
-        await start.take_up(workers, arrays)
-        start.adopt(self.job, workers.plan)
+        await start.take_up(executor, arrays)
+        start.adopt(self.job, executor.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)
         return start.actor, *beginning.first(start, self.job.names(), self.job.id, keep.run)
 
-    def _own_state(self, workers: Workers, arrays: Arrays) -> OwnState | None:
+    def _own_state(self, executor: WorkExecutor, arrays: Arrays) -> OwnState | None:
         if self.own is None:
             return None
         [start] = self.own.starts.values()
-        return start.bring(workers, arrays, self.own.snapshot)
+        return start.bring(executor, arrays, self.own.snapshot)
 
     @asynccontextmanager
     async def _beside_it(self) -> AsyncIterator[None]:
@@ -284,14 +283,14 @@ class Hosted(HostedActor):
 
     async def _opened(
         self,
-        workers: Workers,
+        executor: WorkExecutor,
         arrays: Arrays,
         prepared: rpc.Prepared,
         keep: FragmentFolder,
         log: ActorLog,
     ) -> OpenedActor:
         job = self.job
-        actor, first, behind = await self._begin(workers, arrays, prepared, keep)
+        actor, first, behind = await self._begin(executor, arrays, prepared, keep)
         learns = actor_of(self.incarnation) in job.learner_names()
         return OpenedActor(
             actor,
@@ -300,7 +299,7 @@ class Hosted(HostedActor):
             said=Said,
             job_id=job.id,
             names=job.names(),
-            worker=slowed(workers, job.learner_table(actor_of(self.incarnation)).factor),
+            executor=slowed(executor, job.learner_table(actor_of(self.incarnation)).factor),
             arrays=arrays,
             recorder=recorder_for(
                 job,
@@ -313,7 +312,7 @@ class Hosted(HostedActor):
             ),
             log=log,
             admits=admission(
-                workers.plan, workers.state.nbytes, job.compress.up, job.compress.down
+                executor.plan, executor.state.nbytes, job.compress.up, job.compress.down
             ),
             # A learner's fragments arrive where its worker process can see them. A syncer's stay
             # where ZeroMQ received them, because a merge reads them there.
@@ -371,19 +370,19 @@ def recorder_for(
     return Recorder(writer, job.tape.on_error)
 
 
-def slowed(workers: Workers, factor: float) -> Doer:
+def slowed(executor: WorkExecutor, factor: float) -> Executor:
     """The same work, its steps ``factor`` times slower; what comes out is the same."""
-    return workers if factor == 1.0 else _Slowed(workers, factor)
+    return executor if factor == 1.0 else _Slowed(executor, factor)
 
 
 @dataclass(frozen=True)
 class _Slowed:
-    workers: Workers
+    executor: WorkExecutor
     factor: float
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
-        """Do one piece of work; it begins before this returns, as with ``Workers``."""
-        coming = self.workers.do(work)
+        """Do one piece of work; it begins before this returns, as with ``WorkExecutor``."""
+        coming = self.executor.do(work)
         return self._delayed(coming) if isinstance(work, RunStep) else coming
 
     async def _delayed(self, coming: Awaitable[WorkResult]) -> WorkResult:

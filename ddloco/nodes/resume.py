@@ -27,7 +27,7 @@ from ddloco.runtime.array_table import Arrays, HostCopy, Stored
 from ddloco.runtime.resume import Beginning, Start, payload_from, place_and_id, place_outside
 from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
-from ddloco.workers.executor import Workers, step_finished
+from ddloco.workers.executor import WorkExecutor, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment
 from ddloco.workers.process import WorkerRequestError, fitting
 from ddloco.workers.snapshot_work import LAST, STATE, theta_of
@@ -71,7 +71,7 @@ class JobStart(Start):
     worker: Bytes | None
     last: rpc.Trained | None
 
-    async def take_up(self, workers: Workers, arrays: Arrays) -> None:
+    async def take_up(self, executor: WorkExecutor, arrays: Arrays) -> None:
         """Put all arrays under the handles that the actor's machine knows.
 
         Raises:
@@ -80,24 +80,24 @@ class JobStart(Start):
             WorkerDiedError: the worker process ended.
         """
         machine: Any = self.actor.machine
-        self._check_plan(workers)
+        self._check_plan(executor)
         for handle, tensors in self.arrays.items():
-            arrays.put(handle, stored_from(tensors, workers.plan, handle, arrays))
+            arrays.put(handle, stored_from(tensors, executor.plan, handle, arrays))
         for handle in sorted(self.actor.handles.names()):
             if handle.startswith(WIRE) and theta_of(handle) in self.arrays:
                 fragment = int(handle.split("/")[1])
-                arrays.put(handle, workers.layouts.sent(fragment, arrays.get(theta_of(handle))))
+                arrays.put(handle, executor.layouts.sent(fragment, arrays.get(theta_of(handle))))
         if self.worker is not None:
-            await workers.state.restore(self.worker, rpc.Own(machine.drawn, self.last))
-            workers.capture.trains = True  # A snapshot before its next step holds this state, too.
+            await executor.state.restore(self.worker, rpc.Own(machine.drawn, self.last))
+            executor.capture.trains = True  # A snapshot before its next step holds this state, too.
             for step in self.running():
                 if step.out:
-                    size = workers.plan.total_bytes
+                    size = executor.plan.total_bytes
                     arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
 
-    def _check_plan(self, workers: Workers) -> None:
+    def _check_plan(self, executor: WorkExecutor) -> None:
         plan = getattr(self.actor.machine, "_plan", None)
-        if plan is not None and plan.digest != workers.plan.digest:
+        if plan is not None and plan.digest != executor.plan.digest:
             said = f"the task's parameters are cut in another way than {self.part.who}'s"
             raise WorkerRequestError(rpc.Failed("task", said))
 
@@ -119,7 +119,7 @@ class JobStart(Start):
             kept = Kept(fragment, version, spent, batches, digest, tokens)
             keep.put(StoredFragment(kept, flat, velocity))
 
-    def bring(self, workers: Workers, arrays: Arrays, snapshot: str) -> OwnState:
+    def bring(self, executor: WorkExecutor, arrays: Arrays, snapshot: str) -> OwnState:
         """Store a learner's state for its next incarnation, in a job that went on without it.
 
         Raises:
@@ -129,8 +129,8 @@ class JobStart(Start):
         if self.worker is None or not isinstance(machine, Learner):
             said = f"{self.part.who} had not begun to train in {snapshot}"
             raise WorkerRequestError(rpc.Failed("task", said))
-        self._check_plan(workers)
-        if len(self.worker) != workers.state.nbytes:
+        self._check_plan(executor)
+        if len(self.worker) != executor.state.nbytes:
             said = f"the task's optimizer is another than {self.part.who}'s"
             raise WorkerRequestError(rpc.Failed("task", said))
         arrays.put(OWN, HostCopy(arrays.lend(self.worker)))

@@ -119,7 +119,7 @@ class ProgramActor(HostedActor):
                 said=loaded.bodies,
                 job_id=loaded.id,
                 names=loaded.program.roles,
-                worker=ComputationExecutor(
+                executor=ComputationExecutor(
                     role.compute, arrays, StoreSink(Store(runner.place), facts)
                 ),
                 arrays=arrays,

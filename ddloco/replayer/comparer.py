@@ -14,9 +14,9 @@ from ddloco.replayer.message_matcher import Posted, key_of
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import (
     DependsOnDivergence,
-    Executor,
     Mismatch,
     PendingWork,
+    ReplayExecutor,
     TapeRunner,
     open_pending,
 )
@@ -175,7 +175,11 @@ class Comparer:
 
 @asynccontextmanager
 async def open_comparison(
-    state: ReplayState, player: Player[Any], actor: Actor, executor: Executor, start: Start | None
+    state: ReplayState,
+    player: Player[Any],
+    actor: Actor,
+    executor: ReplayExecutor,
+    start: Start | None,
 ) -> AsyncIterator[TapeRunner]:
     """Open what plays a tape and compares everything; see ``Comparer`` and ``TapeRunner``."""
     async with open_pending(executor) as pending:

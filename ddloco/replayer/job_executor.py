@@ -42,10 +42,10 @@ from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.shared_memory import Arena
 from ddloco.runtime.snapshot_sink import DigestSink
 from ddloco.workers import rpc
-from ddloco.workers.executor import Workers
+from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.process import open_worker
-from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.task_sources import SOURCE
 from replay import Tape, describe
 
@@ -58,7 +58,7 @@ class JobExecutor:
     Attributes:
         started: what the prepared worker tells of itself.
         job: the job.
-        workers: what does the work.
+        executor: what does the work.
         arrays: the actor's arrays, by handle.
         history: the merges that the incarnations of this actor made in the replay.
         change: how merges are changed, if they are.
@@ -67,7 +67,7 @@ class JobExecutor:
 
     started: Started
     job: Job
-    workers: Workers | SimulatedWorkers
+    executor: WorkExecutor | SimulatedWorkExecutor
     arrays: Arrays
     history: FragmentHistory
     change: WhatIf | None
@@ -80,8 +80,8 @@ class JobExecutor:
 
     def __post_init__(self) -> None:
         """Do merges with the outer settings of a change."""
-        if self.change is not None and isinstance(self.workers, Workers):
-            self.workers.outer_at = partial(self.change.outer_at, now=self.job.outer)
+        if self.change is not None and isinstance(self.executor, WorkExecutor):
+            self.executor.outer_at = partial(self.change.outer_at, now=self.job.outer)
 
     def begin(self, work: Work) -> Awaitable[WorkResult] | None:
         """Begin a piece of work; None if something that it reads is missing."""
@@ -90,7 +90,7 @@ class JobExecutor:
         work = self._changed(work)
         if not self._can_do(work):
             return None
-        coming = self.workers.do(work)
+        coming = self.executor.do(work)
         return self._merged(coming) if isinstance(work, MergeFragment) else coming
 
     def _changed(self, work: Work) -> Work:
@@ -102,7 +102,7 @@ class JobExecutor:
         A step that could not be executed leaves a worker whose parameters and moments are not
         those of the run; no later step can be checked.
         """
-        if isinstance(work, Recover) and isinstance(self.workers, Workers):
+        if isinstance(work, Recover) and isinstance(self.executor, WorkExecutor):
             return False  # What the disk held is a fact: see ``_check_recovered``.
         known = self.arrays.known(*work.reads)
         if isinstance(work, InstallState):
@@ -146,12 +146,12 @@ class JobExecutor:
             if then != now:
                 raise Mismatch(then, now)
             return True
-        if isinstance(event, Recovered) and isinstance(self.workers, Workers):
-            self._check_recovered(event, self.workers)
+        if isinstance(event, Recovered) and isinstance(self.executor, WorkExecutor):
+            self._check_recovered(event, self.executor)
             return True
         return False
 
-    def _check_recovered(self, event: Recovered, workers: Workers) -> None:
+    def _check_recovered(self, event: Recovered, executor: WorkExecutor) -> None:
         """What the disk held is a fact; that it is what was merged is checked."""
         for kept in event.kept:
             found = self.history.at(kept.fragment, kept.version)
@@ -167,14 +167,14 @@ class JobExecutor:
             elif not self.history.agrees(kept):
                 raise Mismatch(describe(kept), describe(found.kept))
             else:
-                workers.take_back(found)
+                executor.take_back(found)
 
     def take_back(self, scheduled: Kept) -> Kept:
         """Store a merge that was made here under its handles, in place of a scheduled one."""
         found = self.history.at(scheduled.fragment, scheduled.version)
         assert found is not None, "what was merged then is merged here"
-        assert isinstance(self.workers, Workers), "work is real here"
-        self.workers.take_back(found)
+        assert isinstance(self.executor, WorkExecutor), "work is real here"
+        self.executor.take_back(found)
         return found.kept
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
@@ -186,8 +186,8 @@ class JobExecutor:
         if hint is not None:
             return self._explained(recorded, found, hint)
         self._fragments.pop(recorded.work, None)
-        if isinstance(self.workers, SimulatedWorkers):
-            self.workers.settle(recorded)
+        if isinstance(self.executor, SimulatedWorkExecutor):
+            self.executor.settle(recorded)
         return None
 
     def _explained(self, recorded: Any, found: Any, hint: str) -> str:
@@ -218,11 +218,11 @@ class JobExecutor:
     def merge_apart(self, work: MergeFragment) -> tuple[FragmentMerged, Any]:
         """Compute a merge that the run did not make, from arrays that are there; its result is
         stored nowhere. Returns the new parameters as well."""
-        return self.workers.merge_apart(work)
+        return self.executor.merge_apart(work)
 
 
 @asynccontextmanager
-async def open_workers(
+async def open_executor(
     job: Job,
     each: Tape,
     folder: Path,
@@ -231,7 +231,7 @@ async def open_workers(
     task: str,
     recorded: Mapping[str, str] | None = None,
     turns: Path | None = None,
-) -> AsyncIterator[tuple[Workers, Arrays, rpc.Prepared]]:
+) -> AsyncIterator[tuple[WorkExecutor, Arrays, rpc.Prepared]]:
     """Open the worker process of a tape's actor, and have it load the task.
 
     Args:
@@ -252,7 +252,7 @@ async def open_workers(
         worker = job.worker_of(actor_of(name)) if task == job.job.task else Worker()
         pinned = pinned_file(run_folder_of(each.path) / SOURCE, task)
         async with open_worker(name, arena, worker, recorded, pinned, turns=turns) as process:
-            workers = Workers(
+            executor = WorkExecutor(
                 job,
                 name,
                 arrays,
@@ -262,4 +262,4 @@ async def open_workers(
                 sink=DigestSink(),
                 task=task,
             )
-            yield workers, arrays, await workers.prepare()
+            yield executor, arrays, await executor.prepare()

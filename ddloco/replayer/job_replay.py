@@ -15,7 +15,7 @@ from ddloco.nodes.resume import OWN_STATE, JobBeginning, JobStart, begin_with
 from ddloco.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.comparer import changed_facts, open_comparison
-from ddloco.replayer.job_executor import JobExecutor, open_workers
+from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
@@ -26,9 +26,9 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import place_and_id
 from ddloco.tapes.code_version import code_version
 from ddloco.workers import rpc
-from ddloco.workers.executor import Workers
+from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
-from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import FragmentMemory
 from ddloco.workers.task import task_digest
 from ddloco.workers.task_sources import changed_lines, kept_sources
@@ -112,11 +112,11 @@ class JobRunners:
                 assert start is None, "simulated jobs have no store"
                 memory = self.memories.setdefault(name, FragmentMemory())
                 arrays = Arrays()
-                workers = SimulatedWorkers(job, each.header, arrays, memory)
-                prepared = await workers.prepare()
+                executor = SimulatedWorkExecutor(job, each.header, arrays, memory)
+                prepared = await executor.prepare()
             else:
-                workers, arrays, prepared = await stack.enter_async_context(
-                    open_workers(
+                executor, arrays, prepared = await stack.enter_async_context(
+                    open_executor(
                         job,
                         each,
                         folder,
@@ -127,46 +127,48 @@ class JobRunners:
                     )
                 )
                 if start is not None:
-                    await self._take_up(each, start, workers, arrays, history)
-                own = self._own_state(each, workers, arrays)
+                    await self._take_up(each, start, executor, arrays, history)
+                own = self._own_state(each, executor, arrays)
                 pieces = each.header.facts.get(STATE_PIECES)
                 if pieces is not None:
-                    workers.state.cut_into(int(pieces))
+                    executor.state.cut_into(int(pieces))
             for difference in self._differences(each, prepared):
                 self.warn(difference)
             started = Started(each.incarnation, prepared.leaves, own, tells=True)
             change = change_of(each.header.facts)
-            executor = JobExecutor(started, job, workers, arrays, history, change, state.report)
+            replay_executor = JobExecutor(
+                started, job, executor, arrays, history, change, state.report
+            )
             fresh = Actor(each.incarnation, machine_for(job, each.incarnation))
             actor = start.actor if start is not None else fresh
             player = Player(each, Happened, actor, actor.number)
-            opened = open_comparison(state, player, actor, executor, start)
+            opened = open_comparison(state, player, actor, replay_executor, start)
             yield await stack.enter_async_context(opened)
 
     async def _take_up(
         self,
         each: Tape,
         start: JobStart,
-        workers: Workers,
+        executor: WorkExecutor,
         arrays: Arrays,
         history: FragmentHistory,
     ) -> None:
         """Continue with an actor's state in the snapshot that the replay begins with."""
-        await start.take_up(workers, arrays)
+        await start.take_up(executor, arrays)
         start.keep(arrays, history)
         if each.header.after == start.part.number and not each.dropped:
-            start.adopt(self.job, workers.plan)
+            start.adopt(self.job, executor.plan)
         else:
             history.bring()
 
-    def _own_state(self, each: Tape, workers: Workers, arrays: Arrays) -> OwnState | None:
+    def _own_state(self, each: Tape, executor: WorkExecutor, arrays: Arrays) -> OwnState | None:
         """What a learner that came back alone had of a snapshot."""
         said = each.header.facts.get(OWN_STATE)
         if said is None:
             return None
         beginning = begin_with(*place_and_id(said), self.job, actor_of(each.incarnation))
         [start] = beginning.starts.values()
-        return start.bring(workers, arrays, beginning.snapshot)
+        return start.bring(executor, arrays, beginning.snapshot)
 
     def _differences(self, each: Tape, prepared: rpc.Prepared) -> list[str]:
         """What can change arithmetic and is not as it was recorded."""

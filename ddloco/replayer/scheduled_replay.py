@@ -30,7 +30,7 @@ from ddloco.machines.registry import machine_for
 from ddloco.nodes.node import recorder_for
 from ddloco.protocol.events import Happened, Recovered, Started, StateCopied
 from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
-from ddloco.replayer.job_executor import JobExecutor, open_workers
+from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.message_matcher import Mailbox, key_of
 from ddloco.replayer.recording import job_of, open_recording
@@ -148,23 +148,25 @@ class ScheduledRun:
         job, name = self.job, each.incarnation
         history = self._histories.setdefault(actor_of(name), FragmentHistory())
         async with AsyncExitStack() as stack:
-            opened = open_workers(job, each, self._folder, history, task=job.job.task)
-            workers, arrays, prepared = await stack.enter_async_context(opened)
+            opened = open_executor(job, each, self._folder, history, task=job.job.task)
+            executor, arrays, prepared = await stack.enter_async_context(opened)
             actor = Actor(name, machine_for(job, name))
             player = Player(each, Happened, actor)
             self._check_fragments(player, prepared)
             if self._pieces:
-                workers.state.cut_into(self._pieces)
+                executor.state.cut_into(self._pieces)
             keep_sources(self._folder, prepared.sources)
             recorder = recorder_for(job, name, self._folder, prepared, self._facts(each))
             log = stack.enter_context(closing(ActorLog(self._folder / LOG_FILE, name)))
             started = Started(name, prepared.leaves, tells=True)
-            executor = JobExecutor(
-                started, job, workers, arrays, history, self._what_if, state.report
+            replay_executor = JobExecutor(
+                started, job, executor, arrays, history, self._what_if, state.report
             )
-            pending = await stack.enter_async_context(open_pending(executor))
+            pending = await stack.enter_async_context(open_pending(replay_executor))
             observe, mailbox = partial(self._observed, log), state.mailbox
-            door = ScheduleFollower(each, actor, executor, pending, mailbox, recorder, observe)
+            door = ScheduleFollower(
+                each, actor, replay_executor, pending, mailbox, recorder, observe
+            )
             yield TapeRunner(state, actor, player, door, pending)
             recorder.close(actor.number, each.closed)
 

@@ -30,7 +30,7 @@ class Mismatch(Exception):  # noqa: N818, a difference is a finding, not an erro
         self.recorded, self.found = recorded, found
 
 
-class Executor(Protocol):
+class ReplayExecutor(Protocol):
     """Does the work of one actor again."""
 
     @property
@@ -102,7 +102,7 @@ class Pending:
 class PendingWork:
     """The work of one actor in a replay whose results have not been taken, by number."""
 
-    def __init__(self, executor: Executor, nursery: trio.Nursery) -> None:
+    def __init__(self, executor: ReplayExecutor, nursery: trio.Nursery) -> None:
         self.executor = executor
         self._nursery = nursery
         self._pending: dict[int, Pending] = {}
@@ -128,7 +128,7 @@ class PendingWork:
 
 
 @asynccontextmanager
-async def open_pending(executor: Executor) -> AsyncIterator[PendingWork]:
+async def open_pending(executor: ReplayExecutor) -> AsyncIterator[PendingWork]:
     """Open a nursery for an actor's work; what is not done at the end is cancelled."""
     async with trio.open_nursery() as nursery:
         yield PendingWork(executor, nursery)

@@ -80,7 +80,7 @@ all of them."""
 LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
 
 
-class Worker(Protocol):
+class Executor(Protocol):
     """Performs the work effects of an actor."""
 
     def do(self, work: Work) -> Awaitable[WorkResult]:
@@ -106,7 +106,7 @@ class Driver:
         job_id: sent with every message; messages of another job are refused.
         actors: the names of the job's actors; messages that name others are refused.
         endpoint: carries messages; the caller dials and listens on its addresses.
-        worker: performs work effects.
+        executor: performs work effects.
         arrays: the arrays by handle.
         recorder: writes the tape.
         time: the actor's time.
@@ -125,7 +125,7 @@ class Driver:
         job_id: str,
         actors: Collection[str],
         endpoint: Endpoint,
-        worker: Worker,
+        executor: Executor,
         arrays: Arrays,
         recorder: Recorder,
         time: TimeSource,
@@ -142,7 +142,7 @@ class Driver:
         self._job_id = job_id
         self._guard = ConnectionGuard(actor.incarnation, actors, admits)
         self._endpoint = endpoint
-        self._worker = worker
+        self._executor = executor
         self._arrays = arrays
         self._recorder = recorder
         self._time = time
@@ -233,7 +233,7 @@ class Driver:
         for number in before:
             work = self.actor.under_way.get(number)
             if work is not None and number not in done:
-                self._nursery.start_soon(self._work, self._worker.do(work))
+                self._nursery.start_soon(self._work, self._executor.do(work))
 
     def request_stop(self, reason: str) -> None:
         """Request an orderly end of the actor; ``reason`` is logged."""
@@ -368,7 +368,7 @@ class Driver:
                 self._observers.news("ended", at, self._ref, {"status": status, "reason": reason})
             case _:
                 assert isinstance(effect, Work), f"nobody performs {effect}"
-                self._nursery.start_soon(self._work, self._worker.do(effect))
+                self._nursery.start_soon(self._work, self._executor.do(effect))
 
     @property
     def _ref(self) -> str:

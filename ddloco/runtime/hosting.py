@@ -16,7 +16,7 @@ from clocks import MonotonicTime
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Arrived, Driver, Worker
+from ddloco.runtime.driver import Arrived, Driver, Executor
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning
@@ -39,7 +39,7 @@ class OpenedActor:
     said: Any
     job_id: str
     names: Collection[str]
-    worker: Worker
+    executor: Executor
     arrays: Arrays
     recorder: Recorder
     log: ActorLog
@@ -123,7 +123,7 @@ class HostedActor(ABC):
             job_id=opened.job_id,
             actors=opened.names,
             endpoint=self.endpoint,
-            worker=opened.worker,
+            executor=opened.executor,
             arrays=opened.arrays,
             recorder=opened.recorder,
             time=MonotonicTime(opened.actor.at),

@@ -78,7 +78,7 @@ def tensor_digests(payload: Payload) -> bytes:
 UNKEPT, KEPT_AGAIN = "merge not kept", "merges are kept again"
 
 
-class Workers:
+class WorkExecutor:
     """Does the work of one actor.
 
     Args:

@@ -225,7 +225,7 @@ def serve_crowd(
                     job_id=job.id,
                     actors=job.names(),
                     endpoint=endpoint,
-                    worker=Stub(plan, arrays, step_s),
+                    executor=Stub(plan, arrays, step_s),
                     arrays=arrays,
                     recorder=Recorder(None),
                     time=MonotonicTime(),

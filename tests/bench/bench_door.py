@@ -183,15 +183,15 @@ def _push(job: Job, incarnation: str, arrivals: list[Came], recorder: Recorder) 
 def make_driver(
     job: Job, incarnation: str, endpoint: Any, arrays: Arrays, recorder: Recorder, time: Any
 ) -> Driver:
-    """A driver as ``host`` makes it, but for its endpoint, its worker and its log."""
-    worker: Any = Nobody()
+    """A driver as ``host`` makes it, but for its endpoint, its executor and its log."""
+    executor: Any = Nobody()
     return Driver(
         Actor(incarnation, machine_for(job, incarnation)),
         said=Said,
         job_id=job.id,
         actors=job.names(),
         endpoint=endpoint,
-        worker=worker,
+        executor=executor,
         arrays=arrays,
         recorder=recorder,
         time=time,

@@ -5,7 +5,7 @@ processes to a hub, the hub to all four); 1 is the floor, the aim 1.5.
 
 * Ours: each learner encodes its 16 fragments of 4 MiB as in a job (copy and digests in a thread),
   sends them in chunks through codec and ZmqEndpoint; the hub assembles, checks digests, merges a
-  fragment (RDA and Nesterov, in a thread, by the very ``Workers`` of the product) once all four
+  fragment (RDA and Nesterov, in a thread, by the product's ``WorkExecutor``) once all four
   parts of it are there, and sends the result to all; each learner assembles it into shared memory
   and checks digests. Links, machines, pacing and tapes are not in it.
 * Raw: sockets with TCP_NODELAY, one thread for each direction of each connection, memory that was
@@ -45,7 +45,7 @@ from ddloco.protocol.messages import Contribution, GlobalFragment, Said
 from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.runtime.shared_memory import Arena
-from ddloco.workers.executor import Workers
+from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 from transport.codec import CHUNK_BYTES
@@ -122,15 +122,15 @@ def make_plan(nbytes: int) -> FragmentPlan:
     return FragmentPlan(fragments, tuple(range(FRAGMENTS)), FRAGMENTS)
 
 
-def make_workers(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> Workers:
+def make_executor(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> WorkExecutor:
     """The product's own, without a JAX process, which these kinds of work don't need."""
     job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
     none: Any = None  # Neither a process nor snapshots.
-    workers = Workers(
+    executor = WorkExecutor(
         job, incarnation, arrays, none, folder=Path(), keep=FragmentHistory(), sink=none
     )
-    workers.lay_out(plan)
-    return workers
+    executor.lay_out(plan)
+    return executor
 
 
 def _ours(stack: ExitStack, nbytes: int) -> list[Servant]:
@@ -174,7 +174,7 @@ class Hub:
     def __init__(self, endpoint: Any, nbytes: int, nursery: trio.Nursery) -> None:
         self._plan = make_plan(nbytes)
         self._arrays = Arrays(Arena())
-        self._workers = make_workers("syncer.1", self._arrays, self._plan)
+        self._executor = make_executor("syncer.1", self._arrays, self._plan)
         self._voice = Voice(endpoint, LISTENER)
         self._assemblers: dict[str, Assembler[Any]] = {}
         self._nursery = nursery
@@ -208,7 +208,7 @@ class Hub:
         theta, momentum, wire = self._globals[p]
         out = (f"theta/{p}/{number}", f"momentum/{p}/{number}", f"wire/{p}/{number}")
         shares = tuple(Share(route, parts[route], 1.0, 0) for route in sorted(parts))
-        done = await self._workers.do(
+        done = await self._executor.do(
             MergeFragment(number, number, p, theta, momentum, shares, {}, {}, out)
         )
         assert len(done.accepted) == LEARNERS, done
@@ -242,7 +242,7 @@ def serve_learner(connection: Connection, address: str, nbytes: int, incarnation
     async def main() -> None:
         arrays = Arrays(Arena())
         plan = make_plan(nbytes)
-        workers = make_workers(incarnation, arrays, plan)
+        executor = make_executor(incarnation, arrays, plan)
         rng = np.random.default_rng(list(incarnation.encode()))
         region = arrays.arena.allocate(plan.total_bytes)
         region.data.view(np.float32)[:] = 0.01 * rng.standard_normal(nbytes // 4, np.float32)
@@ -268,7 +268,7 @@ def serve_learner(connection: Connection, address: str, nbytes: int, incarnation
                 while await trio.to_thread.run_sync(connection.recv):
                     missing, whole = FRAGMENTS, trio.Event()
                     for p in range(FRAGMENTS):
-                        await workers.do(EncodeFragment(p, p, "host", f"out/{p}"))
+                        await executor.do(EncodeFragment(p, p, "host", f"out/{p}"))
                         payload = arrays.get(f"out/{p}")
                         voice.say(route, Contribution(1, p, 0, 1, 1, 1), payload)
                         arrays.free(f"out/{p}")

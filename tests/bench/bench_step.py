@@ -163,11 +163,11 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
     class Gate:
         """A learner's worker, and a gate behind every ``block``-th step."""
 
-        def __init__(self, workers: Any) -> None:
-            self._workers = workers
+        def __init__(self, executor: Any) -> None:
+            self._executor = executor
 
         def do(self, work: Any) -> Any:
-            coming = self._workers.do(work)
+            coming = self._executor.do(work)
             warm = isinstance(work, RunStep) and work.step >= WARM_STEPS
             last = warm and (work.step - WARM_STEPS) % block == 0
             return self._held(coming) if last else coming
@@ -188,7 +188,7 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
             GatedTime.held_since = None
 
     hosting.MonotonicTime = GatedTime
-    node.slowed = lambda workers, _: Gate(workers)
+    node.slowed = lambda executor, _: Gate(executor)
     with tempfile.TemporaryDirectory() as scratch:
         cluster = Cluster(job, open_folder(Path(scratch) / "run", job))
         outcome = trio.run(cluster.run)

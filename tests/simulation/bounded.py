@@ -55,7 +55,7 @@ from ddloco.simulation.world import World
 from ddloco.tapes.retention import before, cuts_of
 from ddloco.tapes.segments import ChainRecorder
 from ddloco.workers.fragment_store import FragmentHistory
-from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
 from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes
 from snapshot import Manifest, Part, thaw
@@ -315,16 +315,16 @@ class Again:
         """Open what plays a tape."""
         name, arrays = actor_of(each.incarnation), Arrays()
         memory = self.memories.setdefault(name, FragmentMemory())
-        workers = SimulatedWorkers(self.job, each.header, arrays, memory)
-        prepared = await workers.prepare()
+        simulated = SimulatedWorkExecutor(self.job, each.header, arrays, memory)
+        prepared = await simulated.prepare()
         start = self.beginning.starts.get(each.incarnation)
         actor = Actor(each.incarnation, machine_for(self.job, each.incarnation))
         if start is not None:
-            start.take_up(workers._simulated_work, arrays, memory, self.brought)
+            start.take_up(simulated._simulated_work, arrays, memory, self.brought)
             actor = start.actor
         started = Started(each.incarnation, prepared.leaves, tells=True)
         history = FragmentHistory()
-        inner = JobExecutor(started, self.job, workers, arrays, history, None, state.report)
+        inner = JobExecutor(started, self.job, simulated, arrays, history, None, state.report)
         player = Player(each, Happened, actor, actor.number)
         executor = SnapshotExecutor(inner, name, self.beginning.snapshot, self.brought)
         opened = open_comparison(state, player, actor, executor, start)

@@ -40,7 +40,7 @@ class _Contents(MutableMapping[str, Any]):
         return len(self.arrays)
 
 
-class SimulatedWorkers:
+class SimulatedWorkExecutor:
     """Does the work of one actor as the simulation did it."""
 
     def __init__(

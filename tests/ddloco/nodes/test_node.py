@@ -23,10 +23,10 @@ class Began:
 async def test_work_begins_before_it_is_awaited(autojump_clock):
     """A slow learner's copies exist before its next work reads them, as any other learner's do."""
     del autojump_clock
-    workers, step, copy = Began(), RunStep(1, 1, (), ""), CopyState(2, "state/1")
-    slow = slowed(workers, 3.0)
+    executor, step, copy = Began(), RunStep(1, 1, (), ""), CopyState(2, "state/1")
+    slow = slowed(executor, 3.0)
     coming = slow.do(step), slow.do(copy)
-    assert [step, copy] == workers.works
+    assert [step, copy] == executor.works
     began = trio.current_time()
     await coming[1]
     assert 0.5 == trio.current_time() - began
@@ -35,6 +35,6 @@ async def test_work_begins_before_it_is_awaited(autojump_clock):
 
 
 def test_a_learner_as_fast_as_it_can_is_left_alone():
-    """There is nothing between the driver and its workers."""
-    workers = Began()
-    assert workers is slowed(workers, 1.0)
+    """There is nothing between the driver and its executor."""
+    executor = Began()
+    assert executor is slowed(executor, 1.0)

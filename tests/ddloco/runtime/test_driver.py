@@ -69,7 +69,7 @@ class TrioTime:
         return trio.current_time() - self._start
 
 
-class FakeWorker:
+class FakeExecutor:
     """Work that takes its time and leaves small arrays; deterministic, and fails where told."""
 
     def __init__(self, plan, arrays, step_s):
@@ -168,7 +168,7 @@ class Office:
             job_id=self.job.id,
             actors=self.job.names(),
             endpoint=endpoint,
-            worker=FakeWorker(self.plan, arrays, step_s),
+            executor=FakeExecutor(self.plan, arrays, step_s),
             arrays=arrays,
             recorder=self.recorder(incarnation),
             time=TrioTime(),
@@ -622,7 +622,7 @@ class Counts:
 
 async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clock):
     """What was under way, but for what is behind it already; and what the first event asks for."""
-    actor, worker, time = Actor("syncer.1", GoesOn()), Counts(), TrioTime()
+    actor, executor, time = Actor("syncer.1", GoesOn()), Counts(), TrioTime()
     actor.under_way = {n: EncodeFragment(n, 0, "host/1", f"out/{n}") for n in (3, 4)}
     with closing(ActorLog(tmp_path / "log.jsonl", "syncer.1")) as log:
         driver = Driver(
@@ -631,7 +631,7 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
             job_id="small-1",
             actors=("syncer",),
             endpoint=MemoryFabric(1).endpoint("syncer"),
-            worker=worker,
+            executor=executor,
             arrays=Arrays(),
             recorder=Recorder(None),
             time=time,
@@ -641,5 +641,5 @@ async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clo
         finish = await driver.run(Restored("syncer.1-9"), [FragmentEncoded(4, b"d" * 16)])
 
     assert Finish("done", "soon") == finish
-    assert [3, 7] == sorted(worker.asked)
+    assert [3, 7] == sorted(executor.asked)
     assert [3, 4, 7] == sorted(actor.machine.ended)

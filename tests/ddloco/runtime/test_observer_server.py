@@ -410,7 +410,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
         job_id="small-1",
         actors=("syncer",),
         endpoint=endpoint,
-        worker=None,
+        executor=None,
         arrays=Arrays(),
         recorder=Recorder(TapeWriter(tmp_path / "syncer.1.tape", header)),
         time=ManualTime(),

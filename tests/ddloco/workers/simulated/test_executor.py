@@ -7,7 +7,7 @@ from ddloco.protocol.effects import MakeParameters, MergeFragment, Recover, Shar
 from ddloco.protocol.tape_facts import TENSORS, is_simulated
 from ddloco.runtime.array_table import Arrays
 from ddloco.simulation import fuzz
-from ddloco.workers.simulated.executor import SimulatedWorkers
+from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import FragmentMemory, leaves_of
 from replay import open_tapes
 
@@ -21,7 +21,7 @@ def shop(tmp_path):
     tape = next(each for each in open_tapes(tmp_path) if each.incarnation == "syncer.1")
     job, arrays, fragment_memory = fuzz.draw(SEED).job, Arrays(), FragmentMemory()
     return (
-        SimulatedWorkers(job, tape.header, arrays, fragment_memory),
+        SimulatedWorkExecutor(job, tape.header, arrays, fragment_memory),
         arrays,
         fragment_memory,
         job,
