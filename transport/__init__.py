@@ -5,12 +5,9 @@ machine for handshakes, sequence numbers and credit, and ``endpoint`` is the int
 ``zeromq`` and ``memory`` implement.
 """
 
-from transport.codec import Assembler as Assembler
-from transport.codec import Codec as Codec
-from transport.codec import LocalProtocolError as LocalProtocolError
-from transport.codec import Message as Message
-from transport.codec import RemoteProtocolError as RemoteProtocolError
-from transport.codec import layout_problem as layout_problem
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from transport.effects import CancelTimer as CancelTimer
 from transport.effects import Dial as Dial
 from transport.effects import Drop as Drop
@@ -37,7 +34,6 @@ from transport.events import PeerJoined as PeerJoined
 from transport.events import PeerLost as PeerLost
 from transport.events import PeerRefused as PeerRefused
 from transport.events import TimerFired as TimerFired
-from transport.link import Links as Links
 from transport.message import BULK as BULK
 from transport.message import CONTROL as CONTROL
 from transport.message import GREETINGS as GREETINGS
@@ -53,16 +49,62 @@ from transport.message import Marker as Marker
 from transport.message import Name as Name
 from transport.message import Reason as Reason
 from transport.message import TensorMeta as TensorMeta
-from transport.payload import DTYPES as DTYPES
-from transport.payload import SENDABLE as SENDABLE
-from transport.payload import Bytes as Bytes
-from transport.payload import Payload as Payload
-from transport.payload import Pieces as Pieces
-from transport.payload import aligned as aligned
-from transport.payload import copy_payload as copy_payload
-from transport.payload import describe as describe
-from transport.payload import payload_of as payload_of
-from transport.payload import tensor_bytes as tensor_bytes
-from transport.payload import tensors_of as tensors_of
 from transport.refcounts import Handles as Handles
 from transport.token_bucket import TokenBucket as TokenBucket
+
+if TYPE_CHECKING:
+    from transport.codec import Assembler as Assembler
+    from transport.codec import Codec as Codec
+    from transport.codec import LocalProtocolError as LocalProtocolError
+    from transport.codec import Message as Message
+    from transport.codec import RemoteProtocolError as RemoteProtocolError
+    from transport.codec import layout_problem as layout_problem
+    from transport.link import Links as Links
+    from transport.payload import DTYPES as DTYPES
+    from transport.payload import SENDABLE as SENDABLE
+    from transport.payload import Bytes as Bytes
+    from transport.payload import Payload as Payload
+    from transport.payload import Pieces as Pieces
+    from transport.payload import aligned as aligned
+    from transport.payload import copy_payload as copy_payload
+    from transport.payload import describe as describe
+    from transport.payload import payload_of as payload_of
+    from transport.payload import tensor_bytes as tensor_bytes
+    from transport.payload import tensors_of as tensors_of
+
+_HOMES = {
+    "codec": (
+        "Assembler",
+        "Codec",
+        "LocalProtocolError",
+        "Message",
+        "RemoteProtocolError",
+        "layout_problem",
+    ),
+    "payload": (
+        "DTYPES",
+        "SENDABLE",
+        "Bytes",
+        "Payload",
+        "Pieces",
+        "aligned",
+        "copy_payload",
+        "describe",
+        "payload_of",
+        "tensor_bytes",
+        "tensors_of",
+    ),
+    "link": ("Links",),
+}
+"""The names above that need numpy, or take long to define, by module: each is imported when it is
+first used, because an endpoint alone needs none of them."""
+
+
+if not TYPE_CHECKING:  # For a type checker it would make every name valid.
+
+    def __getattr__(name: str) -> Any:
+        for home, names in _HOMES.items():
+            if name in names:
+                found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,6 @@ from typing import Any
 
 import trio
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from transport.endpoint import (
     FRAME_BYTES_MAX,
@@ -56,6 +55,9 @@ DESCRIPTORS_SHARE = 2
 need the others, and a flood of connections must be detected before the last one is used."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+
+_EVENT = struct.Struct("=hi")
+"""What a socket monitor says: an event, and its value."""
 
 _RECEIVED = struct.Struct("=Q")
 _RECEIVED_AT = 128
@@ -157,12 +159,11 @@ class Connections:
 
     async def _watch(self) -> None:
         while True:
-            parts = [bytes(part) for part in await self._told.recv_multipart()]
-            event = parse_monitor_message(parts)
-            value = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
+            said, _ = await self._told.recv_multipart()
+            event, value = _EVENT.unpack(said)
+            if event == zmq.EVENT_ACCEPTED:
                 self._accepted(value)
-            elif event["event"] == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
                 self._failed(value)
             else:
                 self._there.pop(value, None)

@@ -22,8 +22,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-import numpy as np
-
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Frame: TypeAlias = bytes | memoryview
 
@@ -233,5 +231,9 @@ def _flat(part: Buffer) -> Frame:
         raise ValueError("a part must be contiguous: copy it before sending")
     if view.nbytes == 0:
         return b""
-    # numpy accepts every format and shape; memoryview.cast does not.
+    if view.format == "B" and view.ndim == 1:
+        return view
+    # It accepts every format and shape; memoryview.cast does not.
+    import numpy as np  # noqa: PLC0415, most parts are bytes already, and observers need no arrays
+
     return np.frombuffer(view, np.uint8).data

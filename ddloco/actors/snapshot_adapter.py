@@ -14,6 +14,7 @@ from clocks import actor_of
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.actors.events import Captured, Committed, SnapshotRequested, SnapshotSettled, WorkFailed
 from ddloco.actors.messages import SnapshotPart
+from ddloco.actors.observations import BEGUN, DISCARDED, FAILED, TAKEN
 from snapshot import (
     GATHERING_S,
     Ask,
@@ -47,12 +48,6 @@ from transport import (
     TokenBucket,
 )
 from transport import Mark as MarkLanes
-
-BEGUN, TAKEN, DISCARDED = "snapshot begun", "snapshot taken", "snapshot discarded"
-"""Log events of a snapshot."""
-
-FAILED = "snapshot part failed"
-"""Log event of a participant that could not write its own part."""
 
 CUT = "cut/"
 GATHER = "gather/"

@@ -18,7 +18,7 @@ from msgspec import Struct
 from rich.console import Console
 
 from clocks import actor_of
-from ddloco.actors.snapshot_adapter import DISCARDED, TAKEN
+from ddloco.actors.observations import DISCARDED, TAKEN
 from ddloco.api.launch import (
     Ended,
     JobError,

@@ -11,7 +11,6 @@ from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError
 from ddloco.nodes.exit_codes import BAD_INPUT, FOUND, HELD
 from ddloco.runtime.errors import first_of
-from ddloco.workers.process import WorkerDiedError, WorkerRequestError
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:
@@ -20,15 +19,33 @@ def look(what: Callable[[], Awaitable[None]]) -> int:
         trio.run(what)
     except BaseException as error:
         match first_of(error):
-            case ConfigError() | WorkerRequestError() as found:
+            case ConfigError() as found:
                 return complain(found, BAD_INPUT)
-            case UnansweredError() | WorkerDiedError() as found:
+            case UnansweredError() as found:
                 return complain(found, FOUND)
             case KeyboardInterrupt():
                 return FOUND
-            case _:
-                raise
+            case found:
+                code = _worker_code(found)
+                if code is None:
+                    raise
+                return complain(found, code)
     return HELD
+
+
+def _worker_code(error: BaseException) -> int | None:
+    """The exit code for what went wrong with a worker; None for any other error."""
+    # Only the evaluation of models has workers: their modules take longer to import than a syncer
+    # takes to answer.
+    from ddloco.workers.process import WorkerDiedError, WorkerRequestError  # noqa: PLC0415
+
+    match error:
+        case WorkerRequestError():
+            return BAD_INPUT
+        case WorkerDiedError():
+            return FOUND
+        case _:
+            return None
 
 
 def complain(problem: object, code: int = BAD_INPUT) -> int:

@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.config.job import load_job
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
 
@@ -39,7 +38,9 @@ def status(given: argparse.Namespace) -> int:
 
 def observe(given: argparse.Namespace) -> int:
     """``ddloco observe``: follow a running job."""
-    from ddloco.monitoring.metrics import Lines, Metrics  # noqa: PLC0415, status needs none of it
+    # Status needs none of these.
+    from ddloco.config.job import load_job  # noqa: PLC0415
+    from ddloco.monitoring.metrics import Lines, Metrics  # noqa: PLC0415
 
     async def watch() -> None:
         scored = given.evaluate

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
-from ddloco.actors.snapshot_adapter import DISCARDED, TAKEN
+from ddloco.actors.observations import DISCARDED, TAKEN
 from ddloco.api.model import PlaceError, open_store, parameters, tensors_at
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.config.toml import ConfigError

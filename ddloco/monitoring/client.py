@@ -9,16 +9,14 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from ddloco.actors.snapshot_adapter import BEGUN, DISCARDED, TAKEN
+from ddloco.actors.observations import BEGUN, DISCARDED, TAKEN
 from ddloco.config.addresses import check_dial
 from ddloco.config.toml import ConfigError
 from ddloco.network.endpoints import new_endpoint
-from ddloco.network.keys import OBSERVER as KEY
-from ddloco.network.keys import load_curve
 from ddloco.runtime.observer_protocol import (
     OBSERVER,
     Ask,
@@ -30,8 +28,12 @@ from ddloco.runtime.observer_protocol import (
     Told,
     encode,
 )
-from transport import Arrival, Endpoint, LaneFull, Payload, PeerGone
+from transport import Arrival, Endpoint, LaneFull, PeerGone
 from transport.zeromq import open_context
+
+if TYPE_CHECKING:
+    from transport import Payload
+    from transport.curve_auth import Curve
 
 ROUTE = "syncer/control"
 
@@ -50,7 +52,7 @@ INBOX_MAX = 16
 """Notices taken off the socket and not yet processed; others wait in the socket's queue,
 unacknowledged, until the server sends no more."""
 
-Said = Told | News | tuple[Fragment, Payload]
+Said: TypeAlias = "Told | News | tuple[Fragment, Payload]"
 Take = Callable[[Said], Awaitable[None]]
 
 
@@ -166,7 +168,7 @@ class Observer:
         return said
 
     async def _take_in(
-        self, take: Take, said: Any, payload: Payload | None, *, payloads: bool
+        self, take: Take, said: Any, payload: "Payload | None", *, payloads: bool
     ) -> None:
         if isinstance(said, Told):
             said = Told(said.seq, {"address": self._address, **said.status})
@@ -174,7 +176,7 @@ class Observer:
         if payload is not None or self._taken - self._said_taken >= TAKEN_MAX:
             self._ask(Ask("follow", taken=self._taken, payloads=payloads))
 
-    async def _next(self) -> tuple[Any, Payload | None]:
+    async def _next(self) -> "tuple[Any, Payload | None]":
         said, payload = await self._waiting.receive()
         if not isinstance(said, Sorry):
             self._taken = said.seq
@@ -238,7 +240,7 @@ async def open_observer(
         ConfigError: the address is invalid, or the keys cannot be used.
     """
     check_dial("", address)
-    curve = load_curve(keys, KEY) if keys is not None else None
+    curve = _curve(keys) if keys is not None else None
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
         identity = f"{OBSERVER}{secrets.token_hex(8)}/control"
@@ -253,3 +255,11 @@ async def open_observer(
             raise
         finally:
             await endpoint.aclose()
+
+
+def _curve(keys: Path) -> "Curve":
+    # Files of keys are checked against job files, whose modules a job without keys has no use for.
+    from ddloco.network.keys import OBSERVER as KEY  # noqa: PLC0415
+    from ddloco.network.keys import load_curve  # noqa: PLC0415
+
+    return load_curve(keys, KEY)

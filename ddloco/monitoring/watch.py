@@ -1,36 +1,30 @@
 """The commands ``ddloco status``, ``ddloco observe`` and ``ddloco stop``."""
 
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 import trio
-from rich.console import Console, Group
-from rich.live import Live
 
 from clocks import actor_of
-from ddloco.config.job import Job
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import Observer, Said, UnansweredError, open_observer
-from ddloco.monitoring.status_view import picture, status_from
 from ddloco.runtime.observer_protocol import News, Told
 from ddloco.runtime.signals import stop_on_signal
 
 if TYPE_CHECKING:
+    from ddloco.config.job import Job
     from ddloco.monitoring.evaluator import Scored, Scorer
     from ddloco.monitoring.metrics import Lines, Metrics
 
 REDRAW_S = 1.0
 
-Evaluate = tuple[Job, Path, Path | None]
+Evaluate: TypeAlias = "tuple[Job, Path, Path | None]"
 """A job whose task evaluates global models, its file, and where the best of them is kept."""
-
-PLAIN_WIDTH = 120
-"""Columns of a table written to a file or a pipe."""
 
 
 def say(line: str) -> None:
@@ -59,20 +53,6 @@ class Look:
         except UnansweredError as error:
             self.problems[index] = str(error)
 
-    def picture(self) -> Group:
-        """A block for each syncer, in the order in which they were given."""
-        blocks: list[Any] = []
-        for index, plain in sorted(self.told.items()):
-            try:
-                blocks.append(picture(status_from(plain)))
-            except msgspec.ValidationError as error:
-                self.problems[index] = f"{plain['address']}: not a status: {error}"
-        return Group(*blocks)
-
-    def json(self) -> list[str]:
-        """A JSON object for each syncer."""
-        return [msgspec.json.encode(plain).decode() for _, plain in sorted(self.told.items())]
-
     def check(self) -> None:
         """Raise if any syncer did not answer.
 
@@ -81,6 +61,10 @@ class Look:
         """
         if self.problems:
             raise UnansweredError("; ".join(said for _, said in sorted(self.problems.items())))
+
+
+Show = Callable[[Look], None]
+"""Prints or draws the answers to one query."""
 
 
 async def show_status(
@@ -92,44 +76,45 @@ async def show_status(
         ConfigError: an address is invalid.
         UnansweredError: a syncer does not answer; the others were shown.
     """
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
     async with AsyncExitStack() as stack:
         observers = [
             await stack.enter_async_context(open_observer(address, timeout_s, keys))
             for address in addresses
         ]
+        show = stack.enter_context(_display(as_json=as_json, again=watch))
         if watch:
-            await until_signal(partial(_watch, observers, console, as_json=as_json))
-            return
-        look = Look(observers)
-        await look.take()
-        if as_json:
-            for line in look.json():
-                say(line)
+            await until_signal(partial(_watch, observers, show))
         else:
-            console.print(look.picture())
-        look.check()
+            await _look(observers, show)
 
 
-async def _watch(observers: Sequence[Observer], console: Console, *, as_json: bool) -> None:
-    async with AsyncExitStack() as stack:
-        live = None
-        if console.is_terminal and not as_json:
-            live = stack.enter_context(Live(console=console, auto_refresh=False))
-        while True:
-            look = Look(observers)
-            await look.take()
-            if as_json:
-                for line in look.json():
-                    say(line)
-            elif live is not None:
-                live.update(look.picture(), refresh=True)
-            else:
-                console.print(look.picture())
-            look.check()
-            await trio.sleep(REDRAW_S)
+async def _watch(observers: Sequence[Observer], show: Show) -> None:
+    while True:
+        await _look(observers, show)
+        await trio.sleep(REDRAW_S)
+
+
+async def _look(observers: Sequence[Observer], show: Show) -> None:
+    look = Look(observers)
+    await look.take()
+    show(look)
+    look.check()
+
+
+@contextmanager
+def _display(*, as_json: bool, again: bool) -> Iterator[Show]:
+    if as_json:
+        yield _print_json
+        return
+    from ddloco.monitoring.status_screen import open_screen  # noqa: PLC0415, JSON needs no rich
+
+    with open_screen(again=again) as draw:
+        yield lambda look: look.problems.update(draw(look.told))
+
+
+def _print_json(look: Look) -> None:
+    for _, plain in sorted(look.told.items()):
+        say(msgspec.json.encode(plain).decode())
 
 
 async def follow(
@@ -139,7 +124,7 @@ async def follow(
     keys: Path | None,
     metrics: "Metrics",
     lines: "Lines | None",
-    evaluate: Evaluate | None,
+    evaluate: "Evaluate | None",
 ) -> None:
     """Follow a job until it ends or a signal arrives.
 
@@ -191,7 +176,7 @@ async def _follow(
     observer: Observer,
     metrics: "Metrics",
     lines: "Lines | None",
-    evaluate: Evaluate | None,
+    evaluate: "Evaluate | None",
 ) -> None:
     def scored(t: int, loss: float, more: dict[str, float]) -> None:
         metrics.score(t, loss, more)
@@ -219,7 +204,7 @@ async def _follow(
 
 
 @asynccontextmanager
-async def _scoring(evaluate: Evaluate | None, scored: "Scored") -> "AsyncIterator[Scorer | None]":
+async def _scoring(evaluate: "Evaluate | None", scored: "Scored") -> "AsyncIterator[Scorer | None]":
     """A running scorer, if wanted; on exit it finishes the newest model."""
     if evaluate is None:
         yield None

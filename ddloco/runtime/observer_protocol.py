@@ -8,17 +8,17 @@ one msgpack frame. A fragment's bytes follow it raw, in pieces:
     [Fragment, bytes 0 .. 1 MiB)      then [Piece, next 1 MiB) ... until the fragment is complete
 """
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
-import numpy as np
 from msgspec import Meta, Struct
 
-from transport import DTYPES, Bytes, Payload, TensorMeta
 from transport.endpoint import FRAME_BYTES_MAX, Buffer
-from transport.message import TENSORS_MAX, Count, Reason
-from transport.payload import PAYLOAD_BYTES_MAX, broken_tensor, payload_bytes
+from transport.message import TENSORS_MAX, Count, Reason, TensorMeta
+
+if TYPE_CHECKING:
+    from ddloco.runtime.observer_fragments import FragmentReader
 
 VERSION = 1
 """The version of this protocol; observers of another version get an answer that says so."""
@@ -126,21 +126,11 @@ def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: Buffer) -> Any:
         raise NoticeError(str(error)) from None
 
 
-def cut(said: Fragment, data: Bytes) -> Iterator[list[Buffer]]:
-    """The messages of a fragment; ``data`` (uint8) is sent without copying."""
-    yield [encode(said), data[:PIECE_BYTES].data]
-    for index, start in enumerate(range(PIECE_BYTES, len(data), PIECE_BYTES), start=1):
-        yield [encode(Piece(said.seq, index)), data[start : start + PIECE_BYTES].data]
-
-
 class Reader:
     """Decodes what a server sends, and assembles fragments."""
 
     def __init__(self) -> None:
-        self._begun: Fragment | None = None
-        self._data: Bytes = np.empty(0, np.uint8)
-        self._filled = 0
-        self._index = 0
+        self._fragments: FragmentReader | None = None
 
     def feed(self, frames: Sequence[Buffer]) -> tuple[Told | News | Fragment | Sorry, Any] | None:
         """Process one message; returns a whole notice with its payload, if it has one, or None.
@@ -154,42 +144,14 @@ class Reader:
             raise NoticeError("1 or 2 parts within the limits expected")
         said = _decoded(_answer, frames[0])
         piece = frames[1] if len(frames) == 2 else b""
-        if isinstance(said, Fragment):
-            self._begin(said)
-            return self._fill(piece)
-        if isinstance(said, Piece):
-            begun = self._begun
-            if begun is None or (said.seq, said.index) != (begun.seq, self._index):
-                self._begun = None
-                raise NoticeError(f"piece {said.index} of a fragment that was not begun")
-            return self._fill(piece)
+        if isinstance(said, Fragment | Piece):
+            return self._assembled().feed(said, piece)
         return said, None
 
-    def _begin(self, said: Fragment) -> None:
-        self._begun = None
-        for meta in said.tensors:
-            if meta.dtype not in DTYPES:
-                raise NoticeError(f"$.tensors: {meta.dtype!r} is not one of {', '.join(DTYPES)}")
-        total = payload_bytes(said.tensors)
-        if total > PAYLOAD_BYTES_MAX:
-            raise NoticeError(f"$.tensors: {total} bytes, at most {PAYLOAD_BYTES_MAX}")
-        self._begun, self._data = said, np.empty(total, np.uint8)
-        self._filled = self._index = 0
+    def _assembled(self) -> "FragmentReader":
+        if self._fragments is None:
+            # Those who only ask for a status need no arrays.
+            from ddloco.runtime.observer_fragments import FragmentReader  # noqa: PLC0415
 
-    def _fill(self, piece: Buffer) -> tuple[Fragment, Payload] | None:
-        said, due = self._begun, min(PIECE_BYTES, len(self._data) - self._filled)
-        assert said is not None, "a piece is filled in only where a fragment was begun"
-        if len(piece) != due:
-            self._begun = None
-            raise NoticeError(f"tensor bytes: received {len(piece)}, expected {due}")
-        self._data[self._filled : self._filled + due] = np.frombuffer(piece, np.uint8)
-        self._filled += due
-        self._index += 1
-        if self._filled < len(self._data):
-            return None
-        self._begun = None
-        payload = Payload(said.tensors, self._data)
-        broken = broken_tensor(payload)
-        if broken is not None:
-            raise NoticeError(f"tensor {broken}: bytes do not match their digest")
-        return said, payload
+            self._fragments = FragmentReader()
+        return self._fragments

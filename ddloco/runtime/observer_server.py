@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ddloco.runtime.array_table import Arrays
+from ddloco.runtime.observer_fragments import cut
 from ddloco.runtime.observer_protocol import (
     NOTICE_BYTES_MAX,
     VERSION,
@@ -23,7 +24,6 @@ from ddloco.runtime.observer_protocol import (
     Request,
     Sorry,
     Told,
-    cut,
     decode_ask,
     encode,
 )

@@ -13,7 +13,8 @@ from clocks import number_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.actors.events import WorkResult
-from ddloco.actors.snapshot_adapter import BEGUN, CUT, DISCARDED, GATHER, PACKAGES, TAKEN
+from ddloco.actors.observations import BEGUN, DISCARDED, TAKEN
+from ddloco.actors.snapshot_adapter import CUT, GATHER, PACKAGES
 from ddloco.invariants.base import Effects, InvariantCheck
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer

@@ -26,7 +26,8 @@ from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.actors.events import WorkResult
-from ddloco.actors.snapshot_adapter import BEGUN, PACKAGES
+from ddloco.actors.observations import BEGUN
+from ddloco.actors.snapshot_adapter import PACKAGES
 from ddloco.config.job import Job, SnapshotTable
 from ddloco.config.run_folder import TAPES, open_folder
 from ddloco.invariants.base import InvariantCheck, Violation

@@ -1,7 +1,9 @@
 """Payloads: how tensors lie in one run of bytes, and whose digest is whose."""
 
+import ast
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +12,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
+import transport
 from transport import DTYPES, Payload, TensorMeta, aligned, describe
 from transport.payload import (
     ALIGNMENT,
@@ -30,6 +33,25 @@ layouts_st = st.lists(
     max_size=5,
     unique_by=lambda tensor: tensor[0],
 )
+
+
+def test_every_name_of_the_package_is_there():
+    """What is imported when it is first used is the same as what type checkers see."""
+    tree = ast.parse(Path(transport.__file__).read_text())
+    seen = next(node for node in tree.body if isinstance(node, ast.If))
+    promised = {
+        (each.module, alias.name)
+        for each in seen.body
+        if isinstance(each, ast.ImportFrom)
+        for alias in each.names
+    }
+
+    assert promised == {
+        (f"transport.{home}", name) for home, names in transport._HOMES.items() for name in names
+    }
+    assert all(getattr(transport, name) for _, name in promised)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        transport.nothing  # noqa: B018, it is the attribute that is asked for
 
 
 def payload_of(layout, seed=0):

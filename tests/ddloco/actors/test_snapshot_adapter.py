@@ -6,7 +6,8 @@ from msgspec.structs import replace
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, TakeSnapshot
 from ddloco.actors.events import SnapshotRequested, SnapshotSettled, StopRequested
 from ddloco.actors.messages import SnapshotPart
-from ddloco.actors.snapshot_adapter import BEGUN, BEGUN_AT_ONCE, CUT, DISCARDED, GATHER, TAKEN
+from ddloco.actors.observations import BEGUN, DISCARDED, TAKEN
+from ddloco.actors.snapshot_adapter import BEGUN_AT_ONCE, CUT, GATHER
 from ddloco.protocol.messages import GlobalFragment, Pull
 from snapshot import GATHERING_S, Part, freeze, thaw
 from snapshot.participant import PATIENCE_S, REFUSED

@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.actors.effects import CaptureFlight, CaptureState, TakeSnapshot
 from ddloco.actors.messages import SnapshotPart
-from ddloco.actors.snapshot_adapter import DISCARDED, TAKEN
+from ddloco.actors.observations import DISCARDED, TAKEN
 from tests.ddloco.actors.town import ANNA, BERT, HUB, Town
 from transport import BULK, CONTROL, LANES, LaneBroken, PeerLost
 

@@ -24,6 +24,22 @@ def test_help_imports_nothing_heavy():
     assert done.stdout.endswith("[]\n")
 
 
+def test_status_imports_no_arrays():
+    """`status` answers soon because neither arrays nor what draws are imported to ask."""
+    heavy = ("numpy", "rich", "asyncio", "snapshot", "ddloco.config.job", "ddloco.workers")
+    code = (
+        "import sys\n"
+        "from ddloco.cli.parser import main\n"
+        "try: main(['status', 'tcp://127.0.0.1:1', '--timeout', '0.01', '--json'])\n"
+        "except SystemExit: pass\n"
+        f"print('zmq' in sys.modules, [name for name in {heavy} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout == "True []\n"
+    assert "no answer from tcp://127.0.0.1:1" in done.stderr
+
+
 def test_no_actor_process_imports_jax():
     """JAX lives in worker processes alone; importing all commands does not bring it."""
     code = "import sys; from ddloco.cli.parser import *\n"

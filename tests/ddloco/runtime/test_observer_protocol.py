@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddloco.runtime.observer_fragments import cut
 from ddloco.runtime.observer_protocol import (
     PIECE_BYTES,
     Fragment,
@@ -14,7 +15,6 @@ from ddloco.runtime.observer_protocol import (
     Piece,
     Reader,
     Told,
-    cut,
     decode_ask,
     encode,
 )

@@ -1,0 +1,47 @@
+"""Draws statuses on a terminal, or writes them to a file or a pipe."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console, Group
+from rich.live import Live
+
+from ddloco.monitoring.status_view import picture, status_from
+
+PLAIN_WIDTH = 120
+"""Columns of a table written to a file or a pipe."""
+
+Draw = Callable[[Mapping[int, dict[str, Any]]], dict[int, str]]
+"""Draws a block for each status, in the order of their numbers; returns the problems of those that
+cannot be drawn."""
+
+
+@contextmanager
+def open_screen(*, again: bool) -> Iterator[Draw]:
+    """Open the display, and close it at the end.
+
+    Args:
+        again: whether statuses are drawn again and again; on a terminal then in the same place.
+    """
+    console = Console()
+    if again and console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda told: _drawn(told, lambda blocks: live.update(blocks, refresh=True))
+        return
+    if not console.is_terminal:
+        console = Console(width=PLAIN_WIDTH)
+    yield lambda told: _drawn(told, console.print)
+
+
+def _drawn(told: Mapping[int, dict[str, Any]], write: Callable[[Group], None]) -> dict[int, str]:
+    blocks: list[Any] = []
+    problems: dict[int, str] = {}
+    for index, plain in sorted(told.items()):
+        try:
+            blocks.append(picture(status_from(plain)))
+        except msgspec.ValidationError as error:
+            problems[index] = f"{plain['address']}: not a status: {error}"
+    write(Group(*blocks))
+    return problems
