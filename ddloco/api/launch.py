@@ -20,7 +20,7 @@ from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.network.keys import keys_of
 from ddloco.nodes.fault_injector import live_schedule
-from ddloco.nodes.resume import beginning_of
+from ddloco.nodes.resume import job_start_point
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
 from ddloco.runtime.entry_point import pinned_file
@@ -112,14 +112,14 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
     """
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
-    beginning = beginning_of(job, terms.snapshot, folder)
+    start_point = job_start_point(job, terms.snapshot, folder)
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
         task_digest(job.job.task, folder)
     if terms.processes:
         return Processes(job, folder, terms.snapshot)
-    return Cluster(job, folder, beginning)
+    return Cluster(job, folder, start_point)
 
 
 def open_tracked(

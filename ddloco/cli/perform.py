@@ -28,9 +28,9 @@ from ddloco.nodes.incarnation_registrar import newest_on_tape
 from ddloco.nodes.serve import is_loopback
 from ddloco.programs.program import LoadedProgram, load_program
 from ddloco.programs.runner import ProgramRunner
-from ddloco.replayer.program_replay import beginning_of
+from ddloco.replayer.program_replay import program_start_point
 from ddloco.runtime.entry_point import NamedError
-from ddloco.runtime.resume import Beginning, Start, place_outside
+from ddloco.runtime.resume import Start, StartPoint, place_outside
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.tapes.code_version import code_version
 from snapshot import SnapshotError, StorageError
@@ -51,10 +51,10 @@ def perform(given: argparse.Namespace) -> int:
         curves = {name: _curve(given.keys, loaded, name) for name in names}
         _check_binds(loaded, names, at, keys=given.keys is not None)
         folder = given.folder or next_folder(here / "runs", loaded.name)
-        beginning = _beginning(loaded, given.snapshot, folder)
+        start_point = _start_point(loaded, given.snapshot, folder)
         open_folder(folder, loaded, overwrite=given.overwrite, join=bool(given.only))
         place = given.place or str((folder / SNAPSHOTS).absolute())
-        runner = ProgramRunner(loaded, folder, place, code_version(), beginning)
+        runner = ProgramRunner(loaded, folder, place, code_version(), start_point)
         finishes = trio.run(_run, runner, names, at, curves)
     except (ConfigError, NamedError, SnapshotError, StorageError) as error:
         return complain(error)
@@ -132,10 +132,10 @@ def _check_binds(
             )
 
 
-def _beginning(loaded: LoadedProgram, said: str, folder: Path) -> Beginning[Start] | None:
+def _start_point(loaded: LoadedProgram, said: str, folder: Path) -> StartPoint[Start] | None:
     if not said:
         return None
-    return beginning_of(*place_outside(said, folder), loaded)
+    return program_start_point(*place_outside(said, folder), loaded)
 
 
 async def _run(
@@ -192,7 +192,7 @@ async def _listen(endpoint: ZmqEndpoint, folder: Path, name: str, wanted: str) -
 
 def _incarnation(runner: ProgramRunner, name: str) -> str:
     fresh = f"{name}.{newest_on_tape(runner.folder / 'tapes', name) + 1}"
-    return runner.beginning.incarnation(name) if runner.beginning is not None else fresh
+    return runner.start_point.incarnation(name) if runner.start_point is not None else fresh
 
 
 def _conclude(folder: Path, finishes: Mapping[str, Finish]) -> int:

@@ -20,13 +20,13 @@ from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge, MergeHistory
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import begin_with
+from ddloco.nodes.resume import read_job_start_point
 from ddloco.programs.program import is_program
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Happened, StepFinished
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
-from ddloco.replayer.start_point import begin_tapes
-from ddloco.runtime.resume import Beginning
+from ddloco.replayer.start_point import choose_start_point
+from ddloco.runtime.resume import StartPoint
 from replay import Step, Stepper, Tape, TapeError, tape
 from snapshot import freeze, thaw
 
@@ -314,8 +314,8 @@ class RecordedRun:
     def _begun(self, each: Tape) -> tuple[Actor, int]:
         """An actor as it was when its tape began, or at the snapshot that its tape goes on from;
         and the event that this is behind."""
-        beginning = self._beginning
-        start = beginning.start(each.incarnation) if beginning is not None else None
+        start_point = self._start_point
+        start = start_point.start(each.incarnation) if start_point is not None else None
         if start is None:
             if not each.header.after:
                 return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
@@ -325,14 +325,14 @@ class RecordedRun:
         return thaw(freeze(start.actor, packages), packages, {}), start.part.number
 
     @cached_property
-    def _beginning(self) -> Beginning[Any] | None:
+    def _start_point(self) -> StartPoint[Any] | None:
         """The snapshot that the tapes go on from, if they do."""
 
-        def begin(place: str | Path, snapshot: str) -> Beginning[Any]:
-            return begin_with(place, snapshot, self.job)
+        def read(place: str | Path, snapshot: str) -> StartPoint[Any]:
+            return read_job_start_point(place, snapshot, self.job)
 
         place = place_of(self.job, run_folder_of(self.path))
-        return begin_tapes(list(self.tapes.values()), place, begin, "")
+        return choose_start_point(list(self.tapes.values()), place, read, "")
 
 
 def parse_event(text: str) -> tuple[str, int]:

@@ -33,7 +33,7 @@ from ddloco.config.run_folder import (
     run_of_place,
 )
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import OWN_STATE, JobBeginning
+from ddloco.nodes.resume import OWN_STATE, JobStartPoint
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import OwnState, Started
 from ddloco.protocol.messages import Said
@@ -94,7 +94,7 @@ class Hosted(HostedActor):
         incarnation: the actor's incarnation.
         folder: the run folder.
         endpoint: carries its messages.
-        beginning: the snapshot that the actor continues from, if any.
+        start_point: the snapshot that the actor continues from, if any.
         own: the snapshot from which a returning learner takes its own state, if any.
 
     Attributes:
@@ -109,13 +109,13 @@ class Hosted(HostedActor):
         folder: Path,
         endpoint: Endpoint,
         *,
-        beginning: JobBeginning | None = None,
-        own: JobBeginning | None = None,
+        start_point: JobStartPoint | None = None,
+        own: JobStartPoint | None = None,
     ) -> None:
         super().__init__(incarnation, endpoint)
         self.job = job
         self.folder = folder
-        self.beginning = beginning
+        self.start_point = start_point
         self.own = own
         self.beside: Beside | None = None
         self.traceback: Path | None = None
@@ -192,7 +192,7 @@ class Hosted(HostedActor):
     def _open_sink(self) -> StoreSink:
         """Where this actor writes its parts of snapshots; only the lead's sink knows the run, since
         the lead commits them."""
-        job, begun = self.job, self.beginning
+        job, begun = self.job, self.start_point
         place = place_of(job, self.folder)
         if actor_of(self.incarnation) != job.syncer_names()[0] or job.job.method in DATA_PARALLEL:
             return sink_of(job, place)
@@ -219,9 +219,9 @@ class Hosted(HostedActor):
         self, executor: WorkExecutor, arrays: Arrays, prepared: rpc.Prepared, keep: FragmentFolder
     ) -> tuple[Actor, Event, Sequence[Arrived | Event]]:
         """An actor that is new or continues, its first event, and those that follow at once."""
-        beginning = self.beginning
-        start = beginning.start(self.incarnation) if beginning is not None else None
-        if start is None or beginning is None:
+        start_point = self.start_point
+        start = start_point.start(self.incarnation) if start_point is not None else None
+        if start is None or start_point is None:
             own = self._own_state(executor, arrays)
             fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
             leaves = prepared.leaves
@@ -229,7 +229,7 @@ class Hosted(HostedActor):
         await start.take_up(executor, arrays)
         start.adopt(self.job, executor.plan)
         await trio.to_thread.run_sync(start.keep, arrays, keep)
-        return start.actor, *beginning.first(start, self.job.names(), self.job.id, keep.run)
+        return start.actor, *start_point.first(start, self.job.names(), self.job.id, keep.run)
 
     def _own_state(self, executor: WorkExecutor, arrays: Arrays) -> OwnState | None:
         if self.own is None:
@@ -307,7 +307,7 @@ class Hosted(HostedActor):
                 self.folder,
                 prepared,
                 {OWN_STATE: f"{self.own.place}/{self.own.snapshot}"} if self.own else {},
-                beginning=self.beginning,
+                start_point=self.start_point,
                 clock=actor.clock.wire,
             ),
             log=log,
@@ -337,7 +337,7 @@ def recorder_for(
     prepared: rpc.Prepared,
     facts: Mapping[str, str],
     *,
-    beginning: JobBeginning | None = None,
+    start_point: JobStartPoint | None = None,
     clock: Callable[[], dict[str, int]] | None = None,
 ) -> Recorder:
     """The pen at the door of an actor with a worker, as the job wants it; one that begins a file at
@@ -350,7 +350,7 @@ def recorder_for(
         return Recorder(None)
     header = tape_header(
         incarnation,
-        beginning,
+        start_point,
         job_id=job.id,
         job=job.as_plain(),
         code=code_version(),

@@ -24,7 +24,7 @@ from ddloco.protocol.events import Kept, OwnState, StepFinished
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime import resume
 from ddloco.runtime.array_table import Arrays, HostCopy, Stored
-from ddloco.runtime.resume import Beginning, Start, payload_from, place_and_id, place_outside
+from ddloco.runtime.resume import Start, StartPoint, payload_from, place_and_id, place_outside
 from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
@@ -151,7 +151,7 @@ class JobStart(Start):
         return [work for work in works if isinstance(work, RunStep)]
 
 
-JobBeginning = Beginning[JobStart]
+JobStartPoint = StartPoint[JobStart]
 """A snapshot that a job, or its replay, starts from."""
 
 
@@ -199,25 +199,29 @@ def start_of(handle: str, plan: FragmentPlan) -> int:
     return plan.fragment_slice(int(rest[1]))[0] if kind == "host" and len(rest) > 1 else 0
 
 
-def begin_with(place: str | Path, snapshot: str, job: Job, only: str | None = None) -> JobBeginning:
-    """The states of a job's actors in a snapshot; their settings are now those of ``job``.
+def read_job_start_point(
+    place: str | Path, snapshot: str, job: Job, only: str | None = None
+) -> JobStartPoint:
+    """Read the states of a job's actors in a snapshot; their settings are now those of ``job``.
 
     Raises:
         SnapshotError: it is not there, not intact, or of another version of this program.
         StorageError: the place cannot be read.
     """
     given = {type(each): each for each in settings(job)}
-    return resume.begin_with(place, snapshot, partial(load_start, given), only)
+    return resume.read_start_point(place, snapshot, partial(load_start, given), only)
 
 
-def go_on_from(place: str | Path, snapshot: str, job: Job, only: str | None = None) -> JobBeginning:
-    """As ``begin_with``, for a job that will continue from the snapshot.
+def checked_start_point(
+    place: str | Path, snapshot: str, job: Job, only: str | None = None
+) -> JobStartPoint:
+    """As ``read_job_start_point``, for a job that will continue from the snapshot.
 
     Raises:
         SnapshotError: its shards differ from the job's, or it is past the job's last step.
         StorageError: the place cannot be read.
     """
-    found = begin_with(place, snapshot, job, only)
+    found = read_job_start_point(place, snapshot, job, only)
     where = f"{found.place}: {found.snapshot}"
     names = {actor_of(part.who) for part in found.parts}
     had = {name for name in names if re.fullmatch(rf"{SYNCER}(-[0-9]+)?", name)}
@@ -238,12 +242,12 @@ def go_on_from(place: str | Path, snapshot: str, job: Job, only: str | None = No
     return found
 
 
-def beginning_of(job: Job, said: str, folder: Path) -> JobBeginning | None:
-    """The snapshot that a whole job continues from, as given to ``--from``; None for a new job.
+def job_start_point(job: Job, said: str, folder: Path) -> JobStartPoint | None:
+    """Read what a whole job continues from, as given to ``--from``; None for a new job.
 
     Raises:
         SnapshotError: it cannot be used, or is in the folder that the job would write to.
     """
     if not said:
         return None
-    return go_on_from(*place_outside(said, folder, place_said), job)
+    return checked_start_point(*place_outside(said, folder, place_said), job)

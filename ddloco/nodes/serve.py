@@ -36,7 +36,7 @@ from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, n
 from ddloco.nodes.loss_log import LossLog
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
-from ddloco.nodes.resume import JobBeginning, go_on_from, place_said
+from ddloco.nodes.resume import JobStartPoint, checked_start_point, place_said
 from ddloco.nodes.tape_shipping import ship_tape, take_in_tapes
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.log import ActorLog
@@ -107,18 +107,18 @@ async def serve_syncer(
             if over := past_end(job, folder, name):
                 write_address(folder, name, address, terms.advertise)
                 return await _over(endpoint, over, with_parent=terms.with_parent)
-            incarnation, beginning = who_leads(job, folder, name, terms.snapshot)
+            incarnation, start_point = who_leads(job, folder, name, terms.snapshot)
         else:
             found = await _number(job, folder, name, (context, lead, connect), terms)
             if isinstance(found, Finish):
                 await endpoint.aclose()
                 return found
-            incarnation, beginning = found
+            incarnation, start_point = found
             await _dial(endpoint, lead, connect, incarnation)
             identity = f"{incarnation}/{GRANTS}"
             await endpoint.dial(connect, route=f"{lead}/{GRANTS}", identity=identity)
         write_address(folder, name, address, terms.advertise)
-        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning)
+        hosted = Hosted(job, incarnation, folder, endpoint, start_point=start_point)
         numbers = _gives_numbers(hosted) if connect is None else _hears_of_numbers(hosted, lead)
         if connect is None:
             if job.tape.ships:
@@ -201,12 +201,12 @@ async def serve_learner(
         found = await _number(job, folder, name, (context, syncers[0], connect[0]), terms)
         if isinstance(found, Finish):
             return found
-        incarnation, beginning = found
+        incarnation, start_point = found
         endpoint = new_endpoint(context, curve)
         for syncer, address in zip(syncers, connect, strict=True):
             await _dial(endpoint, syncer, address, incarnation)
-        own, beginning = (beginning, None) if terms.alone else (None, beginning)
-        hosted = Hosted(job, incarnation, folder, endpoint, beginning=beginning, own=own)
+        own, start_point = (start_point, None) if terms.alone else (None, start_point)
+        hosted = Hosted(job, incarnation, folder, endpoint, start_point=start_point, own=own)
         if job.tape.ships:
             await ship_tape(hosted, syncers[0], connect[0])
         return await _serve(hosted, endpoint, terms, None)
@@ -221,7 +221,7 @@ async def _dial(endpoint: ZmqEndpoint, syncer: str, address: str, incarnation: s
 
 async def _number(
     job: Job, folder: Path, name: str, lead: tuple[object, str, str], terms: Terms
-) -> tuple[str, JobBeginning | None] | Finish:
+) -> tuple[str, JobStartPoint | None] | Finish:
     """An actor's incarnation, which the lead gives, and the snapshot that it begins with; or how
     it ends without one.
 
@@ -231,13 +231,13 @@ async def _number(
     """
     context, leader, address = lead
     here = newest_on_tape(folder / TAPES, name)
-    exact, beginning = 0, None
+    exact, start_point = 0, None
     if terms.alone:
-        beginning = who_returns(job, name, terms.snapshot)
-        here = max(here, beginning.known(name))
+        start_point = who_returns(job, name, terms.snapshot)
+        here = max(here, start_point.known(name))
     elif terms.snapshot and not here:
-        beginning = go_on_from(*place_said(terms.snapshot), job, name)
-        exact = number_of(beginning.incarnation(name))
+        start_point = checked_start_point(*place_said(terms.snapshot), job, name)
+        exact = number_of(start_point.incarnation(name))
     endpoint = new_endpoint(context, curve_of(job, name))
     ask = partial(
         ask_for_number,
@@ -270,8 +270,8 @@ async def _number(
     if answer.warning:
         Console(stderr=True).print(f"warning: {answer.warning}", soft_wrap=True)
     if exact and answer.number != exact:
-        beginning = None  # It has gone on from there before, elsewhere.
-    return f"{name}.{answer.number}", beginning
+        start_point = None  # It has gone on from there before, elsewhere.
+    return f"{name}.{answer.number}", start_point
 
 
 def refuse_unshared(job: Job, folder: Path, lead: str) -> None:
@@ -384,7 +384,7 @@ def write_address(folder: Path, name: str, bound: str, advertise: str) -> None:
     partial_file.replace(address_file(folder, name))
 
 
-def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobBeginning | None]:
+def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobStartPoint | None]:
     """The next incarnation of the leading syncer, and the snapshot that it continues from.
 
     If it has run in this folder before, it has used the snapshot then, and continues from its own
@@ -397,19 +397,19 @@ def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Jo
     try:
         record = Record(folder)
         number = record.newest(name) + 1
-        beginning = None
+        start_point = None
         if snapshot and number == 1:
-            beginning = go_on_from(*place_said(snapshot), job, name)
-            number = number_of(beginning.incarnation(name))
+            start_point = checked_start_point(*place_said(snapshot), job, name)
+            number = number_of(start_point.incarnation(name))
         record.note(name, number)
     except RecordError as error:
         raise ConfigError(str(error)) from None
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
-    return f"{name}.{number}", beginning
+    return f"{name}.{number}", start_point
 
 
-def who_returns(job: Job, name: str, snapshot: str) -> JobBeginning:
+def who_returns(job: Job, name: str, snapshot: str) -> JobStartPoint:
     """The snapshot from which a learner takes its own state.
 
     Raises:
@@ -418,10 +418,10 @@ def who_returns(job: Job, name: str, snapshot: str) -> JobBeginning:
     """
     if not snapshot:
         raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
-    beginning = go_on_from(*place_said(snapshot), job, name)
-    if not beginning.starts:
-        raise SnapshotError(f"--from {snapshot}: {name} is not in {beginning.snapshot}")
-    return beginning
+    start_point = checked_start_point(*place_said(snapshot), job, name)
+    if not start_point.starts:
+        raise SnapshotError(f"--from {snapshot}: {name} is not in {start_point.snapshot}")
+    return start_point
 
 
 def check_bind(job: Job, bind: str) -> None:

@@ -14,7 +14,7 @@ from ddloco.config.job import Job
 from ddloco.network.endpoints import dial, new_endpoint
 from ddloco.network.keys import keys_of
 from ddloco.nodes.node import Hosted
-from ddloco.nodes.resume import JobBeginning
+from ddloco.nodes.resume import JobStartPoint
 from ddloco.runtime.hosting import HostedActor, run_together
 from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
 from transport.zeromq import ZmqEndpoint, open_context
@@ -46,15 +46,15 @@ class Cluster:
     Args:
         job: the resolved job.
         folder: its run folder.
-        beginning: the snapshot to continue from, if any.
+        start_point: the snapshot to continue from, if any.
 
     Raises:
         ConfigError: the job's keys cannot be used.
     """
 
-    def __init__(self, job: Job, folder: Path, beginning: JobBeginning | None = None) -> None:
+    def __init__(self, job: Job, folder: Path, start_point: JobStartPoint | None = None) -> None:
         self.job = job
-        self._beginning = beginning
+        self._start_point = start_point
         self.folder = folder
         self.outcome = Outcome()
         self.asked = False
@@ -83,7 +83,7 @@ class Cluster:
                 endpoints = await self._connected(context, wanted)
                 for incarnation, endpoint in endpoints.items():
                     self._hosted[incarnation] = Hosted(
-                        self.job, incarnation, self.folder, endpoint, beginning=self._beginning
+                        self.job, incarnation, self.folder, endpoint, start_point=self._start_point
                     )
                 if self.asked:  # Before there was an actor to ask.
                     self._hosted[self._lead].request_stop("asked to stop before it began")
@@ -111,7 +111,7 @@ class Cluster:
         return endpoints
 
     def _incarnation(self, name: str) -> str:
-        return self._beginning.incarnation(name) if self._beginning is not None else f"{name}.1"
+        return self._start_point.incarnation(name) if self._start_point is not None else f"{name}.1"
 
     def _ended(self, hosted: HostedActor, finish: Finish) -> None:
         """When an actor has ended for a reason that ends the job, end the others."""

@@ -21,7 +21,7 @@ from ddloco.runtime.entry_point import in_one_line
 from ddloco.runtime.errors import raised_at
 from ddloco.runtime.hosting import HostedActor, OpenedActor, run_together, tape_header
 from ddloco.runtime.log import ActorLog
-from ddloco.runtime.resume import Beginning, Start
+from ddloco.runtime.resume import Start, StartPoint
 from ddloco.runtime.snapshot_sink import StoreSink
 from replay import Recorder, TapeError, TapeWriter
 from snapshot import Store
@@ -52,7 +52,7 @@ class ProgramRunner:
         folder: the run folder.
         place: where snapshots are written.
         code: the version of ddloco, for tapes.
-        beginning: the snapshot to resume from, if any.
+        start_point: the snapshot to resume from, if any.
         finishes: how actors ended, by incarnation.
     """
 
@@ -60,7 +60,7 @@ class ProgramRunner:
     folder: Path
     place: str
     code: str
-    beginning: Beginning[Start] | None = None
+    start_point: StartPoint[Start] | None = None
     finishes: dict[str, Finish] = field(default_factory=dict[str, Finish])
     _actors: list["ProgramActor"] = field(default_factory=list["ProgramActor"])
     _stop: str | None = None
@@ -102,14 +102,14 @@ class ProgramActor(HostedActor):
     @asynccontextmanager
     async def open(self) -> AsyncIterator[OpenedActor]:
         """Open everything that the actor needs."""
-        runner, loaded, beginning = self._runner, self._runner.loaded, self._runner.beginning
+        runner, loaded, start_point = self._runner, self._runner.loaded, self._runner.start_point
         role, arrays = loaded.program.roles[actor_of(self.incarnation)], Arrays()
         actor, first, behind = Actor(self.incarnation, role.machine()), Begun(self.incarnation), []
-        start = beginning.start(self.incarnation) if beginning is not None else None
-        if start is not None and beginning is not None:
+        start = start_point.start(self.incarnation) if start_point is not None else None
+        if start is not None and start_point is not None:
             start.lay_out(arrays)
             actor = start.actor
-            first, behind = beginning.first(start, loaded.program.roles, loaded.id)
+            first, behind = start_point.first(start, loaded.program.roles, loaded.id)
         facts = {"job": loaded.id, "name": loaded.name}
         with closing(ActorLog(runner.folder / LOG_FILE, self.incarnation)) as log:
             yield OpenedActor(
@@ -133,7 +133,7 @@ class ProgramActor(HostedActor):
         runner, loaded = self._runner, self._runner.loaded
         header = tape_header(
             self.incarnation,
-            runner.beginning,
+            runner.start_point,
             job_id=loaded.id,
             job=loaded.as_plain(),
             code=runner.code,

@@ -92,7 +92,7 @@ class Comparer:
     async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
         payload: Payload | None = None
         state, number = self._state, event.clock.get(event.sender, 0)
-        if state.beginning is not None and state.beginning.before(event.sender, number):
+        if state.start_point is not None and state.start_point.before(event.sender, number):
             payload = self._confirm_flight(record, event)
         elif state.posted_by(event.sender, number):
             key = key_of(self._name, event)

@@ -11,7 +11,7 @@ from ddloco.actors.actor import Actor
 from ddloco.config.job import Job
 from ddloco.config.run_folder import place_of
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import OWN_STATE, JobBeginning, JobStart, begin_with
+from ddloco.nodes.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
 from ddloco.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.comparer import changed_facts, open_comparison
@@ -19,7 +19,7 @@ from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.recording import job_of, open_recording, run_folder_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import begin_tapes
+from ddloco.replayer.start_point import choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
 from ddloco.runtime.array_table import Arrays
@@ -69,15 +69,15 @@ def replay_of_job(
     """
     tapes = open_recording(folder, salvage=salvage)
     job = job_of(tapes[0])
-    begin = partial(begin_with, job=job)
-    beginning = begin_tapes(tapes, place_of(job, run_folder_of(folder)), begin, snapshot)
-    opener = JobRunners(job, task or job.job.task, beginning, warn, turns)
+    read = partial(read_job_start_point, job=job)
+    start_point = choose_start_point(tapes, place_of(job, run_folder_of(folder)), read, snapshot)
+    opener = JobRunners(job, task or job.job.task, start_point, warn, turns)
     return Replay(
         tapes,
         job.names(),
         opener.open,
         COUNTED,
-        beginning=beginning,
+        start_point=start_point,
         progress=progress,
         limits=limits,
     )
@@ -89,7 +89,7 @@ class JobRunners:
 
     job: Job
     task: str
-    beginning: JobBeginning | None
+    start_point: JobStartPoint | None
     warn: Callable[[str], None]
     turns: Path | None
     histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
@@ -105,7 +105,7 @@ class JobRunners:
             WorkerRequestError: the task cannot be used.
         """
         job, name, own = self.job, actor_of(each.incarnation), None
-        start = self.beginning.start(each.incarnation) if self.beginning is not None else None
+        start = self.start_point.start(each.incarnation) if self.start_point is not None else None
         history = self.histories.setdefault(name, FragmentHistory())
         async with AsyncExitStack() as stack:
             if is_simulated(each.header):
@@ -166,9 +166,11 @@ class JobRunners:
         said = each.header.facts.get(OWN_STATE)
         if said is None:
             return None
-        beginning = begin_with(*place_and_id(said), self.job, actor_of(each.incarnation))
-        [start] = beginning.starts.values()
-        return start.bring(executor, arrays, beginning.snapshot)
+        start_point = read_job_start_point(
+            *place_and_id(said), self.job, actor_of(each.incarnation)
+        )
+        [start] = start_point.starts.values()
+        return start.bring(executor, arrays, start_point.snapshot)
 
     def _differences(self, each: Tape, prepared: rpc.Prepared) -> list[str]:
         """What can change arithmetic and is not as it was recorded."""

@@ -21,17 +21,19 @@ from ddloco.programs.runner import PLACE, SOURCE, fingerprint
 from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import begin_tapes
+from ddloco.replayer.start_point import choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.resume import Beginning, Start, begin_with, load_start
+from ddloco.runtime.resume import Start, StartPoint, load_start, read_start_point
 from ddloco.runtime.snapshot_sink import DigestSink
 from replay import Player, Tape, TapeError, open_tapes
 from snapshot import Part, Store
 
 
-def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beginning[Start]:
-    """Where everybody in a program stood in a snapshot.
+def program_start_point(
+    place: str | Path, snapshot: str, loaded: LoadedProgram
+) -> StartPoint[Start]:
+    """Read the states of a program's actors in a snapshot.
 
     Raises:
         SnapshotError: it is not there, not intact, or of another program.
@@ -43,7 +45,7 @@ def beginning_of(place: str | Path, snapshot: str, loaded: LoadedProgram) -> Beg
         packages = packages_of(role.machine()) if role is not None else ()
         return load_start(store, part, packages)
 
-    return begin_with(place, snapshot, load)
+    return read_start_point(place, snapshot, load)
 
 
 def replay_of_program(
@@ -73,17 +75,17 @@ def replay_of_program(
     tapes = open_tapes(folder, salvage=salvage)
     plain = tapes[0].header.job
     loaded = program_from({**plain, "program": program or plain["program"]})
-    begin = partial(beginning_of, loaded=loaded)
+    read = partial(program_start_point, loaded=loaded)
     # A run folder may have been copied; what is in it is where it is now.
     inner = folder / SNAPSHOTS
     place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
-    beginning = begin_tapes(tapes, place, begin, snapshot)
+    start_point = choose_start_point(tapes, place, read, snapshot)
     return Replay(
         tapes,
         list(loaded.program.roles),
-        ProgramRunners(loaded, beginning, warn).open,
+        ProgramRunners(loaded, start_point, warn).open,
         {"results of work": Computed},
-        beginning=beginning,
+        start_point=start_point,
         progress=progress,
     )
 
@@ -93,7 +95,7 @@ class ProgramRunners:
     """Opens what plays the tapes of a program; see ``replay_of_program``."""
 
     loaded: LoadedProgram
-    beginning: Beginning[Start] | None
+    start_point: StartPoint[Start] | None
     warn: Callable[[str], None]
 
     @asynccontextmanager
@@ -113,7 +115,7 @@ class ProgramRunners:
             incarnation, then, {**fingerprint(), SOURCE: self.loaded.source}
         ):
             self.warn(difference)
-        start = self.beginning.start(incarnation) if self.beginning is not None else None
+        start = self.start_point.start(incarnation) if self.start_point is not None else None
         arrays = Arrays()
         actor = Actor(incarnation, role.machine())
         if start is not None:

@@ -26,7 +26,7 @@ from ddloco.replayer.report import Report, damage_said
 from ddloco.replayer.start_point import cut_of
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.errors import first_of
-from ddloco.runtime.resume import Beginning
+from ddloco.runtime.resume import StartPoint
 from replay import Tape, TapeError, tape
 
 OpenRunner = Callable[[ReplayState, Tape, Path], AbstractAsyncContextManager[TapeRunner]]
@@ -43,7 +43,7 @@ class Replay:
         names: the actors that the run had.
         open_runner: opens what plays a tape.
         counted: the classes of events that the report counts, by their names in the report.
-        beginning: the snapshot to begin with, if any; what lies before its cut is not played.
+        start_point: the snapshot to begin with, if any; what lies before its cut is not played.
         progress: called with the number of events played so far.
         limits: the clock of an event: each tape is replayed up to its entry. By default, tapes are
             replayed to their ends.
@@ -59,24 +59,24 @@ class Replay:
         open_runner: OpenRunner,
         counted: Mapping[str, type],
         *,
-        beginning: Beginning[Any] | None = None,
+        start_point: StartPoint[Any] | None = None,
         progress: Callable[[int], None] = lambda _: None,
         limits: Mapping[str, int] | None = None,
     ) -> None:
         report = self.report = Report()
-        self.beginning = beginning
-        if beginning is not None and any(each.dropped for each in tapes):
-            said = f"begins with snapshot {beginning.snapshot}: events before it were dropped"
+        self.start_point = start_point
+        if start_point is not None and any(each.dropped for each in tapes):
+            said = f"begins with snapshot {start_point.snapshot}: events before it were dropped"
             report.notes.append(said)
         self.tapes = [each for each in tapes if not self._is_past(each)]
         for each in self.tapes:
             if each.damage:
                 report.gaps.append(f"{each.incarnation}: {damage_said(each)}")
-        after = beginning.after if beginning is not None else lambda _: 0
+        after = start_point.after if start_point is not None else lambda _: 0
         self.total = sum(max(each.events - after(each.incarnation), 0) for each in self.tapes)
         if not self.total:
             # Nothing compared is nothing found equal.
-            said = f" behind snapshot {beginning.snapshot}" if beginning is not None else ""
+            said = f" behind snapshot {start_point.snapshot}" if start_point is not None else ""
             raise TapeError(tapes[0].path, 0, f"nothing to replay: no tape has an event{said}")
         present = {actor_of(each.incarnation) for each in tapes}
         missing = [name for name in names if name not in present]
@@ -84,7 +84,7 @@ class Replay:
             self.tapes,
             missing,
             report,
-            beginning=beginning,
+            start_point=start_point,
             counted=counted,
             progress=progress,
             limits=limits,
@@ -96,16 +96,16 @@ class Replay:
 
     def _is_past(self, each: Tape) -> bool:
         """Whether a tape is left out, for whoever left it was not in the snapshot."""
-        beginning, name = self.beginning, each.incarnation
-        if beginning is None or not beginning.is_past(name):
+        start_point, name = self.start_point, each.incarnation
+        if start_point is None or not start_point.is_past(name):
             return False
-        if beginning.heard(name) < each.events and each.closed is None:
-            notes, snapshot = self.report.notes, beginning.snapshot
-            if beginning.is_former(name):
+        if start_point.heard(name) < each.events and each.closed is None:
+            notes, snapshot = self.report.notes, start_point.snapshot
+            if start_point.is_former(name):
                 # What it did at its end nobody in the snapshot had heard of; should anybody hear
                 # of it later, that is a gap by itself.
                 notes.append(f"{name}: had come back before {snapshot}, so not played")
-            elif not cut_of(beginning.parts).goes_on(each):
+            elif not cut_of(start_point.parts).goes_on(each):
                 notes.append(f"{name}: had ended before {snapshot}, so not played")
             else:
                 gap = f"{name}: not in the snapshot {snapshot}, so not played"

@@ -7,7 +7,7 @@ from clocks import actor_of
 from ddloco.replayer.gate import Gate
 from ddloco.replayer.message_matcher import Mailbox
 from ddloco.replayer.report import Report
-from ddloco.runtime.resume import Beginning
+from ddloco.runtime.resume import StartPoint
 from replay import Divergence, Tape
 
 
@@ -18,7 +18,7 @@ class ReplayState:
         tapes: those that are replayed.
         missing: the actors of the run that have no tape.
         report: where findings are written.
-        beginning: the snapshot to begin with, if any.
+        start_point: the snapshot to begin with, if any.
         counted: the classes of events that the report counts, by their names in the report.
         progress: called with the number of events played so far.
         limits: the clock of an event up to which the tapes are replayed; None for their ends.
@@ -30,14 +30,14 @@ class ReplayState:
         missing: Collection[str],
         report: Report,
         *,
-        beginning: Beginning[Any] | None,
+        start_point: StartPoint[Any] | None,
         counted: Mapping[str, type],
         progress: Callable[[int], None],
         limits: Mapping[str, int] | None,
     ) -> None:
         self._tapes = {each.incarnation: each for each in tapes}
         self.report = report
-        self.beginning = beginning
+        self.start_point = start_point
         self.mailbox = Mailbox(set(self._tapes))
         self.gate = Gate(self._tapes, limits)
         self._counted = counted

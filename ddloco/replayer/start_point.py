@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clocks import actor_of, number_of
-from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning, Start
+from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Start, StartPoint
 from replay import Tape, tape
 from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
 
@@ -66,15 +66,17 @@ def final_clock(each: Tape) -> dict[str, int]:
 
 S = TypeVar("S", bound=Start)
 
-Begin = Callable[[str | Path, str], Beginning[S]]
-"""Reads where everybody stood in a snapshot, given a place and an id."""
+ReadStartPoint = Callable[[str | Path, str], StartPoint[S]]
+"""Reads a start point, given the place and the id of a snapshot."""
 
 
-def begin_tapes(
-    tapes: Sequence[Tape], place: str | Path, begin: Begin[S], snapshot: str
-) -> Beginning[S] | None:
-    """With the snapshot that is asked for; with the first one that will do where tapes have lost
-    their beginnings; or with the one that the run itself went on from. None for tapes that begin.
+def choose_start_point(
+    tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S], snapshot: str
+) -> StartPoint[S] | None:
+    """Read the snapshot that a replay of these tapes starts from; None if all tapes are complete.
+
+    That is the snapshot that is asked for. Without one, it is the first that will do where tapes
+    have lost their beginnings, or the one that the run itself continued from.
 
     Raises:
         SnapshotError: tapes begin behind the one that is asked for; there is none, or it is not
@@ -82,13 +84,13 @@ def begin_tapes(
         StorageError: the place cannot be read.
     """
     if snapshot == NEWEST:
-        return _newest(tapes, place, begin)
+        return _newest(tapes, place, read)
     if snapshot:
-        beginning = begin(place, snapshot)
-        _check(beginning, tapes, place)
-        return _of_these(beginning, tapes, place)
+        start_point = read(place, snapshot)
+        _check(start_point, tapes, place)
+        return _of_these(start_point, tapes, place)
     if any(each.dropped for each in tapes):
-        return _first(tapes, place, begin)
+        return _first(tapes, place, read)
     for each in tapes:
         if each.header.after:
             facts = each.header.facts
@@ -96,16 +98,18 @@ def begin_tapes(
                 said = f"begins behind event {each.header.after}, and names no snapshot"
                 raise SnapshotError(f"{each.path}: {said}")
             there = facts[RESTORED_PLACE]
-            return _of_these(begin(there, facts[RESTORED]), tapes, there)
+            return _of_these(read(there, facts[RESTORED]), tapes, there)
     return None
 
 
-def _of_these(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) -> Beginning[S]:
-    problem = stranger(beginning.parts, tapes)
+def _of_these(
+    start_point: StartPoint[S], tapes: Sequence[Tape], place: str | Path
+) -> StartPoint[S]:
+    problem = stranger(start_point.parts, tapes)
     if problem is not None:
-        where = f"{place}: {beginning.snapshot}"
+        where = f"{place}: {start_point.snapshot}"
         raise SnapshotError(f"{where} is of another run than these tapes: {problem}")
-    return beginning
+    return start_point
 
 
 def stranger(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
@@ -143,21 +147,21 @@ def clock_at(each: Tape, number: int) -> dict[str, int]:
     return clock
 
 
-def _check(beginning: Beginning[S], tapes: Sequence[Tape], place: str | Path) -> None:
+def _check(start_point: StartPoint[S], tapes: Sequence[Tape], place: str | Path) -> None:
     """Refuse a snapshot that was taken before tapes begin."""
-    cut = cut_of(beginning.parts)
+    cut = cut_of(start_point.parts)
     late = next((each for each in tapes if cut.short(each)), None)
     if late is None:
         return
     first = next(iter(anchors(tapes, place)), None)
     hint = f"the first that will do is {first.id}" if first is not None else "none will do"
     raise SnapshotError(
-        f"--from {beginning.snapshot}: {late.path.name} begins behind event {late.header.after}, "
+        f"--from {start_point.snapshot}: {late.path.name} begins behind event {late.header.after}, "
         f"after that snapshot; {hint}"
     )
 
 
-def _newest(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginning[S]:
+def _newest(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -> StartPoint[S]:
     """The newest snapshot of this run that is intact; others may have theirs in the same place."""
     problem = "holds no snapshot of this run"
     for each in Store(place).snapshots():
@@ -169,21 +173,21 @@ def _newest(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginn
         if stranger(manifest.parts, tapes) is not None:
             continue
         try:
-            beginning = begin(place, manifest.id)
-            _check(beginning, tapes, place)
+            start_point = read(place, manifest.id)
+            _check(start_point, tapes, place)
         except SnapshotError as error:
             problem = f"the newest snapshot of this run: {error}"
             continue
-        return beginning
+        return start_point
     raise SnapshotError(f"{place}: {problem}")
 
 
-def _first(tapes: Sequence[Tape], place: str | Path, begin: Begin[S]) -> Beginning[S]:
+def _first(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -> StartPoint[S]:
     """The first snapshot that is intact and will do."""
     problem = ""
     for manifest in anchors(tapes, place):
         try:
-            return _of_these(begin(place, manifest.id), tapes, place)
+            return _of_these(read(place, manifest.id), tapes, place)
         except SnapshotError as error:
             problem = problem or str(error)
     late = next(each for each in tapes if each.dropped)

@@ -19,7 +19,7 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived, Driver, Executor
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.log import ActorLog
-from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Beginning
+from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, StartPoint
 from replay import Header as TapeHeader
 from replay import Recorder
 from transport import Bytes, Endpoint, Event, Header
@@ -169,7 +169,7 @@ async def run_together(
 
 def tape_header(
     incarnation: str,
-    beginning: Beginning[Any] | None,
+    start_point: StartPoint[Any] | None,
     *,
     job_id: str,
     job: dict[str, Any],
@@ -179,11 +179,11 @@ def tape_header(
     facts: Mapping[str, str],
 ) -> TapeHeader:
     """Return the header of an actor's tape, whose fields ``replay.Header`` describes. If the run
-    continues from a snapshot, ``beginning``, and the actor is in it, the facts name it."""
-    start = beginning.start(incarnation) if beginning is not None else None
+    continues from a snapshot, ``start_point``, and the actor is in it, the facts name it."""
+    start = start_point.start(incarnation) if start_point is not None else None
     resumed: dict[str, str] = {}
-    if start is not None and beginning is not None:
-        resumed = {RESTORED: beginning.snapshot, RESTORED_PLACE: beginning.place}
+    if start is not None and start_point is not None:
+        resumed = {RESTORED: start_point.snapshot, RESTORED_PLACE: start_point.place}
     return TapeHeader(
         incarnation=incarnation,
         job_id=job_id,

@@ -129,7 +129,7 @@ S = TypeVar("S", bound=Start)
 
 
 @dataclass(frozen=True)
-class Beginning(Generic[S]):
+class StartPoint(Generic[S]):
     """A snapshot that a run or a replay starts from; it can be used only once.
 
     Attributes:
@@ -209,9 +209,9 @@ class Beginning(Generic[S]):
         return tuple(peer for peer in links.peers() if links.incarnation(peer) not in come)
 
 
-def begin_with(
+def read_start_point(
     place: str | Path, snapshot: str, load: Callable[[Store, Part], S], only: str | None = None
-) -> Beginning[S]:
+) -> StartPoint[S]:
     """Read a snapshot and verify the digests of its blobs.
 
     Args:
@@ -228,7 +228,7 @@ def begin_with(
     manifest = store.load(snapshot)
     wanted = (part for part in manifest.parts if only in {None, actor_of(part.who)})
     starts = {part.who: load(store, part) for part in wanted}
-    return Beginning(manifest.id, str(place), manifest.parts, starts)
+    return StartPoint(manifest.id, str(place), manifest.parts, starts)
 
 
 def place_and_id(said: str) -> tuple[str, str]:

@@ -46,7 +46,7 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, stranger
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.resume import Beginning, Start
+from ddloco.runtime.resume import Start, StartPoint
 from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.requests import Asked, ask, not_too_narrow
@@ -307,7 +307,7 @@ class Again:
     """Opens what plays the tapes of a simulated job, from one of its snapshots on."""
 
     job: Job
-    beginning: Beginning[SimulatedStart]
+    start_point: StartPoint[SimulatedStart]
     memories: dict[str, FragmentMemory] = field(default_factory=dict)
     brought: set[Merged] = field(default_factory=set)
 
@@ -318,7 +318,7 @@ class Again:
         memory = self.memories.setdefault(name, FragmentMemory())
         simulated = SimulatedWorkExecutor(self.job, each.header, arrays, memory)
         prepared = await simulated.prepare()
-        start = self.beginning.starts.get(each.incarnation)
+        start = self.start_point.starts.get(each.incarnation)
         actor = Actor(each.incarnation, machine_for(self.job, each.incarnation))
         if start is not None:
             start.take_up(simulated._simulated_work, arrays, memory, self.brought)
@@ -327,13 +327,13 @@ class Again:
         history = FragmentHistory()
         inner = JobExecutor(started, self.job, simulated, arrays, history, None, state.report)
         player = Player(each, Happened, actor, actor.number)
-        executor = SnapshotExecutor(inner, name, self.beginning.snapshot, self.brought)
+        executor = SnapshotExecutor(inner, name, self.start_point.snapshot, self.brought)
         opened = open_comparison(state, player, actor, executor, start)
         async with opened as runner:
             yield runner
 
 
-def beginning_at(world: World, job: Job, commit: CommitSnapshot) -> Beginning[SimulatedStart]:
+def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint[SimulatedStart]:
     """Where everybody stood in a snapshot."""
     given = {type(each): each for each in settings(job)}
 
@@ -345,7 +345,7 @@ def beginning_at(world: World, job: Job, commit: CommitSnapshot) -> Beginning[Si
                               found.flight.contents, {}, found.state.worker)  # fmt: skip
 
     starts = {part.who: start(part) for part in commit.parts}
-    return Beginning(commit.snapshot, "", tuple(commit.parts), starts)
+    return StartPoint(commit.snapshot, "", tuple(commit.parts), starts)
 
 
 def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapshot]:
@@ -373,9 +373,9 @@ def replay(world: World, drawn: fuzz.Hostile, folder: Path, outcome: Outcome) ->
     inner = left[1:-1]
     chosen = [*left[:1], *rng.sample(inner, min(len(inner), REPLAYS_MAX - 2)), *left[1:][-1:]]
     for commit in chosen:
-        job, beginning = job_of(tapes[0]), beginning_at(world, drawn.job, commit)
-        opener = Again(job, beginning)
-        again = Replay(tapes, job.names(), opener.open, COUNTED, beginning=beginning)
+        job, start_point = job_of(tapes[0]), start_point_at(world, drawn.job, commit)
+        opener = Again(job, start_point)
+        again = Replay(tapes, job.names(), opener.open, COUNTED, start_point=start_point)
         report = trio.run(again.run)
         outcome.starts.append(commit.snapshot)
         outcome.events += report.events

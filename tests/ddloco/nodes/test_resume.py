@@ -13,7 +13,13 @@ from ddloco.config.toml import ConfigError
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.nodes.node import sink_of
-from ddloco.nodes.resume import begin_with, beginning_of, go_on_from, place_said, stored_from
+from ddloco.nodes.resume import (
+    checked_start_point,
+    job_start_point,
+    place_said,
+    read_job_start_point,
+    stored_from,
+)
 from ddloco.protocol.effects import CopyState, RunStep
 from ddloco.protocol.events import StepFinished
 from ddloco.protocol.fragment_plan import Leaf, make_plan
@@ -120,9 +126,9 @@ def test_arrays_come_back_as_they_were_held(arrays):
 def test_a_snapshot_is_read_back(place):
     """Everybody with actor, arrays, worker and what was in flight."""
     place.whole()
-    beginning = begin_with(place.folder, f"{WHO}:7", JOB)
-    start = beginning.starts[WHO]
-    assert (f"{WHO}-7", 7) == (beginning.snapshot, start.part.number)
+    start_point = read_job_start_point(place.folder, f"{WHO}:7", JOB)
+    start = start_point.starts[WHO]
+    assert (f"{WHO}-7", 7) == (start_point.snapshot, start.part.number)
     assert WHO == start.actor.incarnation
     assert list(range(8)) == start.worker.tolist()
     assert ["host/4"] == list(start.arrays)
@@ -136,7 +142,7 @@ def test_only_the_step_that_ran_is_done_already(place):
     step = RunStep(3, 3, (), "host/3")
     place.actor.under_way = {3: step, 4: CopyState(4, "copy/4")}
     place.whole()
-    start = begin_with(place.folder, f"{WHO}:7", JOB).starts[WHO]
+    start = read_job_start_point(place.folder, f"{WHO}:7", JOB).starts[WHO]
     assert [step] == start.running()
     assert [StepFinished(3, 3, 0.5, 8, b"batch")] == start.results()
 
@@ -144,27 +150,27 @@ def test_only_the_step_that_ran_is_done_already(place):
 def test_who_is_past_and_who_is_yet_to_come(place):
     """Former selves are past, and whoever had been heard of; the rest begin later."""
     place.whole()
-    beginning = begin_with(place.folder, f"{WHO}:7", JOB)
-    assert [True, False] == [beginning.before(WHO, number) for number in (7, 8)]
-    assert not beginning.before("syncer.1", 1)
-    assert [7, 0] == [beginning.after(who) for who in (WHO, "learner-0.3")]
+    start_point = read_job_start_point(place.folder, f"{WHO}:7", JOB)
+    assert [True, False] == [start_point.before(WHO, number) for number in (7, 8)]
+    assert not start_point.before("syncer.1", 1)
+    assert [7, 0] == [start_point.after(who) for who in (WHO, "learner-0.3")]
     past = ["learner-0.1", WHO, "learner-0.3", "syncer.1", "learner-9.1"]
-    assert [True, False, False, True, False] == [beginning.is_past(who) for who in past]
-    assert 12 == beginning.heard("syncer.1")
+    assert [True, False, False, True, False] == [start_point.is_past(who) for who in past]
+    assert 12 == start_point.heard("syncer.1")
     former = ["learner-0.1", WHO, "learner-0.3", "syncer.1"]
-    assert [True, False, False, False] == [beginning.is_former(who) for who in former]
+    assert [True, False, False, False] == [start_point.is_former(who) for who in former]
     # Also of somebody who is absent from the snapshot, of whose former self no clock says a word.
-    assert "syncer.1" not in beginning.starts
-    assert beginning.is_past("syncer.0")
+    assert "syncer.1" not in start_point.starts
+    assert start_point.is_past("syncer.0")
 
 
 def test_what_is_missing_is_one_line(place):
     """A snapshot that is not there, and a part that lacks something."""
     with pytest.raises(SnapshotError) as missing:
-        begin_with(place.folder, "syncer.1:9", JOB)
+        read_job_start_point(place.folder, "syncer.1:9", JOB)
     place.commit(place.piece("state", freeze(place.actor, PACKAGES)))
     with pytest.raises(SnapshotError, match="has no frozen flight") as lacking:
-        begin_with(place.folder, "latest", JOB)
+        read_job_start_point(place.folder, "latest", JOB)
     for error in (missing, lacking):
         assert "\n" not in str(error.value)
 
@@ -173,19 +179,19 @@ def test_another_version_is_named(place):
     """Whatever cannot be read back names its blob, and what may be the matter."""
     place.commit(place.piece("state", b"other"), place.piece("flight", freeze([], PACKAGES)))
     with pytest.raises(SnapshotError, match=f"of {WHO}.*another version of ddloco") as error:
-        begin_with(place.folder, f"{WHO}:7", JOB)
+        read_job_start_point(place.folder, f"{WHO}:7", JOB)
     assert "\n" not in str(error.value)
 
 
 def test_numbers_go_on_above_all_that_were_heard_of(place):
     """Whoever was not there begins as nobody that anybody has heard of."""
     place.whole()
-    beginning = begin_with(place.folder, "latest", JOB)
-    assert WHO == beginning.incarnation("learner-0")
+    start_point = read_job_start_point(place.folder, "latest", JOB)
+    assert WHO == start_point.incarnation("learner-0")
     assert ["syncer.2", "learner-1.1"] == [
-        beginning.incarnation(name) for name in ("syncer", "learner-1")
+        start_point.incarnation(name) for name in ("syncer", "learner-1")
     ]
-    alone = begin_with(place.folder, "latest", JOB, "learner-1")
+    alone = read_job_start_point(place.folder, "latest", JOB, "learner-1")
     assert {} == alone.starts
     assert "learner-0.3" == alone.incarnation("learner-0")
 
@@ -196,7 +202,7 @@ def test_settings_are_those_of_now(place):
     place.actor.machine = Learner(JOB)
     place.actor.machine._step = 4
     place.whole()
-    machine = begin_with(place.folder, "latest", now).starts[WHO].actor.machine
+    machine = read_job_start_point(place.folder, "latest", now).starts[WHO].actor.machine
     assert machine._job is now
     assert machine._job.sync is now.sync
     assert 4 == machine._step
@@ -215,10 +221,10 @@ def test_a_run_or_its_place_means_the_newest(tmp_path, said):
 def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     """Its snapshots would be overwritten."""
     place.whole()
-    assert beginning_of(JOB, "", tmp_path) is None
+    assert job_start_point(JOB, "", tmp_path) is None
     with pytest.raises(SnapshotError, match="choose another folder"):
-        beginning_of(JOB, str(place.folder), tmp_path)
-    assert WHO in beginning_of(JOB, str(place.folder), tmp_path / "other").starts
+        job_start_point(JOB, str(place.folder), tmp_path)
+    assert WHO in job_start_point(JOB, str(place.folder), tmp_path / "other").starts
 
 
 class Standing:
@@ -251,13 +257,13 @@ class Standing:
 )
 def test_who_can_go_on(monkeypatch, there, syncers, steps, said):
     """As many shards as there were, one of which may have been absent; and no fewer steps."""
-    monkeypatch.setattr("ddloco.nodes.resume.begin_with", lambda *_: there)
+    monkeypatch.setattr("ddloco.nodes.resume.read_job_start_point", lambda *_: there)
     job = job_from({"job": {"task": "x:y", "syncers": syncers, "steps": steps}}, "test")
     if not said:
-        assert go_on_from("p", "latest", job) is there
+        assert checked_start_point("p", "latest", job) is there
         return
     with pytest.raises(SnapshotError) as refused:
-        go_on_from("p", "latest", job)
+        checked_start_point("p", "latest", job)
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 

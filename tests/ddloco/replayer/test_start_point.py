@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from ddloco.replayer import start_point
-from ddloco.replayer.start_point import anchors, begin_tapes, cut_of, final_clock, stranger
+from ddloco.replayer.start_point import anchors, choose_start_point, cut_of, final_clock, stranger
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
 from ddloco.runtime.snapshot_sink import StoreSink
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
@@ -165,7 +165,7 @@ def test_what_is_begun_with(run):
     asked = []
     damaged = {"syncer.1-20"}
 
-    def begin_with(place, snapshot):
+    def read(place, snapshot):
         asked.append((str(place), snapshot))
         if snapshot in damaged:
             raise SnapshotError(f"{snapshot} is damaged")
@@ -174,7 +174,7 @@ def test_what_is_begun_with(run):
     went_on = {"after": 2, "clock": {B: 2}, "facts": {RESTORED: "x-1", RESTORED_PLACE: "there"}}
 
     def begun():
-        return begin_tapes(open_tapes(run.folder), run.place, begin_with, "")
+        return choose_start_point(open_tapes(run.folder), run.place, read, "")
 
     run.record(A, 16)
     assert begun() is None
@@ -201,8 +201,8 @@ def test_what_is_asked_for_must_do(run):
     run.record(S, 40)
 
     def begun(snapshot):
-        begin = lambda _, id_: Begun(id_, parts[id_])  # noqa: E731
-        return begin_tapes(open_tapes(run.folder), run.place, begin, snapshot)
+        read = lambda _, id_: Begun(id_, parts[id_])  # noqa: E731
+        return choose_start_point(open_tapes(run.folder), run.place, read, snapshot)
 
     assert ["syncer.1-20", "syncer.1-30"] == [
         begun(each).snapshot for each in ("syncer.1-20", "syncer.1-30")
