@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
 
-.PHONY: help setup demo test slow soak check fix bench simulate failures sweep docs pictures build lock
+.PHONY: help setup demo test slow soak check fix bench bench-peers simulate failures sweep docs pictures build lock
 
 help:  ## say what each target does
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 $(STAMP): requirements.txt pyproject.toml hatch_build.py ddloco/workers/merge_kernel.c
 	$(PYTHON) -c 'import sys; sys.exit("ddloco needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
@@ -43,6 +44,14 @@ fix: $(STAMP)  ## repair what the linter and formatter can
 
 bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (most of an hour)
 	$(BIN)/python tests/bench/run.py --page docs/performance.md
+
+$(PEERS)/.installed: tests/bench/peers.txt
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench/peers.txt
+	@touch $@
+
+bench-peers: $(STAMP) $(PEERS)/.installed  ## install torch and torchft into .venv-peers, and compare a round with theirs
+	$(BIN)/python tests/bench/run.py peers
 
 simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)
 	$(BIN)/ddloco simulate hostile --seeds 2000

@@ -9,23 +9,21 @@ before it; a round that is held up longer than its bound would show above 1.
 * "between report and reply": SIGSTOP right after a step was logged, which is after it was reported;
   only rounds count that had pulled the frozen one and were merged without it, as the merge's own
   figures say. A freeze that hit another moment is shown as what it was.
-* Beside it torchft (PyPI), where it can be imported: three replicas average 4 MB through its
-  Manager and Gloo, one is stopped before it has joined a quorum, or after. Set BENCH_TORCHFT to a
-  Python that has it (pip install torch torchft); without one a line says that it was not measured.
+* Beside it torchft, where `make bench-peers` has installed it: three replicas average 4 MB through
+  its Manager and Gloo, one is stopped before it has joined a quorum, or after. Without it a line
+  says that it was not measured.
 """
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tools import median, say
+from tools import median, peers_python, say
 
 from ddloco.machines.syncer.pacing import PULL_S_MIN
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
@@ -158,10 +156,9 @@ def account(merges: list[dict[str, Any]], at: int, kind: str, who: str) -> dict[
 
 def torchft(quick: bool) -> dict[str, Any] | str:
     """What its survivors needed, by when the third was stopped; or why that is not known."""
-    python = os.environ.get("BENCH_TORCHFT", sys.executable)
-    probe = [python, "-c", "import torch, torchft"]
-    if subprocess.run(probe, capture_output=True, check=False).returncode:
-        return "not measured: it cannot be imported (BENCH_TORCHFT names no Python that has it)"
+    python = peers_python()
+    if python is None:
+        return "not measured, not installed (make bench-peers)"
     found: dict[str, Any] = {}
     for when in ("before it joins",) if quick else ("before it joins", "after it joined"):
         script = Path(__file__).with_name("torchft_round.py")

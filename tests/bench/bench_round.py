@@ -66,9 +66,9 @@ def measure(quick: bool) -> dict[str, Any]:
     shapes = 1 if quick else len(RAW)
     raw, averaging = list(RAW.items())[:shapes], list(AVERAGING.items())[:shapes]
     with ExitStack() as stack:
-        kinds = {"ours": _ours(stack, nbytes)}
+        kinds = {"ours": start_ours(stack, nbytes)}
         for name, (pieces, average) in (*raw, *averaging):
-            kinds[name] = _raw(stack, nbytes, pieces, average)
+            kinds[name] = start_raw(stack, nbytes, pieces, average)
         kinds["zeromq"] = _zeromq(stack, nbytes)
         for index in range(rounds + 1):
             for kind, learners in kinds.items():
@@ -133,7 +133,7 @@ def make_executor(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> WorkE
     return executor
 
 
-def _ours(stack: ExitStack, nbytes: int) -> list[Servant]:
+def start_ours(stack: ExitStack, nbytes: int) -> list[Servant]:
     hub = stack.enter_context(servant(serve_hub, nbytes))
     address = hub.answer()
     return [
@@ -282,7 +282,7 @@ def serve_learner(connection: Connection, address: str, nbytes: int, incarnation
 # Raw.
 
 
-def _raw(stack: ExitStack, nbytes: int, pieces: int, average: bool) -> list[Servant]:
+def start_raw(stack: ExitStack, nbytes: int, pieces: int, average: bool) -> list[Servant]:
     hub = stack.enter_context(servant(serve_raw_hub, nbytes, pieces, average))
     port = hub.answer()
     return [stack.enter_context(servant(serve_raw_learner, port, nbytes)) for _ in range(LEARNERS)]

@@ -16,6 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
+PEERS = ROOT / ".venv-peers" / "bin" / "python"
+"""The Python that has the peers, installed by `make bench-peers`."""
+
 ANSWER_S_MAX = 300.0
 EXIT_S_MAX = 5.0
 RESAMPLES = 4000
@@ -24,6 +27,11 @@ RESAMPLES = 4000
 def say(text: str) -> None:
     """Progress, so that nobody wonders; results go to standard output."""
     print(f"  {text}", file=sys.stderr, flush=True)
+
+
+def peers_python() -> str | None:
+    """The Python of other projects that are measured beside this one; None if it is missing."""
+    return str(PEERS) if PEERS.exists() else None
 
 
 class Servant:
