@@ -4,10 +4,8 @@ The causal past of an event is a consistent cut: each actor stands at its own en
 clock. Actors of which the event knew nothing are left out.
 """
 
-from typing import Any
-
-import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
@@ -17,28 +15,22 @@ from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import phrase
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.monitoring.status_view import Status, picture, seconds, status_from
+from ddloco.monitoring.status_view import picture, seconds
+from ddloco.protocol.status import LearnerStatus, Status
 
 
-class LearnerStatus(Struct, frozen=True):
-    """One learner; see ``Learner.status``. Times are in seconds.
+class RecordedLearnerStatus(LearnerStatus, frozen=True, kw_only=True):
+    """One learner at an event.
 
     Attributes:
         learner: its incarnation.
         event: its newest event in the causal past.
-        at: the time of that event, since the learner's start.
+        at: the time of that event in seconds, since the learner's start.
     """
 
     learner: str
     event: str
     at: float
-    step: int = 0
-    step_s: float | None = None
-    running_s: float | None = None
-    versions: tuple[int, ...] = ()
-    incoming: dict[str, int] = {}
-    linked: tuple[str, ...] = ()
-    stopping: str = ""
 
     @property
     def state(self) -> str:
@@ -64,7 +56,7 @@ class ClusterStatus(Struct, frozen=True):
     event: str
     what: str
     syncers: tuple[Status, ...]
-    learners: tuple[LearnerStatus, ...]
+    learners: tuple[RecordedLearnerStatus, ...]
     missing: tuple[str, ...] = ()
 
     def picture(self) -> Group:
@@ -94,7 +86,7 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
         if former is None or number_of(who) > number_of(former):
             newest[actor_of(who)] = who
     syncers: list[Status] = []
-    learners: list[LearnerStatus] = []
+    learners: list[RecordedLearnerStatus] = []
     missing: list[str] = []
     for who in sorted(newest.values(), key=str.encode):
         if who not in run.tapes or not run.first(who) <= known[who] <= run.tapes[who].events:
@@ -110,24 +102,25 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
     return ClusterStatus(ref, what, tuple(syncers), tuple(learners), tuple(missing))
 
 
-def _status_of(run: RecordedRun, who: str, number: int) -> Status | LearnerStatus | None:
+def _status_of(run: RecordedRun, who: str, number: int) -> Status | RecordedLearnerStatus | None:
     step = run.at(who, number)
     machine = run.walker(who).actor.machine
     if isinstance(machine, Syncer):
         job = run.job
-        facts: dict[str, Any] = {
-            "name": job.job.name,
-            "job": job.id,
-            "steps": job.job.steps,
-            "tokens": job.job.tokens,
-            "quorum": job.sync.quorum,
-            "incarnation": who,
-            "address": f"{who}:{number}",
-            "uptime_s": step.at,
-            "events": number,
-        }
-        return status_from({**machine.status(step.at), **facts})
+        return Status(
+            **asdict(machine.status(step.at)),
+            name=job.job.name,
+            job=job.id,
+            steps=job.job.steps,
+            tokens=job.job.tokens,
+            lead=job.syncer_names()[0],
+            quorum=job.sync.quorum,
+            incarnation=who,
+            address=f"{who}:{number}",
+            uptime_s=step.at,
+            events=number,
+        )
     if isinstance(machine, Learner):
-        facts = {"learner": who, "event": f"{who}:{number}", "at": step.at}
-        return msgspec.convert({**machine.status(step.at), **facts}, LearnerStatus)
+        told = asdict(machine.status(step.at))
+        return RecordedLearnerStatus(**told, learner=who, event=f"{who}:{number}", at=step.at)
     return None

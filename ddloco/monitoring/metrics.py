@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import asdict
 
 from ddloco.config.toml import ConfigError
+from ddloco.protocol.status import Status
 from ddloco.runtime.observer_protocol import News
 
 EVENTS_NAMED_MAX = 64
@@ -73,15 +75,15 @@ class Metrics:
                 self.score(self.t, loss, more)
         self._gauge("news", self._seen[name], event=name)
 
-    def status(self, status: dict[str, Any]) -> None:
+    def status(self, status: Status) -> None:
         """Process a status: the job's numbers, and those of every learner."""
-        self._reach(status.get("t"))
+        self._reach(status.t)
         self._gauge("global_step", self.t)
-        self._several(STATUS_FIELDS, status)
-        for member in status.get("members") or ():
-            who = member["learner"]
-            self._several(MEMBER_FIELDS, member, "learner_", learner=who)
-            for name, value in self._known(member.get("metrics") or {}).items():
+        self._several(STATUS_FIELDS, asdict(status))
+        for member in status.members:
+            who = member.learner
+            self._several(MEMBER_FIELDS, asdict(member), "learner_", learner=who)
+            for name, value in self._known(member.metrics).items():
                 self._gauge("learner_metric", value, learner=who, metric=name)
 
     def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:
@@ -91,7 +93,7 @@ class Metrics:
             for name, value in self._known(metrics or {}).items():
                 sink.gauge("held_out_metric", value, t, metric=name)
 
-    def _known(self, metrics: dict[str, Any]) -> dict[str, float]:
+    def _known(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         """The numbers among the task's metrics, without names beyond ``METRICS_NAMED_MAX``."""
         room = METRICS_NAMED_MAX - len(self._named)
         new = [name for name in metrics if name not in self._named]
@@ -216,12 +218,12 @@ class Lines:
         said = "  ".join(f"{key} {value}" for key, value in news.fields.items())
         self._write(f"{news.at:8.1f} s  {news.event}  {said}".rstrip())
 
-    def status(self, status: dict[str, Any]) -> None:
+    def status(self, status: Status) -> None:
         """Print what the learners' last steps brought, as JSON only: a line every second."""
-        members = [each for each in status.get("members") or () if each.get("loss") is not None]
+        members = [each for each in status.members if each.loss is not None]
         if self._as_json and members:
-            shown = [{name: each.get(name) for name in LEARNER_LINE} for each in members]
-            plain = {"event": "learners", "t": status.get("t"), "learners": shown}
+            shown = [{name: getattr(each, name) for name in LEARNER_LINE} for each in members]
+            plain = {"event": "learners", "t": status.t, "learners": shown}
             self._write(msgspec.json.encode(plain).decode())
 
     def score(self, t: int, loss: float, metrics: dict[str, float] | None = None) -> None:

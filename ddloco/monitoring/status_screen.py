@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 
-from ddloco.monitoring.status_view import picture, status_from
+from ddloco.monitoring.status_view import picture
+from ddloco.protocol.status import StatusError, status_from
 
 PLAIN_WIDTH = 120
 """Columns of a table written to a file or a pipe."""
@@ -41,7 +41,7 @@ def _drawn(told: Mapping[int, dict[str, Any]], write: Callable[[Group], None]) -
     for index, plain in sorted(told.items()):
         try:
             blocks.append(picture(status_from(plain)))
-        except msgspec.ValidationError as error:
-            problems[index] = f"{plain['address']}: not a status: {error}"
+        except StatusError as error:
+            problems[index] = str(error)
     write(Group(*blocks))
     return problems

@@ -1,116 +1,10 @@
-"""A syncer's status as typed data, and its display.
+"""The display of a syncer's status."""
 
-Times are durations in seconds: ``since_s`` in the past, ``until_s`` in the future.
-"""
-
-from typing import Any
-
-import msgspec
-from msgspec import Struct
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-
-class Waiting(Struct, frozen=True):
-    """Why the next sync has not been launched, and which reports are missing."""
-
-    t: int
-    fragment: int
-    reason: str = msgspec.field(name="for")
-    missing: tuple[str, ...] = ()
-    since_s: float = 0.0
-    until_s: float | None = None
-    absent: dict[str, str] = {}
-    """Learners that do not count for its quorum, with the reason."""
-
-
-class InFlight(Struct, frozen=True):
-    """A sync in progress: which learners were asked for the fragment, and which have answered."""
-
-    t: int
-    fragment: int
-    pulled: tuple[str, ...] = ()
-    arrived: tuple[str, ...] = ()
-    since_s: float = 0.0
-    until_s: float | None = None
-    merging: bool = False
-
-
-class MemberStatus(Struct, frozen=True):
-    """One learner as its syncer sees it; its last message arrived ``heard_s`` ago."""
-
-    learner: str
-    step: int = 0
-    step_s: float | None = None
-    heard_s: float | None = None
-    silent: bool = False
-    fresh: bool = False
-    versions_behind: int = 0
-    refused: int = 0
-    refused_for: str = ""
-    """Why its last refused contribution was refused."""
-    loss: float | None = None
-    tokens_per_s: float | None = None
-    metrics: dict[str, float | None] = {}
-    """The task's own metrics of its last step."""
-
-    @property
-    def state(self) -> str:
-        """The state in words: silent, or whether its newest report is unused; and how many newer
-        versions of fragments it lacks, which is normal for a step or two."""
-        said = "silent" if self.silent else "fresh" if self.fresh else "reported"
-        return f"{said}, {self.versions_behind} behind" if self.versions_behind else said
-
-
-class Recovering(Struct, frozen=True):
-    """A learner that has returned and receives a peer's state."""
-
-    learner: str
-    donor: str
-    since_s: float
-    until_s: float
-
-
-class Status(Struct, frozen=True):
-    """A whole status. Fields that a machine does not report stay empty."""
-
-    address: str = ""
-    name: str = ""
-    job: str = ""
-    incarnation: str = ""
-    uptime_s: float = 0.0
-    steps: int = 0
-    tokens: int | None = None
-    """When the job ends, if it ends by tokens and not by steps."""
-    merged_tokens: int | None = None
-    t: int | None = None
-    merges: int | None = None
-    quorum: int | None = None
-    goodput: float | None = None
-    live: int | None = None
-    taking_part: int | None = None
-    averaged: int | None = None
-    waiting: Waiting | None = None
-    standstill: str = ""
-    in_flight: tuple[InFlight, ...] = ()
-    members: tuple[MemberStatus, ...] = ()
-    recovering: tuple[Recovering, ...] = ()
-    refused_frames: dict[str, int] = {}
-    tape_bytes: int | None = None
-    sent_bytes: int | None = None
-    received_bytes: int | None = None
-    events: int = 0
-    problem: str = ""
-
-
-def status_from(plain: dict[str, Any]) -> Status:
-    """Convert plain data to a status; unknown fields are ignored.
-
-    Raises:
-        msgspec.ValidationError: a field has a wrong type.
-    """
-    return msgspec.convert(plain, Status)
+from ddloco.protocol.status import Status, SyncInFlight, WaitingSync
 
 
 def picture(status: Status) -> Group:
@@ -191,7 +85,7 @@ def members(status: Status) -> Table:
     return table
 
 
-def in_words(sync: InFlight) -> str:
+def in_words(sync: SyncInFlight) -> str:
     """What a sync in progress waits for."""
     what = f"global step {sync.t}, fragment {sync.fragment}"
     since = f"since {seconds(sync.since_s)}"
@@ -202,14 +96,14 @@ def in_words(sync: InFlight) -> str:
     return f"{what}: {answered}, waits for {_names(late)}, {since}, {_until(sync.until_s)}"
 
 
-def waits_in_words(waiting: Waiting) -> list[str]:
+def waits_in_words(waiting: WaitingSync) -> list[str]:
     """The next sync on one line, and a line for each learner that does not count for it."""
     named = [f"  {who} does not count: {why}" for who, why in waiting.absent.items()]
     more = [f"  and {len(named) - NAMES_MAX} more"] if len(named) > NAMES_MAX else []
     return [waiting_in_words(waiting), *named[:NAMES_MAX], *more]
 
 
-def waiting_in_words(waiting: Waiting) -> str:
+def waiting_in_words(waiting: WaitingSync) -> str:
     """What the next sync waits for before it is launched, since when and until when."""
     what = f"global step {waiting.t}, fragment {waiting.fragment}: waits for {waiting.reason}"
     missing = f" ({_names(waiting.missing)} missing)" if waiting.missing else ""

@@ -13,6 +13,7 @@ import trio
 from clocks import actor_of
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import Observer, Said, UnansweredError, open_observer
+from ddloco.protocol.status import Status, StatusError, status_from
 from ddloco.runtime.observer_protocol import News, Told
 from ddloco.runtime.signals import stop_on_signal
 
@@ -144,7 +145,7 @@ async def follow(
     """
     async with open_observer(address, timeout_s, keys) as observer:
         # Check first that the syncer answers; preparing the evaluation takes seconds.
-        metrics.status(await observer.status())
+        metrics.status(_status_from(await observer.status()))
         await until_signal(partial(_follow, observer, metrics, lines, evaluate))
 
 
@@ -156,10 +157,10 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
         UnansweredError: there is no answer, or the job failed.
     """
     async with open_observer(address, timeout_s, keys) as observer:
-        told = await observer.status()
-        name, lead = actor_of(told["incarnation"]), told.get("lead")
-        if lead is not None and name != lead:
-            raise ConfigError(f"{address}: {name} does not lead this job; ask {lead}")
+        told = _status_from(await observer.status())
+        name = actor_of(told.incarnation)
+        if told.lead not in ("", name):
+            raise ConfigError(f"{address}: {name} does not lead this job; ask {told.lead}")
 
         async def pass_over(_: Said) -> None:
             await trio.lowlevel.checkpoint()
@@ -170,6 +171,18 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
         said = {"address": address, **ended.fields}
         line = f"{address}: {said['status']}: {said['reason']}"
         say(msgspec.json.encode(said).decode() if as_json else line)
+
+
+def _status_from(plain: dict[str, Any]) -> Status:
+    """Convert a syncer's answer to a status.
+
+    Raises:
+        UnansweredError: it is none.
+    """
+    try:
+        return status_from(plain)
+    except StatusError as error:
+        raise UnansweredError(str(error)) from None
 
 
 async def _follow(
@@ -188,9 +201,10 @@ async def _follow(
         async def take(said: Said) -> None:
             match said:
                 case Told():
-                    metrics.status(said.status)
+                    status = _status_from(said.status)
+                    metrics.status(status)
                     if lines is not None:
-                        lines.status(said.status)
+                        lines.status(status)
                 case News():
                     metrics.news(said)
                     if lines is not None:

@@ -6,7 +6,6 @@ it ends.
 """
 
 from contextlib import suppress
-from typing import Any
 
 import trio
 
@@ -14,6 +13,7 @@ from clocks import actor_of
 from ddloco.config.run_folder import LOSS_FILE
 from ddloco.monitoring.live_display import LOSSES, Board, LogTail
 from ddloco.nodes.node import Hosted
+from ddloco.protocol.status import Status, status_from
 
 NOTE_S, NOTE_SHARE = (1.0, 10.0), 1 / 30
 """Seconds between two lines of the log, at least and at most: a share of the time so far. Short
@@ -48,7 +48,7 @@ class LossLog:
         driver = self._hosted.driver
         if driver is None:
             return
-        new = newest_losses(driver.status(), self._noted)
+        new = newest_losses(status_from(driver.status()), self._noted)
         if new:
             self._hosted.note(LOSSES, {"learners": new})
             self._noted |= {name: step for name, (step, _) in new.items()}
@@ -65,12 +65,7 @@ class LossLog:
             self._board.take(line)
 
 
-def newest_losses(
-    status: dict[str, Any], noted: dict[str, int]
-) -> dict[str, tuple[int, float | None]]:
+def newest_losses(status: Status, noted: dict[str, int]) -> dict[str, tuple[int, float | None]]:
     """Step and loss of each learner in a syncer's status whose step is not the noted one."""
-    found = {
-        actor_of(each["learner"]): (each["step"], each["loss"])
-        for each in status.get("members") or ()
-    }
+    found = {actor_of(each.learner): (each.step, each.loss) for each in status.members}
     return {who: said for who, said in found.items() if said[0] and noted.get(who) != said[0]}

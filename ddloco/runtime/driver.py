@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
+import msgspec
 import trio
 
 from clocks import TimeSource
@@ -268,12 +269,12 @@ class Driver:
         self._log.observe(event, self._time.now(), self.actor.number, fields)
 
     def status(self) -> dict[str, Any]:
-        """Return the status for observers, which is not recorded on the tape.
+        """Return the status for observers as plain data; it is not recorded on the tape.
 
         A machine without a ``status`` method adds nothing.
         """
         at, actor = self._time.now(), self.actor
-        of_machine = getattr(actor.machine, "status", lambda _at: {})(at)
+        of_machine = msgspec.to_builtins(getattr(actor.machine, "status", lambda _at: {})(at))
         own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
         counts = {
             "events": actor.number,

@@ -6,7 +6,10 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import msgspec
 import pytest
+
+from ddloco.protocol.status import status_from
 
 
 def looked_at(job):
@@ -40,6 +43,8 @@ def test_a_running_job_is_looked_at(job, tools, tmp_path):
     assert (address, "small", 100000, "syncer.1") == tuple(
         status[key] for key in ("address", "name", "steps", "incarnation")
     )
+    declared = json.loads(msgspec.json.encode(status_from(status)))
+    assert status == {name: declared[name] for name in status}
     assert ["learner-0.1", "learner-1.1"] == [member["learner"] for member in status["members"]]
     assert 0 < status["t"]
     assert 0 < status["events"]

@@ -45,6 +45,7 @@ from ddloco.protocol.messages import (
     StateWanted,
     Stop,
 )
+from ddloco.protocol.status import LearnerStatus
 from transport import (
     BULK,
     CONTROL,
@@ -145,18 +146,18 @@ class Learner:
         self._installing = 0
         self._lending = Lending(self._lead, self._next_work)
 
-    def status(self, at: float) -> dict[str, Any]:
-        """Return the status at ``at`` seconds as plain data."""
+    def status(self, at: float) -> LearnerStatus:
+        """Return the status at ``at`` seconds."""
         running = self._running
-        return {
-            "step": self._step,
-            "step_s": self._step_s.value,
-            "running_s": at - running.since if running is not None else None,
-            "versions": list(self._versions),
-            "incoming": {str(p): each.version for p, each in sorted(self._incoming.items())},
-            "linked": [name for name, linked in self._linked.items() if linked],
-            "stopping": self._stopping or "",
-        }
+        return LearnerStatus(
+            step=self._step,
+            step_s=self._step_s.value,
+            running_s=at - running.since if running is not None else None,
+            versions=tuple(self._versions),
+            incoming={str(p): each.version for p, each in sorted(self._incoming.items())},
+            linked=tuple(name for name, linked in self._linked.items() if linked),
+            stopping=self._stopping or "",
+        )
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event.

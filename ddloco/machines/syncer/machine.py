@@ -32,7 +32,7 @@ from ddloco.machines.syncer.shutdown import LATE_S, SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, SnapshotPolicy
 from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
-from ddloco.machines.syncer.status import tell
+from ddloco.machines.syncer.status import status_of
 from ddloco.protocol.effects import MakeParameters, Recover
 from ddloco.protocol.events import (
     Evaluated,
@@ -52,6 +52,7 @@ from ddloco.protocol.messages import (
     ShardReport,
     Stop,
 )
+from ddloco.protocol.status import SyncerStatus
 from transport import (
     CONTROL,
     BytesArrived,
@@ -119,14 +120,17 @@ class Syncer:
         effects = self._take(at, event)
         return effects + self._advance(at)
 
-    def status(self, at: float) -> dict[str, Any]:
-        """Return the status at ``at`` seconds as plain data; see the ``status`` module."""
-        told = tell(at, self.membership, self._globals, self.rounds)
-        relayed = self._relay.waiting(at)
-        told |= {"recovering": relayed, "standstill": self._no_merge(at)}
-        if self._job.job.tokens is not None and self.rounds is not None:
-            told |= {"merged_tokens": self.rounds.merged_tokens}
-        return told
+    def status(self, at: float) -> SyncerStatus:
+        """Return the status at ``at`` seconds."""
+        return status_of(
+            at,
+            self.membership,
+            self._globals,
+            self.rounds,
+            recovering=self._relay.waiting(at),
+            standstill=self._no_merge(at),
+            by_tokens=self._job.job.tokens is not None,
+        )
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:

@@ -17,6 +17,7 @@ from ddloco.machines.syncer.membership import Membership
 from ddloco.protocol.effects import EncodePiece
 from ddloco.protocol.events import PieceEncoded
 from ddloco.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
+from ddloco.protocol.status import RecoveringMember
 from transport import BULK, CONTROL, Body, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 RELAY = "state/"
@@ -79,17 +80,12 @@ class Relay:
         """Whether a learner is receiving state, so that it needs no global fragments yet."""
         return peer in self._handovers
 
-    def waiting(self, at: float) -> list[dict[str, object]]:
-        """Return the recoveries in progress as plain data, for the status."""
-        return [
-            {
-                "learner": each.peer,
-                "donor": each.donor,
-                "since_s": at - each.since,
-                "until_s": max(each.until - at, 0.0),
-            }
+    def waiting(self, at: float) -> tuple[RecoveringMember, ...]:
+        """Return the recoveries in progress."""
+        return tuple(
+            RecoveringMember(each.peer, each.donor, at - each.since, max(each.until - at, 0.0))
             for each in self._handovers.values()
-        ]
+        )
 
     def heard(self, at: float, member: Member, versions: tuple[int, ...]) -> list[Effect]:
         """Handle a learner's report: name a donor if the learner has no state.

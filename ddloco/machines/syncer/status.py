@@ -1,46 +1,69 @@
-"""The status of a syncer as plain data. This module reads the machine and changes nothing.
-
-Machines have no wall clock, so every time is an age or a remaining wait, in seconds (``_s``).
-"""
+"""The status of a syncer. This module reads the machine and changes nothing."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from ddloco.machines.syncer.global_fragments import Globals, Sync
+from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.rounds import Rounds
+from ddloco.protocol.status import (
+    MemberStatus,
+    RecoveringMember,
+    SyncerStatus,
+    SyncInFlight,
+    WaitingSync,
+)
 
 NOT_FRESH = "has finished no step since the last launch"
 """Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
 
 
-def tell(
+def status_of(
     at: float,
     membership: Membership,
     parts: Globals,
     rounds: Rounds | None,
-) -> dict[str, Any]:
-    """Return the status of a syncer: its members, and its waiting and in-flight syncs."""
+    *,
+    recovering: tuple[RecoveringMember, ...],
+    standstill: str,
+    by_tokens: bool,
+) -> SyncerStatus:
+    """Return the status of a syncer at ``at`` seconds.
+
+    Args:
+        at: the time, in seconds since the syncer's start.
+        membership: its learners.
+        parts: the global fragments.
+        rounds: its syncs; None before the first parameters.
+        recovering: the learners that receive a peer's state.
+        standstill: why nothing has been merged for a long time; empty otherwise.
+        by_tokens: whether the job ends by tokens, which are counted only then.
+    """
     waiting = rounds.waiting if rounds is not None else None
     syncs = rounds.syncs if rounds is not None else {}
     last = rounds.seen if rounds is not None else {}
-    return {
-        "t": rounds.schedule.t if rounds is not None else 0,
-        "merges": rounds.merges if rounds is not None else 0,
-        "taking_part": last.get("taking_part", 0),
-        "averaged": last.get("averaged", 0),
-        "versions": list(parts.versions),
-        "waiting": _waits(at, waiting, parts, membership) if waiting is not None else None,
-        "in_flight": [_under_way(at, each) for _, each in sorted(syncs.items())],
-        "members": _members(at, membership, parts.versions),
-        "live": len(membership.members),
-        "goodput": _goodput(at, membership, rounds),
-        "refused": dict(sorted(membership.refused.items())),
-    }
+    return SyncerStatus(
+        t=rounds.schedule.t if rounds is not None else 0,
+        merges=rounds.merges if rounds is not None else 0,
+        merged_tokens=rounds.merged_tokens if by_tokens and rounds is not None else None,
+        taking_part=last.get("taking_part", 0),
+        averaged=last.get("averaged", 0),
+        versions=tuple(parts.versions),
+        waiting=_waiting(at, waiting, parts, membership) if waiting is not None else None,
+        in_flight=tuple(_in_flight(at, each) for _, each in sorted(syncs.items())),
+        members=tuple(
+            _member(at, each, membership, parts.versions) for each in membership.members.values()
+        ),
+        live=len(membership.members),
+        goodput=_goodput(at, membership, rounds),
+        refused=dict(sorted(membership.refused.items())),
+        recovering=recovering,
+        standstill=standstill,
+    )
 
 
-def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) -> dict[str, Any]:
+def _waiting(at: float, waiting: Waiting, parts: Globals, membership: Membership) -> WaitingSync:
     """What the next sync waits for, since when and until when; None if the end is unknown."""
     able = membership.able(waiting.fragment, parts.oldest(waiting.fragment))
     missing = [each for each in membership.members.values() if each not in able]
@@ -54,15 +77,15 @@ def _waits(at: float, waiting: Waiting, parts: Globals, membership: Membership) 
         floored = waiting.floor_at >= graced
         reason = "the launch floor" if floored else "the grace window"
         until, missing = max(waiting.floor_at, graced) - at, [] if floored else late
-    return {
-        "t": waiting.t,
-        "fragment": waiting.fragment,
-        "for": reason,
-        "missing": [each.incarnation for each in missing],
-        "absent": _absent(waiting, parts, membership),
-        "since_s": at - waiting.since,
-        "until_s": until,
-    }
+    return WaitingSync(
+        t=waiting.t,
+        fragment=waiting.fragment,
+        reason=reason,
+        missing=tuple(each.incarnation for each in missing),
+        since_s=at - waiting.since,
+        until_s=until,
+        absent=_absent(waiting, parts, membership),
+    )
 
 
 def _absent(waiting: Waiting, parts: Globals, membership: Membership) -> dict[str, str]:
@@ -73,43 +96,39 @@ def _absent(waiting: Waiting, parts: Globals, membership: Membership) -> dict[st
     return {who: said for who, reason in reasons.items() if (said := reason or late.get(who))}
 
 
-def _under_way(at: float, sync: Sync) -> dict[str, Any]:
-    """A sync in flight: the learners pulled and answered, and the seconds until its deadline."""
-    return {
-        "t": sync.t,
-        "fragment": sync.fragment,
-        "pulled": list(sync.pulled),
-        "arrived": sorted(sync.parts, key=str.encode),
-        "since_s": at - sync.launched_at,
-        "until_s": max(sync.deadline - at, 0.0),
-        "merging": sync.work > 0,
-    }
+def _in_flight(at: float, sync: Sync) -> SyncInFlight:
+    return SyncInFlight(
+        t=sync.t,
+        fragment=sync.fragment,
+        pulled=tuple(sync.pulled),
+        arrived=tuple(sorted(sync.parts, key=str.encode)),
+        since_s=at - sync.launched_at,
+        until_s=max(sync.deadline - at, 0.0),
+        merging=sync.work > 0,
+    )
 
 
-def _members(at: float, membership: Membership, versions: Sequence[int]) -> list[dict[str, Any]]:
-    """The connected learners, sorted by name as bytes."""
-    told: list[dict[str, Any]] = []
-    for each in membership.members.values():
-        held = each.progress.versions if each.progress is not None else (-1,) * len(versions)
-        last = each.progress.last if each.progress is not None else None
-        told.append(
-            {
-                "learner": each.incarnation,
-                "step": each.progress.step if each.progress is not None else 0,
-                "step_s": each.step_s,
-                "heard_s": at - each.heard_at,
-                "silent": membership.silent(at, each),
-                "fresh": each.fresh,
-                "versions_behind": sum(a < b for a, b in zip(held, versions, strict=True)),
-                "refused": membership.refused.get(each.incarnation, 0),
-                "refused_for": membership.reasons.get(each.incarnation, ""),
-                "loss": last.loss if last is not None else None,
-                "tokens": last.tokens if last is not None else None,
-                "tokens_per_s": each.tokens_per_s,
-                "metrics": last.metrics if last is not None else {},
-            }
-        )
-    return told
+def _member(
+    at: float, each: Member, membership: Membership, versions: Sequence[int]
+) -> MemberStatus:
+    progress = each.progress
+    held = progress.versions if progress is not None else (-1,) * len(versions)
+    last = progress.last if progress is not None else None
+    return MemberStatus(
+        learner=each.incarnation,
+        step=progress.step if progress is not None else 0,
+        step_s=each.step_s,
+        heard_s=at - each.heard_at,
+        silent=membership.silent(at, each),
+        fresh=each.fresh,
+        versions_behind=sum(a < b for a, b in zip(held, versions, strict=True)),
+        refused=membership.refused.get(each.incarnation, 0),
+        refused_for=membership.reasons.get(each.incarnation, ""),
+        loss=last.loss if last is not None else None,
+        tokens=last.tokens if last is not None else None,
+        tokens_per_s=each.tokens_per_s,
+        metrics=last.metrics if last is not None else {},
+    )
 
 
 def _goodput(at: float, membership: Membership, rounds: Rounds | None) -> float | None:

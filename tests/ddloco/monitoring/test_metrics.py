@@ -16,6 +16,7 @@ from ddloco.monitoring.metrics import (
     Prometheus,
     TensorBoard,
 )
+from ddloco.protocol.status import MemberStatus, Status, status_from
 from ddloco.runtime.observer_protocol import News
 
 STATUS = {
@@ -62,7 +63,7 @@ def test_what_is_heard_becomes_points():
     """Status, merges, scores and counts of news, each as of its global step; no None."""
     sink = Kept()
     metrics = Metrics([sink])
-    metrics.status(STATUS)
+    metrics.status(status_from(STATUS))
     metrics.news(news("merge", t=14, fragment=1, averaged=2, live=2, learners=["a"]))
     metrics.score(12, 0.5, {"accuracy": 0.75})
     metrics.news(news("result", t=16, held_out_loss=0.25, metrics={"accuracy": 0.875}))
@@ -109,8 +110,8 @@ def test_prometheus_serves_the_newest():
     """An HTTP endpoint on loopback has every gauge; it is gone after closing."""
     sink = Prometheus(0)
     metrics = Metrics([sink])
-    metrics.status(STATUS)
-    metrics.status({**STATUS, "merges": 6})
+    metrics.status(status_from(STATUS))
+    metrics.status(status_from({**STATUS, "merges": 6}))
     metrics.score(12, 0.25)
     with urllib.request.urlopen(f"http://127.0.0.1:{sink.port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
@@ -136,7 +137,7 @@ def test_a_port_in_use_is_named():
 def test_tensorboard_files(tmp_path):
     """Event files hold the tags, the learner a folder of them."""
     metrics = Metrics([TensorBoard(tmp_path / "board")])
-    metrics.status(STATUS)
+    metrics.status(status_from(STATUS))
     metrics.score(12, 0.25)
     metrics.close()
 
@@ -196,9 +197,10 @@ def test_lines_as_json():
 def test_the_losses_of_learners_are_lines_of_json():
     """Of those that have reported one; text is for people, who have `status --watch`."""
     written = []
-    Lines(written.append, as_json=True).status(STATUS)
-    Lines(written.append, as_json=True).status({"t": 1, "members": [{"learner": "a", "step": 0}]})
-    Lines(written.append, as_json=False).status(STATUS)
+    status, early = status_from(STATUS), Status(t=1, members=(MemberStatus("a"),))
+    Lines(written.append, as_json=True).status(status)
+    Lines(written.append, as_json=True).status(early)
+    Lines(written.append, as_json=False).status(status)
     [line] = map(json.loads, written)
 
     assert ("learners", 12) == (line["event"], line["t"])

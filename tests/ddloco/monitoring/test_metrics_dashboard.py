@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddloco.monitoring.metrics import MEMBER_FIELDS, MERGE_FIELDS, STATUS_FIELDS, Metrics
+from ddloco.protocol.status import MemberStatus, Status
 from ddloco.runtime.observer_protocol import News
 
 FILE = Path(__file__).parents[3] / "examples" / "grafana.json"
@@ -41,9 +42,10 @@ def exported():
     """The labels of every metric, by name, of an observer that has heard all there is."""
     kept = Kept()
     metrics = Metrics([kept])
-    member = {"learner": "learner-0.1", **dict.fromkeys(MEMBER_FIELDS, 1), "metrics": {"acc": 1.0}}
+    numbers = dict.fromkeys(MEMBER_FIELDS, 1)
+    member = MemberStatus(learner="learner-0.1", **numbers, metrics={"acc": 1.0})
     job = dict.fromkeys({*STATUS_FIELDS} - OF_SOME_JOBS, 1)
-    metrics.status({"t": 1, **job, "members": [member]})
+    metrics.status(Status(t=1, **job, members=(member,)))
     metrics.news(News(1, 0, "merge", 1.5, "syncer.1:9", dict.fromkeys(MERGE_FIELDS, 1)))
     metrics.score(1, 0.5, {"acc": 1.0})
     return kept.labels

@@ -617,7 +617,7 @@ def refused_in_turn(desk, times):
     t, told = 1, []
     for _ in range(times):
         p = (t - 1) % P
-        versions = desk.machine.status(desk.at)["versions"]
+        versions = desk.machine.status(desk.at).versions
         for peer in (A, B):
             effects = desk.report(peer, versions=tuple(versions), after_s=1.0)
         t = pulls(effects)[0][1]
@@ -643,17 +643,15 @@ def test_three_refusals_in_a_row_and_everything_is_sent(open_desk):
             assert [{"learner": A, "reason": reason}] == over
         else:
             assert (1, []) == (len(instead), over)
-    (member, _) = desk.machine.status(desk.at)["members"]
-    assert (A, 6, "norm 9, 1 at most") == (
-        member["learner"], member["refused"], member["refused_for"]
-    )  # fmt: skip
+    (member, _) = desk.machine.status(desk.at).members
+    assert (A, 6, "norm 9, 1 at most") == (member.learner, member.refused, member.refused_for)
 
 
 def test_one_that_is_merged_in_between_is_no_row(open_desk):
     """Two refusals, a merge, two refusals: nobody starts over."""
     desk = open_desk(A, B, quorum=2, overlap=1, steps=40, staleness=30)
     effects = refused_in_turn(desk, 2)
-    versions = desk.machine.status(desk.at)["versions"]
+    versions = desk.machine.status(desk.at).versions
     for peer in (A, B):
         pulled = desk.report(peer, versions=tuple(versions), after_s=1.0)
     (_, t, p), _ = pulls(pulled)
@@ -675,13 +673,13 @@ def test_what_cannot_have_been_trained_is_refused(open_desk, claim, reason):
     for band in (32.0, 0.0):
         desk = open_desk(A, B, quorum=2, overlap=1, steps=40, staleness=30, band=band)
         for _ in range(3):
-            versions = tuple(desk.machine.status(desk.at)["versions"])
+            versions = desk.machine.status(desk.at).versions
             for peer in (A, B):
                 pulled = desk.report(peer, versions=versions, after_s=1.0)
             (_, t, p), _ = pulls(pulled)
             desk.contribute(A, t, p, base=versions[p])
             desk.merged(desk.contribute(B, t, p, base=versions[p]))
-        versions = tuple(desk.machine.status(desk.at)["versions"])
+        versions = desk.machine.status(desk.at).versions
         for peer in (A, B):
             pulled = desk.report(peer, versions=versions, after_s=1.0)
         (_, t, p), _ = pulls(pulled)
@@ -747,7 +745,7 @@ def test_a_job_ends_when_its_tokens_are_merged(budget):
         assert MergeTokens({A: 8}, before) == merge.tokens
         assert before + 8 == merge.tokens.after([A])
         assert not of(Evaluate, effects)
-        assert 8 * step // P == desk.machine.status(desk.at)["merged_tokens"]
+        assert 8 * step // P == desk.machine.status(desk.at).merged_tokens
     _, effects = merge_next(desk, 9)
 
     assert of(Evaluate, effects)
@@ -761,13 +759,13 @@ def test_without_a_budget_tokens_are_not_counted(make_job, leaves):
     merge, _ = merge_next(desk, 1)
 
     assert merge.tokens is None
-    assert "merged_tokens" not in desk.machine.status(desk.at)
+    assert desk.machine.status(desk.at).merged_tokens is None
 
 
 def test_whoever_comes_back_goes_on_counting(budget):
     """From what was kept with the fragments; a job that was over is over."""
     desk = budget([Kept(p, p + 3, {}, {}, b"digest", 16) for p in range(P)], incarnation="syncer.2")
-    assert 16 == desk.machine.status(0.0)["merged_tokens"]
+    assert 16 == desk.machine.status(0.0).merged_tokens
     assert not of(Evaluate, desk.opened[1])
     over = budget([Kept(p, p + 3, {}, {}, b"digest", 24) for p in range(P)], incarnation="syncer.2")
 

@@ -4,11 +4,13 @@ import io
 import itertools
 
 import pytest
+from msgspec.structs import asdict
 from rich.console import Console
 
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S, names
 from ddloco.monitoring.live_display import Board
-from ddloco.monitoring.status_view import picture, status_from
+from ddloco.monitoring.status_view import picture
+from ddloco.protocol.status import Status
 
 DEAD_AT_S = 10.0
 
@@ -46,13 +48,13 @@ def test_every_surface_shows_it(stood):
     assert "waits for a quorum of 2" in board.line()
     assert "waits for a quorum of 2" in board.troubles[-1]
     status = stood.nodes["syncer"].actor.machine.status(stood.now)
-    assert "waits for a quorum of 2" in status["standstill"]
+    assert "waits for a quorum of 2" in status.standstill
     console = Console(width=200, record=True, file=io.StringIO())
-    console.print(picture(status_from({"name": "x", **status})))
+    console.print(picture(Status(name="x", **asdict(status))))
     assert "waits for a quorum of 2" in console.export_text()
     stood.start("learner-1")
     stood.pass_time(60.0)
-    assert "" == stood.nodes["syncer"].actor.machine.status(stood.now)["standstill"]
+    assert "" == stood.nodes["syncer"].actor.machine.status(stood.now).standstill
 
 
 def test_a_job_that_merges_says_nothing(World, make_job):

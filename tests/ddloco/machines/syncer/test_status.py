@@ -1,11 +1,11 @@
 """What a syncer tells of itself: true in every world, and reading it changes nothing."""
 
-import json
-
+import msgspec
 import pytest
 
 from clocks import actor_of
 from ddloco.invariants.base import InvariantCheck
+from ddloco.protocol.status import SyncerStatus
 from ddloco.simulation.fuzz import EVENTS_MAX, draw
 from ddloco.simulation.truth import Trail
 from ddloco.simulation.world import World
@@ -23,35 +23,36 @@ class Asking(InvariantCheck):
         if not syncer.present:
             return
         told = syncer.actor.machine.status(syncer.at)
-        assert json.loads(json.dumps(told)) == told
+        plain = msgspec.json.encode(told)
+        assert msgspec.json.decode(plain, type=SyncerStatus) == told
         peers = syncer.actor.links.peers()
         linked = [each for each in peers if actor_of(each) not in world.fragment_memories]
-        assert [each["learner"] for each in told["members"]] == linked
-        assert told["live"] == len(linked)
-        assert all(version <= told["t"] for version in told["versions"])
-        assert len(told["in_flight"]) <= world.job.sync.overlap
-        for each in told["in_flight"]:
-            assert set(each["arrived"]) <= set(each["pulled"])
-            assert each["since_s"] >= 0
-            assert each["until_s"] >= 0
-        assert told["goodput"] is None or 0 <= told["goodput"] <= 1
-        assert all(each["heard_s"] >= 0 for each in told["members"])
-        self.refused = max(self.refused, sum(told["refused"].values()))
-        if told["waiting"] is not None:
-            assert told["waiting"]["since_s"] >= 0
-            assert set(told["waiting"]["missing"]) <= set(linked)
-            self.check_absent(syncer.actor.machine, told["waiting"], linked)
-            self.reasons.add(told["waiting"]["for"].partition(":")[0])
+        assert [each.learner for each in told.members] == linked
+        assert told.live == len(linked)
+        assert all(version <= told.t for version in told.versions)
+        assert len(told.in_flight) <= world.job.sync.overlap
+        for each in told.in_flight:
+            assert set(each.arrived) <= set(each.pulled)
+            assert each.since_s >= 0
+            assert each.until_s >= 0
+        assert told.goodput is None or 0 <= told.goodput <= 1
+        assert all(each.heard_s >= 0 for each in told.members)
+        self.refused = max(self.refused, sum(told.refused.values()))
+        if told.waiting is not None:
+            assert told.waiting.since_s >= 0
+            assert set(told.waiting.missing) <= set(linked)
+            self.check_absent(syncer.actor.machine, told.waiting, linked)
+            self.reasons.add(told.waiting.reason.partition(":")[0])
 
     def check_absent(self, machine, waiting, linked):
         """Everybody who does not count is named with a reason, and nobody else."""
-        fragment = waiting["fragment"]
+        fragment = waiting.fragment
         oldest = machine.rounds.oldest(fragment)
         able = machine.membership.able(fragment, oldest)
         counted = {each.incarnation for each in able if not each.unanswered}
-        assert set(linked) == set(waiting["absent"]) | counted
-        assert not set(waiting["absent"]) & counted
-        assert all(waiting["absent"].values())
+        assert set(linked) == set(waiting.absent) | counted
+        assert not set(waiting.absent) & counted
+        assert all(waiting.absent.values())
 
 
 def trail_of(seed, *checks):

@@ -1,0 +1,205 @@
+"""The status of a job's actors, as machines report it and as people and programs read it.
+
+A machine reports what it knows (``SyncerStatus``, ``LearnerStatus``). Its driver and its host add
+the rest, and observers receive all of it as plain data (``Status``). Machines have no wall clock,
+so every time is a duration in seconds: ``since_s`` in the past, ``until_s`` in the future.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+
+class WaitingSync(Struct, frozen=True):
+    """Why the next sync has not been launched, and which reports are missing."""
+
+    t: int
+    fragment: int
+    reason: str = msgspec.field(name="for")
+    missing: tuple[str, ...] = ()
+    since_s: float = 0.0
+    until_s: float | None = None
+    """None if it is not known when the wait ends."""
+    absent: dict[str, str] = {}
+    """Learners that do not count for its quorum, with the reason."""
+
+
+class SyncInFlight(Struct, frozen=True):
+    """A sync in progress: which learners were asked for the fragment, and which have answered."""
+
+    t: int
+    fragment: int
+    pulled: tuple[str, ...] = ()
+    arrived: tuple[str, ...] = ()
+    since_s: float = 0.0
+    until_s: float | None = None
+    merging: bool = False
+
+
+class MemberStatus(Struct, frozen=True):
+    """One learner as its syncer sees it; its last message arrived ``heard_s`` ago."""
+
+    learner: str
+    step: int = 0
+    step_s: float | None = None
+    heard_s: float | None = None
+    silent: bool = False
+    fresh: bool = False
+    versions_behind: int = 0
+    refused: int = 0
+    refused_for: str = ""
+    """Why its last refused contribution was refused."""
+    loss: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    metrics: Mapping[str, float | None] = {}
+    """The task's own metrics of its last step."""
+
+    @property
+    def state(self) -> str:
+        """The state in words: silent, or whether its newest report is unused; and how many newer
+        versions of fragments it lacks, which is normal for a step or two."""
+        said = "silent" if self.silent else "fresh" if self.fresh else "reported"
+        return f"{said}, {self.versions_behind} behind" if self.versions_behind else said
+
+
+class RecoveringMember(Struct, frozen=True):
+    """A learner that has returned and receives a peer's state."""
+
+    learner: str
+    donor: str
+    since_s: float
+    until_s: float
+
+
+class ObserverStatus(Struct, frozen=True):
+    """An observer of the actor.
+
+    Attributes:
+        observer: its route.
+        follows: whether it receives news.
+        lost: notices that it missed because it was too slow.
+        away: notices that it has not acknowledged.
+    """
+
+    observer: str
+    follows: bool = False
+    lost: int = 0
+    away: int = 0
+
+
+class LearnerStatus(Struct, frozen=True, kw_only=True):
+    """What a learner's machine reports.
+
+    Attributes:
+        step: its newest finished inner step.
+        step_s: the smoothed time of a step.
+        running_s: how long the current step has run; None between steps.
+        versions: the version of each fragment that it holds.
+        incoming: newer versions that it takes after the current step, by fragment.
+        linked: the syncers that it is connected to.
+        stopping: why it stops; empty while it trains.
+    """
+
+    step: int = 0
+    step_s: float | None = None
+    running_s: float | None = None
+    versions: tuple[int, ...] = ()
+    incoming: dict[str, int] = {}
+    linked: tuple[str, ...] = ()
+    stopping: str = ""
+
+
+class SyncerStatus(Struct, frozen=True, kw_only=True):
+    """What a syncer's machine reports. What is not known stays None or empty.
+
+    Attributes:
+        t: the newest global step.
+        merges: the merges of this incarnation.
+        merged_tokens: the tokens merged so far, in a job that ends by tokens.
+        taking_part: the learners that were pulled for the newest merge.
+        averaged: the learners whose contributions are in the newest merge.
+        versions: the version of each global fragment.
+        waiting: the next sync, if it waits.
+        in_flight: the syncs in progress.
+        members: the connected learners.
+        live: how many there are.
+        goodput: the share of the members' connected time spent in finished steps.
+        refused: the refused contributions, by learner.
+        recovering: the learners that receive a peer's state.
+        standstill: why nothing has been merged for a long time; empty otherwise.
+    """
+
+    t: int | None = None
+    merges: int | None = None
+    merged_tokens: int | None = None
+    taking_part: int | None = None
+    averaged: int | None = None
+    versions: tuple[int, ...] = ()
+    waiting: WaitingSync | None = None
+    in_flight: tuple[SyncInFlight, ...] = ()
+    members: tuple[MemberStatus, ...] = ()
+    live: int | None = None
+    goodput: float | None = None
+    refused: dict[str, int] = {}
+    recovering: tuple[RecoveringMember, ...] = ()
+    standstill: str = ""
+
+
+class Status(SyncerStatus, frozen=True, kw_only=True):
+    """A whole status, as observers of a syncer receive it.
+
+    Attributes:
+        address: the address that was asked.
+        name: the job's name.
+        steps: the job's steps.
+        tokens: the tokens after which the job ends, if it ends by tokens and not by steps.
+        lead: the syncer that leads the job.
+        quorum: the job's quorum.
+        tape_bytes: the size of the actor's tapes.
+        job: the job's id.
+        incarnation: the actor's incarnation.
+        uptime_s: the time since its start.
+        events: the events that it has handled.
+        refused_frames: the refused messages, by peer.
+        sent_bytes: the bytes of all messages that it sent.
+        received_bytes: the bytes of all messages that it received.
+        observers: its observers.
+        problem: why there is no status.
+    """
+
+    address: str = ""
+    name: str = ""
+    steps: int = 0
+    tokens: int | None = None
+    lead: str = ""
+    quorum: int | None = None
+    tape_bytes: int | None = None
+    job: str = ""
+    incarnation: str = ""
+    uptime_s: float = 0.0
+    events: int = 0
+    refused_frames: dict[str, int] = {}
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    observers: tuple[ObserverStatus, ...] = ()
+    problem: str = ""
+
+
+class StatusError(ValueError):
+    """Plain data is not a status; one line names the address and the field."""
+
+
+def status_from(plain: dict[str, Any]) -> Status:
+    """Convert plain data to a status; unknown fields are ignored.
+
+    Raises:
+        StatusError: a field has a wrong type.
+    """
+    try:
+        return msgspec.convert(plain, Status)
+    except msgspec.ValidationError as error:
+        address = plain.get("address", "")
+        raise StatusError(f"{address}: not a status: {error}".removeprefix(": ")) from None
