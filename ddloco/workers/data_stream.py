@@ -4,11 +4,15 @@ A task's stream reports its position as plain data (``Batches.state``). That sta
 cursor of a step, which is sent with every report, stored in snapshots, and given to a learner that
 returns, whose stream then goes to that position (``Batches.restore``). For a stream without such a
 state the used batches are drawn again, which takes as long as it took the first time.
+
+The next batch is drawn while the device computes a step. Until it is used, the stream's position
+remains the one before it.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import msgpack
@@ -20,25 +24,64 @@ TOLD_EVERY_S = 10.0
 """Interval of the progress lines, in seconds, while a worker draws batches again."""
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """A batch that was drawn before it is used, or why it could not be drawn.
+
+    Attributes:
+        before: the stream's position before it.
+    """
+
+    before: bytes
+    batch: Any = None
+    error: Exception | None = None
+
+
 class DataStream:
     """The batches of one shard.
 
     Args:
         task: the task's name, for error messages.
         batches: the task's stream, at its beginning.
+        copied: copies the arrays of a batch: the device may read them while the next batch is
+            drawn, by a stream that shuffles its data where they lie.
     """
 
-    def __init__(self, task: str, batches: Batches) -> None:
+    def __init__(self, task: str, batches: Batches, copied: Callable[[Any], Any]) -> None:
         self._task = task
         self._batches = batches
-        self.next = batches.next
+        self._copied = copied
+        self._ahead: _Ahead | None = None
+
+    def next(self) -> Any:
+        """The next batch; it has arrays of its own, which a stream that goes on does not change."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return self._copied(self._batches.next())
+        if ahead.error is not None:
+            raise ahead.error
+        return ahead.batch
+
+    def draw_ahead(self) -> None:
+        """Draw the next batch before it is used; an exception waits until then, too."""
+        if self._ahead is not None:
+            return
+        ahead = _Ahead(self.position())
+        try:
+            ahead.batch = self._copied(self._batches.next())
+        except Exception as error:  # noqa: BLE001, whatever user code raises; see ``next``
+            ahead.error = error
+        self._ahead = ahead
 
     def position(self) -> bytes:
-        """The stream's position as msgpack; empty if its ``state()`` is None.
+        """The stream's position after the last batch used, as msgpack; empty if its ``state()`` is
+        None.
 
         Raises:
             TaskError: its state is not plain data.
         """
+        if self._ahead is not None:
+            return self._ahead.before
         state = self._batches.state()
         if state is None:
             return b""
@@ -52,13 +95,14 @@ class DataStream:
 
     def go_to(self, position: bytes) -> None:
         """Move the stream to ``position``."""
+        self._ahead = None
         self._batches.restore(msgpack.unpackb(position, strict_map_key=False))
 
     def draw_again(self, count: int) -> None:
         """Skip ``count`` batches by drawing them; prints progress every ten seconds."""
         told_at = time.monotonic()
         for drawn in range(count):
-            self._batches.next()
+            self.next()
             if time.monotonic() - told_at > TOLD_EVERY_S:
                 told_at = time.monotonic()
                 said = f"task {self._task}: {drawn + 1} of {count} used batches drawn again"
@@ -73,7 +117,7 @@ class DataStream:
         if not before:
             return
         self.go_to(before)
-        if digest_of(self._batches.next()) != digest:
+        if digest_of(self.next()) != digest:
             said = "restore(state()) does not bring the same batch again"
             raise TaskError(f"task {self._task}: batches(): {said}")
 

@@ -149,7 +149,8 @@ class Trainer:
         self._loss = TaskLoss(task, request.task, request.seed, request.shard or 0)
         self._stream = partial(task.batches, shards=request.shards, seed=request.seed)
         if request.shard is not None:
-            self._data = DataStream(request.task, self._stream(shard=request.shard))
+            stream = self._stream(shard=request.shard)
+            self._data = DataStream(request.task, stream, copied_batch)
         self._optimizer: Any = optax.with_extra_args_support(
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
@@ -249,12 +250,14 @@ class Trainer:
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
+        tokens = self._tokens(batch)
+        self._batches.draw_ahead()  # While the device computes the step: its loss comes later.
         if first:
             self._compare(loss)
         self._spoilt = not bool(np.isfinite(loss))
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
-        numbers = float(loss), self._tokens(batch), digest, self._cursor()
+        numbers = float(loss), tokens, digest, self._cursor()
         self._last = rpc.Trained(*numbers, said(metrics))
         return self._last
 
@@ -541,13 +544,20 @@ def _is_integer(leaf: Any) -> bool:
     return jnp.issubdtype(jnp.result_type(leaf), jnp.integer)
 
 
+def copied_batch(batch: Any) -> Any:
+    """A batch with copies of its numpy arrays."""
+    return jax.tree.map(
+        lambda leaf: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf, batch
+    )
+
+
 def batch_digest(batch: Any) -> bytes:
     """xxh3-128 over a batch's leaves: shapes, dtypes, bytes."""
     digest = xxhash.xxh3_128()
     for leaf in jax.tree.leaves(batch):
         array = np.ascontiguousarray(leaf)
         digest.update(f"{array.shape}|{array.dtype}|".encode())
-        digest.update(array.tobytes())
+        digest.update(array.reshape(-1).view(np.uint8).data)
     return digest.digest()
 
 

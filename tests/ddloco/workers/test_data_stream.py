@@ -1,7 +1,9 @@
 """A learner's stream: one of it, put back to where it stood, drawn again only where it must be."""
 
 import json
+from copy import deepcopy
 
+import numpy as np
 import pytest
 
 from ddloco.protocol.messages import CURSOR_BYTES_MAX
@@ -65,21 +67,76 @@ def digest(batch):
 
 def test_it_goes_back_without_drawing_anything():
     """After a hundred batches, one call of restore and none of next."""
-    stream = DataStream("t", Documents())
+    stream = DataStream("t", Documents(), deepcopy)
     for _ in range(100):
         stream.next()
     position, following = stream.position(), [stream.next() for _ in range(3)]
     again = Documents()
-    other = DataStream("t", again)
+    other = DataStream("t", again, deepcopy)
     other.go_to(position)
     assert (1, 0) == (again.restored, again.drawn)
     assert following == [other.next() for _ in range(3)]
 
 
+def test_the_position_stays_before_a_batch_that_was_drawn_ahead():
+    """It is the same batch later, drawn once; going elsewhere forgets it."""
+    documents = Documents()
+    stream = DataStream("t", documents, deepcopy)
+    stream.next()
+    before = stream.position()
+
+    stream.draw_ahead()
+    stream.draw_ahead()
+
+    assert 2 == documents.drawn
+    assert before == stream.position()
+    assert (0, 1) == stream.next()
+    assert 2 == documents.drawn
+    assert before != stream.position()
+    stream.draw_ahead()
+    stream.go_to(before)
+    assert (0, 1) == stream.next()
+
+
+def test_data_that_end_are_missed_when_the_batch_is_used():
+    """What a stream raises ahead of time waits until the batch is asked for."""
+    documents = Documents()
+    stream = DataStream("t", documents, deepcopy)
+    stream.next()
+    before = stream.position()
+
+    def end():
+        raise StopIteration("no more documents")
+
+    documents.next = end
+    stream.draw_ahead()
+
+    assert before == stream.position()
+    with pytest.raises(StopIteration, match="no more documents"):
+        stream.next()
+
+
+def test_batches_have_arrays_of_their_own():
+    """A stream may change its arrays when it goes on."""
+    data = np.arange(4)
+
+    class InPlace(Documents):
+        def next(self):
+            data[:] = data[::-1]
+            return {"x": data[:2], "n": 2}
+
+    stream = DataStream("t", InPlace(), deepcopy)
+    first = stream.next()
+    stream.draw_ahead()
+
+    assert [3, 2] == first["x"].tolist()
+    assert [0, 1] == stream.next()["x"].tolist()
+
+
 def test_one_that_cannot_say_where_it_stands_is_drawn_again(capsys, monkeypatch):
     """And says how far it is, if that takes long."""
     nowhere = Nowhere()
-    stream = DataStream("slow", nowhere)
+    stream = DataStream("slow", nowhere, deepcopy)
     assert b"" == stream.position()
     monkeypatch.setattr(data_stream, "TOLD_EVERY_S", -1.0)
     stream.draw_again(4)
@@ -90,13 +147,13 @@ def test_one_that_cannot_say_where_it_stands_is_drawn_again(capsys, monkeypatch)
 
 def test_a_stream_that_does_not_go_back_is_refused():
     """The first batch is drawn once more; another one is the task's mistake, in one line."""
-    stream = DataStream("wrong", Shared())
+    stream = DataStream("wrong", Shared(), deepcopy)
     stream.next()
     before = stream.position()
     first = digest(stream.next())
     with pytest.raises(TaskError, match=r"task wrong: .*same batch again"):
         stream.check(before, first, digest)
-    good = DataStream("good", Documents())
+    good = DataStream("good", Documents(), deepcopy)
     before = good.position()
     good.check(before, digest(good.next()), digest)
     assert (0, 1) == good.next()
@@ -108,7 +165,7 @@ def test_a_state_that_is_no_plain_data_is_refused():
     odd = Documents()
     odd.state = lambda: {1, 2}
     with pytest.raises(TaskError, match=r"task odd: .*plain data"):
-        DataStream("odd", odd).position()
+        DataStream("odd", odd, deepcopy).position()
 
 
 @pytest.mark.parametrize(("size", "kept"), [(100, True), (CURSOR_BYTES_MAX, False)])

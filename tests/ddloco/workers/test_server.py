@@ -295,10 +295,38 @@ def test_the_cursor_of_a_step_brings_the_batch_after_it(arena):
     drawn = []
     inner = back.trainer._data._batches
     real = inner.next
-    back.trainer._data.next = inner.next = lambda: drawn.append(1) or real()
+    inner.next = lambda: drawn.append(1) or real()
     cursor = desk.trainer._last.cursor
     assert desk.train()[1] == back.train(skipped=5, cursor=cursor)[1]
-    assert 2 == len(drawn), "its own, and once more to see that going back works"
+    assert 3 == len(drawn), "its own, again to see that going back works, and the one after it"
+
+
+def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, monkeypatch):
+    """The next batch is drawn meanwhile; the batch of the step is not changed by that."""
+    desk, other = Desk(arena), Desk(arena)
+    for each in (desk, other):
+        each.begin()
+    inner = other.trainer._data._batches
+    real, shared = inner.next, []
+
+    def next_in_place():
+        fresh = real()
+        if not shared:
+            shared.extend(leaf.copy() for leaf in jax.tree.leaves(fresh))
+        for leaf, new in zip(shared, jax.tree.leaves(fresh), strict=True):
+            leaf[...] = new
+        return jax.tree.unflatten(jax.tree.structure(fresh), shared)
+
+    inner.next = next_in_place
+    update = other.trainer._update
+
+    def late(params, opt_state, state, batch, place):
+        other.trainer._batches.draw_ahead()
+        return update(params, opt_state, state, batch, place)
+
+    other.trainer._update = late
+    for _ in range(3):
+        assert desk.train() == other.train()
 
 
 def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
