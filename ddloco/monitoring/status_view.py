@@ -1,10 +1,12 @@
 """The display of a syncer's status."""
 
+from collections.abc import Sequence
+
 from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from ddloco.protocol.status import Status, SyncInFlight, WaitingSync
+from ddloco.protocol.status import MemberStatus, Status, SyncInFlight, WaitingSync
 
 
 def picture(status: Status) -> Group:
@@ -14,7 +16,10 @@ def picture(status: Status) -> Group:
         lines.append(f"[red]{escape(status.standstill)}[/red]")
     if status.problem:
         lines.append(f"[red]{escape(status.problem)}[/red]")
-    table = [members(status)] if status.members else []
+    shown = first_to_look_at(status.members)
+    table: list[Table | str] = [members(shown)] if shown else []
+    if len(shown) < len(status.members):
+        table.append(f"and {len(status.members) - len(shown)} more learners; --json shows all")
     syncs = [escape(in_words(sync)) for sync in status.in_flight]
     waits = [escape(line) for line in waits_in_words(status.waiting)] if status.waiting else []
     doubts = [
@@ -67,13 +72,30 @@ COLUMNS_MAX = 4
 """Metrics of the task that a table has columns for; ``--json`` shows all."""
 
 
-def members(status: Status) -> Table:
+ROWS_MAX = 64
+"""Learners in a table. A table of a thousand takes a second to draw, and nobody reads it."""
+
+
+def first_to_look_at(members: Sequence[MemberStatus]) -> Sequence[MemberStatus]:
+    """The learners of a table, in their order: of many, those that are silent, were refused, lack
+    the most versions, or were not heard for longest."""
+    if len(members) <= ROWS_MAX:
+        return members
+    most = sorted(
+        members,
+        key=lambda m: (not m.silent, not m.refused, -m.versions_behind, -(m.heard_s or 0.0)),
+    )
+    chosen = {each.learner for each in most[:ROWS_MAX]}
+    return [each for each in members if each.learner in chosen]
+
+
+def members(shown: Sequence[MemberStatus]) -> Table:
     """A table with a row for each learner."""
-    names = list(dict.fromkeys(name for each in status.members for name in each.metrics))
+    names = list(dict.fromkeys(name for each in shown for name in each.metrics))
     numbers = ("loss", *names[:COLUMNS_MAX], "tokens/s")
     columns = ("learner", "step", "step time", *map(escape, numbers), "last contact", "state")
     table = Table(*columns, "refused")
-    for each in status.members:
+    for each in shown:
         heard = f"{seconds(each.heard_s)} ago" if each.heard_s is not None else "-"
         step_s = seconds(each.step_s) if each.step_s is not None else "-"
         values = (each.loss, *(each.metrics.get(name) for name in names[:COLUMNS_MAX]))

@@ -159,3 +159,19 @@ def test_words_for_merging_and_windows():
 def test_durations(duration, said):
     """Durations have a unit that fits them; a deadline that has just passed is now."""
     assert said == seconds(duration)
+
+
+def test_of_many_learners_those_are_shown_that_somebody_may_look_at():
+    """A thousand rows are of no use: the silent, the refused and the late ones are in the table."""
+    crowd = [{"learner": f"learner-{n}.1", "step": n, "heard_s": 0.1} for n in range(1000)]
+    crowd[500] |= {"silent": True, "heard_s": 99.0}
+    crowd[700] |= {"refused": 3, "refused_for": "is not finite"}
+    crowd[900] |= {"versions_behind": 7}
+    text = drawn({"address": "a", "job": "large-1", "uptime_s": 0.5, "members": crowd})
+
+    rows = [line for line in text.splitlines() if "learner-" in line and "│" in line]
+    assert 64 == len(rows)
+    shown = [line.split()[1] for line in rows]
+    assert {"learner-500.1", "learner-700.1", "learner-900.1"} <= set(shown)
+    assert shown == [each["learner"] for each in crowd if each["learner"] in shown]
+    assert "and 936 more learners; --json shows all" in text
