@@ -17,7 +17,9 @@ nothing. What is divided by what, and why that is fair, is in the docstring of
 SECTION = re.compile(r"^## (\w+)\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 
 
-def section(about: str, lines: Sequence[str], machine: dict[str, Any], date: str) -> str:
+def section(
+    about: str, lines: Sequence[str], machine: dict[str, Any], date: str, took_s: float
+) -> str:
     """A section's text, below its heading.
 
     Args:
@@ -25,11 +27,12 @@ def section(about: str, lines: Sequence[str], machine: dict[str, Any], date: str
         lines: its results in words.
         machine: as ``run.machine`` says it, before the benchmark ran.
         date: the day, as 2026-11-22.
+        took_s: how long it ran.
     """
     said = [about.split("\n\n", maxsplit=1)[0].replace("\n", " "), ""]
     said += [f"* {line}" for line in lines]
     where = "{cores} cores of {cpu}, Python {python}, load average {load_average:.2f}"
-    return "\n".join([*said, "", f"{date}, {where.format(**machine)}."])
+    return "\n".join([*said, "", f"{date}, {where.format(**machine)}; took {took_s:.0f} s."])
 
 
 def updated(page: str, sections: dict[str, str], order: Sequence[str]) -> str:

@@ -59,14 +59,15 @@ def main() -> int:
             failed = True
             print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
             continue
+        took_s = time.perf_counter() - begun
         said = bench.lines(figures[name])
         for line in said:
             print(f"{name}: {line}", flush=True)
         if page is not None:
             text = page.read_text() if page.exists() else ""
-            new = section(bench.__doc__ or "", said, before, time.strftime("%Y-%m-%d"))
+            new = section(bench.__doc__ or "", said, before, time.strftime("%Y-%m-%d"), took_s)
             page.write_text(updated(text, {name: new}, NAMES))
-        say(f"{name} took {time.perf_counter() - begun:.0f} s")
+        say(f"{name} took {took_s:.0f} s")
     if target is not None:
         target.write_text(json.dumps(figures, indent=2) + "\n")
     return int(failed)

@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
 def test_a_section_says_what_and_where():
     """The first sentence of the benchmark, its lines, and the machine."""
     said = section(
-        "How fast.\n\nDivided: a by b.\n", ["1.2 times the floor"], MACHINE, "2026-01-02"
+        "How fast.\n\nDivided: a by b.\n", ["1.2 times the floor"], MACHINE, "2026-01-02", 61.4
     )
 
     assert said.splitlines() == [
@@ -20,7 +20,7 @@ def test_a_section_says_what_and_where():
         "",
         "* 1.2 times the floor",
         "",
-        "2026-01-02, 2 cores of a processor, Python 3.11.7, load average 0.20.",
+        "2026-01-02, 2 cores of a processor, Python 3.11.7, load average 0.20; took 61 s.",
     ]
 
 
