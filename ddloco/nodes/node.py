@@ -43,7 +43,7 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived, Executor
 from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.errors import first_of, raised_at, said_of
-from ddloco.runtime.hosting import HostedActor, OpenedActor, tape_header
+from ddloco.runtime.hosting import HostedActor, Notes, OpenedActor, tape_header
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.shared_memory import Arena
 from ddloco.runtime.snapshot_sink import StoreSink
@@ -96,9 +96,10 @@ class Hosted(HostedActor):
         endpoint: carries its messages.
         start_point: the snapshot that the actor continues from, if any.
         own: the snapshot from which a returning learner takes its own state, if any.
+        beside: a task beside the actor, such as the shipping of its tape, if there is one.
+        notes: what is logged about it; by default an empty one.
 
     Attributes:
-        beside: a task beside the actor, if there is one.
         traceback: the file with the last traceback of user code.
     """
 
@@ -111,13 +112,15 @@ class Hosted(HostedActor):
         *,
         start_point: JobStartPoint | None = None,
         own: JobStartPoint | None = None,
+        beside: Beside | None = None,
+        notes: Notes | None = None,
     ) -> None:
-        super().__init__(incarnation, endpoint)
+        super().__init__(incarnation, endpoint, notes)
         self.job = job
         self.folder = folder
         self.start_point = start_point
         self.own = own
-        self.beside: Beside | None = None
+        self._beside = beside or self._retention()
         self.traceback: Path | None = None
 
     def failure(self, error: BaseException) -> Finish:
@@ -240,7 +243,7 @@ class Hosted(HostedActor):
     @asynccontextmanager
     async def _beside_it(self) -> AsyncIterator[None]:
         """Run the task beside the actor, if there is one, until that has finished."""
-        beside = self.beside or self._dropper()
+        beside = self._beside
         if beside is None:
             yield
             return
@@ -251,7 +254,7 @@ class Hosted(HostedActor):
         left = self.finish is not None and self.finish.status == "left"
         await self._aside(partial(beside.finish, LEAVE_FINISH_S if left else math.inf))
 
-    def _dropper(self) -> "Beside | None":
+    def _retention(self) -> Beside | None:
         """What bounds the tape, if the job has ``tape.bound``; such a tape is not shipped."""
         job, tapes = self.job, self.folder / TAPES
         if not job.tape.bound or job.tape.level == "off":

@@ -1,7 +1,7 @@
 """Restores learners, syncers and their workers from a snapshot."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ import numpy as np
 import xxhash
 
 from clocks import actor_of
+from ddloco.actors.actor import Actor
 from ddloco.actors.snapshot_adapter import PACKAGES
 from ddloco.config.faults import SYNCER
 from ddloco.config.job import Job, load_job
@@ -20,7 +21,7 @@ from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.global_fragments import WIRE, names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Kept, OwnState, StepFinished
+from ddloco.protocol.events import Kept, OwnState
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime import resume
 from ddloco.runtime.array_table import Arrays, HostCopy, Stored
@@ -90,7 +91,7 @@ class JobStart(Start):
         if self.worker is not None:
             await executor.state.restore(self.worker, rpc.Own(machine.drawn, self.last))
             executor.capture.trains = True  # A snapshot before its next step holds this state, too.
-            for step in self.running():
+            for step in steps_under_way(self.actor):
                 if step.out:
                     size = executor.plan.total_bytes
                     arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
@@ -138,17 +139,11 @@ class JobStart(Start):
         step, versions = machine.stands
         return OwnState(snapshot, step, versions, OWN, digest)
 
-    def results(self) -> Sequence[StepFinished]:
-        """The result of the step that ran at the cut."""
-        last = self.last
-        if last is None:
-            return []
-        return [step_finished(work, last) for work in self.running()]
 
-    def running(self) -> list[RunStep]:
-        """The step that ran at the cut; the worker's state in the snapshot is that after it."""
-        works = self.actor.under_way.values()
-        return [work for work in works if isinstance(work, RunStep)]
+def steps_under_way(actor: Actor) -> list[RunStep]:
+    """The step that runs; if this is at a cut, the worker's state in the snapshot is that after
+    it."""
+    return [work for work in actor.under_way.values() if isinstance(work, RunStep)]
 
 
 JobStartPoint = StartPoint[JobStart]
@@ -169,12 +164,12 @@ def load_start(given: Mapping[type, object], store: Store, part: Part) -> JobSta
         StorageError: the place cannot be read.
     """
     start = resume.load_start(store, part, PACKAGES, given)
-    state, last = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
-    return JobStart(
-        **vars(start),
-        worker=store.read_tensors(state)[STATE] if state is not None else None,
-        last=_trained(store, last) if last is not None else None,
-    )
+    state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
+    last = _trained(store, digest) if digest is not None else None
+    if last is not None:
+        start.results = [step_finished(work, last) for work in steps_under_way(start.actor)]
+    worker = store.read_tensors(state)[STATE] if state is not None else None
+    return JobStart(**vars(start), worker=worker, last=last)
 
 
 def _trained(store: Store, digest: str) -> rpc.Trained | None:

@@ -37,8 +37,9 @@ from ddloco.nodes.loss_log import LossLog
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
 from ddloco.nodes.resume import JobStartPoint, checked_start_point, place_said
-from ddloco.nodes.tape_shipping import ship_tape, take_in_tapes
+from ddloco.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.runtime.errors import first_of
+from ddloco.runtime.hosting import Notes
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
 from ddloco.runtime.signals import stop_on_signal, stop_with_parent
@@ -118,15 +119,44 @@ async def serve_syncer(
             identity = f"{incarnation}/{GRANTS}"
             await endpoint.dial(connect, route=f"{lead}/{GRANTS}", identity=identity)
         write_address(folder, name, address, terms.advertise)
-        hosted = Hosted(job, incarnation, folder, endpoint, start_point=start_point)
-        numbers = _gives_numbers(hosted) if connect is None else _hears_of_numbers(hosted, lead)
-        if connect is None:
-            if job.tape.ships:
-                take_in_tapes(hosted)
-        elif job.tape.ships:
-            await ship_tape(hosted, lead, connect)
+        hosted, granting = await _hosted_syncer(
+            job, incarnation, folder, endpoint,
+            start_point=start_point, lead=lead, connect=connect,
+        )  # fmt: skip
         losses = LossLog(hosted) if connect is None and not terms.with_parent else None
-        return await _serve(hosted, endpoint, terms, numbers, losses)
+        return await _serve(hosted, endpoint, terms, granting, losses)
+
+
+async def _hosted_syncer(
+    job: Job,
+    incarnation: str,
+    folder: Path,
+    endpoint: ZmqEndpoint,
+    *,
+    start_point: JobStartPoint | None,
+    lead: str,
+    connect: str | None,
+) -> tuple[Hosted, Registrar | Gate]:
+    """A syncer, and what grants incarnation numbers if it leads, or else accepts only incarnations
+    to which the lead at ``connect`` has granted theirs."""
+    notes = Notes()
+    beside: TapeTransfer | None = None
+    if connect is None:
+        granting = Registrar(job, Record(folder), endpoint, notes.write)
+        channel = SideChannel(endpoint, GRANTS, granting.take, granting.heeds)
+        if job.tape.ships:
+            channel, beside = receive_tapes(job, folder, channel, notes.write)
+    else:
+        granting = Gate(job, endpoint, lead, notes.write)
+        channel = SideChannel(endpoint, GRANTS, granting.take, granting.heeds)
+        if job.tape.ships:
+            channel, beside = await ship_tapes(
+                job, incarnation, folder, channel, note=notes.write, lead=(lead, connect)
+            )
+    hosted = Hosted(
+        job, incarnation, folder, channel, start_point=start_point, beside=beside, notes=notes
+    )
+    return hosted, granting
 
 
 def _checked_shard(job: Job, name: str, connect: str | None) -> tuple[str, str | None]:
@@ -160,22 +190,6 @@ async def _over(endpoint: ZmqEndpoint, reason: str, *, with_parent: bool) -> Fin
     return Finish("done", reason)
 
 
-def _gives_numbers(hosted: Hosted) -> Registrar:
-    """Let the lead grant incarnation numbers."""
-    endpoint = hosted.endpoint
-    registrar = Registrar(hosted.job, Record(hosted.folder), endpoint, hosted.note)
-    hosted.endpoint = SideChannel(endpoint, GRANTS, registrar.take, registrar.heeds)
-    return registrar
-
-
-def _hears_of_numbers(hosted: Hosted, lead: str) -> Gate:
-    """Let a shard accept only incarnations that the lead has granted."""
-    endpoint = hosted.endpoint
-    gate = Gate(hosted.job, endpoint, lead, hosted.note)
-    hosted.endpoint = SideChannel(endpoint, GRANTS, gate.take, gate.heeds)
-    return gate
-
-
 async def serve_learner(
     job: Job, folder: Path, connect: Sequence[str], name: str, terms: Terms
 ) -> Finish:
@@ -206,9 +220,16 @@ async def serve_learner(
         for syncer, address in zip(syncers, connect, strict=True):
             await _dial(endpoint, syncer, address, incarnation)
         own, start_point = (start_point, None) if terms.alone else (None, start_point)
-        hosted = Hosted(job, incarnation, folder, endpoint, start_point=start_point, own=own)
+        channel, beside, notes = endpoint, None, Notes()
         if job.tape.ships:
-            await ship_tape(hosted, syncers[0], connect[0])
+            lead = syncers[0], connect[0]
+            channel, beside = await ship_tapes(
+                job, incarnation, folder, endpoint, note=notes.write, lead=lead
+            )
+        hosted = Hosted(
+            job, incarnation, folder, channel,
+            start_point=start_point, own=own, beside=beside, notes=notes,
+        )  # fmt: skip
         return await _serve(hosted, endpoint, terms, None)
 
 

@@ -1,18 +1,22 @@
 """Ships tapes between hosts: the lane for tapes of an actor's endpoint, and what runs on it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.config.job import Job
 from ddloco.config.run_folder import TAPES
-from ddloco.nodes.node import Beside, Hosted
+from ddloco.nodes.node import Beside
 from ddloco.tapes.receiver import TapeReceiver
 from ddloco.tapes.sender import TapeSender
 from ddloco.tapes.shipping_protocol import LANE
 from ddloco.tapes.side_channel import SideChannel
 from replay.tape import SUFFIX
+from transport import Endpoint
 
 PREDECESSORS_MAX = 8
 """Former incarnations whose tapes are completed, one after the other. One that is older had eight
@@ -44,54 +48,94 @@ class TapeTransfer:
             nursery.cancel_scope.cancel()
 
 
-def take_in_tapes(hosted: Hosted) -> None:
-    """Let a syncer receive its learners' tapes."""
-    job, endpoint = hosted.job, hosted.endpoint
-    folder = hosted.folder / TAPES
+Note: TypeAlias = Callable[[str, dict[str, Any]], None]
+"""Writes an event to the log."""
+
+
+def receive_tapes(
+    job: Job, folder: Path, endpoint: Endpoint, note: Note
+) -> tuple[SideChannel, TapeTransfer]:
+    """Let a syncer receive its learners' tapes.
+
+    Returns:
+        The syncer's endpoint, with a lane for tapes, and the receiver, which runs beside it.
+    """
     others = (*job.syncer_names()[1:], *job.learner_names())
-    ours = job.id, job.as_plain()
-    receiver = TapeReceiver(folder, others, ours, endpoint, hosted.note)
+    receiver = TapeReceiver(folder / TAPES, others, (job.id, job.as_plain()), endpoint, note)
     lane = SideChannel(endpoint, LANE, receiver.take)
-    hosted.endpoint, hosted.beside = lane, TapeTransfer(receiver, lane)
+    return lane, TapeTransfer(receiver, lane)
 
 
-async def ship_tape(hosted: Hosted, lead: str, address: str) -> None:
-    """Let an actor ship its tape to the leading syncer, over a connection of its own.
+async def ship_tapes(
+    job: Job,
+    incarnation: str,
+    folder: Path,
+    endpoint: Endpoint,
+    *,
+    note: Note,
+    lead: tuple[str, str],
+) -> tuple[SideChannel, TapeTransfer]:
+    """Let an actor ship its tape, and what is missing of its former ones, to the leading syncer.
+
+    Args:
+        job: the job.
+        incarnation: the actor's incarnation.
+        folder: its run folder.
+        endpoint: its endpoint; each tape gets a connection of its own.
+        note: writes to the log.
+        lead: the syncer that leads, and where it listens.
+
+    Returns:
+        The actor's endpoint, with a lane for each tape, and the senders, which run beside it.
 
     Raises:
         OSError: the address is invalid.
     """
-    shipped = _Shipped(hosted, hosted.incarnation, LANE, lead, address)
+    how = partial(_Shipped, job, folder=folder, note=note, lead=lead)
+    shipped = how(incarnation, LANE, endpoint=endpoint)
     await shipped.dial()
-    formers = [
+    lane, formers = shipped.lane, list[_Shipped]()
+    for each in _predecessors(folder / TAPES, incarnation):
         # The route names the tape's actor; a lane for each tape keeps their answers apart.
-        _Shipped(hosted, former, f"{LANE}-{number_of(former)}", lead, address)
-        for former in _predecessors(hosted.folder / TAPES, hosted.incarnation)
-    ]
-    lane = formers[-1].lane if formers else shipped.lane
-    hosted.beside = TapeTransfer(TapeSenders(shipped, formers), lane)
+        label = f"{LANE}-{number_of(each)}"
+        formers.append(how(each, label, endpoint=lane))
+        lane = formers[-1].lane
+    return lane, TapeTransfer(TapeSenders(shipped, formers), lane)
 
 
 class _Shipped:
     """One tape that is shipped, and its connection to the syncer.
 
     Args:
-        hosted: the actor; its endpoint becomes one that handles this tape's lane separately.
+        job: the job.
         incarnation: whose tape it is.
         label: the lane, unique among the tapes of this actor.
-        lead: the syncer that leads.
-        address: where it listens.
+        folder: the run folder.
+        endpoint: the actor's endpoint.
+        note: writes to the log.
+        lead: the syncer that leads, and where it listens.
+
+    Attributes:
+        lane: the endpoint with this tape's lane handled separately.
     """
 
     def __init__(
-        self, hosted: Hosted, incarnation: str, label: str, lead: str, address: str
+        self,
+        job: Job,
+        incarnation: str,
+        label: str,
+        *,
+        folder: Path,
+        endpoint: Endpoint,
+        note: Note,
+        lead: tuple[str, str],
     ) -> None:
-        self._endpoint, self._address = hosted.endpoint, address
-        self._route, self._identity = f"{lead}/{label}", f"{incarnation}/{LANE}"
-        path = hosted.folder / TAPES / f"{incarnation}.tape"
-        self.sender = TapeSender(path, self._route, self._endpoint, hosted.job.tape, hosted.note)
-        self.lane = SideChannel(self._endpoint, label, self.sender.take)
-        hosted.endpoint = self.lane
+        name, self._address = lead
+        self._endpoint = endpoint
+        self._route, self._identity = f"{name}/{label}", f"{incarnation}/{LANE}"
+        path = folder / TAPES / f"{incarnation}.tape"
+        self.sender = TapeSender(path, self._route, endpoint, job.tape, note)
+        self.lane = SideChannel(endpoint, label, self.sender.take)
 
     async def dial(self) -> None:
         """Connect; raises `OSError` if the address is impossible."""

@@ -49,7 +49,7 @@ class Comparer:
         self._pending = pending
         self._executor = pending.executor
         self._start = start
-        results = start.results() if start is not None else ()
+        results = start.results if start is not None else ()
         self._given = {each.work for each in results}
         """Work that the snapshot has the result of."""
 

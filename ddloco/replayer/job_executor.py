@@ -78,11 +78,6 @@ class JobExecutor:
     _fragments: dict[int, int] = field(default_factory=dict[int, int], init=False)
     """The fragment that a piece of work is about, by its number."""
 
-    def __post_init__(self) -> None:
-        """Do merges with the outer settings of a change."""
-        if self.change is not None and isinstance(self.executor, WorkExecutor):
-            self.executor.outer_at = partial(self.change.outer_at, now=self.job.outer)
-
     def begin(self, work: Work) -> Awaitable[WorkResult] | None:
         """Begin a piece of work; None if something that it reads is missing."""
         if isinstance(work, EncodeFragment | MergeFragment):
@@ -229,6 +224,7 @@ async def open_executor(
     history: FragmentHistory,
     *,
     task: str,
+    change: WhatIf | None,
     recorded: Mapping[str, str] | None = None,
     turns: Path | None = None,
 ) -> AsyncIterator[tuple[WorkExecutor, Arrays, rpc.Prepared]]:
@@ -240,6 +236,7 @@ async def open_executor(
         folder: where work may leave files.
         history: where a syncer stores its merges.
         task: what the worker imports.
+        change: how merges are changed, if they are.
         recorded: the environment in the tape's fingerprint, which the worker must have.
         turns: see ``replay_of_job``.
 
@@ -261,5 +258,6 @@ async def open_executor(
                 keep=history,
                 sink=DigestSink(),
                 task=task,
+                outer_at=partial(change.outer_at, now=job.outer) if change is not None else None,
             )
             yield executor, arrays, await executor.prepare()

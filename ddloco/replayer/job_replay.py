@@ -107,6 +107,7 @@ class JobRunners:
         job, name, own = self.job, actor_of(each.incarnation), None
         start = self.start_point.start(each.incarnation) if self.start_point is not None else None
         history = self.histories.setdefault(name, FragmentHistory())
+        change = change_of(each.header.facts)
         async with AsyncExitStack() as stack:
             if is_simulated(each.header):
                 assert start is None, "simulated jobs have no store"
@@ -122,6 +123,7 @@ class JobRunners:
                         folder,
                         history,
                         task=self.task,
+                        change=change,
                         recorded=each.header.fingerprint,
                         turns=self.turns,
                     )
@@ -135,7 +137,6 @@ class JobRunners:
             for difference in self._differences(each, prepared):
                 self.warn(difference)
             started = Started(each.incarnation, prepared.leaves, own, tells=True)
-            change = change_of(each.header.facts)
             replay_executor = JobExecutor(
                 started, job, executor, arrays, history, change, state.report
             )

@@ -148,7 +148,9 @@ class ScheduledRun:
         job, name = self.job, each.incarnation
         history = self._histories.setdefault(actor_of(name), FragmentHistory())
         async with AsyncExitStack() as stack:
-            opened = open_executor(job, each, self._folder, history, task=job.job.task)
+            opened = open_executor(
+                job, each, self._folder, history, task=job.job.task, change=self._what_if
+            )
             executor, arrays, prepared = await stack.enter_async_context(opened)
             actor = Actor(name, machine_for(job, name))
             player = Player(each, Happened, actor)

@@ -117,7 +117,7 @@ class PendingWork:
     def resume(self, actor: Actor, start: Start) -> None:
         """Begin again what was being done at the cut, but for what the snapshot has the result
         of."""
-        given = {each.work for each in start.results()}
+        given = {each.work for each in start.results}
         for work in list(actor.under_way.values()):
             if work.work not in given and self.executor.is_repeated(work):
                 self.begin(work)

@@ -48,12 +48,34 @@ class OpenedActor:
     allocate: Callable[[int], Bytes] | None = None
 
 
+class Notes:
+    """What is logged about an actor and is not on its tape; kept until its driver exists."""
+
+    def __init__(self) -> None:
+        self._early: list[tuple[str, dict[str, Any]]] = []
+        self._driver: Driver | None = None
+
+    def write(self, event: str, fields: dict[str, Any]) -> None:
+        """Log one event."""
+        if self._driver is not None:
+            self._driver.note(event, fields)
+        elif len(self._early) < EARLY_NOTES_MAX:
+            self._early.append((event, fields))
+
+    def pass_to(self, driver: Driver) -> None:
+        """Log all events, the early ones first, through the actor's driver."""
+        self._driver = driver
+        for event, fields in self._early:
+            driver.note(event, fields)
+
+
 class HostedActor(ABC):
     """An actor on this host, with the means to control it from outside.
 
     Args:
         incarnation: the actor's incarnation.
         endpoint: carries its messages; whoever runs the actor closes it.
+        notes: what is logged about it; by default an empty one.
 
     Attributes:
         driver: drives the actor; None until it is opened.
@@ -62,7 +84,7 @@ class HostedActor(ABC):
         opening: the scope of the preparation before the actor starts; cancelling it loses nothing.
     """
 
-    def __init__(self, incarnation: str, endpoint: Endpoint) -> None:
+    def __init__(self, incarnation: str, endpoint: Endpoint, notes: Notes | None = None) -> None:
         self.incarnation = incarnation
         self.endpoint = endpoint
         self.driver: Driver | None = None
@@ -70,7 +92,7 @@ class HostedActor(ABC):
         self.leave_reason: str | None = None
         self.opening = trio.CancelScope()
         self._stop_reason: str | None = None
-        self._early_notes: list[tuple[str, dict[str, Any]]] = []
+        self._notes = notes if notes is not None else Notes()
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[OpenedActor | None]:
@@ -97,10 +119,7 @@ class HostedActor(ABC):
 
     def note(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that is not on the tape; before the driver exists, keep it until then."""
-        if self.driver is not None:
-            self.driver.note(event, fields)
-        elif len(self._early_notes) < EARLY_NOTES_MAX:
-            self._early_notes.append((event, fields))
+        self._notes.write(event, fields)
 
     async def run(self) -> Finish:
         """Open everything, run the actor to its end, and close; returns how it finished."""
@@ -132,8 +151,7 @@ class HostedActor(ABC):
             allocate=opened.allocate,
             facts=opened.facts,
         )
-        for event, fields in self._early_notes:
-            driver.note(event, fields)
+        self._notes.pass_to(driver)
         if self._stop_reason is not None:
             driver.request_stop(self._stop_reason)
         if self.leave_reason is not None:  # It came after the preparation.

@@ -45,6 +45,7 @@ class Start:
         flight: the in-flight messages to it, in order of arrival.
         brought: the tensors of the in-flight messages, by handle.
         blobs: the digests of its other blobs, by kind and name.
+        results: the results, if saved, of the work that was running at the cut.
     """
 
     part: Part
@@ -53,15 +54,12 @@ class Start:
     flight: list[MessageArrived[Any]]
     brought: dict[str, Tensors]
     blobs: dict[tuple[str, str], str]
+    results: Sequence[WorkResult]
 
     def lay_out(self, arrays: Arrays) -> None:
         """Put the actor's arrays into the array table."""
         for handle, tensors in self.arrays.items():
             arrays.put(handle, payload_from(tensors))
-
-    def results(self) -> Sequence[WorkResult]:
-        """Return the results, if saved, of the work that was running at the cut."""
-        return []
 
     def arrivals(self, job_id: str) -> list[Arrived]:
         """Return the in-flight messages as arrivals for the driver."""
@@ -117,7 +115,8 @@ def load_start(
             said = f"{store.name}: blob {digest[:12]} of {part.who}: {error}"
             raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
 
-    return Start(part, thawed("state"), arrays["state"], thawed("flight"), arrays["flight"], blobs)
+    held, brought = arrays["state"], arrays["flight"]
+    return Start(part, thawed("state"), held, thawed("flight"), brought, blobs, results=())
 
 
 def payload_from(tensors: Tensors) -> Payload:
@@ -160,7 +159,7 @@ class StartPoint(Generic[S]):
             run: which of the runs of the job it is.
         """
         restored = Restored(self.snapshot, self.missing(start, names), run)
-        return restored, [*start.results(), *start.arrivals(job_id)]
+        return restored, [*start.results, *start.arrivals(job_id)]
 
     def before(self, sender: str, number: int) -> bool:
         """Whether event ``number`` of ``sender`` happened before the cut."""

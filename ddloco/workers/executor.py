@@ -91,6 +91,7 @@ class WorkExecutor:
         sink: where snapshots are written.
         task: what the worker imports in place of the job's own task.
         note: writes to the log.
+        outer_at: the outer settings of the merge of a global step; by default the job's.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class WorkExecutor:
         sink: SnapshotSink,
         task: str = "",
         note: Callable[[str, dict[str, Any]], None] = lambda *_: None,
+        outer_at: Callable[[int], Outer] | None = None,
     ) -> None:
         self._job = job
         self._task = task or job.job.task
@@ -118,8 +120,7 @@ class WorkExecutor:
         """Why the newest merge could not be stored; empty if it was."""
         self._layouts: Layouts | None = None
         self._compression: FragmentCompression | None = None
-        self.outer_at: Callable[[int], Outer] = lambda _: job.outer
-        """The outer settings of the merge of a global step; see ``replayer.what_if``."""
+        self._outer_at = outer_at if outer_at is not None else lambda _: job.outer
         self.state = StateWork(arrays, process)
         parallel = job.job.method in DATA_PARALLEL
         refuses = f"{job.job.method} jobs take no snapshots" if parallel else ""
@@ -394,7 +395,7 @@ class WorkExecutor:
         """Merge; returns also the arrays in the order of ``makes``, and what is to be stored."""
         theta: F32 = self._arrays.get(work.theta)
         momentum = self._arrays.get(work.momentum) if work.momentum else np.zeros_like(theta)
-        outer, compression = self.outer_at(work.t), self.compression
+        outer, compression = self._outer_at(work.t), self.compression
         if outer != self._job.outer:
             compression = compression.with_layouts(Layouts(self.plan, outer))
         contributions, segments = compression.merged(work)

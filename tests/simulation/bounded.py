@@ -34,8 +34,7 @@ from ddloco.invariants.base import InvariantCheck, Violation
 from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.nodes.resume import settings
-from ddloco.protocol.effects import RunStep
+from ddloco.nodes.resume import settings, steps_under_way
 from ddloco.protocol.events import Happened, Kept, Recovered, Started, StepFinished
 from ddloco.replayer.comparer import open_comparison
 from ddloco.replayer.job_executor import JobExecutor
@@ -228,10 +227,6 @@ class SimulatedStart(Start):
 
     worker: tuple[Any, ...]
 
-    def results(self) -> Sequence[StepFinished]:
-        """Of the step that ran at the cut: the snapshot has what came out of it."""
-        return [StepFinished(each.work, each.step, 0.0, TOKENS, b"") for each in self._running()]
-
     def payload(self, event: MessageArrived[Any]) -> Any:
         """What a message in flight had brought."""
         return self.brought[event.handle] if event.handle else None
@@ -244,7 +239,7 @@ class SimulatedStart(Start):
             arrays.put(handle, content)
         device, work._batch, params = self.worker
         work._device, work._params = list(device), np.frombuffer(params, np.float32).copy()
-        for step in self._running():
+        for step in steps_under_way(self.actor):
             arrays.put(step.out, Content((*device, step.step), work._params.copy()))
         machine: Any = self.actor.machine
         if isinstance(machine, Syncer) and machine.rounds is not None:
@@ -254,10 +249,6 @@ class SimulatedStart(Start):
                 kept = Kept(fragment, version, *told, theta.digest + momentum.digest, tokens)
                 memory.kept[fragment] = kept, theta, momentum
                 brought.add((self.actor.incarnation.rpartition(".")[0], fragment, version))
-
-    def _running(self) -> list[RunStep]:
-        works = self.actor.under_way.values()
-        return [work for work in works if isinstance(work, RunStep)]
 
 
 @dataclass
@@ -341,8 +332,10 @@ def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint
         found = seen(world.snapshots, part)
         assert found.state.worker is not None
         actor = thaw(found.state.frozen, PACKAGES, given)
+        steps = steps_under_way(actor)
+        results = [StepFinished(each.work, each.step, 0.0, TOKENS, b"") for each in steps]
         return SimulatedStart(part, actor, found.state.contents, found.messages,
-                              found.flight.contents, {}, found.state.worker)  # fmt: skip
+                              found.flight.contents, {}, results, found.state.worker)  # fmt: skip
 
     starts = {part.who: start(part) for part in commit.parts}
     return StartPoint(commit.snapshot, "", tuple(commit.parts), starts)

@@ -18,6 +18,7 @@ from ddloco.nodes.resume import (
     job_start_point,
     place_said,
     read_job_start_point,
+    steps_under_way,
     stored_from,
 )
 from ddloco.protocol.effects import CopyState, RunStep
@@ -143,8 +144,8 @@ def test_only_the_step_that_ran_is_done_already(place):
     place.actor.under_way = {3: step, 4: CopyState(4, "copy/4")}
     place.whole()
     start = read_job_start_point(place.folder, f"{WHO}:7", JOB).starts[WHO]
-    assert [step] == start.running()
-    assert [StepFinished(3, 3, 0.5, 8, b"batch")] == start.results()
+    assert [step] == steps_under_way(start.actor)
+    assert [StepFinished(3, 3, 0.5, 8, b"batch")] == start.results
 
 
 def test_who_is_past_and_who_is_yet_to_come(place):

@@ -5,8 +5,7 @@ import pytest
 import trio
 
 from ddloco.config.job import Job, JobTable
-from ddloco.nodes.node import Hosted
-from ddloco.nodes.tape_shipping import PREDECESSORS_MAX, ship_tape, take_in_tapes
+from ddloco.nodes.tape_shipping import PREDECESSORS_MAX, receive_tapes, ship_tapes
 from replay import Header, TapeWriter, tape
 from transport.memory import MemoryFabric
 
@@ -23,9 +22,9 @@ def write_tape(folder, incarnation, events=20):
     writer.close()
 
 
-def tapes(hosted, incarnations):
+def tapes(folder, incarnations):
     """The bytes of tapes in an actor's folder; None for those that are not there."""
-    paths = [hosted.folder / "tapes" / f"{each}.tape" for each in incarnations]
+    paths = [folder / "tapes" / f"{each}.tape" for each in incarnations]
     return [path.read_bytes() if path.exists() else None for path in paths]
 
 
@@ -38,27 +37,30 @@ async def deaf(_):
 async def test_tapes_of_predecessors_leave_no_connections(tmp_path, predecessors):
     """The newest of them are shipped as well; afterwards only the actor's own tape has a route."""
     fabric = MemoryFabric(seed=1)
-    syncer = Hosted(JOB, "syncer.1", tmp_path / "syncer", fabric.endpoint("syncer"))
-    await syncer.endpoint.listen(ADDRESS)
-    (tmp_path / "syncer").mkdir()
-    take_in_tapes(syncer)
+    ours, theirs = tmp_path / "syncer", tmp_path / "learner"
+    ours.mkdir()
+    endpoint = fabric.endpoint("syncer")
+    await endpoint.listen(ADDRESS)
+    syncer, receiving = receive_tapes(JOB, ours, endpoint, print)
     last = predecessors + 1
     for number in range(1, last + 1):
-        write_tape(tmp_path / "learner", f"learner-0.{number}")
-    learner = Hosted(JOB, f"learner-0.{last}", tmp_path / "learner", fabric.endpoint("learner"))
-    await ship_tape(learner, "syncer.1", ADDRESS)
+        write_tape(theirs, f"learner-0.{number}")
+    learner, shipping = await ship_tapes(
+        JOB, f"learner-0.{last}", theirs, fabric.endpoint("learner"),
+        note=print, lead=("syncer.1", ADDRESS),
+    )  # fmt: skip
 
     shipped = [f"learner-0.{number}" for number in range(max(1, last - PREDECESSORS_MAX), last + 1)]
     formers = [f"{each}/tape" for each in shipped[:-1]]
     with trio.fail_after(30.0):
         async with trio.open_nursery() as nursery:
-            for hosted in (syncer, learner):
-                nursery.start_soon(hosted.endpoint.run, deaf)
-                nursery.start_soon(hosted.beside.run)
-            while tapes(syncer, shipped) != tapes(learner, shipped):  # noqa: ASYNC110
+            for channel, transfer in ((syncer, receiving), (learner, shipping)):
+                nursery.start_soon(channel.run, deaf)
+                nursery.start_soon(transfer.run)
+            while tapes(ours, shipped) != tapes(theirs, shipped):  # noqa: ASYNC110
                 await trio.sleep(0.01)
-            while any(map(syncer.endpoint.reaches, formers)):  # noqa: ASYNC110
+            while any(map(syncer.reaches, formers)):  # noqa: ASYNC110
                 await trio.sleep(0.01)
-            assert syncer.endpoint.reaches(f"{shipped[-1]}/tape")
+            assert syncer.reaches(f"{shipped[-1]}/tape")
             nursery.cancel_scope.cancel()
     assert len(list((tmp_path / "syncer" / "tapes").glob("*.tape"))) == len(shipped)
