@@ -21,7 +21,9 @@ Beside it, in every round, a block of the same bare loop with all cores (NPROC u
 
 The same ratio follows for parameters of 1, 100 and 1,000 MB in a task whose step is bound by memory
 (``large_task``), so that every copy of a parameter shows: the hardest case for a learner.
-Aim: 0.99 or more.
+Aim: 0.99 or more. Beside it the peak of resident memory, the kernel's ``VmHWM``, of the learner's
+worker and of the bare loop: the worker's first step runs twice, and host copies are in memory that
+it shares with the actor.
 """
 
 import tempfile
@@ -94,6 +96,7 @@ def pairs_of(
             beside()
             if pair % 4 == 3:
                 say(f"pair {pair + 1} of {pairs}: {1e3 * jobs[-1]:.1f} ms, {1e3 * bares[-1]:.1f}")
+        peaks = peak_mb(worker_of(job.process.pid, "learner-0")), peak_mb(bare.process.pid)
     ratios = [b / j for b, j in zip(bares, jobs, strict=True)]
     low, high = median_interval(ratios)
     return {
@@ -105,7 +108,24 @@ def pairs_of(
         "job_s": median(jobs),
         "bare_s": median(bares),
         "ratios": ratios,
+        "peak_mb": peaks[0],
+        "bare_peak_mb": peaks[1],
     }
+
+
+def worker_of(parent: int, actor: str) -> int:
+    """The process id of an actor's worker, a child of ``parent``."""
+    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
+        if "ddloco.workers.server" in command and any(word.startswith(actor) for word in command):
+            return int(child)
+    raise RuntimeError(f"{actor} has no worker")
+
+
+def peak_mb(pid: int) -> float:
+    """The peak of a process's resident memory so far, in MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -113,12 +133,13 @@ def lines(figures: dict[str, Any]) -> list[str]:
     return [
         "{ratio:.4f} of the bare JAX loop's speed at NPROC=1, 95 % {low:.4f} to {high:.4f} "
         "(aim 0.99): {0:.2f} ms a step in the job, {1:.2f} ms bare, {2:.2f} ms bare with all cores;"
-        " {pairs} pairs of {block} steps".format(
+        " {pairs} pairs of {block} steps; at most {peak_mb:,.0f} and {bare_peak_mb:,.0f} MB".format(
             *(1e3 * figures[key] for key in ("job_s", "bare_s", "all_cores_s")), **figures
         ),
         *(
             "{0:,} MB, bound by memory: {ratio:.3f}, 95 % {low:.3f} to {high:.3f} (aim 0.99): "
-            "{1:.1f} ms a step in the job, {2:.1f} ms bare; {pairs} pairs of {block} steps".format(
+            "{1:.1f} ms a step in the job, {2:.1f} ms bare; {pairs} pairs of {block} steps; "
+            "at most {peak_mb:,.0f} and {bare_peak_mb:,.0f} MB".format(
                 int(size), 1e3 * each["job_s"], 1e3 * each["bare_s"], **each
             )
             for size, each in figures["large"].items()
