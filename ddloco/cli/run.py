@@ -19,7 +19,6 @@ from ddloco.monitoring.metrics import Sink, in_words
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
-from ddloco.replayer.scheduled_replay import ScheduledRun
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.lone_baseline import run_baseline
@@ -67,6 +66,8 @@ def _check_options(given: argparse.Namespace, job: Job) -> None:
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
+    from ddloco.replayer.scheduled_replay import ScheduledRun  # noqa: PLC0415, only --schedule
+
     if given.track:
         raise ConfigError("--track: not with --schedule; use ddloco track RUN afterwards")
     if given.chaos is not None:

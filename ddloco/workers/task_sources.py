@@ -5,6 +5,7 @@ They are kept in the run folder (``RUN/source``), so that a changed line can be 
 
 import difflib
 import importlib.util
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -58,11 +59,18 @@ def sources_of(module_name: str) -> dict[str, str]:
 
 def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield the modules loaded from a folder, with their files."""
+    # A worker has hundreds of modules from a few folders: links are followed once for each folder.
+    folders: dict[str, Path] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or not file.endswith(".py"):
             continue
-        path = Path(file).resolve()
+        folder, own = os.path.split(file)
+        if folder not in folders:
+            folders[folder] = Path(folder).resolve()
+        path = folders[folder] / own
+        if path.is_symlink():
+            path = path.resolve()
         if path.is_relative_to(root) and "site-packages" not in path.relative_to(root).parts:
             yield name, path
 

@@ -1,6 +1,7 @@
 """The source of a task: what it loads from its own folder, kept, and compared line by line."""
 
 import sys
+import types
 
 import pytest
 
@@ -40,6 +41,22 @@ def test_what_a_task_imports_from_its_folder_is_its_source(task):
         "my_task_module.py",
     ]
     assert found["my_helper_module.py"] == "rate = 0.1\n"
+
+
+def test_links_are_followed(task, monkeypatch):
+    """A module that was found through a linked folder, or that is a link, is where it really is."""
+    (task / "elsewhere").mkdir()
+    (task / "elsewhere" / "my_linked_module.py").write_text("y = 1\n")
+    (task / "my_linked_module.py").symlink_to(task / "elsewhere" / "my_linked_module.py")
+    (task / "through").symlink_to(task)
+    through = types.ModuleType("my_module_through_a_link")
+    through.__file__ = str(task / "through" / "my_other_module.py")
+    monkeypatch.setitem(sys.modules, through.__name__, through)
+    __import__("my_linked_module")
+
+    found = sources_of("my_task_module")
+    assert {"elsewhere/my_linked_module.py", "my_other_module.py"} <= set(found)
+    assert not {"my_linked_module.py", "through/my_other_module.py"} & set(found)
 
 
 def test_sources_are_kept_once_and_read_again(task, tmp_path):
