@@ -60,7 +60,7 @@ MOST = 0.8
 
 def measure(quick: bool) -> dict[str, Any]:
     """Figures by number of learners."""
-    seconds = 3.0 if quick else 15.0
+    seconds = 3.0 if quick else 10.0
     figures: dict[str, Any] = {}
     for size in SIZES[:1] if quick else SIZES:
         found = figures[f"{size}"] = one_crowd(size, seconds)

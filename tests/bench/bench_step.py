@@ -65,7 +65,7 @@ LARGE_BLOCK = 12
 
 def measure(quick: bool) -> dict[str, Any]:
     """Seconds for a step in each block of each loop, and the ratios of the pairs."""
-    pairs, block = (3, 4) if quick else (24, 24)
+    pairs, block = (3, 4) if quick else (16, 24)
     alls: list[float] = []
     with servant(serve_bare, JOB, env={"NPROC": None}) as every:
         every.request(WARM_STEPS)

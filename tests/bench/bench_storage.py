@@ -35,7 +35,7 @@ from snapshot import Entry, Manifest, Part, Store
 
 SIZES_MB = (10.0, 100.0, 1000.0)
 STATES, LEAVES = 3, 24
-TIMES, TIMES_OF_BIG = 7, 3
+TIMES, TIMES_OF_BIG = 5, 2
 BIG_MB = 1000.0
 ME = "learner-0.1"
 MEMORY_FACTOR = 5
