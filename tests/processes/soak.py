@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +60,9 @@ SETTLED_S = 60.0
 BEGUN_S_MAX = 180.0
 GROWTH_MAX = 1.25
 """A process that is a minute old may grow by a quarter: a few hundred arrivals fill its arena."""
+
+
+Until = Callable[[Path], bool]
 
 
 @dataclass
@@ -117,8 +121,11 @@ def log_of(run: Path) -> list[dict]:
     return [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
 
 
-def rage(folder: Path, seconds: float, seed: int, memory: Memory, learners: int) -> tuple[int, str]:
-    """Run the job under faults for so long from its first merge, then end it in good order."""
+def rage(
+    folder: Path, seconds: float, seed: int, memory: Memory, learners: int, until: Until
+) -> tuple[int, str]:
+    """Run the job under faults for so long from its first merge, and until it is as far as is
+    asked for, then end it in good order."""
     (folder / "job.toml").write_text(JOB)
     (folder / "chaos.toml").write_text(FAULTS.format(seed=seed))
     command = [*DDLOCO, "run", str(folder / "job.toml"), "--dir", str(folder / "run"),
@@ -132,7 +139,10 @@ def rage(folder: Path, seconds: float, seed: int, memory: Memory, learners: int)
             assert time.monotonic() < latest, f"nothing was merged in {BEGUN_S_MAX} s"
             time.sleep(0.1)
         end = time.monotonic() + seconds
-        while time.monotonic() < end and running.poll() is None:
+        while running.poll() is None:
+            now = time.monotonic()
+            if now > end + BEGUN_S_MAX or (now > end and until(folder / "run")):
+                break
             memory.look()
             time.sleep(1.0)
         if running.poll() is None:
@@ -149,11 +159,18 @@ def _begun(run: Path, learners: int) -> bool:
 
 
 def soak(
-    folder: Path, minutes: float, seed: int, *, learners: int = 6, compare: bool = True
+    folder: Path,
+    minutes: float,
+    seed: int,
+    *,
+    learners: int = 6,
+    compare: bool = True,
+    until: Until = lambda _: True,
 ) -> Soak:
-    """Do it all; what came of it."""
+    """Do it all; what came of it. The run goes on, if need be, until it is as far as ``until`` asks
+    of its folder."""
     found, run, memory = Soak(), folder / "run", Memory(folder / "run")
-    code, said = rage(folder, minutes * 60, seed, memory, learners)
+    code, said = rage(folder, minutes * 60, seed, memory, learners, until)
     faults = [line for line in said.splitlines() if line.startswith("chaos:")]
     found.say(code == 0, f"{minutes:g} minutes, seed {seed}: exit {code}; {' '.join(faults)}")
     results = [line for line in log_of(run) if line["event"] == "result"]

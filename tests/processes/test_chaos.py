@@ -183,6 +183,7 @@ def test_who_comes_back_takes_over_a_peers_state(job, tools):
     assert "identical" in replayed.stdout
 
 
+@pytest.mark.slow
 def test_shards_go_on_without_each_other(job, tools):
     """Each is killed once and goes on from what it kept; so does a learner whose link is cut; the
     model is whole, the run replays."""

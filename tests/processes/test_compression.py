@@ -16,7 +16,7 @@ def flags(*settings):
 
 
 def test_a_compressed_job_learns_and_replays(job, tools):
-    """With a learner killed on the way and a snapshot taken; each replay is identical."""
+    """With a learner killed on the way and snapshots taken; the replay is identical."""
     ran = job.run(
         "--processes",
         *flags(
@@ -31,16 +31,17 @@ def test_a_compressed_job_learns_and_replays(job, tools):
     assert result["held_out_loss"] < 1.0
     replayed = tools.replay(job.run_folder)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
-    later = tools.replay(job.run_folder, "--from", "latest")
-    assert later.returncode == 0, later.stdout + later.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("up", ["bfloat16", "int8", "e3m0", "int2", "int1"])
 def test_every_format_trains(job, tools, up):
-    """Upwards alone, and the tapes replay."""
-    ran = job.run(f'--set=compress.up="{up}"', "--set=compress.feedback=true")
+    """Upwards alone, and the tapes replay, also from a snapshot."""
+    more = "--set=compress.feedback=true", "--set=snapshot.every_steps=15"
+    ran = job.run(f'--set=compress.up="{up}"', *more)
     assert ran.returncode == 0, ran.stderr
     result = next(line for line in job.log() if line["event"] == "result")
     assert result["held_out_loss"] < 1.0
     assert tools.replay(job.run_folder).returncode == 0
+    later = tools.replay(job.run_folder, "--from", "latest")
+    assert later.returncode == 0, later.stdout + later.stderr

@@ -81,22 +81,21 @@ ALONE = ("--set=job.steps=100000", "--set=job.learners=1", "--set=task.step_s=0.
 def test_sigterm_means_leave_and_come_back_and_stop_ends_the_job(started):
     """A learner, then the syncer, get SIGTERM as a group and twice: both leave with 75, the job
     goes on when they are started again, and ``ddloco stop`` ends it for everybody with 0."""
-    started.syncer(*LONG)
-    started.learner("learner-0", *LONG)
-    first = started.learner("learner-1", *LONG)
+    started.syncer(*ALONE)
+    first = started.learner("learner-0", *ALONE)
     started.job.wait_for("merge", 4)
 
     for _ in range(2):
-        started.signal("learner-1")
+        started.signal("learner-0")
     assert "left: asked to stop by SIGTERM" in ended(first, AGAIN)
-    started.learner("learner-1", *LONG)
-    started.job.wait_for("joined", 3)
+    started.learner("learner-0", *ALONE)
+    started.job.wait_for("joined", 2)
 
     for _ in range(2):
         started.signal("syncer")
     assert "left: asked to stop by SIGTERM" in ended(started.running["syncer"], AGAIN)
     merges = sum(line["event"] == "merge" for line in started.job.log())
-    started.syncer(*LONG)
+    started.syncer(*ALONE)
     started.job.wait_for("merge", merges + 4)
 
     stopped = started.stop()
@@ -114,16 +113,15 @@ def test_sigterm_when_the_syncer_is_gone(started, tmp_path):
     """A learner in a folder of its own, whose syncer was killed, leaves without its answers, in the
     middle of a step that takes far longer than it has."""
     assert LEAVE_S_MAX + LEAVE_FINISH_S + LEAVE_LINGER_S < 5.0
-    more = (*LONG, "--set=task.step_s=3600")
+    more = (*ALONE, "--set=task.step_s=3600")
     started.syncer(*more)
-    started.learner("learner-0", *more)
-    one = started.learner("learner-1", *more, folder=tmp_path / "own")
-    started.job.wait_for("joined", 2)
+    one = started.learner("learner-0", *more, folder=tmp_path / "own")
+    started.job.wait_for("joined", 1)
     started.signal("syncer", signal.SIGKILL)
     started.running["syncer"].wait()
     time.sleep(1.0)  # Something is said to nobody.
 
-    started.signal("learner-1")
+    started.signal("learner-0")
     ended(one, AGAIN)  # It would take an hour if it waited for the step.
 
 

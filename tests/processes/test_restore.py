@@ -117,13 +117,17 @@ def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
     assert "identical" in replayed.stdout, replayed.stdout
 
 
-def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
+@pytest.mark.parametrize(
+    "form",
+    [(), pytest.param(("--processes", "--set=job.syncers=2"), marks=pytest.mark.slow)],
+    ids=["one process", "shards in processes"],
+)
+def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools, form):
     """SIGKILL to every process; what comes after the newest snapshot is trained once more, and the
     loss goes on from where it was."""
     (tmp_path / "killed").mkdir()
     job = Job(tmp_path / "killed", JOB + SNAPSHOTS)
-    more = ("--processes", *LONG, "--set=job.syncers=2")
-    running = job.start(*more)
+    running = job.start(*form, *LONG)
     job.wait_for("snapshot taken", 3)
     found = subprocess.run(
         ["pgrep", "-f", str(job.run_folder)], text=True, capture_output=True, check=False
@@ -136,10 +140,7 @@ def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools):
     newest = max(line["t"] for line in job.log() if line["event"] == "merge")
     before = {(line["actor"], line["step"]): line["loss"] for line in steps(job)}
     after = Job(tmp_path, job.file.read_text())
-    done = after.run(
-        f"--from={job.run_folder}", f"--set=job.steps={newest + 30}", "--set=job.syncers=2",
-        "--processes",
-    )  # fmt: skip
+    done = after.run(f"--from={job.run_folder}", f"--set=job.steps={newest + 30}", *form)
     assert done.returncode == 0, done.stdout + done.stderr
     first = {line["actor"]: line for line in reversed(steps(after))}
     assert {"learner-0", "learner-1"} == set(first)

@@ -1,14 +1,16 @@
 """A simulated schedule drives real training: crashes and returns included, replayed to the bit."""
 
+import io
 import json
 import subprocess
-import sys
+from contextlib import chdir, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from ddloco.cli.parser import main
+
 ROOT = Path(__file__).parents[2]
-DDLOCO = [sys.executable, "-m", "ddloco"]
 
 SCENARIO = """
 [scenario]
@@ -52,11 +54,11 @@ quorum = 2
 
 
 def call(*command):
-    """Run a command of ddloco to its end."""
-    command = [*DDLOCO, *map(str, command)]
-    return subprocess.run(
-        command, cwd=ROOT, text=True, capture_output=True, timeout=180, check=False
-    )
+    """Run a command of ddloco to its end, in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with chdir(ROOT), redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as end:
+        main([str(each) for each in command])
+    return subprocess.CompletedProcess(command, end.value.code, out.getvalue(), err.getvalue())
 
 
 def log(folder):

@@ -65,7 +65,8 @@ def test_parameters_come_as_the_tasks_pytree(finished):
 
 def test_a_tasks_state_comes_with_its_parameters(tmp_path):
     """Merged averages are those of the model; what a learner has for itself is as at first."""
-    run = make(task=tasks.stateful, steps=8, settings={"task": {}}).run(tmp_path / "r", quiet=True)
+    job = make(task=tasks.stateful, learners=1, steps=8, settings={"task": {}})
+    run = job.run(tmp_path / "r", quiet=True)
     params, state = ddloco.load(run.path, tasks.stateful, with_state=True)
 
     assert set(params) == {"embed", "blocks", "scale"}
@@ -112,7 +113,8 @@ def test_a_handle_watches_snapshots_and_stops(tmp_path):
 
 def test_an_exception_ends_a_job_in_the_background(tmp_path):
     """A program that fails does not leave a job running; what it left is complete."""
-    with pytest.raises(ZeroDivisionError), make(steps=100_000).start(tmp_path / "run"):
+    job = make(learners=1, steps=100_000)
+    with pytest.raises(ZeroDivisionError), job.start(tmp_path / "run"):
         raise ZeroDivisionError
     assert ddloco.open(tmp_path / "run").actors
 
@@ -121,7 +123,7 @@ def test_under_asyncio(tmp_path):
     """A handle can be awaited, and the event loop goes on meanwhile."""
 
     async def both():
-        handle, ticks = make().start(tmp_path / "run"), 0
+        handle, ticks = make(learners=1).start(tmp_path / "run"), 0
         waiting = asyncio.ensure_future(_awaited(handle))
         while not waiting.done():
             await asyncio.sleep(0.05)
@@ -190,7 +192,9 @@ def test_jobs_that_cannot_start_leave_no_folder(tmp_path, more, kind, said):
 def test_what_actors_find_is_raised(tmp_path, finished):
     """A task that is wrong is a TaskError, a folder that is taken a ConfigError."""
     with pytest.raises(ddloco.TaskError, match="count"):
-        make(task=tasks.counting, settings={"task": {}}).run(tmp_path / "run", quiet=True)
+        make(task=tasks.counting, learners=1, settings={"task": {}}).run(
+            tmp_path / "run", quiet=True
+        )
     with pytest.raises(ddloco.ConfigError, match="holds a run already"):
         make().run(finished.path)
 
