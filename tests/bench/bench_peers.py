@@ -22,15 +22,22 @@ in an environment of their own. Where that is missing a line says so, and the re
 import os
 import subprocess
 import tempfile
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
-from bench_round import AVERAGING, FRAGMENTS, LEARNERS, RAW, start_ours, start_raw
-from tools import EXIT_S_MAX, median, median_interval, peers_python, say
+from bench_round import (
+    AVERAGING,
+    FRAGMENTS,
+    LEARNERS,
+    RAW,
+    Learner,
+    start_ours,
+    start_raw,
+    timed,
+)
+from tools import EXIT_S_MAX, median, median_interval, peers_python
 
 SCRIPT = Path(__file__).with_name("peer_round.py")
 VERSIONS = "from importlib.metadata import version as v; print(v('torch'), v('torchft'))"
@@ -38,21 +45,10 @@ SHAPES = {"by fragment": FRAGMENTS, "whole": 1}
 PEERS = ("gloo", "torchft")
 
 
-class Learner(Protocol):
-    """A process that does a round when it is asked, and answers at its end."""
-
-    def ask(self, what: Any) -> None:
-        """Begin."""
-
-    def answer(self) -> Any:
-        """Wait for the end."""
-
-
 def measure(quick: bool) -> dict[str, Any]:
     """Seconds of every round, by kind, and ratios to the peers'."""
     nbytes, rounds = (1 << 20, 2) if quick else (64 << 20, 20)
     python = peers_python()
-    seconds: dict[str, list[float]] = defaultdict(list)
     with ExitStack() as stack:
         kinds: dict[str, Sequence[Learner]] = {"ours": start_ours(stack, nbytes)}
         for name, (pieces, average) in (RAW | AVERAGING).items():
@@ -60,20 +56,11 @@ def measure(quick: bool) -> dict[str, Any]:
         for peer in PEERS if python is not None else ():
             for shape, pieces in list(SHAPES.items())[: 1 if quick else None]:
                 kinds[f"{peer} {shape}"] = start_peer(stack, python, peer, nbytes, pieces)
-        for index in range(rounds + 1):
-            for kind, learners in kinds.items():
-                begun = perf_counter()
-                for learner in learners:
-                    learner.ask("begin")
-                for learner in learners:
-                    learner.answer()
-                if index:  # The first one warms, and the peers check it.
-                    seconds[kind].append(perf_counter() - begun)
-            say(f"round {index} of {rounds}")
+        seconds = timed(kinds, rounds)  # The peers check their first round, which warms.
     return {
         "peers": compared(seconds),
         "ours_s": median(seconds["ours"]),
-        "seconds": dict(seconds),
+        "seconds": seconds,
         "versions": versions(python) if python is not None else "",
         "megabytes": nbytes / 2**20,
     }

@@ -26,12 +26,13 @@ import queue
 import socket
 import threading
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import trio
@@ -68,23 +69,14 @@ def measure(quick: bool) -> dict[str, Any]:
 
 
 def _rounds(nbytes: int, rounds: int, shapes: int = len(RAW)) -> dict[str, Any]:
-    seconds: dict[str, list[float]] = defaultdict(list)
     raw, averaging = list(RAW.items())[:shapes], list(AVERAGING.items())[:shapes]
     with ExitStack() as stack:
+        say(f"rounds of {nbytes >> 20} MiB")
         kinds = {"ours": start_ours(stack, nbytes)}
         for name, (pieces, average) in (*raw, *averaging):
             kinds[name] = start_raw(stack, nbytes, pieces, average)
         kinds["zeromq"] = _zeromq(stack, nbytes)
-        for index in range(rounds + 1):
-            for kind, learners in kinds.items():
-                begun = perf_counter()
-                for learner in learners:
-                    learner.ask("begin")
-                for learner in learners:
-                    learner.answer()
-                if index:  # The first one warms.
-                    seconds[kind].append(perf_counter() - begun)
-            say(f"round {index} of {rounds}, {nbytes >> 20} MiB")
+        seconds = timed(kinds, rounds)
     medians = {kind: median(each) for kind, each in seconds.items()}
     floor = min(medians[kind] for kind, _ in raw)
     averages = min(medians[kind] for kind, _ in averaging)
@@ -99,6 +91,32 @@ def _rounds(nbytes: int, rounds: int, shapes: int = len(RAW)) -> dict[str, Any]:
         "megabytes": nbytes / 2**20,
         "rounds": rounds,
     }
+
+
+class Learner(Protocol):
+    """A process that does a round when it is asked, and answers at its end."""
+
+    def ask(self, what: Any) -> None:
+        """Begin."""
+
+    def answer(self) -> Any:
+        """Wait for the end."""
+
+
+def timed(kinds: Mapping[str, Sequence[Learner]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each round of each kind; they take turns, and the first round only warms."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    for index in range(rounds + 1):
+        for kind, learners in kinds.items():
+            begun = perf_counter()
+            for learner in learners:
+                learner.ask("begin")
+            for learner in learners:
+                learner.answer()
+            if index:
+                seconds[kind].append(perf_counter() - begun)
+        say(f"round {index} of {rounds}")
+    return seconds
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
