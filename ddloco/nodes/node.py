@@ -343,8 +343,8 @@ def recorder_for(
     start_point: JobStartPoint | None = None,
     clock: Callable[[], dict[str, int]] | None = None,
 ) -> Recorder:
-    """The pen at the door of an actor with a worker, as the job wants it; one that begins a file at
-    each cut only where the ``clock`` is told.
+    """Return what writes the tape of an actor with a worker, as the job's ``[tape]`` says. With
+    ``clock`` and a bounded tape it begins a new file at each cut.
 
     Raises:
         TapeError: the tape exists already, or cannot be written.

@@ -141,8 +141,7 @@ class JobStart(Start):
 
 
 def steps_under_way(actor: Actor) -> list[RunStep]:
-    """The step that runs; if this is at a cut, the worker's state in the snapshot is that after
-    it."""
+    """Return the step that is running. The worker's state in a snapshot is that after this step."""
     return [work for work in actor.under_way.values() if isinstance(work, RunStep)]
 
 

@@ -280,7 +280,7 @@ class Fuzzer:
         kind = self._throws.rng.choice(("no key", "wrong key", "stolen name", "raw", "half-open"))
         self.thrown[kind] += 1
         if kind in {"raw", "half-open"}:
-            self._knock(b"" if kind == "half-open" else self._throws.rng.randbytes(500))
+            self._connect_raw(b"" if kind == "half-open" else self._throws.rng.randbytes(500))
             return
         public, secret = new_pair()
         wrong = Curve(secret, {**self._inside.public, INSIDER: public}, self._inside.shared)
@@ -291,12 +291,12 @@ class Fuzzer:
             dealer.send_multipart(self._throws.draw()[2], zmq.NOBLOCK)
         dealer.close(200)
 
-    def _knock(self, data: bytes) -> None:
+    def _connect_raw(self, data: bytes) -> None:
         host, _, port = self._address.removeprefix("tcp://").partition(":")
-        knocking = socket.create_connection((host, int(port)), timeout=10)
+        connection = socket.create_connection((host, int(port)), timeout=10)
         with suppress(OSError):
-            knocking.sendall(data)
-        self._raw.append(knocking)
+            connection.sendall(data)
+        self._raw.append(connection)
         for old in self._raw[:-200]:
             old.close()
         del self._raw[:-200]

@@ -1,4 +1,4 @@
-"""A live job under a hail of what nobody should say; `tests.hosts.fuzz` throws more by hand."""
+"""A live job that receives invalid messages; `python -m tests.hosts.fuzz` sends more of them."""
 
 import os
 
@@ -16,7 +16,7 @@ connection are taken in before they are refused."""
     "messages", [500, pytest.param(20_000, marks=pytest.mark.slow)], ids=lambda n: f"{n}"
 )
 def test_a_live_job_is_fuzzed(tmp_path, messages):
-    """It goes on merging, counts what it refused, and stays as large as it was."""
+    """It continues to merge, counts what it refused, and its memory does not grow."""
     messages = int(os.environ.get("FUZZ_MESSAGES", messages))
     hosts, cluster = start(tmp_path)
     with hosts:

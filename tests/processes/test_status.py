@@ -1,4 +1,4 @@
-"""A real job is looked at while it runs, and its tapes are as if nobody had looked."""
+"""A real job is observed while it runs, and its tapes are the same as without observers."""
 
 import json
 import signal
@@ -19,7 +19,7 @@ def looked_at(job):
 
 
 def test_a_running_job_is_looked_at(job, tools, tmp_path):
-    """Status and news come while it runs, models are scored beside it, and it replays the same."""
+    """Observers get its status and news and score its models; it replays identically."""
     running = job.start("--processes", "--set=job.steps=100000", "--set=task.step_s=0.05")
     address = looked_at(job)
     observe = ["observe", address, "--json", "--evaluate", str(job.run_folder / "job.toml")]
