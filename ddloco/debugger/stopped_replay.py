@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import trio
+from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from clocks import actor_of
@@ -50,7 +51,7 @@ class StoppedReplay:
         actor = runners[incarnation].actor
         self.machine = actor.machine
         told = getattr(actor.machine, "status", None)
-        self.status: dict[str, Any] = told(actor.at) if told is not None else {}
+        self.status: dict[str, Any] = to_builtins(told(actor.at)) if told is not None else {}
 
     def arrays(self, actor: str = "") -> list[str]:
         """Return the handles of an actor's arrays, by name or incarnation; by default, of the actor

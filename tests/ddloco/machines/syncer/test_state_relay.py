@@ -9,6 +9,7 @@ from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, RELAY, Relay
 from ddloco.protocol.effects import EncodePiece
 from ddloco.protocol.events import PieceEncoded
 from ddloco.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
+from ddloco.protocol.status import RecoveringMember
 from transport import BULK, CONTROL, CancelTimer, Drop, Send, SetTimer
 
 P = 2
@@ -65,7 +66,7 @@ def test_who_comes_back_is_told_where_its_data_goes_on_and_whose_state_to_take(d
     assert desk.relay.waits(A2)
     assert [] == desk.come(2.0)
     (waiting,) = desk.relay.waiting(3.0)
-    assert {"learner": A2, "donor": B1, "since_s": 2.0, "until_s": 8.0} == waiting
+    assert RecoveringMember(learner=A2, donor=B1, since_s=2.0, until_s=8.0) == waiting
 
 
 def test_before_everything_was_merged_once_globals_are_as_good():
