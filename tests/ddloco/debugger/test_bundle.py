@@ -103,6 +103,7 @@ def test_nothing_is_unpacked_that_does_not_belong(entries, tmp_path):
 @pytest.mark.parametrize(
     "data",
     [b"", b"no archive", gzip.compress(b"no tar"), gzip.compress(bytes(1024))[:-9]],
+    ids=["empty", "other", "compressed", "half"],  # Compressed bytes name the time.
 )
 def test_what_is_no_bundle_is_said_in_one_line(data, tmp_path, capsys):
     """Empty, another file, half of one."""
