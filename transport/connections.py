@@ -57,7 +57,8 @@ need the others, and a flood of connections must be detected before the last one
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _EVENT = struct.Struct("=hi")
-"""What a socket monitor says: an event, and its value."""
+"""What a socket monitor says: an event, and its value. pyzmq's own function for it imports asyncio,
+which every command that asks a syncer would wait for."""
 
 _RECEIVED = struct.Struct("=Q")
 _RECEIVED_AT = 128

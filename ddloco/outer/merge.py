@@ -232,7 +232,7 @@ def _admit(
     for c in ordered:
         if not (isfinite(c.weight) and c.weight >= 0):
             refused.append((c.name, f"weight is {c.weight}"))
-        elif c.buffer.size < needed:
+        elif not _is_bytes(c.buffer) or c.buffer.size < needed:
             refused.append((c.name, f"{c.buffer.size} of {needed} bytes"))
         else:
             admitted.append(c)
@@ -379,6 +379,10 @@ def _view(contribution: Contribution, segment: Segment, block: slice) -> NDArray
     first = segment.offset + (block.start - segment.start) * itemsize
     last = segment.offset + (block.stop - segment.start) * itemsize
     return contribution.buffer[first:last].view(_VIEWS[segment.dtype])
+
+
+def _is_bytes(buffer: NDArray[Any] | Pieces) -> bool:
+    return isinstance(buffer, Pieces) or (buffer.dtype == np.uint8 and buffer.ndim == 1)
 
 
 def _itemsize(segment: Segment) -> int:

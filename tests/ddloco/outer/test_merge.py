@@ -261,6 +261,7 @@ def test_unreadable_contributions_are_refused():
         Contribution("short", 1.0, good[:100]),
         Contribution("nan", float("nan"), good),
         Contribution("minus", -1.0, good),
+        Contribution("table", 1.0, good.reshape(1, -1)),
         Contribution("good", 2.0, good),
     ]
     rates = {"lr": 1.0, "momentum_factor": 0.0}
@@ -273,6 +274,7 @@ def test_unreadable_contributions_are_refused():
         ("minus", "weight is -1.0"),
         ("nan", "weight is nan"),
         ("short", f"100 of {needed} bytes"),
+        ("table", f"{good.size} of {needed} bytes"),
     )
     assert result.refused == said
     with pytest.raises(ValueError, match="two contributions are named 'good'"):
