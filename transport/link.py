@@ -104,6 +104,11 @@ class Links:
         """The peers whose link is up, sorted by name as bytes."""
         return sorted((link.peer for link in self._links.values() if link.up), key=str.encode)
 
+    @property
+    def listening(self) -> bool:
+        """Whether this actor accepts links that its peers dial."""
+        return self._agreement is not None
+
     def incarnation(self, peer: str) -> str:
         """The incarnation at the other end of a link; empty if there is no link."""
         link = self._links.get(peer)

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 import trio
 
-from clocks import TimeSource
+from clocks import TimeSource, actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Finish, Observe, Work
 from ddloco.actors.events import (
@@ -159,6 +159,9 @@ class Driver:
         self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
+        self._early: dict[tuple[str, Lane], Arrived] = {}
+        """The newest Hello of each actor and lane that arrived before this actor listens. Admitted
+        at once, it would have no effect, and its sender would repeat it only a second later."""
         self._finish: Finish | None = None
         self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
 
@@ -348,6 +351,9 @@ class Driver:
             raise
         for effect in effects:
             self._perform(at, effect)
+        if self._early and self.actor.links.listening:
+            self._urgent.extend(self._early.values())
+            self._early.clear()
 
     # Effects.
 
@@ -426,17 +432,25 @@ class Driver:
                 await self._inbox.send(LaneBroken(peer, lane, f"refused: {error}"))
             return
         if message is not None:
-            if type(message.header.body) is Hello and not self._may_greet(message.header.sender):
-                self._count_refusal(peer, "it sends Hello too often")
+            arrived = Arrived(peer, lane, message)
+            if type(message.header.body) is Hello and not self._admits_hello(arrived):
                 return
-            await self._inbox.send(Arrived(peer, lane, message))
+            await self._inbox.send(arrived)
         nbytes = self._arrivals.progress(self._time.now(), peer, lane)
         if nbytes is not None and self.actor.links.knows(peer):
             with contextlib.suppress(trio.WouldBlock):  # The inbox is full; more bytes follow.
                 self._inbox.send_nowait(BytesArrived(peer, lane, nbytes))
 
-    def _may_greet(self, sender: str) -> bool:
-        return self._guard.may_greet(self._time.now(), sender)
+    def _admits_hello(self, arrived: Arrived) -> bool:
+        """Whether a Hello may be admitted now; one that is too early is kept for later."""
+        sender = arrived.message.header.sender
+        if not self._guard.may_greet(self._time.now(), sender):
+            self._count_refusal(arrived.peer, "it sends Hello too often")
+            return False
+        if self.actor.links.listening:
+            return True
+        self._early[actor_of(sender), arrived.lane] = arrived
+        return False
 
     def _assembler(self, peer: str) -> Assembler[Any]:
         check = partial(self._guard.check, peer)

@@ -72,6 +72,9 @@ class TrioTime:
 class FakeExecutor:
     """Work that takes its time and leaves small arrays; deterministic, and fails where told."""
 
+    make_s = 0.0
+    """Seconds that the initial parameters take."""
+
     def __init__(self, plan, arrays, step_s):
         self._plan, self._arrays, self._step_s = plan, arrays, step_s
 
@@ -87,6 +90,7 @@ class FakeExecutor:
             case Recover():
                 return Recovered(work.work, ())
             case MakeParameters():
+                await trio.sleep(self.make_s)
                 for p in work.fragments:
                     self._arrays.put(f"theta/{p}/0", np.zeros(1, np.float32))
                     self._arrays.put(f"wire/{p}/0", self.payload(p, 0.0))
@@ -470,6 +474,22 @@ async def test_what_breaks_a_limit_is_refused(office, autojump_clock, change, fi
     assert list(range(1, 21)) == sorted(line["t"] for line in job.says("merge"))
     events = [event for _, event, _ in job.decisions[SYNCER]]
     assert 1 == sum(isinstance(event, LaneBroken) for event in events)
+
+
+async def test_learners_join_as_soon_as_the_syncer_listens(office, autojump_clock, monkeypatch):
+    """Hellos that arrive while the parameters are made are admitted when the syncer listens, the
+    newest of each learner and lane, so no learner waits for its next dial."""
+    monkeypatch.setattr(FakeExecutor, "make_s", 0.7)  # Dials follow at 0, 0.5 and 1.5 s.
+    job = office()
+    await job.run()
+    admitted = [
+        (at, event.session)
+        for at, event, _ in job.decisions[SYNCER]
+        if isinstance(getattr(event, "body", None), Hello)
+    ]
+    assert [(pytest.approx(0.7, abs=0.01), 2)] * 2 * len(LANES) == admitted
+    assert [0.7, 0.7] == [pytest.approx(line["at"], abs=0.01) for line in job.says("joined")]
+    assert {"done"} == {finish.status for finish in job.finishes.values()}
 
 
 async def test_hellos_without_end_end_nothing(office, autojump_clock):
