@@ -2,8 +2,8 @@
 
 An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. With ``task_loss``, ``task_state``, ``schedules`` and ``parameters`` it is the
-only module that imports jax; it is run as
+give the same bytes. With ``first_step``, ``task_loss``, ``task_state``, ``schedules`` and
+``parameters`` it is the only module that imports jax; it is run as
 ``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
 """
 
@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +43,7 @@ from ddloco.workers.compilation_cache import (
 )
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
+from ddloco.workers.first_step import Named, SavedTree, difference, digests
 from ddloco.workers.parameters import shapes_and_names
 from ddloco.workers.schedules import GLOBAL_STEP, with_schedule
 from ddloco.workers.task import TaskError, load_task
@@ -244,16 +246,17 @@ class Trainer:
             counts = schedule_counts(self._opt_state) if self._spoilt else self._counts
             fresh = self._optimizer.init(self._params)
             self._opt_state = with_counts(fresh, counts, self._drawn - 1)
+        once: dict[Named, bytes] = {}
         if first:
             self._batches.check(before, digest, batch_digest)
-            self._rehearse(batch, place)
+            once = self._run_twice(batch, place)
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
         tokens = self._tokens(batch)
         self._batches.draw_ahead()  # While the device computes the step: its loss comes later.
         if first:
-            self._compare(loss)
+            self._check_same(once, self._digests(self._params, self._state, loss))
         self._spoilt = not bool(np.isfinite(loss))
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
@@ -305,16 +308,19 @@ class Trainer:
             )
         self._take_in(self._read_in(request.source))
         batch, number = self._draw()
-        first = self._gradient is None
-        if first:
+        once: dict[Named, bytes] | None = None
+        if self._gradient is None:
             self._gradient = jax.jit(value_and_gradient(self._loss))
+            once = self._gradient_digests(self._gradient(self._params, None, batch, number)[1])
         (loss, (_, metrics)), gradient = self._gradient(self._params, None, batch, number)
-        if first:
-            again = self._gradient(self._params, None, batch, number)[1]
-            self._same("gradient", gradient, again)
+        if once is not None:
+            self._check_same(once, self._gradient_digests(gradient))
         self._copy_out(jax.tree.leaves(gradient), request.out)
         numbers = float(loss), self._tokens(batch), batch_digest(batch)
         return rpc.Trained(*numbers, metrics=said(metrics))
+
+    def _gradient_digests(self, gradient: Any) -> dict[Named, bytes]:
+        return digests(_named("gradient", self._names, jax.tree.leaves(gradient)))
 
     def _update_with(self, request: rpc.Update) -> rpc.Ready:
         if self._opt_state is None:
@@ -334,33 +340,37 @@ class Trainer:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
-    def _rehearse(self, batch: Any, place: tuple[Any, Any]) -> None:
-        """Run the first step once on copies; a step with another result could not be replayed."""
-        copies = jax.tree.map(jnp.copy, (self._params, self._opt_state, self._state))
-        self._rehearsal = self._update(*copies, batch, place)
+    def _run_twice(self, batch: Any, place: tuple[Any, Any]) -> dict[Named, bytes]:
+        """Run the first step and return its digests; the state is then as it was before."""
+        before = self._params, self._opt_state, self._state
+        saved = SavedTree(before)
+        params, _, state, loss, _ = self._update(*before, batch, place)
+        found = self._digests(params, state, loss)
+        del params, state, _
+        self._params, self._opt_state, self._state = saved.restore()
+        return found
 
-    def _compare(self, loss: Any) -> None:
-        params, _, state, rehearsed, _ = self._rehearsal
-        del self._rehearsal
-        self._same("loss", [rehearsed], [loss], ["loss"])
-        self._same("parameters", params, self._params)
-        merged = self._layout.merged_of
-        self._same("state", merged(state), merged(self._state), self._layout.names)
-        local = self._layout.local_of
-        names = ["a whole number or key"] * len(self._layout.local)
-        self._same("state", local(state), local(self._state), names)
+    def _digests(self, params: Any, state: Any, loss: Any) -> dict[Named, bytes]:
+        """The digests of what a step gives, by what it is and its name."""
+        merged, local = self._layout.merged_of(state), self._layout.local_of(state)
+        parameters = self._names[: self._tree.num_leaves]
+        return digests(
+            [
+                (("loss", "loss"), loss),
+                *_named("parameters", parameters, jax.tree.leaves(params)),
+                *_named("state", self._layout.names, merged),
+                *_named("state", [f"whole number or key {i}" for i in range(len(local))], local),
+            ]
+        )
 
-    def _same(self, what: str, before: Any, after: Any, names: list[str] | None = None) -> None:
+    def _check_same(self, before: dict[Named, bytes], after: dict[Named, bytes]) -> None:
         """Refuse a task whose first step gives two results; names the first tensor that differs."""
-        pairs = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
-        said = self._names[: self._tree.num_leaves] if names is None else names
-        for name, (one, other) in zip(said, pairs, strict=True):
-            if np.asarray(one).tobytes() != np.asarray(other).tobytes():
-                raise TaskError(
-                    f"task {self._name}: differs between two runs of the same step, in {name} "
-                    f"({what}); "
-                    "such a run could not be replayed"
-                )
+        found = difference(before, after)
+        if found:
+            raise TaskError(
+                f"task {self._name}: differs between two runs of the same step, in {found}; "
+                "such a run could not be replayed"
+            )
 
     def _train_together(self, shards: tuple[int, ...], steps: int) -> rpc.Trained:
         """Data-parallel training in one process: the baseline, on the learners' own batches."""
@@ -466,6 +476,10 @@ class Trainer:
         for index, leaf in enumerate(plan.fragments[fragment]):
             end = plan.tensor_offset(fragment, index) + leaf.nbytes - begin
             out[end : aligned(end)] = 0
+
+
+def _named(what: str, names: Sequence[str], arrays: Sequence[Any]) -> list[tuple[Named, Any]]:
+    return [((what, name), array) for name, array in zip(names, arrays, strict=True)]
 
 
 def inner_optimizer(inner: Inner) -> optax.GradientTransformation:

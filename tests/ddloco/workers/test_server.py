@@ -1,5 +1,7 @@
 """The JAX worker, asked in this process: a whole state given to another goes on to the bit."""
 
+import gc
+
 import jax
 import optax
 import pytest
@@ -85,6 +87,27 @@ def test_a_copy_of_a_fragment_is_its_part_of_all_parameters(arena):
         out.data[:] = 255
         assert rpc.Ready() == desk.ask(rpc.CopyFragments(((p, span_of(out)),)))
         assert whole[start:stop] == out.data.tobytes()
+
+
+def test_the_first_step_needs_no_second_state_on_the_device(arena, monkeypatch):
+    """It runs twice, and each time the device holds the state once: a state that takes more than
+    half of the memory of a GPU can be trained."""
+    desk = Desk(arena, optimizer="adamw")
+    desk.begin()
+    held, update = [], desk.trainer._update
+
+    def counted(params, opt_state, state, batch, place):
+        own = {id(leaf) for leaf in jax.tree.leaves((params, opt_state, state, batch))}
+        held.append(sum(each.nbytes for each in jax.live_arrays() if id(each) not in own))
+        return update(params, opt_state, state, batch, place)
+
+    monkeypatch.setattr(desk.trainer, "_update", counted)
+    gc.collect()
+    elsewhere = sum(each.nbytes for each in jax.live_arrays())
+    elsewhere -= sum(leaf.nbytes for leaf in jax.tree.leaves(desk.trainer._params))
+    desk.train()
+    assert 2 == len(held)
+    assert all(beside - elsewhere <= 64 for beside in held), (held, elsewhere)
 
 
 def test_without_the_moments_it_would_not(arena):
