@@ -58,6 +58,7 @@ class Size:
         states: bytes of a learner's state for each byte of parameters.
         copies: bytes of its memory for each byte of parameters.
         steps: before the first snapshot that counts.
+        snapshots: that count.
     """
 
     megabytes: float
@@ -67,6 +68,7 @@ class Size:
     states: int = 3
     copies: int = 13
     steps: int = 20
+    snapshots: int = SNAPSHOTS
 
     @property
     def names(self) -> list[str]:
@@ -81,7 +83,7 @@ class Size:
         if need > free:
             return f"it needs about {need / 1e9:.0f} GB of memory, {free / 1e9:.0f} are free"
         copies = (self.states + 1) * self.learners + 2
-        need = self.megabytes * 1e6 * copies * (SNAPSHOTS + 3)
+        need = self.megabytes * 1e6 * copies * (self.snapshots + 3)
         free = shutil.disk_usage(tempfile.gettempdir()).free
         if need > free:
             return f"it needs about {need / 1e9:.0f} GB of disk, {free / 1e9:.0f} are free"
@@ -106,9 +108,19 @@ QUICK = Size(1.0)
 SIZES = (
     Size(10.0),
     Size(100.0, step_s=0.5),
-    Size(1000.0, step_s=4.0, learners=1, optimizer="sgd", states=2, copies=11, steps=6),
+    Size(
+        1000.0,
+        step_s=4.0,
+        learners=1,
+        optimizer="sgd",
+        states=2,
+        copies=11,
+        steps=6,
+        snapshots=3,
+    ),
 )
-"""The last one as much as 24 GB of memory hold: one learner, one moment."""
+"""The last one as much as 24 GB of memory hold: one learner, one moment; and fewer snapshots,
+because each takes half a minute."""
 
 
 def measure(quick: bool) -> dict[str, Any]:
@@ -119,7 +131,7 @@ def measure(quick: bool) -> dict[str, Any]:
         if lacks:
             figures[f"{size.megabytes:.0f}"] = f"not run: {lacks}"
             continue
-        figures[f"{size.megabytes:.0f}"] = told = one_job(size, 2 if quick else SNAPSHOTS)
+        figures[f"{size.megabytes:.0f}"] = told = one_job(size, 2 if quick else size.snapshots)
         say(f"{size.megabytes:.0f} MB: {told}")
     return figures
 
