@@ -59,7 +59,12 @@ from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
 from ddloco.workers.layout import Layouts
 from ddloco.workers.merge_kernel import merge_kernel
-from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError
+from ddloco.workers.process import (
+    WorkerDiedError,
+    WorkerProcess,
+    WorkerRequestError,
+    fitting,
+)
 from ddloco.workers.snapshot_work import CaptureWork
 from ddloco.workers.state_transfer import StateWork
 from snapshot import save_tensors
@@ -257,16 +262,21 @@ class WorkExecutor:
                 region.data[:] = data
                 borrowed.append(region)
             spans.append((each.fragment, rpc.span_of(region)))
-        copied = self._copy_fragments(work)
+        copies = self._copies_of(work)
         out = self._arena.allocate(self.plan.total_bytes) if work.out else None
         place = work.skip, work.cursor, work.t
         span = rpc.span_of(out) if out is not None else None
-        request = rpc.Train(work.step, tuple(spans), span, *place)
-        answer = self._process.expect(request, rpc.Trained)
+        train = rpc.Train(work.step, tuple(spans), span, *place)
+        places = tuple((p, rpc.span_of(copy.region)) for p, copy in copies)
+        before = [rpc.CopyFragments(places)] if copies else []
+        *copied, answer = self._process.ask(*before, train)
 
         async def finish() -> StepFinished:
-            await copied
-            trained = await answer
+            for each in copied:
+                fitting(await each, rpc.Ready)
+            for _, copy in copies:
+                copy.written.set()
+            trained = fitting(await answer, rpc.Trained)
             for region in borrowed:
                 self._arena.free(region)
             if out is not None:
@@ -275,26 +285,15 @@ class WorkExecutor:
 
         return finish()
 
-    def _copy_fragments(self, work: RunStep) -> Awaitable[None]:
-        """Have the worker copy fragments before the step; requested before this returns."""
-        copies: list[HostCopy] = []
-        spans: list[tuple[int, rpc.Span]] = []
+    def _copies_of(self, work: RunStep) -> list[tuple[int, HostCopy]]:
+        """Allocate the host copies of fragments that the worker makes before a step."""
+        copies: list[tuple[int, HostCopy]] = []
         for each in work.copies:
             start, stop = self.plan.fragment_slice(each.fragment)
             copy = HostCopy(self._arena.allocate(stop - start), start, trio.Event())
             self._arrays.put(each.handle, copy)
-            copies.append(copy)
-            spans.append((each.fragment, rpc.span_of(copy.region)))
-        request = rpc.CopyFragments(tuple(spans))
-        answer = self._process.expect(request, rpc.Ready) if copies else None
-
-        async def finish() -> None:
-            if answer is not None:
-                await answer
-            for copy in copies:
-                copy.written.set()
-
-        return finish()
+            copies.append((each.fragment, copy))
+        return copies
 
     async def _differentiate(self, work: Differentiate) -> StepFinished:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()

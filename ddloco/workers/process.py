@@ -8,7 +8,15 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -55,10 +63,6 @@ def fitting(answer: rpc.Answer, answer_type: type[T]) -> T:
     return answer
 
 
-async def _fitting(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> T:
-    return fitting(await coming, answer_type)
-
-
 @dataclass(frozen=True)
 class _Coming(Awaitable[T]):
     """An answer that may be awaited once. Unlike a coroutine, it causes no warning if nobody awaits
@@ -68,6 +72,15 @@ class _Coming(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self.wait().__await__()
+
+
+def fitted(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> Awaitable[T]:
+    """An answer that is to come, if it will have the expected type; see ``fitting``."""
+
+    async def wait() -> T:
+        return fitting(await coming, answer_type)
+
+    return _Coming(wait)
 
 
 @dataclass(eq=False, slots=True)
@@ -103,30 +116,37 @@ class WorkerProcess:
         """The process id."""
         return self._process.pid
 
-    def ask(self, request: rpc.Request) -> Awaitable[rpc.Answer]:
-        """Enqueue a request at once, even if the answer is awaited later; returns the answer.
+    def ask(self, *requests: rpc.Request) -> list[Awaitable[rpc.Answer]]:
+        """Enqueue requests at once, even if answers are awaited later; returns the answer of each.
 
-        It is sent at once, while the event that requested it is still being handled: the worker
+        They are sent at once, while the event that requested it is still being handled: the worker
         computes while reports are written and sent, and goes from one request to the next without
-        waiting for the actor. Only where the socket is full, a request waits for its turn.
+        waiting for the actor. Requests that follow each other are best asked for together: with
+        the first, the kernel may run the worker in place of the actor, before it sends the second.
+        Only where the socket is full, a request waits for its turn.
 
         Raises, when awaited:
             WorkerDiedError: the process ended first.
         """
-        entry = _Request(rpc.framed(request))
+        entries = [_Request(rpc.framed(request)) for request in requests]
         if not any(each.unsent for each in self._line):
-            entry.unsent = self._send_now(entry.unsent)
-        self._line.append(entry)
-        return _Coming(partial(self._answer, entry))
+            self._send_now(entries)
+        self._line += entries
+        return [_Coming(partial(self._answer, entry)) for entry in entries]
 
-    def _send_now(self, message: bytes) -> bytes:
-        """Send what the socket takes without waiting; returns the rest."""
+    def _send_now(self, entries: Sequence[_Request]) -> None:
+        """Send what the socket takes without waiting; the rest stays unsent."""
         try:
-            return message[self._socket.send(message) :]
+            sent = self._socket.send(b"".join(each.unsent for each in entries))
         except BlockingIOError:
-            return message
+            return
         except OSError:
-            return b""  # The process has ended; reading the answer will report it.
+            sent = sum(len(each.unsent) for each in entries)
+            # The process has ended; reading the answer will report it.
+        for each in entries:
+            sent_of_it = min(sent, len(each.unsent))
+            each.unsent = each.unsent[sent_of_it:]
+            sent -= sent_of_it
 
     async def _answer(self, entry: _Request) -> rpc.Answer:
         try:
@@ -154,7 +174,8 @@ class WorkerProcess:
             WorkerRequestError: the worker could not fulfil the request.
             WorkerDiedError: the process ended first.
         """
-        return _Coming(partial(_fitting, self.ask(request), answer_type))
+        (coming,) = self.ask(request)
+        return fitted(coming, answer_type)
 
     async def _read(self) -> bytes:
         """Read one whole message; what follows it belongs to the next answer."""

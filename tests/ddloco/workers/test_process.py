@@ -32,7 +32,7 @@ def received(theirs):
 async def test_requests_are_sent_before_the_former_is_answered(pair):
     """So that the worker goes on at once. Answers that arrive together are told apart."""
     process, theirs = pair
-    coming = [process.ask(each) for each in REQUESTS]
+    coming = [answer for each in REQUESTS for answer in process.ask(each)]
     assert REQUESTS == [received(theirs) for _ in REQUESTS]
     theirs.sendall(b"".join(framed(rpc.Laid(n)) for n in (4, 5, 6)))
     answers = []
@@ -46,11 +46,22 @@ async def test_requests_are_sent_before_the_former_is_answered(pair):
     assert [(0, rpc.Laid(4)), (1, rpc.Laid(5)), (2, rpc.Laid(6))] == answers
 
 
-async def test_a_full_socket_delays_a_request_and_keeps_their_order(pair):
+async def test_requests_may_be_sent_in_one_piece(pair):
+    """Asked for together, they arrive together: the worker need not be woken for each."""
+    process, theirs = pair
+    coming = process.ask(*REQUESTS)
+    assert b"".join(framed(each) for each in REQUESTS) == theirs.recv(65536)
+    theirs.sendall(b"".join(framed(rpc.Laid(n)) for n in (4, 5, 6)))
+    assert [rpc.Laid(4), rpc.Laid(5), rpc.Laid(6)] == [await each for each in coming]
+
+
+@pytest.mark.parametrize("together", [False, True])
+async def test_a_full_socket_delays_a_request_and_keeps_their_order(pair, together):
     """What the socket does not take is sent when the request's turn comes."""
     process, theirs = pair
     large = rpc.Prepare("task", {"text": "x" * 2**22}, Inner(), 1, 0, 1)
-    coming = [process.ask(each) for each in (REQUESTS[0], large, REQUESTS[1])]
+    requests = REQUESTS[0], large, REQUESTS[1]
+    coming = process.ask(*requests) if together else [process.ask(each)[0] for each in requests]
     seen = []
 
     def work():
@@ -67,7 +78,7 @@ async def test_a_full_socket_delays_a_request_and_keeps_their_order(pair):
 async def test_a_worker_that_ends_fails_all_requests(pair):
     """Each of them says how it ended."""
     process, theirs = pair
-    coming = [process.ask(each) for each in REQUESTS]
+    coming = process.ask(*REQUESTS)
     theirs.close()
     for each in coming:
         with pytest.raises(WorkerDiedError, match="exit status 1"):
