@@ -24,7 +24,7 @@ _UNTAUGHT = "\0"
 """The source of an entry before its first update."""
 
 _NOTHING: dict[str, int] = {}
-_NOBODY: dict[str, None] = {}
+_NO_READERS: dict[str, None] = {}
 
 
 class RunningClock:
@@ -134,7 +134,7 @@ class RunningClock:
         """
         if self._newest <= number:
             return {self.me: self.number}
-        taught = self._taught.get(reader, _NOBODY) if reader else _NOBODY
+        taught = self._taught.get(reader, _NO_READERS) if reader else _NO_READERS
         if len(taught) == len(self._names) - 1:
             return {self.me: self.number}
         if len(taught) <= 1:

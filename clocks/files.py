@@ -1,7 +1,7 @@
 """Safe opening of files named by others: only regular files, and never blocking.
 
 This has nothing to do with clocks; it is here because every package reads files and may import this
-one. Opening a FIFO for reading blocks until somebody writes to it, and reading a device may never
+one. Opening a FIFO for reading blocks until a process writes to it, and reading a device may never
 end, so a process that can create files in a folder could block a command for ever.
 """
 

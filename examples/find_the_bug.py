@@ -16,7 +16,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         runs = {
             "the same again": (),
-            "somebody has changed the outer learning rate": ("outer.lr=0.69",),
+            "another outer learning rate": ("outer.lr=0.69",),
             "another order of arrivals": ("scenario.seed=1",),
         }
         first = ddloco.open(simulate(_new(folder, "first"), SCENARIO))

@@ -80,7 +80,7 @@ class Player(Generic[E]):
         try:
             return self._decode(record.event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"event {record.n} is none that this program knows: {error}"
+            problem = f"event {record.n} is unknown to this version: {error}"
             raise TapeError(self.tape.path, 0, problem) from None
 
     def play(

@@ -2,7 +2,7 @@
 
 Most tapes are one file, ``NAME.tape``. One that is bounded by snapshots goes on in another file,
 ``NAME@EVENT.tape``, behind each of its cuts, so that what lies before a cut can be dropped without
-a byte being written anew. Whoever reads sees one tape.
+a byte being written anew. Readers see one tape.
 
 A process that is killed while it begins a file leaves one that ends within its header. The file
 before it is whole then, so the chain is, too, and ends there; so does one whose disk was full at
@@ -57,7 +57,7 @@ def files_of(folder: Path, incarnation: str) -> list[tuple[int, Path]]:
 
 
 def bytes_of(folder: Path, incarnation: str) -> int | None:
-    """How long an incarnation's tape is, in all its files; None where there is none."""
+    """How long an incarnation's tape is, in all its files; None if there is none."""
     sizes: list[int] = []
     for _, path in files_of(folder, incarnation):
         with suppress(FileNotFoundError):  # Dropped just now.
@@ -188,7 +188,7 @@ def _joined(files: list[Tape]) -> Tape:
 
 
 def _forgive(error: UnbegunError, tapes: dict[str, Tape]) -> None:
-    """A file that nothing was written to is none, where all that came before it is there."""
+    """Ignore an empty last file if all files before it are there."""
     name, after = whose(error.path)
     if not after or name not in tapes:
         raise error

@@ -27,8 +27,8 @@ class Receipt:
 
 
 ReceiptOf = Callable[[dict[str, Any]], Receipt | None]
-"""Reads a receipt out of an event as plain data, None for an event that is none; raises ValueError
-for one that cannot be read."""
+"""Reads a receipt out of an event as plain data, None for any other event; raises ValueError if it
+cannot be read."""
 
 
 @dataclass
@@ -131,7 +131,7 @@ def _receipt(each: Tape, record: tape.Event, receipt_of: ReceiptOf) -> Receipt |
             return receipt
     except (ValueError, RecursionError) as error:
         problem = str(error)
-    problem = f"event {record.n} is none that this program knows: {problem}"
+    problem = f"event {record.n} is unknown to this version: {problem}"
     raise TapeError(each.path, 0, problem)
 
 

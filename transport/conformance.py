@@ -4,7 +4,7 @@
 
 `make` returns an async context manager that yields a fresh `Bench`: two endpoints, and an address
 that one can listen on and the other dial. Each check is a plain async function whose docstring
-states the promise that it checks; run them one by one (`for check in CHECKS`) to see which fails.
+states the guarantee that it checks; run them one by one (`for check in CHECKS`) to see which fails.
 
 The simulator's in-memory fabric and the ZeroMQ sockets pass the same suite, so that results from
 simulation hold for real runs. Faults, and peers that break the protocol below this interface, are
@@ -179,15 +179,15 @@ async def check_unknown_route(make: Make) -> None:
     async with make() as bench:
         for endpoint in (bench.listener, bench.dialler):
             with expected(PeerGone):
-                endpoint.send_nowait("nobody/bulk", [b"x"])
+                endpoint.send_nowait("unknown/bulk", [b"x"])
         assert not bench.listener.reaches(LANES[BULK])
         await connect(bench)
         assert bench.dialler.reaches(BULK)
         await wait_until_reached(bench.listener, LANES[BULK])
         for endpoint in (bench.listener, bench.dialler):
-            assert not endpoint.reaches("nobody/bulk")
+            assert not endpoint.reaches("unknown/bulk")
             with expected(PeerGone):
-                endpoint.send_nowait("nobody/bulk", [b"x"])
+                endpoint.send_nowait("unknown/bulk", [b"x"])
             assert endpoint.statistics().sends_refused_gone == 2
 
 
@@ -331,7 +331,7 @@ async def check_closing(make: Make) -> None:
 
 
 async def check_disconnect(make: Make) -> None:
-    """A route that was disconnected reaches nobody, others go on, and it may be dialled again."""
+    """A disconnected route reaches no peer, the others stay, and it may be dialled again."""
     async with make() as bench, trio.open_nursery() as nursery:
         at_listener, at_dialler = Inbox(), Inbox()
         address = await connect(bench)

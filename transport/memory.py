@@ -100,7 +100,7 @@ class _Lane:
 
 @dataclass(slots=True, eq=False)
 class _Dial:
-    """One dial: a lane in each direction, connected while somebody listens on the address."""
+    """One dial: a lane in each direction, connected while an endpoint listens on the address."""
 
     address: str
     there: _Lane
@@ -193,7 +193,7 @@ class MemoryFabric:
         self._attach()
 
     def dial(self, dial: _Dial) -> None:
-        """Add a dial, connected at once if somebody listens."""
+        """Add a dial, connected at once if an endpoint listens."""
         self._dials.append(dial)
         self._attach()
 

@@ -61,7 +61,7 @@ class Pieces:
     """Bytes that lie in one or several arrays (uint8), and are read as if they lay in one.
 
     Args:
-        parts: the arrays in order; nobody changes them any more.
+        parts: the arrays in order; they must not change any more.
     """
 
     __slots__ = ("_parts", "_starts", "size")
@@ -93,7 +93,7 @@ class Payload:
 
     Args:
         tensors: describe the tensors, in order.
-        parts: the bytes (uint8) in order, in one or several arrays, which nobody changes any more.
+        parts: the bytes (uint8) in order, in one or several arrays, which must not change any more.
     """
 
     __slots__ = ("pieces", "tensors")

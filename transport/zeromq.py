@@ -80,7 +80,7 @@ HOLDERS_MAX = 16_384
 """Routes whose connections are remembered, several times the maximum number of connections. Beyond
 that the longest silent one is forgotten, and the next connection that claims its route gets it."""
 
-KNOCK, ANSWER = b"ddloco?", b"ddloco!"
+PROBE, ANSWER = b"ddloco?", b"ddloco!"
 """The probe "are you there" and its answer. Both are handled below `deliver`, are one part long,
 and cannot be confused with a header."""
 
@@ -129,7 +129,7 @@ class _Line:
     written_in: str = ""
     unheard_since: float | None = None
     unheard_bytes: int = 0
-    knocked: bool = False
+    probed: bool = False
     in_vain: int = 0
 
     def said(self, nbytes: int) -> None:
@@ -140,7 +140,7 @@ class _Line:
 
     def heard(self) -> None:
         """Record that something arrived: the peer still associates this line with its sender."""
-        self.unheard_since, self.unheard_bytes, self.knocked, self.in_vain = None, 0, False, 0
+        self.unheard_since, self.unheard_bytes, self.probed, self.in_vain = None, 0, False, 0
 
     def overdue_s(self, deaf_s: float) -> float:
         """How long a reply has been overdue, in seconds; negative while there is time left."""
@@ -251,7 +251,7 @@ class ZmqEndpoint:
         line = _Line(TrioSocket(dealer), route, address=found)
         line.written_in = address if address.startswith(FILE) else ""
         self._dialled[route] = self._added(line)
-        _knock(line)
+        _probe(line)
 
     async def disconnect(self, route: str) -> None:
         """Close the DEALER named `route`; see `Endpoint.disconnect`."""
@@ -381,7 +381,7 @@ class ZmqEndpoint:
                 continue  # Not an address, or one that cannot be dialled from here.
             line.address = found
             line.heard()
-            _knock(line)
+            _probe(line)
 
     async def _mend(self, line: _Line) -> None:
         """Reconnect a line when its listener no longer hears it; see the class."""
@@ -395,12 +395,12 @@ class ZmqEndpoint:
                     line.socket.reconnect(line.address)
                     self._counts["lines_mended"] += 1
                     line.unheard_since, line.unheard_bytes = trio.current_time(), 0
-                    line.in_vain, line.knocked = line.in_vain + 1, False
-                if not line.knocked and overdue_s >= -self._deaf_s / 2:
+                    line.in_vain, line.probed = line.in_vain + 1, False
+                if not line.probed and overdue_s >= -self._deaf_s / 2:
                     # Also over a new connection, so that it takes its identity back at once, and
                     # a line with nothing more to send is not reconnected for ever.
-                    line.knocked = True
-                    line.socket.send_multipart_nowait([KNOCK])
+                    line.probed = True
+                    line.socket.send_multipart_nowait([PROBE])
             except trio.ClosedResourceError:
                 return
             except trio.WouldBlock:
@@ -463,7 +463,7 @@ class ZmqEndpoint:
             self._counts["arrivals_refused_parts"] += 1
         elif max(map(len, frames)) > FRAME_BYTES_MAX:
             self._counts["arrivals_refused_oversize"] += 1
-        elif line.route is None and frames == (KNOCK,):
+        elif line.route is None and frames == (PROBE,):
             # On failure there is no answer: a full or vanished peer probes again.
             with suppress(trio.WouldBlock, zmq.ZMQError, trio.ClosedResourceError):
                 line.socket.send_multipart_nowait([identity, ANSWER])
@@ -508,7 +508,7 @@ class ZmqEndpoint:
         assert self._curve is not None, "there is no gate without keys"
         if signature and signature == self._curve.owner(_peer_of(route)):
             return True
-        reason = f"the key of {signature or 'nobody'} was used for {route}"
+        reason = f"the key of {signature or 'an unknown peer'} was used for {route}"
         self.refusals["arrivals_refused_identity"] = Refusal(reason)
         return False
 
@@ -525,10 +525,10 @@ def _written_in(address: str) -> str:
         return ""
 
 
-def _knock(line: _Line) -> None:
+def _probe(line: _Line) -> None:
     """Send a probe, so that the listener knows of the line before it has messages to send."""
     with suppress(trio.WouldBlock):  # Not connected yet.
-        line.socket.send_multipart_nowait([KNOCK])
+        line.socket.send_multipart_nowait([PROBE])
 
 
 def _is_there(line: _Line, identity: bytes) -> bool:

@@ -58,7 +58,7 @@ class Result(Struct, frozen=True):
     """How a job ended.
 
     Attributes:
-        status: "done"; or "stopped", if somebody asked for its end before.
+        status: "done"; or "stopped", if its end was requested before.
         steps: the global step that was reached.
         merges: how many merges there were.
         held_out_loss: of the final model; None if the task has no ``evaluate``.
@@ -436,7 +436,7 @@ class Handle:
         """What the thread does."""
         try:
             self._future.set_result(self._finished(trio.run(self._main)))
-        except BaseException as error:  # noqa: BLE001, raised by whoever waits
+        except BaseException as error:  # noqa: BLE001, raised where the result is awaited
             self._future.set_exception(first_of(error))
         finally:
             self._begun.set()

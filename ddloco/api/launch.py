@@ -28,7 +28,7 @@ from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import SOURCE, keep_sources
 
 RUNS = Path("runs")
-"""Where run folders are made that nobody has named."""
+"""Where run folders are made if the user names none."""
 
 
 class JobError(RuntimeError):

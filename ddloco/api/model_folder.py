@@ -102,7 +102,7 @@ def write_model_folder(
 
 
 def _check_ours(job: Job | None, folder: Path, source: str) -> None:
-    """Refuse to call a task that nobody here has named."""
+    """Refuse to call a task that the user of this machine has not named."""
     if job is None:
         raise ConfigError(f"{source}: belongs to no run folder here; name its job file with --job")
     if not is_ours(folder, job.as_plain()):
@@ -120,14 +120,14 @@ def _checked(files: Any, where: str) -> dict[str, Any]:
     """The content of each file: text, bytes, or numpy arrays by name.
 
     Raises:
-        TaskError: a file is none of these, or has a name that is no file's.
+        TaskError: a file is not one of these, or has an invalid name.
     """
     if not isinstance(files, Mapping) or not files:
         raise TaskError(f"{where}: returns {type(files).__name__}; want a dict of files by name")
     found: dict[str, Any] = {}
     for name, content in files.items():
         if not isinstance(name, str) or FILE_NAME.fullmatch(name) is None:
-            raise TaskError(f"{where}: {name!r} is no name of a file in the folder")
+            raise TaskError(f"{where}: {name!r} is not a file name")
         if name.endswith(TENSORS):
             found[name] = _arrays(content, f"{where}: {name}")
         elif isinstance(content, str | bytes):

@@ -425,7 +425,7 @@ def round_trip(plan: FragmentPlan, job: Job, step_s: float, gbit: float | None) 
         plan: how the parameters are cut.
         job: the job.
         step_s: seconds of a step.
-        gbit: what the line of a learner carries in Gbit/s; None if nobody has said.
+        gbit: what the line of a learner carries in Gbit/s; None if it is not known.
     """
     up, down = _wire(plan, job.compress.up), _wire(plan, job.compress.down)
     bits = 8 * max(a + b for a, b in zip(up, down, strict=True))

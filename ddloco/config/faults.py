@@ -124,11 +124,11 @@ def schedule(faults: Faults, learners: Sequence[str], *, until_s: float) -> tupl
     drawn = [each for each in faults.fault if each.at_s <= until_s]
     for index, storm in enumerate(faults.storm):
         # Each storm has its own random stream, so storms do not affect each other.
-        drawn += _rage(storm, learners, random.Random(f"{faults.seed}/{index}"), until_s)
+        drawn += _draw(storm, learners, random.Random(f"{faults.seed}/{index}"), until_s)
     return tuple(sorted(drawn, key=lambda each: each.at_s))
 
 
-def _rage(storm: Storm, learners: Sequence[str], rng: random.Random, until_s: float) -> list[Fault]:
+def _draw(storm: Storm, learners: Sequence[str], rng: random.Random, until_s: float) -> list[Fault]:
     drawn: list[Fault] = []
     end = until_s if storm.until_s is None else min(storm.until_s, until_s)
     who = _among(storm, learners)

@@ -41,7 +41,7 @@ def near_key(kind: Any, path: str, key: str) -> str:
 
 
 def choices(kind: Any, path: str) -> tuple[str, ...]:
-    """The allowed values of an enumeration at a path; empty if it is none."""
+    """The allowed values of an enumeration at a path; empty if there is none."""
     found = _bare(_at(kind, path))
     return tuple(map(str, get_args(found))) if get_origin(found) is Literal else ()
 

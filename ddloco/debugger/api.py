@@ -160,7 +160,7 @@ class Run:
             without: one or more learners, by name or incarnation.
 
         Raises:
-            ConfigError: there is no such merge, they are not in it, or nobody else is.
+            ConfigError: there is no such merge, they are not in it, or no other learner is.
             TapeError, WorkerRequestError: the run cannot be replayed.
         """
         names = [without] if isinstance(without, str) else without

@@ -22,7 +22,7 @@ BEFORE_STEPS_MIN = 6
 """With fewer losses there is no band."""
 
 STAYS_STEPS = 3
-"""A break lasts for at least so many steps, so that one hard batch is none."""
+"""A break lasts for at least so many steps, so that one hard batch does not count."""
 
 SPREADS = 6.0
 """How many spreads (scaled median absolute deviations) above the median a loss leaves its band."""
@@ -97,7 +97,7 @@ class LossFindings(Struct, frozen=True):
     doubted: tuple[tuple[str, int], ...] = ()
     """Learners by how many of their contributions stand out, most first."""
     suspect: str = ""
-    """The learner that the evidence points to; empty if it points to nobody."""
+    """The learner that the evidence points to; empty if it points to none."""
     because: str = ""
     """Why, in words."""
 
@@ -162,7 +162,7 @@ def analyse_losses(run: RecordedRun) -> LossFindings:
 def _suspect(
     run: RecordedRun, breaks: Sequence[Break], outliers: Sequence[Outlier]
 ) -> tuple[str, str]:
-    """Return the learner that the evidence points to, and why; empty texts for nobody.
+    """Return the learner that the evidence points to, and why; empty texts if it points to none.
 
     A contribution that stands out and that the first break knew of may have caused it. Without one,
     the learner whose loss broke first was at fault itself: by its data or its arithmetic.

@@ -61,7 +61,7 @@ class Members(Struct, frozen=True):
         """Return it in words."""
         taken = ", ".join(f"{name} {weight:.3f}" for name, weight in self.weights.items())
         refused = "".join(f"; refused {name}: {why}" for name, why in self.refused.items())
-        return f"{taken or 'nobody'}{refused}"
+        return f"{taken or 'no contribution'}{refused}"
 
 
 class MergeWithout(Struct, frozen=True):
@@ -111,8 +111,8 @@ def merge_without(
         options: of ``replay_until``: ``task``, ``trust``, ``warn``, ``progress``.
 
     Raises:
-        ConfigError: there is no such merge, they are not in it, nobody else is, or the replay parts
-            from the tapes before it.
+        ConfigError: there is no such merge, they are not in it, no other learner is, or the
+            replay parts from the tapes before it.
         TapeError, WorkerRequestError: see ``replay_until``.
     """
     merge = run.merge(t)

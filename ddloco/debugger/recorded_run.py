@@ -196,7 +196,7 @@ class RecordedRun:
     def merges(self) -> Iterator[Merge]:
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
 
-        They are computed once, as far as anybody has asked for them.
+        They are computed once, as far as a caller has read them.
 
         Raises:
             TapeError, Divergence: see ``MergeHistory.merges``.
@@ -308,7 +308,7 @@ class RecordedRun:
         try:
             return self._decode(record.event)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            problem = f"event {record.n} is none that this program knows: {error}"
+            problem = f"event {record.n} is unknown to this version: {error}"
             raise TapeError(found.path, 0, problem) from None
 
     def _begun(self, each: Tape) -> tuple[Actor, int]:

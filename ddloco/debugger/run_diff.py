@@ -257,7 +257,7 @@ def _then_in_tensor(key: Key, mine: AlignedRun, theirs: AlignedRun, run: Recorde
 
 
 def _names(names: tuple[str, ...]) -> str:
-    return ", ".join(names) or "nobody"
+    return ", ".join(names) or "none"
 
 
 def _versions(pairs: tuple[tuple[int, int], ...]) -> str:

@@ -26,7 +26,7 @@ def phrase(event: Any) -> str:
                 f"batch {event.batch.hex()[:8]}"
             )
         case FragmentMerged():
-            took = ", ".join(event.accepted) or "nobody"
+            took = ", ".join(event.accepted) or "no contribution"
             refused = "".join(f"; refused {who}: {why}" for who, why in event.refused)
             return f"a merge finished: took {took}{refused}"
         case FragmentEncoded():

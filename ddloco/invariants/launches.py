@@ -33,7 +33,7 @@ PULLED = "unmerged-pulled"
 ROUNDING_S = 1e-6
 PULL = "pull/"
 
-WAITS_FOR_NOBODY = (TimerFired, LaneBroken, StopRequested)
+HANDLED_FIRST = (TimerFired, LaneBroken, StopRequested)
 """Events that the driver handles before anything that arrives from outside."""
 
 
@@ -120,7 +120,7 @@ class Launches(InvariantCheck[Stage, Role]):
             if t not in self._under_way:
                 self._launched(stage, role, t, fragment, peers)
         self._waits(stage, role, event)
-        if isinstance(event, WAITS_FOR_NOBODY):
+        if isinstance(event, HANDLED_FIRST):
             return
         for t, at in self._deadlines.items():
             self._late[t] = self._late[t] + 1 if role.at > at + ROUNDING_S else 0
@@ -242,7 +242,7 @@ class Launches(InvariantCheck[Stage, Role]):
         self.hold(alarmed, GRACE, f"sync {waiting.t} is due at {due}, the timer at {self._alarm}")
         if at <= due + ROUNDING_S:
             self._overdue = 0
-        elif not isinstance(event, WAITS_FOR_NOBODY):
+        elif not isinstance(event, HANDLED_FIRST):
             self._overdue += 1
         punctual = self._overdue <= self._late_max
         self.hold(punctual, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")

@@ -101,7 +101,7 @@ class Observer:
                     told, _ = await self._next()
             nursery.cancel_scope.cancel()
         if not isinstance(told, Told):
-            raise UnansweredError(self._problem(told, self._nobody()))
+            raise UnansweredError(self._problem(told, self._no_answer()))
         return {"address": self._address, **told.status}
 
     async def follow(self, take: Take, *, payloads: bool, stop: bool = False) -> News:
@@ -120,7 +120,7 @@ class Observer:
             nursery.start_soon(self._beat, payloads)
             if stop:
                 self._ask(Ask("stop", taken=self._taken))
-            patience_s, problem = self._timeout_s, self._nobody()
+            patience_s, problem = self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and said.event == "ended"):
                 said = payload = None
                 with trio.move_on_after(patience_s):
@@ -147,7 +147,7 @@ class Observer:
             nursery.start_soon(self._beat, False)
             self._ask(Ask("follow", taken=self._taken))
             self._ask(Ask("snapshot", taken=self._taken))
-            begins_by, problem = trio.current_time() + self._timeout_s, self._nobody()
+            begins_by, problem = trio.current_time() + self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and _settles(said, name)):
                 said = None
                 # Other news and statuses do not prove that the snapshot was begun: a busy driver
@@ -212,7 +212,7 @@ class Observer:
     def _silent(self) -> str:
         return f"{self._address}: no answer for {SILENCE_S_MAX:.0f} s"
 
-    def _nobody(self) -> str:
+    def _no_answer(self) -> str:
         keys = ", with these keys?" if self._keyed else "? (a job with keys needs --keys)"
         return f"no answer from {self._address}: is a syncer listening there{keys}"
 
@@ -251,7 +251,7 @@ async def open_observer(
         try:
             yield Observer(endpoint, address, timeout_s, keyed=keys is not None)
         except UnansweredError:
-            endpoint.hurry(0.0)  # Nobody is there who could be sent the rest.
+            endpoint.hurry(0.0)  # There is no syncer that could be sent the rest.
             raise
         finally:
             await endpoint.aclose()

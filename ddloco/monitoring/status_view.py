@@ -73,7 +73,7 @@ COLUMNS_MAX = 4
 
 
 ROWS_MAX = 64
-"""Learners in a table. A table of a thousand takes a second to draw, and nobody reads it."""
+"""Learners in a table. A table of a thousand takes a second to draw, and is too long to read."""
 
 
 def first_to_look_at(members: Sequence[MemberStatus]) -> Sequence[MemberStatus]:
@@ -138,7 +138,7 @@ NAMES_MAX = 8
 
 def _names(names: list[str] | tuple[str, ...]) -> str:
     more = f" and {len(names) - NAMES_MAX} more" if len(names) > NAMES_MAX else ""
-    return ", ".join(names[:NAMES_MAX]) + more if names else "nobody"
+    return ", ".join(names[:NAMES_MAX]) + more if names else "none"
 
 
 def _until(until_s: float | None) -> str:

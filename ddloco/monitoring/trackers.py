@@ -128,7 +128,7 @@ def open_trackers(said: Sequence[str], name: str, job: Job) -> list[Sink]:
     """Open every tracker that is named, for one run of a job.
 
     Raises:
-        ConfigError: one of them is none, or cannot be used; those before it are closed again.
+        ConfigError: one is unknown or cannot be used; those before it are closed again.
     """
     settings = {"job": job.id, "task": job.job.task, "learners": job.job.learners}
     opened: list[Sink] = []

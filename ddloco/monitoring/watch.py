@@ -177,7 +177,7 @@ def _status_from(plain: dict[str, Any]) -> Status:
     """Convert a syncer's answer to a status.
 
     Raises:
-        UnansweredError: it is none.
+        UnansweredError: it is not an address.
     """
     try:
         return status_from(plain)

@@ -44,7 +44,7 @@ class Refusals:
     def tell(self) -> bool:
         """Log each count that has grown, with the newest reason; returns whether there was one.
 
-        Nobody is refused before the actor runs: until then handshakes wait.
+        No peer is refused before the actor runs: until then handshakes wait.
         """
         driver, grown = self._hosted.driver, False
         if driver is None:

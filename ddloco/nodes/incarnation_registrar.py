@@ -244,7 +244,7 @@ class Registrar:
         if isinstance(want, Known):
             return self._heard_of_shard(route, name, want)
         if name not in self._names:
-            refused = f"{name[:64]} is nobody of this job"
+            refused = f"{name[:64]} is no actor of this job"
         elif want.version != VERSION:
             refused = f"numbers are given in version {VERSION} here, not {want.version}"
         elif want.job != self._job.id:

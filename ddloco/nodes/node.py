@@ -128,7 +128,7 @@ class Hosted(HostedActor):
         return self._with_advice(self._failure(error))
 
     def _with_advice(self, finish: Finish) -> Finish:
-        """A finish with advice for users, if it is none in good order; tapes have it without."""
+        """Add advice for users to a finish that is a failure; tapes have it without."""
         reason = finish.reason
         if finish.status not in ("bad-input", "failed"):
             return finish

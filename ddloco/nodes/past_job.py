@@ -33,7 +33,7 @@ def past_end(job: Job, folder: Path, name: str) -> str:
             return ""
         found = FragmentFolder(folder / KEPT / name, former.id).find()
     except (ConfigError, FragmentStoreError):
-        return ""  # Whoever needs these files says what is wrong with them.
+        return ""  # The code that needs these files reports what is wrong with them.
     newest = max((each.kept.version for each in found), default=0)
     if newest < job.job.last_step:
         return ""

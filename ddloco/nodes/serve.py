@@ -173,7 +173,7 @@ def _checked_shard(job: Job, name: str, connect: str | None) -> tuple[str, str |
         names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
         raise ConfigError(f"--name {name}: this job has {names}")
     if (name == lead) != (connect is None):
-        said = f"{lead} leads, and dials nobody" if connect else f"missing; {name} dials {lead}"
+        said = f"{lead} leads, and dials no actor" if connect else f"missing; {name} dials {lead}"
         raise ConfigError(f"--connect: {said}")
     return name, connect
 
@@ -198,8 +198,8 @@ async def serve_learner(
 
     Raises:
         SnapshotError: the snapshot to go on from cannot be used.
-        ConfigError: the job has no such learner or another number of syncers, an address is none,
-            or its keys cannot be used.
+        ConfigError: the job has no such learner or another number of syncers, an address is
+            invalid, or its keys cannot be used.
     """
     for address in connect:
         check_dial("--connect", address)
@@ -248,7 +248,7 @@ async def _number(
 
     Raises:
         SnapshotError: the snapshot cannot be used.
-        ConfigError: the address is none.
+        ConfigError: the address is invalid.
     """
     context, leader, address = lead
     here = newest_on_tape(folder / TAPES, name)
@@ -457,7 +457,7 @@ def check_bind(job: Job, bind: str) -> None:
         return
     if not is_loopback(bind):
         raise ConfigError(
-            f"--bind {bind}: whoever reaches this address could take part; make keys with "
+            f"--bind {bind}: any process that reaches this address could take part; make keys with "
             "`ddloco keys DIR` and name them with --keys DIR or transport.keys, or set "
             "transport.insecure = true if the network is yours alone"
         )

@@ -262,7 +262,7 @@ class Proxy:
             syncer = await trio.open_tcp_stream(self._host, self._port)
             await self._connect(learner, syncer)
         except OSError:
-            make_abortive(learner)  # Nobody listens, and so it shall look.
+            make_abortive(learner)  # As a port on which no process listens.
         finally:
             self._accepted -= 1
 

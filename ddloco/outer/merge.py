@@ -5,7 +5,7 @@ Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer op
 The result is a pure function of the values. Contributions are sorted by name as UTF-8 bytes, so
 their order of arrival does not matter. A block's arithmetic is that of `block_kernel`, and the sums
 of blocks are added in float64. Blocks are counted from the start of each tensor, so neither its
-neighbours nor the number of threads in `map_chunks` can change its bits.
+adjacent tensors nor the number of threads in `map_chunks` can change its bits.
 
 Speed: memory is the bound. Pass one reads Theta and the M contributions (norms, and the check for
 NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,

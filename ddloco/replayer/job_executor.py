@@ -151,7 +151,7 @@ class JobExecutor:
         for kept in event.kept:
             found = self.history.at(kept.fragment, kept.version)
             if found is None:
-                # Its inputs were missing, or the tape of whoever merged it.
+                # Its inputs were missing, or the tape of the syncer that merged it.
                 self.report.unverified += 1
                 version = f"version {kept.version} of fragment {kept.fragment}"
                 self.report.gaps.append(

@@ -64,7 +64,7 @@ def replay_of_job(
 
     Raises:
         TapeError: a tape cannot be read.
-        ConfigError: the recorded job is none that this version can run.
+        ConfigError: this version cannot run the recorded job.
         SnapshotError: the snapshot is not there, not intact, or of another version.
     """
     tapes = open_recording(folder, salvage=salvage)

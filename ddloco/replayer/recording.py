@@ -40,7 +40,7 @@ def open_recording(
 
     Raises:
         TapeError: one cannot be read, or is of another job, or of another version's semantics.
-        ConfigError: the recorded job, or the folder's own, is none that this version can run.
+        ConfigError: this version cannot run the recorded job, or the folder's own.
     """
     tapes = open_tapes(path, salvage=salvage, wanted=wanted)
     folder = run_folder_of(path)
@@ -68,13 +68,13 @@ def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> 
         trust: whether the user confirms it.
 
     Raises:
-        ConfigError: somebody else recorded the run.
+        ConfigError: another user recorded the run.
         NamedError: ``task`` is no name of a function.
     """
     if task:
         parted("--task", task)
         return
-    # A simulated task calls no code of anybody's.
+    # A simulated task calls no user code.
     if not trust and not all(is_simulated(each.header) for each in tapes):
         check_trust(run_folder_of(path), tapes[0].header.job)
 
@@ -83,7 +83,7 @@ def job_of(tape: Tape) -> Job:
     """The job that a tape's header names.
 
     Raises:
-        ConfigError: it is none that this version can run.
+        ConfigError: this version cannot run it.
     """
     return job_from(tape.header.job, f"{tape.path} (header)")
 

@@ -95,15 +95,15 @@ class Replay:
         self._ended = {each.incarnation: trio.Event() for each in self.tapes}
 
     def _is_past(self, each: Tape) -> bool:
-        """Whether a tape is left out, for whoever left it was not in the snapshot."""
+        """Whether a tape is left out because its actor was not in the snapshot."""
         start_point, name = self.start_point, each.incarnation
         if start_point is None or not start_point.is_past(name):
             return False
         if start_point.heard(name) < each.events and each.closed is None:
             notes, snapshot = self.report.notes, start_point.snapshot
             if start_point.is_former(name):
-                # What it did at its end nobody in the snapshot had heard of; should anybody hear
-                # of it later, that is a gap by itself.
+                # No actor in the snapshot knew of its last events. If one learns of them later,
+                # the comparison reports that as a gap.
                 notes.append(f"{name}: had come back before {snapshot}, so not played")
             elif not cut_of(start_point.parts).goes_on(each):
                 notes.append(f"{name}: had ended before {snapshot}, so not played")

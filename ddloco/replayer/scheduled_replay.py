@@ -89,7 +89,7 @@ class ScheduledRun:
         progress: called with the number of events so far.
         without: learners whose contributions are left out of merges.
         since: the first global step whose merge is changed; before it the schedule's own outer
-            settings hold, and nobody is left out.
+            settings hold, and no learner is left out.
 
     Attributes:
         job: the job of the new run.

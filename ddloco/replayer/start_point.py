@@ -26,8 +26,8 @@ class Cut:
         return part.number < after if part is not None else not self._is_past(name)
 
     def goes_on(self, each: Tape) -> bool:
-        """Whether a tape goes on behind it, though its actor was not in it: on such a tape somebody
-        behind the cut was heard of. Without that, all of it may have happened before the cut."""
+        """Whether a tape goes on after the cut although its actor has no part in it. Such a tape
+        knows of an event after the cut; without one, all of it may have happened before."""
         if each.incarnation in self.parts or not self._is_past(each.incarnation):
             return False
         if self._is_former(each.incarnation):
@@ -36,7 +36,7 @@ class Cut:
         return any(known.get(who, 0) > part.number for who, part in self.parts.items())
 
     def whole(self, tapes: Sequence[Tape]) -> bool:
-        """Whether nobody's tape is missing, and nobody who goes on was left out."""
+        """Whether every part has a tape, and every actor that goes on after the cut has a part."""
         there = {each.incarnation for each in tapes}
         return set(self.parts) <= there and not any(self.goes_on(each) for each in tapes)
 
@@ -105,17 +105,17 @@ def choose_start_point(
 def _of_these(
     start_point: StartPoint[S], tapes: Sequence[Tape], place: str | Path
 ) -> StartPoint[S]:
-    problem = stranger(start_point.parts, tapes)
+    problem = why_foreign(start_point.parts, tapes)
     if problem is not None:
         where = f"{place}: {start_point.snapshot}"
         raise SnapshotError(f"{where} is of another run than these tapes: {problem}")
     return start_point
 
 
-def stranger(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
-    """Why a snapshot is not one of the run that left these tapes; None where it may be. Whoever is
-    in it was, at that event, where the tape says: two runs of one job have the same names, and
-    never the same clocks."""
+def why_foreign(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
+    """Why a snapshot is not of the run that recorded these tapes; None if it may be. Each actor in
+    it must have had, at its event, the clock that its tape says: two runs of one job have the same
+    names, and never the same clocks."""
     by_name = {part.who: part for part in parts}
     seen = False
     for each in tapes:
@@ -132,7 +132,7 @@ def stranger(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
             if known.get(name, 0) != count:
                 there = f"{part.who} had heard of {name}:{count} at its event {part.number}"
                 return f"{there}, its tape says {name}:{known.get(name, 0)}"
-    return None if seen else "nobody in it has a tape here"
+    return None if seen else "no actor in it has a tape here"
 
 
 def clock_at(each: Tape, number: int) -> dict[str, int]:
@@ -170,7 +170,7 @@ def _newest(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -
             tapes[0].header.job_id
         ):
             continue
-        if stranger(manifest.parts, tapes) is not None:
+        if why_foreign(manifest.parts, tapes) is not None:
             continue
         try:
             start_point = read(place, manifest.id)
@@ -196,8 +196,8 @@ def _first(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) ->
 
 
 def anchors(tapes: Sequence[Tape], place: str | Path) -> list[Manifest]:
-    """The snapshots that all these tapes can begin with, the first that should be tried first:
-    those that nobody who went on is missing from, then the older ones."""
+    """The snapshots that all these tapes can begin with, in the order in which to try them: those
+    that have every actor that went on come first, and the oldest of them before the others."""
     job_id = tapes[0].header.job_id
     listed = (each.manifest for each in Store(place).snapshots())
     found = [each for each in listed if each is not None and each.facts.get("job") == job_id]

@@ -219,7 +219,7 @@ class Driver:
         peers = [peer for peer in self.actor.links.peers() if peer not in missing]
         routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
         with trio.move_on_after(CONNECT_S):
-            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, nobody tells
+            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, libzmq has no event
                 await trio.sleep(CONNECT_S / 1000)
 
     def _go_on(self, before: Sequence[int], behind: Sequence[Arrived | Event]) -> None:
@@ -374,7 +374,7 @@ class Driver:
                 self._finish = effect
                 self._observers.news("ended", at, self._ref, {"status": status, "reason": reason})
             case _:
-                assert isinstance(effect, Work), f"nobody performs {effect}"
+                assert isinstance(effect, Work), f"no code performs {effect}"
                 self._nursery.start_soon(self._work, self._executor.do(effect))
 
     @property

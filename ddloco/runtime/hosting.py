@@ -74,7 +74,7 @@ class HostedActor(ABC):
 
     Args:
         incarnation: the actor's incarnation.
-        endpoint: carries its messages; whoever runs the actor closes it.
+        endpoint: carries its messages; the code that runs the actor closes it.
         notes: what is logged about it; by default an empty one.
 
     Attributes:

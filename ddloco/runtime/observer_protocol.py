@@ -150,7 +150,7 @@ class Reader:
 
     def _assembled(self) -> "FragmentReader":
         if self._fragments is None:
-            # Those who only ask for a status need no arrays.
+            # Observers that only ask for a status need no arrays.
             from ddloco.runtime.observer_fragments import FragmentReader  # noqa: PLC0415
 
             self._fragments = FragmentReader()

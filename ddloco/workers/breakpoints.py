@@ -1,7 +1,7 @@
 """What ``breakpoint()`` does in a task: a debugger in ``ddloco replay --pdb``, a line elsewhere.
 
 A worker is a process of its own. In a replay with ``--pdb`` it has the terminal of the command, and
-one worker at a time is at its prompt; the others wait. In a live run nobody can wait for a prompt:
+one worker at a time is at its prompt; the others wait. A live run does not wait at a prompt:
 the job goes on, and says once for each place where it would have stopped.
 """
 
@@ -69,7 +69,7 @@ def _caller() -> FrameType:
     for _ in range(2):  # This function, and the hook that asks.
         assert frame is not None, "CPython has frames"
         frame = frame.f_back
-    assert frame is not None, "somebody calls a hook"
+    assert frame is not None, "a hook has a caller"
     return frame
 
 
@@ -143,7 +143,7 @@ class _Debugger(pdb.Pdb):
         return True
 
     def do_EOF(self, arg: str) -> bool:  # noqa: N802, as the debugger names it
-        """As ``quit``: nobody is there to answer."""
+        """As ``quit``: the terminal is closed."""
         return self.do_quit(arg)
 
     do_q = do_quit

@@ -14,7 +14,7 @@ The bits are the same on every CPU of one architecture and with any number of th
 an elementwise operation, a maximum, or a sum in a fixed order, and none calls BLAS. A block with
 NaN or Inf decodes to values that are not finite, so that the merge refuses it.
 
-Speed: all arrays of a chunk fit into the second-level cache. Neighbouring codes are packed as one
+Speed: all arrays of a chunk fit into the second-level cache. Adjacent codes are packed as one
 wider integer, and unpacked by a table with an entry for each byte.
 """
 

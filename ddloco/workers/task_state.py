@@ -64,7 +64,7 @@ class StateLayout:
 
 
 def _key_type(leaf: Any) -> Callable[[Any], Any] | None:
-    """What makes a random key of its numbers; None for a leaf that is none."""
+    """A function from a random key's numbers to the key; None for a leaf that is not a key."""
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return None
     found: list[Any] = []

@@ -217,7 +217,7 @@ def test_an_event_that_this_program_does_not_know_is_a_tape_error(tmp_path, body
     recorder.event(1, 0.0, {}, msgspec.Raw(body))
     recorder.close(1, "x")
 
-    with pytest.raises(TapeError, match="event 1 is none that this program knows"):
+    with pytest.raises(TapeError, match="event 1 is unknown to this version"):
         list(Player(Tape(path), Said, Counter()).moments())
 
 

@@ -42,7 +42,7 @@ from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.recording import job_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import cut_of, stranger
+from ddloco.replayer.start_point import cut_of, why_foreign
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Start, StartPoint
@@ -351,7 +351,7 @@ def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapsho
         each
         for each in world.snapshots.committed.values()
         if not any(cut_of(each.parts).short(tape) for tape in tapes)
-        and stranger(each.parts, tapes) is None
+        and why_foreign(each.parts, tapes) is None
         and syncers <= {actor_of(part.who) for part in each.parts}
         and any(tape.events > part.number for tape in tapes for part in each.parts
                 if part.who == tape.incarnation)

@@ -30,7 +30,7 @@ def ready(identity):
 
 def connected(address, identity=b"rude.1/bulk"):
     """A plain TCP connection that has shaken hands."""
-    raw = knocked(address)
+    raw = raw_connection(address)
     raw.sendall(GREETING + ready(identity))
     told = b""
     while b"READY" not in told:
@@ -40,7 +40,7 @@ def connected(address, identity=b"rude.1/bulk"):
     return raw
 
 
-def knocked(address):
+def raw_connection(address):
     """A plain TCP connection that says nothing."""
     host, port = address.removeprefix("tcp://").split(":")
     return socket.create_connection((host, int(port)), timeout=20)
@@ -188,7 +188,7 @@ async def test_idle_connections_leave_room(context, listener, monkeypatch):
     monkeypatch.setattr(connections, "limit", 20)
     async with aclosing(await good_peer(context, address)) as good:
         await until(lambda: len(listening.heard) == 1)
-        idle = [knocked(address) for _ in range(60)]
+        idle = [raw_connection(address) for _ in range(60)]
         await until(lambda: listening.cut >= 40)
         good.send_nowait("hub/bulk", [b"still"])
         await until(lambda: ("good.1/bulk", 1) in listening.heard)

@@ -7,7 +7,7 @@ import zmq
 
 from transport.conformance import Inbox, send_patiently
 from transport.endpoint import LaneFull
-from transport.zeromq import KNOCK, ZmqEndpoint, open_context
+from transport.zeromq import PROBE, ZmqEndpoint, open_context
 
 ROUTE, IDENTITY = "syncer/control", "learner-0.1/control"
 DEAF_S = 0.4
@@ -100,7 +100,7 @@ async def test_whoever_was_robbed_of_its_identity_is_heard_again():
 
 
 async def test_a_line_that_nobody_needs_to_answer_is_left_alone():
-    """Whoever speaks and is not spoken to keeps its connection: the listener answers a knock, below
+    """A peer that sends and is sent nothing keeps its connection: the listener answers probes below
     everything else; nothing is lost, and nothing else arrives on either side."""
     async with one_line() as (_, listener, owner, heard, told):
         for number in range(30):
@@ -113,7 +113,7 @@ async def test_a_line_that_nobody_needs_to_answer_is_left_alone():
     assert not told.messages
 
 
-async def test_a_line_that_says_nothing_is_not_even_knocked_at():
+async def test_a_line_that_sends_nothing_sends_no_probe():
     """After its one message was answered an idle line sends nothing by itself, and stays."""
     async with one_line() as (_, listener, owner, _, told):
         await send_patiently(listener, IDENTITY, [b"yes"])
@@ -145,14 +145,14 @@ async def test_a_listener_that_is_away_is_dialled_ever_more_seldom():
             tasks.cancel_scope.cancel()
 
 
-async def test_a_knock_at_an_endpoint_that_was_closed_meanwhile_is_not_answered():
-    """Its socket may be closed between taking the knock off it and answering."""
+async def test_a_probe_of_an_endpoint_that_was_closed_meanwhile_is_not_answered():
+    """Its socket may be closed between receiving the probe and answering."""
     async with open_context() as context:
         listener = ZmqEndpoint(context, linger_s=0.0, handover=True)
         await listener.listen("tcp://127.0.0.1:*")
         line = listener._listening
         await listener.aclose()
-        assert listener._admitted(line, [IDENTITY.encode(), KNOCK]) is None
+        assert listener._admitted(line, [IDENTITY.encode(), PROBE]) is None
 
 
 async def test_what_is_large_may_take_its_time():

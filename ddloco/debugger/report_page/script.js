@@ -1047,7 +1047,7 @@
   const matrices = (runs) => {
     for (const run of runs) {
       const m = run.matrix, thin = m.columns.length < m.of
-        ? ` ${m.columns.length} of ${m.of} merges are shown: of neighbours the one with most `
+        ? ` ${m.columns.length} of ${m.of} merges are shown: of adjacent merges the one with most `
         + "refusals and absences." : "";
       if (!m.columns.length) {
         make("h2", page, "Merges and learners");

@@ -432,7 +432,7 @@ class Syncer:
 
     @property
     def _under_way(self) -> Rounds:
-        assert self.rounds is not None, "whoever is heard was listened to, after the start"
+        assert self.rounds is not None, "no message is handled before the start"
         return self.rounds
 
     # Shutdown.
@@ -446,7 +446,7 @@ class Syncer:
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")
-        # The shards of a job that was done have left, and nobody starts them again.
+        # The shards of a job that was done have left, and are not started again.
         known = self._was_done and not shards.complete and status == "done"
         left_out = self._left_out() if status == "done" and not known else ""
         if left_out:

@@ -134,7 +134,7 @@ def lines(setting: Setting) -> Iterator[str]:
     """The text below the table."""
     yield "Simulated layer by layer; each number is the smallest of a grid of 50 that is enough. A"
     yield "Decoupled learner never waits: its share is what the link sustains of its schedule (B)."
-    yield "(A) counts time that several fragments share once for each, and can promise too much."
+    yield "(A) counts time that several fragments share once for each, and can be too low."
     for method in ("decoupled", "decoupled-4bit"):
         yield f"{LABELS[method]}: {_in_time(setting, method)}"
     yield ""

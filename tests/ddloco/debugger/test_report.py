@@ -173,7 +173,7 @@ def test_long_runs_are_thinned_and_the_page_is_told(folder, monkeypatch):
                 assert part.steps.count <= part.steps.size * len(part.steps.end)
     assert all(len(curve.loss) <= 22 < curve.of for curve in shown.curves)
     absent = [row[i].state == 3 for row in shown.matrix.cells for i in range(9)]
-    assert any(absent), "of neighbours the merge with most absences is shown"
+    assert any(absent), "of adjacent merges the one with most absences is shown"
 
 
 def thin(monkeypatch, blocks, finer):

@@ -180,7 +180,7 @@ def test_a_doctored_event_is_found(tapes, tmp_path):
         return record
 
     doctor(tapes / "learner-0.1.tape", target, change)
-    with pytest.raises(ValueError, match="event 5 is none that this program knows"):
+    with pytest.raises(ValueError, match="event 5 is unknown to this version"):
         Audit(open_tapes(tmp_path)).run()
 
 

@@ -154,7 +154,7 @@ def test_an_event_that_is_none(run, said, event):
     for words in (("replay", run), ("tape", "verify", run)):
         code, lines = said(*words)
         assert (code, len(lines)) == (2, 1)
-        assert "event 5 is none that this program knows" in lines[0]
+        assert "event 5 is unknown to this version" in lines[0]
 
 
 def test_without_the_syncers_tape_nothing_is_held(run, said, capsys):

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 import pytest
 
 from ddloco.replayer import start_point
-from ddloco.replayer.start_point import anchors, choose_start_point, cut_of, final_clock, stranger
+from ddloco.replayer.start_point import (
+    anchors,
+    choose_start_point,
+    cut_of,
+    final_clock,
+    why_foreign,
+)
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
 from ddloco.runtime.snapshot_sink import StoreSink
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
@@ -147,7 +153,7 @@ def test_who_was_left_out_and_goes_on():
 @pytest.fixture
 def of_these(monkeypatch):
     """Clocks are not compared: these tapes have none."""
-    monkeypatch.setattr(start_point, "stranger", lambda _parts, _tapes: None)
+    monkeypatch.setattr(start_point, "why_foreign", lambda _parts, _tapes: None)
 
 
 @dataclass
@@ -216,18 +222,18 @@ def test_what_is_asked_for_must_do(run):
 
 
 def test_a_snapshot_of_another_run_is_refused(tmp_path):
-    """Whoever is in it had heard of other events, or of more than its tape has; or nobody is here.
+    """An actor in it knew of other events or of more than its tape has, or none of them has a tape.
     A tape whose end was lost may be too short."""
     run = Run(tmp_path)
     run.record(A, 16, heard={3: {S: 5}})
     tapes = open_tapes(run.folder)
     part = lambda who, number, **clock: Part(who, number, {who: number, **clock}, (), {})  # noqa: E731
 
-    assert stranger((part(A, 4, **{S: 5}),), tapes) is None
-    assert stranger((part(A, 2), part(B, 9)), tapes) is None
-    assert stranger((part(A, 40, **{S: 30}),), tapes) is None
-    assert f"{A} had heard of {S}:6" in stranger((part(A, 4, **{S: 6}),), tapes)
-    assert f"its tape says {B}:0" in stranger((part(A, 4, **{S: 5, B: 1}),), tapes)
-    assert "nobody in it" in stranger((part(B, 4),), tapes)
+    assert why_foreign((part(A, 4, **{S: 5}),), tapes) is None
+    assert why_foreign((part(A, 2), part(B, 9)), tapes) is None
+    assert why_foreign((part(A, 40, **{S: 30}),), tapes) is None
+    assert f"{A} had heard of {S}:6" in why_foreign((part(A, 4, **{S: 6}),), tapes)
+    assert f"its tape says {B}:0" in why_foreign((part(A, 4, **{S: 5, B: 1}),), tapes)
+    assert "no actor in it" in why_foreign((part(B, 4),), tapes)
     tapes[0].closed = "done"
-    assert "whose tape ends with 16" in stranger((part(A, 40),), tapes)
+    assert "whose tape ends with 16" in why_foreign((part(A, 40),), tapes)
