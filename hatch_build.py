@@ -1,7 +1,7 @@
 """Puts the wheel together: all packages inside ``ddloco``, so that it claims no other name.
 
 ``clocks``, ``transport``, ``snapshot`` and ``replay`` are packages of their own in the source tree,
-so that their imports can be checked, and common words in everybody's ``site-packages``. In the
+so that their imports can be checked, and common words in the user's ``site-packages``. In the
 wheel they are parts of ``ddloco._packages``, and every import of them names them there. Nothing
 else of the source changes, no line moves, and an editable install has the tree as it is.
 

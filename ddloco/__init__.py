@@ -61,7 +61,7 @@ so that they cannot be taken for others."""
 
 
 def _hidden() -> str:
-    """Return which foreign package is imported in place of ours, in words; empty if none is."""
+    """Name a foreign package that is imported in place of one of ours; empty if none is."""
     here = Path(__file__).resolve().parent
     if (here / "_packages").is_dir():
         return ""

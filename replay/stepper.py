@@ -48,7 +48,7 @@ class Stepper(Generic[A]):
         actor: the actor as it was after event ``after``.
         freeze: writes an actor as bytes.
         thaw: reads such bytes.
-        after: the event behind which to begin; by default, where the tape does.
+        after: the event after which to begin; by default, where the tape does.
 
     Attributes:
         actor: the actor as it was after event ``number``.

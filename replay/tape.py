@@ -75,7 +75,7 @@ class Header(Record, frozen=True):
 
     ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
     device, threads, flags), ``semantics`` the behaviours that later versions may switch off for
-    old tapes, ``facts`` what only people read. A tape that goes on from a snapshot begins behind
+    old tapes, ``facts`` what only people read. A tape that continues from a snapshot begins after
     event ``after``, where the actor's clock was ``clock``; so does file ``part`` of a chain, of
     which 0 is the first, and may have been dropped.
     """
@@ -209,7 +209,7 @@ def header_problem(header: Header) -> str | None:
 
 
 class Mark(NamedTuple):
-    """A place at which a tape can be entered: behind event ``number``, at ``byte``, where the chain
+    """A place at which a tape can be entered: after event ``number``, at ``byte``, where the chain
     of checks stood at ``chain``."""
 
     number: int
@@ -280,7 +280,7 @@ class Tape:
         return self
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
-        """Read the records of every event behind event ``after``, checked as they are read.
+        """Read the records of every event after event ``after``, checked as they are read.
 
         A tape that was read before is entered at the nearest of the places that were noted then.
 

@@ -1,8 +1,8 @@
 """A chain: the files of one incarnation, each of which begins where the one before it ends.
 
 Most tapes are one file, ``NAME.tape``. One that is bounded by snapshots goes on in another file,
-``NAME@EVENT.tape``, behind each of its cuts, so that what lies before a cut can be dropped without
-a byte being written anew. Readers see one tape.
+``NAME@EVENT.tape``, after each of its cuts, so that what lies before a cut can be dropped without
+a byte being written anew. A reader sees one tape.
 
 A process that is killed while it begins a file leaves one that ends within its header. The file
 before it is whole then, so the chain is, too, and ends there; so does one whose disk was full at
@@ -28,28 +28,28 @@ from replay.tape import (
     UnbegunError,
 )
 
-BEHIND = "@"
-"""Stands in a file's name before the event that it begins behind; in no actor's name."""
+EVENT_SEPARATOR = "@"
+"""Stands in a file's name before the event that it begins after; in no actor's name."""
 
 
 def follow(writer: TapeWriter, after: int, clock: dict[str, int]) -> TapeWriter:
-    """The next file of a chain, behind event ``after``, where the actor's clock was ``clock``.
+    """The next file of a chain, after event ``after``, where the actor's clock was ``clock``.
 
     Raises:
         TapeError: it cannot be made; the old file is as it was.
     """
     old = writer.header
     header = msgspec.structs.replace(old, after=after, clock=clock, part=old.part + 1)
-    path = writer.path.with_name(f"{old.incarnation}{BEHIND}{after}{SUFFIX}")
+    path = writer.path.with_name(f"{old.incarnation}{EVENT_SEPARATOR}{after}{SUFFIX}")
     return TapeWriter(path, header)
 
 
 def files_of(folder: Path, incarnation: str) -> list[tuple[int, Path]]:
-    """The files of an incarnation in order, each with the event that it begins behind; that is 0
-    for the first one, whatever it goes on from."""
+    """The files of an incarnation in order, each with the event that it begins after; that is 0
+    for the first one, whatever it continues from."""
     first = folder / f"{incarnation}{SUFFIX}"
     found = [(0, first)] if first.exists() else []
-    for path in folder.glob(f"{incarnation}{BEHIND}*{SUFFIX}"):
+    for path in folder.glob(f"{incarnation}{EVENT_SEPARATOR}*{SUFFIX}"):
         who, after = whose(path)
         if who == incarnation and after:
             found.append((after, path))
@@ -66,10 +66,10 @@ def bytes_of(folder: Path, incarnation: str) -> int | None:
 
 
 def whose(path: Path) -> tuple[str, int]:
-    """Which incarnation a file's name speaks of, and behind which event it begins; 0 for a first
+    """Which incarnation a file's name speaks of, and after which event it begins; 0 for a first
     one, or where it does not say."""
-    name, behind, number = path.name.removesuffix(SUFFIX).rpartition(BEHIND)
-    if not behind:
+    name, separator, number = path.name.removesuffix(SUFFIX).rpartition(EVENT_SEPARATOR)
+    if not separator:
         return number, 0
     return name, int(number) if number.isdecimal() and number.isascii() else 0
 
@@ -90,7 +90,7 @@ class Chain(Tape):
         self.files = tuple(files)
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
-        """Read the records of every event behind event ``after``.
+        """Read the records of every event after event ``after``.
 
         Raises:
             TapeError: a file is damaged, or does not begin where the one before it ends.
@@ -115,14 +115,14 @@ def _check_joint(before: Tape | None, last: int, file: Tape) -> None:
     if before is None:
         return
     if before.truncated_at is not None:
-        problem = f"ends within a record, though {file.path.name} goes on behind it"
+        problem = f"ends within a record, though {file.path.name} goes on after it"
         raise TapeError(before.path, before.truncated_at, problem)
     after = file.header.after
     if after > last:
         problem = f"events {last + 1} to {after} are missing: {before.path.name} ends before them"
         raise TapeError(file.path, 16, problem)
     if after < last:
-        problem = f"begins behind event {after}, but {before.path.name} ends after {last}"
+        problem = f"begins after event {after}, but {before.path.name} ends after {last}"
         raise TapeError(file.path, 16, problem)
 
 
@@ -173,7 +173,7 @@ def _named(path: Path, *, salvage: bool) -> Tape:
     if name != opened.incarnation:
         raise TapeError(path, 16, f"a tape of {opened.incarnation}; its file is named for {name}")
     if after and after != opened.header.after:
-        said = f"begins behind event {opened.header.after}; its file's name says {after}"
+        said = f"begins after event {opened.header.after}; its file's name says {after}"
         raise TapeError(path, 16, said)
     return opened
 

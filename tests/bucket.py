@@ -26,7 +26,7 @@ Judge = Callable[[str, str], int | None]
 
 
 class Handler(S3Handler):
-    """Asks a judge before each write, and tells of it before whoever wrote hears of it."""
+    """Asks a judge before each write, and reports the write before it is answered."""
 
     bucket: "Bucket"
     disable_nagle_algorithm = True  # Headers and bodies are sent apart, and would wait 40 ms.
@@ -70,7 +70,7 @@ class Handler(S3Handler):
 
 
 class Server(ThreadingHTTPServer):
-    """Minds nothing that becomes of a connection: whoever is killed leaves one half said."""
+    """Ignores errors of connections: a killed process leaves a request half sent."""
 
     daemon_threads = True
     block_on_close = False  # Clients keep their connections open.

@@ -266,7 +266,7 @@ def keyed(step_s: float = 0.0) -> Keyed:
 
 
 class Misnamed(Regression):
-    """Its loss wants something that nobody gives."""
+    """Its loss takes an argument that it never gets."""
 
     def loss(self, params: Any, batch: Any, dropout_rng: Any) -> Any:
         return super().loss(params, batch)

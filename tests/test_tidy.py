@@ -65,7 +65,7 @@ ORDERED_BY = set(
 list tuple iter next enumerate zip map filter reversed dict deque join
 """)
 )
-"""Whoever is called so with a set makes its order matter; sorted, len, any, sum and min do not."""
+"""Calls of these with a set depend on its order; sorted, len, any, sum and min do not."""
 
 
 def source_files(*folders):
@@ -384,7 +384,7 @@ def test_ddloco_holds_folders_only():
 
 @pytest.mark.parametrize("path", source_files("tests"), ids=short)
 def test_every_test_says_its_promise(path):
-    """Each test has a docstring that begins with a sentence, and nobody tests in vain."""
+    """Each test has a docstring that begins with a sentence, and each asserts something."""
     tests = [
         node
         for node in ast.walk(ast.parse(path.read_text()))

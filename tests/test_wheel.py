@@ -167,7 +167,7 @@ def test_the_command_answers(site, tmp_path):
 
 
 def test_the_first_commands_of_the_help_work(site, tmp_path):
-    """Whoever has only the wheel gets the examples, their own changes are left alone, and the job
+    """A user who has only the wheel gets the examples, own changes are left alone, and the job
     file that the help names can be run: it is resolved, and its task is found."""
     run(*DDLOCO, *EXAMPLES, cwd=tmp_path)
     names = {path.name for path in (CHECKOUT / "examples").iterdir() if path.is_file()}

@@ -331,7 +331,7 @@ async def check_closing(make: Make) -> None:
 
 
 async def check_disconnect(make: Make) -> None:
-    """A disconnected route reaches no peer, the others stay, and it may be dialled again."""
+    """A route that was disconnected reaches no peer, others go on, and it may be dialled again."""
     async with make() as bench, trio.open_nursery() as nursery:
         at_listener, at_dialler = Inbox(), Inbox()
         address = await connect(bench)

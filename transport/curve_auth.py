@@ -1,14 +1,15 @@
 """CURVE: authentication by key pairs, and access control for a listening socket.
 
 Each connection is made between two key pairs. The dialler knows the listener's public key before it
-dials, so no other process can impersonate the listener; at each handshake the listener checks the
+dials, so no process can impersonate the listener; at each handshake the listener checks the
 dialler's public key. libzmq asks for that check over ZAP, a protocol with one inproc address per
 context, so one `_ZapHandler` answers for all listening sockets of a context and tells them apart by
 *domain*.
 
-Two defaults of libzmq would admit all peers: without `ZAP_ENFORCE_DOMAIN` a handshake without a ZAP
-handler succeeds, and libzmq does not compare the name that ZAP returns with anything. So the domain
-is enforced, the handler exists before a peer can connect, and `ZmqEndpoint` compares the names.
+Two defaults of libzmq would admit every peer: without `ZAP_ENFORCE_DOMAIN` a handshake without a
+ZAP handler succeeds, and libzmq does not compare the name that ZAP returns with anything. So the
+domain is enforced, the handler exists before a peer can connect, and `ZmqEndpoint` compares the
+names.
 
 The handler sees only unknown keys. Handshakes of peers without CURVE, or with another listener's
 key, fail earlier. A socket monitor counts those (`transport.connections`), without their addresses.

@@ -49,7 +49,7 @@ class Send(Effect, Generic[B], frozen=True):
 
 class Mark(Effect, frozen=True):
     """Send a marker on both lanes to ``peer`` now, ahead of messages that wait for credit: those
-    belong to the sender's recorded state, so they must arrive behind the marker."""
+    belong to the sender's recorded state, so they must arrive after the marker."""
 
     peer: str
     snapshot: str

@@ -146,7 +146,7 @@ class Endpoint(Protocol):
     async def dial(self, address: str, *, route: str, identity: str) -> None:
         """Open a connection to `address`, named `route` on this side and `identity` on the other.
 
-        Returns at once, even if no process listens there yet. Two live dials to one listener must
+        Returns at once, even if no endpoint listens there yet. Two live dials to one listener must
         differ in identity; the listener ignores a second one under the same identity. Raises
         `ValueError` for an invalid or already dialled name, `OSError` for an impossible address.
         """

@@ -129,7 +129,7 @@ class Links:
 
         Only a message that opens a lane of an agreed session, or is the next one on an open lane,
         qualifies. Any other message is checked, answered and counted, but its clock cannot be
-        trusted: it may come from an unknown peer or from another job.
+        trusted: it may come from outside the job or from another job.
         """
         link, body = self._links.get(event.peer), event.body
         if type(body) is Hello:
@@ -387,8 +387,8 @@ class Links:
         """Handle Hello on the listening side.
 
         A session number below the current one or far above it is answered with a Reset that names
-        the number to exceed, for a peer that lost count or whose count another peer has raised. If
-        the Hello was merely late, its sender ignores the Reset as stale.
+        the number to exceed, for a peer that lost count or whose count another process has raised.
+        If the Hello was merely late, its sender ignores the Reset as stale.
         """
         link = self._links.get(event.peer)
         if self._agreement is None or (link is not None and link.dialled is not None):

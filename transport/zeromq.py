@@ -508,7 +508,7 @@ class ZmqEndpoint:
         assert self._curve is not None, "there is no gate without keys"
         if signature and signature == self._curve.owner(_peer_of(route)):
             return True
-        reason = f"the key of {signature or 'an unknown peer'} was used for {route}"
+        reason = f"the key of {signature or 'no actor'} was used for {route}"
         self.refusals["arrivals_refused_identity"] = Refusal(reason)
         return False
 

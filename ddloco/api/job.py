@@ -380,7 +380,7 @@ class Handle:
             raise
 
     def snapshot(self, timeout: float = SNAPSHOT_S) -> str:
-        """Take a snapshot of the job, which goes on meanwhile; returns its path.
+        """Take a snapshot of the job, which continues meanwhile; returns its path.
 
         The path is for ``ddloco.load``, and for ``Job.run(snapshot=...)``.
 
@@ -436,7 +436,7 @@ class Handle:
         """What the thread does."""
         try:
             self._future.set_result(self._finished(trio.run(self._main)))
-        except BaseException as error:  # noqa: BLE001, raised where the result is awaited
+        except BaseException as error:  # noqa: BLE001, raised in the caller that waits
             self._future.set_exception(first_of(error))
         finally:
             self._begun.set()

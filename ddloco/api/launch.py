@@ -28,7 +28,7 @@ from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import SOURCE, keep_sources
 
 RUNS = Path("runs")
-"""Where run folders are made if the user names none."""
+"""Where run folders are made if no folder is given."""
 
 
 class JobError(RuntimeError):
@@ -180,7 +180,7 @@ async def run_job(
     Args:
         cluster: from ``open_job``.
         console: where the progress is shown.
-        beside: what goes on as long as the job does, such as waiting for signals.
+        beside: runs as long as the job does, such as waiting for signals.
         sinks: trackers, from ``open_trackers``; closed at the end.
     """
     done = trio.Event()

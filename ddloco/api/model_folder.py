@@ -102,7 +102,7 @@ def write_model_folder(
 
 
 def _check_ours(job: Job | None, folder: Path, source: str) -> None:
-    """Refuse to call a task that the user of this machine has not named."""
+    """Refuse to call a task that the user has not named."""
     if job is None:
         raise ConfigError(f"{source}: belongs to no run folder here; name its job file with --job")
     if not is_ours(folder, job.as_plain()):

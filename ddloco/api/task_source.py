@@ -147,7 +147,7 @@ class _Collected:
         return "\n\n".join(part for part in parts if part) + "\n"
 
     def define(self, what: Any) -> None:
-        """Add the source of a function or class, behind all that it uses."""
+        """Add the source of a function or class, after all that it uses."""
         self._seen.add(what.__qualname__)
         source, node = self._source_of(what)
         bare = _without_annotations(node)

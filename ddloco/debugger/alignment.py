@@ -212,7 +212,7 @@ def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> lis
 
 
 def _parted_steps(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
-    """Return the inner steps behind a difference of their learner.
+    """Return the inner steps after a difference of their learner.
 
     A small difference of parameters may be rounded away in the loss of a step, and show only in the
     loss of a later one; the parameters differ all the time.

@@ -121,7 +121,7 @@ class Run:
         start: "Position | None" = None,
         actor: str = "",
     ) -> "Position | None":
-        """Return the first event behind ``start`` for which ``predicate`` holds, None if none does.
+        """Return the first event after ``start`` for which ``predicate`` holds, None if none does.
 
         Args:
             predicate: called with each event of one actor, in order.
@@ -160,7 +160,7 @@ class Run:
             without: one or more learners, by name or incarnation.
 
         Raises:
-            ConfigError: there is no such merge, they are not in it, or no other learner is.
+            ConfigError: there is no such merge, they are not in it, or no other contribution is.
             TapeError, WorkerRequestError: the run cannot be replayed.
         """
         names = [without] if isinstance(without, str) else without

@@ -1,6 +1,6 @@
 """A single merge, computed again without some of its contributions: how far its result moves.
 
-The run is replayed up to the merge, so everything before it is as it was recorded. Nothing behind
+The run is replayed up to the merge, so everything before it is as it was recorded. Nothing after
 it is computed; ``ddloco run --schedule RUN --without LEARNER`` does that.
 """
 
@@ -111,7 +111,7 @@ def merge_without(
         options: of ``replay_until``: ``task``, ``trust``, ``warn``, ``progress``.
 
     Raises:
-        ConfigError: there is no such merge, they are not in it, no other learner is, or the
+        ConfigError: there is no such merge, they are not in it, no other contribution is, or the
             replay parts from the tapes before it.
         TapeError, WorkerRequestError: see ``replay_until``.
     """

@@ -37,8 +37,8 @@ class RecordedRun:
     Args:
         path: the run folder, a folder of tapes, or one tape.
         salvage: whether to read damaged tapes up to the damage.
-        wanted: whether an incarnation's tape is needed; by default all are. Where tapes go on from
-            a snapshot, all are opened, since together they tell which.
+        wanted: whether an incarnation's tape is needed; by default all are. Where tapes continue
+            from a snapshot, all are opened, since together they tell which.
 
     Attributes:
         salvage: as given.
@@ -100,7 +100,7 @@ class RecordedRun:
 
         Raises:
             ConfigError: there is no such tape.
-            SnapshotError: the tape goes on from a snapshot that is not there.
+            SnapshotError: the tape continues from a snapshot that is not there.
         """
         found = self.tape_of(incarnation)
         actor, after = self._begun(found)
@@ -196,7 +196,7 @@ class RecordedRun:
     def merges(self) -> Iterator[Merge]:
         """Yield the merges of every syncer, syncer after syncer, in the order of their tapes.
 
-        They are computed once, as far as a caller has read them.
+        They are computed once, as far as they have been asked for.
 
         Raises:
             TapeError, Divergence: see ``MergeHistory.merges``.
@@ -312,21 +312,21 @@ class RecordedRun:
             raise TapeError(found.path, 0, problem) from None
 
     def _begun(self, each: Tape) -> tuple[Actor, int]:
-        """An actor as it was when its tape began, or at the snapshot that its tape goes on from;
-        and the event that this is behind."""
+        """An actor as it was when its tape began, or at the snapshot that its tape continues from;
+        and the number of the last event that is in this state."""
         start_point = self._start_point
         start = start_point.start(each.incarnation) if start_point is not None else None
         if start is None:
             if not each.header.after:
                 return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
-            said = f"begins behind event {each.header.after}, and no snapshot here has that state"
+            said = f"begins after event {each.header.after}, and no snapshot here has that state"
             raise TapeError(each.path, 16, said)
         packages = packages_of(start.actor.machine)
         return thaw(freeze(start.actor, packages), packages, {}), start.part.number
 
     @cached_property
     def _start_point(self) -> StartPoint[Any] | None:
-        """The snapshot that the tapes go on from, if they do."""
+        """The snapshot that the tapes continue from, if they do."""
 
         def read(place: str | Path, snapshot: str) -> StartPoint[Any]:
             return read_job_start_point(place, snapshot, self.job)

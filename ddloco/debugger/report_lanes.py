@@ -293,7 +293,7 @@ def _see_rare(content: TapeContent, at: float, n: int, event: Any, cuts: set[str
         case LeaveRequested():
             note((at, n, "stop", f"asked to leave: {event.reason}"))
         case Restored():
-            note((at, n, "returned", f"goes on from snapshot {event.snapshot}"))
+            note((at, n, "returned", f"continues from snapshot {event.snapshot}"))
         case StateInstalled() if event.sound:
             note((at, n, "returned", "installed the state of another learner"))
         case SnapshotRequested():

@@ -129,7 +129,7 @@ def replay_until(
         number: its number; one more than the tape has stands for the end of the tape.
         look: called once, at the cut.
         task: what is called in place of the task that the tapes name.
-        trust: whether the user allows calling what tapes that another user recorded name.
+        trust: whether the user allows calling what tapes of another user name.
         warn: called with what differs before the replay starts.
         progress: called with the number of events replayed so far.
         turns: see ``replay_of_job``.

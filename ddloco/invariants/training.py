@@ -118,7 +118,9 @@ class Merging(InvariantCheck[Stage, Role]):
         self.hold(not lost, "token-conservation", said_of)
         for share in merge.shares:
             known = share.handle in pending.arrived
-            self.hold(known, "token-conservation", f"merge {merge.t}: {share.handle} was not sent")
+            self.hold(
+                known, "token-conservation", f"merge {merge.t}: no message brought {share.handle}"
+            )
             sender, said, newest = pending.arrived[share.handle]
             alive = number_of(sender) >= newest
             self.hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
@@ -323,12 +325,12 @@ class Causal(InvariantCheck[Stage, Role]):
         for name, count in {**before, **told}.items():
             least = max(count, before.get(name, 0))
             kept = clock[name] >= least or number_of(name) < floors.get(actor_of(name), 0)
-            kept = kept or _replaced(name, clock.others())
+            kept = kept or _displaced(name, clock.others())
             self.hold(kept, "clock-causal", f"{me}:{number} has {name}:{clock[name]}, not {least}")
         self._before[me] = {me: number, **{name: clock[name] for name in clock.others()}}
 
 
-def _replaced(name: str, known: Sequence[str]) -> bool:
+def _displaced(name: str, known: Sequence[str]) -> bool:
     """Whether newer incarnations of the same actor have replaced an entry in a clock."""
     actor, number = actor_of(name), number_of(name)
     newer = [each for each in known if actor_of(each) == actor and number_of(each) > number]

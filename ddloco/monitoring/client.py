@@ -251,7 +251,7 @@ async def open_observer(
         try:
             yield Observer(endpoint, address, timeout_s, keyed=keys is not None)
         except UnansweredError:
-            endpoint.hurry(0.0)  # There is no syncer that could be sent the rest.
+            endpoint.hurry(0.0)  # No peer is left that could be sent the rest.
             raise
         finally:
             await endpoint.aclose()

@@ -15,7 +15,7 @@ COLOURED_MAX = len(COLOURS)
 """More learners than this are drawn in one colour, with one entry in the key."""
 
 DIGITS_MAX = 6
-"""Digits behind the point of a loss; the label would leave the figure with more."""
+"""Digits after the point of a loss; the label would leave the figure with more."""
 
 INK, GRID = "#444444", "#dddddd"
 WIDTH, HEIGHT = 720, 360

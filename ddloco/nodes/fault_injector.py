@@ -104,7 +104,7 @@ def live_schedule(job: Job) -> tuple[Fault, ...]:
         if "crash" in what and SYNCER in who and job.job.method in DATA_PARALLEL:
             raise ConfigError(
                 f"{where}: crash of {SYNCER}: data-parallel training keeps nothing that another "
-                "could go on from; it can be stalled"
+                "could continue from; it can be stalled"
             )
     return faults
 

@@ -1,6 +1,6 @@
 """A shard accepts only incarnations of learners whose numbers the lead has granted.
 
-Only the lead grants numbers. If a shard accepted any number, an unknown peer could claim to be
+Only the lead grants numbers. If a shard accepted any number, any process could claim to be
 ``learner-1.999``, and the shard would then refuse the real learner for ever. So a shard asks the
 lead for the newest numbers, and drops messages of incarnations that were not granted; their senders
 dial again soon. These messages pass below the driver and are on no tape.

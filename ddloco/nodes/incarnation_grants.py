@@ -204,7 +204,7 @@ async def ask_for_number(
         OSError: the address is invalid.
         DeniedError: the lead refuses this actor.
         OverError: the job is done.
-        SilentError: the lead has not answered in time.
+        SilentError: no answer came in time.
     """
     name, lead = names
     route, me = f"{lead}/{LANE}", f"{name}.{1 + secrets.randbelow(10**9)}/{LANE}"
@@ -224,7 +224,7 @@ async def ask_for_number(
         with trio.move_on_after(patience_s):
             asked = 0
             while answer is None:
-                with suppress(LaneFull, PeerGone):  # The lead does not listen yet.
+                with suppress(LaneFull, PeerGone):  # The lead is not there yet.
                     endpoint.send_nowait(route, [encode(want)])
                 with trio.move_on_after(AGAIN_S):
                     answer = await receive.receive()

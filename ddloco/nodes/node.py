@@ -293,12 +293,12 @@ class Hosted(HostedActor):
         log: ActorLog,
     ) -> OpenedActor:
         job = self.job
-        actor, first, behind = await self._begin(executor, arrays, prepared, keep)
+        actor, first, pending = await self._begin(executor, arrays, prepared, keep)
         learns = actor_of(self.incarnation) in job.learner_names()
         return OpenedActor(
             actor,
             first,
-            behind,
+            pending,
             said=Said,
             job_id=job.id,
             names=job.names(),
@@ -408,7 +408,7 @@ def sink_of(
         job: whose.
         place: where.
         run: which of the runs that share the place.
-        began_from: the snapshot of this place that the run went on from.
+        began_from: the snapshot of this place that the run continued from.
         warn: told, in a thread, of what is wrong with older ones.
     """
     facts, table = {"job": job.id, "name": job.job.name}, job.snapshot

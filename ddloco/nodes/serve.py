@@ -197,9 +197,9 @@ async def serve_learner(
     for those that are late.
 
     Raises:
-        SnapshotError: the snapshot to go on from cannot be used.
-        ConfigError: the job has no such learner or another number of syncers, an address is
-            invalid, or its keys cannot be used.
+        SnapshotError: the snapshot to continue from cannot be used.
+        ConfigError: the job has no such learner or another number of syncers, an address is none,
+            or its keys cannot be used.
     """
     for address in connect:
         check_dial("--connect", address)

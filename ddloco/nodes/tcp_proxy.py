@@ -262,7 +262,7 @@ class Proxy:
             syncer = await trio.open_tcp_stream(self._host, self._port)
             await self._connect(learner, syncer)
         except OSError:
-            make_abortive(learner)  # As a port on which no process listens.
+            make_abortive(learner)  # As if no process listened.
         finally:
             self._accepted -= 1
 

@@ -104,18 +104,18 @@ class ProgramActor(HostedActor):
         """Open everything that the actor needs."""
         runner, loaded, start_point = self._runner, self._runner.loaded, self._runner.start_point
         role, arrays = loaded.program.roles[actor_of(self.incarnation)], Arrays()
-        actor, first, behind = Actor(self.incarnation, role.machine()), Begun(self.incarnation), []
+        actor, first, pending = Actor(self.incarnation, role.machine()), Begun(self.incarnation), []
         start = start_point.start(self.incarnation) if start_point is not None else None
         if start is not None and start_point is not None:
             start.lay_out(arrays)
             actor = start.actor
-            first, behind = start_point.first(start, loaded.program.roles, loaded.id)
+            first, pending = start_point.first(start, loaded.program.roles, loaded.id)
         facts = {"job": loaded.id, "name": loaded.name}
         with closing(ActorLog(runner.folder / LOG_FILE, self.incarnation)) as log:
             yield OpenedActor(
                 actor,
                 first,
-                behind,
+                pending,
                 said=loaded.bodies,
                 job_id=loaded.id,
                 names=loaded.program.roles,

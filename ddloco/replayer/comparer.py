@@ -109,8 +109,8 @@ class Comparer:
             self._executor.arrays.put(event.handle, payload)
 
     def _confirm_flight(self, record: tape.Event, event: MessageArrived[Any]) -> Payload | None:
-        """It was sent before the cut and arrived after it: it must have been in flight."""
-        assert self._start is not None, "an actor that began later knows no event before the cut"
+        """It was said before the cut and came after it: it must have been in flight."""
+        assert self._start is not None, "an actor that began later knows no event before that"
         found = {passed(each): each for each in self._start.flight}.get(passed(event))
         if found is None:
             if type(event.body) not in GREETINGS | {Marker}:

@@ -1,7 +1,7 @@
 """How far each tape of a replay may go: to its end, or to a consistent cut.
 
-The limits of a cut are the clock of an event, which is causally closed: no event within it waits
-for one outside of it, so all tapes come to their limits.
+The limits of a cut are the clock of an event, which is causally closed: no event
+within it depends on one outside of it, so all tapes come to their limits.
 """
 
 from collections.abc import Collection, Mapping
@@ -15,7 +15,7 @@ class Gate:
     Args:
         tapes: the incarnations that are replayed.
         limits: the number of the last event of each that may be handled, 0 if it is missing; None
-            lets each tape go to its end.
+            lets all go to the end.
 
     Attributes:
         reached: set when every tape has come to its limit or to its end.

@@ -76,7 +76,7 @@ class Replay:
         self.total = sum(max(each.events - after(each.incarnation), 0) for each in self.tapes)
         if not self.total:
             # Nothing compared is nothing found equal.
-            said = f" behind snapshot {start_point.snapshot}" if start_point is not None else ""
+            said = f" after snapshot {start_point.snapshot}" if start_point is not None else ""
             raise TapeError(tapes[0].path, 0, f"nothing to replay: no tape has an event{said}")
         present = {actor_of(each.incarnation) for each in tapes}
         missing = [name for name in names if name not in present]
@@ -95,17 +95,17 @@ class Replay:
         self._ended = {each.incarnation: trio.Event() for each in self.tapes}
 
     def _is_past(self, each: Tape) -> bool:
-        """Whether a tape is left out because its actor was not in the snapshot."""
+        """Whether a tape is left out, because its actor was not in the snapshot."""
         start_point, name = self.start_point, each.incarnation
         if start_point is None or not start_point.is_past(name):
             return False
         if start_point.heard(name) < each.events and each.closed is None:
             notes, snapshot = self.report.notes, start_point.snapshot
             if start_point.is_former(name):
-                # No actor in the snapshot knew of its last events. If one learns of them later,
-                # the comparison reports that as a gap.
+                # No actor of the snapshot knew its last events. If one learns of them later,
+                # that is reported as a gap.
                 notes.append(f"{name}: had come back before {snapshot}, so not played")
-            elif not cut_of(start_point.parts).goes_on(each):
+            elif not cut_of(start_point.parts).leaves_out(each):
                 notes.append(f"{name}: had ended before {snapshot}, so not played")
             else:
                 gap = f"{name}: not in the snapshot {snapshot}, so not played"
@@ -157,7 +157,7 @@ class Replay:
         self._ended[each.incarnation].set()
 
     def _overlaps(self, former: str, later: str) -> bool:
-        """Whether a former incarnation went on after word of the later one had reached it."""
+        """Whether a former incarnation had events after it learned of the later one."""
         recording = next(each for each in self.tapes if each.incarnation == former)
         events = (each for each in recording.records() if isinstance(each, tape.Event))
         return any(later in each.clock for each in events)

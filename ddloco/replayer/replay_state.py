@@ -73,7 +73,7 @@ class ReplayState:
         self._progress(self.report.events)
 
     def parted(self, found: Divergence) -> None:
-        """Note where a tape and its replay part; nothing behind it is compared."""
+        """Note where a tape and its replay part; nothing after it is compared."""
         self.report.divergences.append(found)
         self._parted.add(found.actor)
 

@@ -114,7 +114,7 @@ class ScheduledRun:
         tapes = open_recording(schedule)
         for each in tapes:
             if each.header.after:
-                said = f"begins behind event {each.header.after}; want tapes from their beginnings"
+                said = f"begins after event {each.header.after}; want tapes from their beginnings"
                 raise ConfigError(f"{each.path}: {said}")
             if WHAT_IF in each.header.facts:
                 said = "its merges were changed themselves; want the run that they were changed of"

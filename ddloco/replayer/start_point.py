@@ -1,4 +1,4 @@
-"""The snapshot that a replay begins with, and whether the tapes that are left can begin there."""
+"""The snapshot that a replay starts from, and whether the tapes that exist can start there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,21 +13,24 @@ from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
 
 @dataclass(frozen=True)
 class Cut:
-    """A snapshot as tapes see it: where it stands on each of them."""
+    """The cut of a snapshot: for each incarnation, the event after which its state was taken."""
 
     parts: Mapping[str, Part]
 
-    def short(self, each: Tape) -> bool:
-        """Whether a tape begins too late for it."""
+    def precedes(self, each: Tape) -> bool:
+        """Whether the cut is before the first event of a tape, so that events between are lost."""
         name, after = each.incarnation, each.header.after
         if not after:
             return False
         part = self.parts.get(name)
         return part.number < after if part is not None else not self._is_past(name)
 
-    def goes_on(self, each: Tape) -> bool:
-        """Whether a tape goes on after the cut although its actor has no part in it. Such a tape
-        knows of an event after the cut; without one, all of it may have happened before."""
+    def leaves_out(self, each: Tape) -> bool:
+        """Whether a tape has events after the cut although its actor is not in the snapshot.
+
+        The tape shows that if its actor knew an event of another actor after the cut. Otherwise all
+        of it may have happened before the cut.
+        """
         if each.incarnation in self.parts or not self._is_past(each.incarnation):
             return False
         if self._is_former(each.incarnation):
@@ -35,10 +38,10 @@ class Cut:
         known = final_clock(each)
         return any(known.get(who, 0) > part.number for who, part in self.parts.items())
 
-    def whole(self, tapes: Sequence[Tape]) -> bool:
-        """Whether every part has a tape, and every actor that goes on after the cut has a part."""
+    def complete(self, tapes: Sequence[Tape]) -> bool:
+        """Whether each actor of the snapshot has a tape, and no tape after the cut is left out."""
         there = {each.incarnation for each in tapes}
-        return set(self.parts) <= there and not any(self.goes_on(each) for each in tapes)
+        return set(self.parts) <= there and not any(self.leaves_out(each) for each in tapes)
 
     def _is_past(self, name: str) -> bool:
         heard = any(part.clock.get(name, 0) for part in self.parts.values())
@@ -51,12 +54,12 @@ class Cut:
 
 
 def cut_of(parts: Sequence[Part]) -> Cut:
-    """Where a snapshot with these parts stands."""
+    """Return the cut of a snapshot with these parts."""
     return Cut({part.who: part for part in parts})
 
 
 def final_clock(each: Tape) -> dict[str, int]:
-    """All that an actor had heard of when its tape ended."""
+    """Return the clock of an actor after the last event of its tape."""
     clock = dict(each.header.clock)
     for record in each.records():
         if isinstance(record, tape.Event):
@@ -75,12 +78,13 @@ def choose_start_point(
 ) -> StartPoint[S] | None:
     """Read the snapshot that a replay of these tapes starts from; None if all tapes are complete.
 
-    That is the snapshot that is asked for. Without one, it is the first that will do where tapes
-    have lost their beginnings, or the one that the run itself continued from.
+    That is the snapshot that is asked for. Without one, it is the snapshot that the run itself
+    continued from or, if tapes have lost their beginnings, the first from which all of them can
+    be replayed.
 
     Raises:
-        SnapshotError: tapes begin behind the one that is asked for; there is none, or it is not
-            intact, or of another version.
+        SnapshotError: tapes begin after the snapshot that is asked for; there is none, or it is
+            damaged, or of another version.
         StorageError: the place cannot be read.
     """
     if snapshot == NEWEST:
@@ -95,7 +99,7 @@ def choose_start_point(
         if each.header.after:
             facts = each.header.facts
             if RESTORED not in facts or RESTORED_PLACE not in facts:
-                said = f"begins behind event {each.header.after}, and names no snapshot"
+                said = f"begins after event {each.header.after}, and names no snapshot"
                 raise SnapshotError(f"{each.path}: {said}")
             there = facts[RESTORED_PLACE]
             return _of_these(read(there, facts[RESTORED]), tapes, there)
@@ -105,17 +109,19 @@ def choose_start_point(
 def _of_these(
     start_point: StartPoint[S], tapes: Sequence[Tape], place: str | Path
 ) -> StartPoint[S]:
-    problem = why_foreign(start_point.parts, tapes)
+    problem = mismatch(start_point.parts, tapes)
     if problem is not None:
         where = f"{place}: {start_point.snapshot}"
         raise SnapshotError(f"{where} is of another run than these tapes: {problem}")
     return start_point
 
 
-def why_foreign(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
-    """Why a snapshot is not of the run that recorded these tapes; None if it may be. Each actor in
-    it must have had, at its event, the clock that its tape says: two runs of one job have the same
-    names, and never the same clocks."""
+def mismatch(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
+    """Return why a snapshot is of another run than these tapes; None if it may be of the same.
+
+    Two runs of one job have the same names, but never the same clocks: at the event of the cut an
+    actor's clock in the snapshot must be that of its tape.
+    """
     by_name = {part.who: part for part in parts}
     seen = False
     for each in tapes:
@@ -132,11 +138,11 @@ def why_foreign(parts: Sequence[Part], tapes: Sequence[Tape]) -> str | None:
             if known.get(name, 0) != count:
                 there = f"{part.who} had heard of {name}:{count} at its event {part.number}"
                 return f"{there}, its tape says {name}:{known.get(name, 0)}"
-    return None if seen else "no actor in it has a tape here"
+    return None if seen else "none of its actors has a tape here"
 
 
 def clock_at(each: Tape, number: int) -> dict[str, int]:
-    """All that an actor had heard of at one of its events."""
+    """Return the clock of an actor after one of its events."""
     clock = dict(each.header.clock)
     for record in each.records():
         if isinstance(record, tape.Event):
@@ -150,19 +156,19 @@ def clock_at(each: Tape, number: int) -> dict[str, int]:
 def _check(start_point: StartPoint[S], tapes: Sequence[Tape], place: str | Path) -> None:
     """Refuse a snapshot that was taken before tapes begin."""
     cut = cut_of(start_point.parts)
-    late = next((each for each in tapes if cut.short(each)), None)
+    late = next((each for each in tapes if cut.precedes(each)), None)
     if late is None:
         return
-    first = next(iter(anchors(tapes, place)), None)
-    hint = f"the first that will do is {first.id}" if first is not None else "none will do"
+    first = next(iter(usable_snapshots(tapes, place)), None)
+    hint = f"the first usable one is {first.id}" if first is not None else "no snapshot is usable"
     raise SnapshotError(
-        f"--from {start_point.snapshot}: {late.path.name} begins behind event {late.header.after}, "
+        f"--from {start_point.snapshot}: {late.path.name} begins after event {late.header.after}, "
         f"after that snapshot; {hint}"
     )
 
 
 def _newest(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -> StartPoint[S]:
-    """The newest snapshot of this run that is intact; others may have theirs in the same place."""
+    """Read the newest intact snapshot of this run; the place may hold those of other runs."""
     problem = "holds no snapshot of this run"
     for each in Store(place).snapshots():
         manifest = each.manifest
@@ -170,7 +176,7 @@ def _newest(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -
             tapes[0].header.job_id
         ):
             continue
-        if why_foreign(manifest.parts, tapes) is not None:
+        if mismatch(manifest.parts, tapes) is not None:
             continue
         try:
             start_point = read(place, manifest.id)
@@ -183,24 +189,26 @@ def _newest(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -
 
 
 def _first(tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S]) -> StartPoint[S]:
-    """The first snapshot that is intact and will do."""
+    """Read the first intact snapshot from which all tapes can be replayed."""
     problem = ""
-    for manifest in anchors(tapes, place):
+    for manifest in usable_snapshots(tapes, place):
         try:
             return _of_these(read(place, manifest.id), tapes, place)
         except SnapshotError as error:
             problem = problem or str(error)
     late = next(each for each in tapes if each.dropped)
-    said = problem or f"holds no snapshot at or behind event {late.header.after}"
+    said = problem or f"holds no snapshot at or after event {late.header.after}"
     raise SnapshotError(f"{late.path} has lost its beginning, and {place}: {said}")
 
 
-def anchors(tapes: Sequence[Tape], place: str | Path) -> list[Manifest]:
-    """The snapshots that all these tapes can begin with, in the order in which to try them: those
-    that have every actor that went on come first, and the oldest of them before the others."""
+def usable_snapshots(tapes: Sequence[Tape], place: str | Path) -> list[Manifest]:
+    """Return the snapshots from which all these tapes can be replayed, the preferred ones first.
+
+    Complete ones are preferred (see ``Cut.complete``), and among these the oldest.
+    """
     job_id = tapes[0].header.job_id
     listed = (each.manifest for each in Store(place).snapshots())
     found = [each for each in listed if each is not None and each.facts.get("job") == job_id]
     cuts = {each.id: cut_of(each.parts) for each in found}
-    fit = [each for each in found if not any(cuts[each.id].short(tape) for tape in tapes)]
-    return sorted(fit, key=lambda each: (not cuts[each.id].whole(tapes), each.order))
+    fit = [each for each in found if not any(cuts[each.id].precedes(tape) for tape in tapes)]
+    return sorted(fit, key=lambda each: (not cuts[each.id].complete(tapes), each.order))

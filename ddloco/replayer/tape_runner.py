@@ -93,7 +93,7 @@ class Pending:
 
     async def result(self) -> WorkResult:
         """Wait for the result of work that was begun."""
-        assert self.begun, "the work has not been started"
+        assert self.begun, "its beginning is not computed"
         await self._done.wait()
         assert self._value is not None, "it is stored first"
         return self._value

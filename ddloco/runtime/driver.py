@@ -165,15 +165,15 @@ class Driver:
         self._finish: Finish | None = None
         self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
 
-    async def run(self, first: Event, behind: Sequence[Arrived | Event] = ()) -> Finish:
+    async def run(self, first: Event, pending: Sequence[Arrived | Event] = ()) -> Finish:
         """Handle ``first`` and all later events until the actor finishes.
 
         If ``first`` is ``Restored``, the timers of the snapshot are set and its unfinished work is
-        started again, except for work whose result is in ``behind``.
+        started again, except for work whose result is in ``pending``.
 
         Args:
             first: the first event.
-            behind: events to handle next: in-flight messages and work results of the snapshot.
+            pending: events to handle next: in-flight messages and work results of the snapshot.
 
         Returns:
             The effect with which the actor finished.
@@ -182,11 +182,11 @@ class Driver:
             TapeError: the tape cannot be written, and the job says that this ends the actor.
         """
         try:
-            return await self._run(first, behind)
+            return await self._run(first, pending)
         finally:
             self._recorder.close(self.actor.number, None)  # Cancelled or failed: no reason.
 
-    async def _run(self, first: Event, behind: Sequence[Arrived | Event]) -> Finish:
+    async def _run(self, first: Event, pending: Sequence[Arrived | Event]) -> Finish:
         unwritten: TapeError | None = None
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
@@ -197,7 +197,7 @@ class Driver:
                 before = list(self.actor.under_way)
                 self._admit(first, None)
                 if isinstance(first, Restored):
-                    self._go_on(before, behind)
+                    self._go_on(before, pending)
                 while self._finish is None:
                     await self._next()
             except TapeError as error:
@@ -219,19 +219,19 @@ class Driver:
         peers = [peer for peer in self.actor.links.peers() if peer not in missing]
         routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
         with trio.move_on_after(CONNECT_S):
-            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, libzmq has no event
+            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, there is no event
                 await trio.sleep(CONNECT_S / 1000)
 
-    def _go_on(self, before: Sequence[int], behind: Sequence[Arrived | Event]) -> None:
+    def _go_on(self, before: Sequence[int], pending: Sequence[Arrived | Event]) -> None:
         """Set the timers and start the unfinished work of a snapshot.
 
         Args:
             before: the numbers of the work that was unfinished before the first event; work that
                 the first event itself requested has been started already.
-            behind: events to handle next.
+            pending: events to handle next.
         """
-        self._urgent.extend(behind)
-        done = {each.work for each in behind if isinstance(each, WorkResult)}
+        self._urgent.extend(pending)
+        done = {each.work for each in pending if isinstance(each, WorkResult)}
         for timer, due in self.actor.timers.items():
             self._timers.set(timer, due)
         for number in before:
@@ -374,7 +374,7 @@ class Driver:
                 self._finish = effect
                 self._observers.news("ended", at, self._ref, {"status": status, "reason": reason})
             case _:
-                assert isinstance(effect, Work), f"no code performs {effect}"
+                assert isinstance(effect, Work), f"the driver cannot perform {effect}"
                 self._nursery.start_soon(self._work, self._executor.do(effect))
 
     @property

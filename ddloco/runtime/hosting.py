@@ -30,12 +30,12 @@ EARLY_NOTES_MAX = 64
 
 @dataclass(frozen=True)
 class OpenedActor:
-    """What an actor is driven with. All but ``first`` and ``behind``, which are the arguments of
+    """What an actor is driven with. All but ``first`` and ``pending``, which are the arguments of
     ``Driver.run``, are those of ``Driver``."""
 
     actor: Actor
     first: Event
-    behind: Sequence[Arrived | Event]
+    pending: Sequence[Arrived | Event]
     said: Any
     job_id: str
     names: Collection[str]
@@ -74,7 +74,7 @@ class HostedActor(ABC):
 
     Args:
         incarnation: the actor's incarnation.
-        endpoint: carries its messages; the code that runs the actor closes it.
+        endpoint: carries its messages; the caller closes it.
         notes: what is logged about it; by default an empty one.
 
     Attributes:
@@ -129,7 +129,7 @@ class HostedActor(ABC):
                     self.finish = Finish("left", self.leave_reason or "")
                 else:
                     self.driver = self._new_driver(opened)
-                    self.finish = await self.driver.run(opened.first, opened.behind)
+                    self.finish = await self.driver.run(opened.first, opened.pending)
         except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
             self.finish = self.failure(first_of(error))
         assert self.finish is not None, "it has ended, one way or the other"

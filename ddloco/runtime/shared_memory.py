@@ -108,7 +108,7 @@ class Arena:
         return region if region is not None and len(region.data) == len(data) else None
 
     def free(self, region: Region) -> None:
-        """Make a region available for reuse; no process may read it any more."""
+        """Make a region available for reuse; it must not be read any more."""
         self._free.setdefault(len(region.data), []).append(region)
 
     def close(self) -> None:

@@ -43,7 +43,7 @@ class Bounds(InvariantCheck[World, Node]):
         me, learners = f"{node.incarnation}:{actor.number}", world.job.job.learners
         freed = {effect.handle for effect in effects if isinstance(effect, Free)}
         held, stored = actor.handles.names(), node.contents.keys() - freed
-        hold(stored <= held, MEMORY, f"{me}: no handle refers to {sorted(stored - held)}")
+        hold(stored <= held, MEMORY, f"{me}: no reference holds {sorted(stored - held)}")
         parts = len(world.plan.fragments)
         most = 3 * parts + 4 * sync.overlap + 4 + 4 * PIECES
         if node.actor_name in world.fragment_memories:

@@ -319,7 +319,7 @@ class SnapshotEndings(InvariantCheck[World, Node]):
         idle = sorted(own.keys() - opened.keys() - writing)
         self.hold(not idle, TERMINATES, f"{me}: nothing will be written of {idle}")
         late = sorted(each for each in gatherings if GATHER + each not in actor.timers)
-        self.hold(not late, TERMINATES, f"{me}: no timer checks again {late}")
+        self.hold(not late, TERMINATES, f"{me}: no timer is set after {late}")
         works = {*inside._held, *inside._commits} - self._works[node.incarnation]
         self.hold(not works, TERMINATES, f"{me} waits for work {sorted(works)}, which is over")
 

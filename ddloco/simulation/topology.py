@@ -1,7 +1,7 @@
 """The connections of a simulated world, and the messages in flight on them.
 
 Each syncer is the centre of a star: learners dial every shard, and the other shards dial the first.
-Each dialler has a line; messages wait while its syncer is down, as in a socket's queue.
+Each dialler has a line; messages wait while no endpoint listens, as in a socket's queue.
 """
 
 import random

@@ -60,7 +60,7 @@ class Contents(InvariantCheck[World, Node]):
         self.hold(run.skip <= used, "data-cursor", said)
         if run.cursor:
             at = int.from_bytes(run.cursor, "little")
-            said = f"{node.incarnation} leaves out {run.skip} batches, its cursor is behind {at}"
+            said = f"{node.incarnation} leaves out {run.skip} batches, its cursor is after {at}"
             self.hold(at == run.skip, "data-cursor", said)
 
 

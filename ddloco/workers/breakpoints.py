@@ -143,7 +143,7 @@ class _Debugger(pdb.Pdb):
         return True
 
     def do_EOF(self, arg: str) -> bool:  # noqa: N802, as the debugger names it
-        """As ``quit``: the terminal is closed."""
+        """As ``quit``: there is no terminal that could answer."""
         return self.do_quit(arg)
 
     do_q = do_quit

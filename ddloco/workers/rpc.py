@@ -15,8 +15,6 @@ from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.runtime.shared_memory import Region
 
 LENGTH_BYTES = 4
-CHORE_BYTES_MAX = 64 * 2**20
-"""Room for the plan of a model with a million tensors."""
 
 
 class Span(Struct, frozen=True, array_like=True):
@@ -216,7 +214,7 @@ decode_request = Decoder(Request).decode
 decode_answer = Decoder(Answer).decode
 
 
-def framed(chore: WorkerMessage) -> bytes:
+def framed(message: WorkerMessage) -> bytes:
     """A message with its length in front."""
-    body = encode(chore)
+    body = encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body

@@ -40,7 +40,7 @@ SETTINGS = (
     "inner.optimizer=sgd",
 )
 NORMAL = 12
-"""Merges with everybody before each fault."""
+"""Merges with all learners before each fault."""
 
 FROZEN_S_MAX = 20.0
 TORCHFT_S_MAX = 90.0

@@ -1,4 +1,4 @@
-"""A live job under up to 100,000 messages that nobody should say: `tests/hosts/fuzz.py`, measured.
+"""A live job under up to 100,000 messages that no peer may send: `tests/hosts/fuzz.py`, measured.
 
 Divided: how many times larger the syncer is at the end than after the first fifth, by the same of a
 syncer whose job runs beside it and that nobody fuzzes, since a job grows a little by itself; 1 is

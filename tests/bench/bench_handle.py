@@ -1,4 +1,4 @@
-"""What a crowd costs the machine of a syncer: CPU of one event with 8 to 1,024 learners.
+"""What many learners cost the machine of a syncer: CPU of one event with 8 to 1,024 learners.
 
 A whole job is played in the heap world, with the real machines, links and clocks, without checks
 and without tapes; each ``handle`` of the syncer is timed with ``time.thread_time``. What is below

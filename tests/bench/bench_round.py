@@ -1,4 +1,4 @@
-"""One whole round of four learners: send 64 MiB each, merge, everybody receives the result.
+"""One whole round of four learners: send 64 MiB each, merge, all learners receives the result.
 
 Divided: the product's seconds by those of raw TCP moving the same bytes in the same star (four
 processes to a hub, the hub to all four), which is the floor, and by those of the same star whose
@@ -164,7 +164,7 @@ def start_ours(stack: ExitStack, nbytes: int) -> list[Servant]:
     ]
 
 
-class Voice:
+class Sender:
     """Sends one actor's messages, numbered per peer."""
 
     def __init__(self, endpoint: Any, sender: str) -> None:
@@ -172,7 +172,7 @@ class Voice:
         self._endpoint, self._sender = endpoint, sender
         self._said: dict[str, int] = defaultdict(int)
 
-    def say(self, route: str, body: Any, payload: Any) -> None:
+    def send(self, route: str, body: Any, payload: Any) -> None:
         """Encode and send."""
         number = self._said[route]
         self._said[route] += 1
@@ -191,13 +191,13 @@ class Voice:
 
 
 class Hub:
-    """Merges each fragment once all parts are there, and tells everybody."""
+    """Merges each fragment once all parts are there, and tells all learners."""
 
     def __init__(self, endpoint: Any, nbytes: int, nursery: trio.Nursery) -> None:
         self._plan = make_plan(nbytes)
         self._arrays = Arrays(Arena())
         self._executor = make_executor("syncer.1", self._arrays, self._plan)
-        self._voice = Voice(endpoint, LISTENER)
+        self._sender = Sender(endpoint, LISTENER)
         self._assemblers: dict[str, Assembler[Any]] = {}
         self._nursery = nursery
         self._work = 0
@@ -212,7 +212,7 @@ class Hub:
     async def deliver(self, arrival: Any) -> None:
         """Take one ZeroMQ message."""
         if arrival.route not in self._assemblers:
-            self._assemblers[arrival.route] = Assembler(self._voice.codec)
+            self._assemblers[arrival.route] = Assembler(self._sender.codec)
         message = self._assemblers[arrival.route].feed(arrival.frames)
         if message is None:
             return
@@ -239,7 +239,7 @@ class Hub:
             self._arrays.free(handle)
         payload = self._arrays.get(out[2])
         for route in parts:
-            self._voice.say(route, GlobalFragment(p, number), payload)
+            self._sender.send(route, GlobalFragment(p, number), payload)
 
 
 def serve_hub(connection: Connection, nbytes: int) -> None:
@@ -271,8 +271,8 @@ def serve_learner(connection: Connection, address: str, nbytes: int, incarnation
         arrays.put("host", HostCopy(region))
         async with opened() as endpoint:
             await endpoint.dial(address, route=route, identity=f"{incarnation}/{BULK}")
-            voice = Voice(endpoint, incarnation)
-            assembler = Assembler(voice.codec, allocate=arrays.allocate)
+            sender = Sender(endpoint, incarnation)
+            assembler = Assembler(sender.codec, allocate=arrays.allocate)
             missing, whole = 0, trio.Event()
 
             async def deliver(arrival: Any) -> None:
@@ -292,7 +292,7 @@ def serve_learner(connection: Connection, address: str, nbytes: int, incarnation
                     for p in range(FRAGMENTS):
                         await executor.do(EncodeFragment(p, p, "host", f"out/{p}"))
                         payload = arrays.get(f"out/{p}")
-                        voice.say(route, Contribution(1, p, 0, 1, 1, 1), payload)
+                        sender.send(route, Contribution(1, p, 0, 1, 1, 1), payload)
                         arrays.free(f"out/{p}")
                     await whole.wait()
                     connection.send("whole")

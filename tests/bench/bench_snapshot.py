@@ -199,7 +199,7 @@ def one_job(size: Size, snapshots: int) -> dict[str, Any]:
 
 
 def whole(cluster: Cluster, size: Size) -> list[str]:
-    """The snapshots that stand, with everybody in them."""
+    """The committed snapshots that contain all actors."""
     taken = cluster.events(SYNCER, "snapshot taken")
     return [line["snapshot"] for line in taken if len(line["parts"]) == size.learners + 1]
 

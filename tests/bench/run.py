@@ -22,8 +22,19 @@ from page import section, updated
 from tools import ROOT, say
 
 NAMES = (
-    *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "peers", "crowd"),
-    *("frozen", "regions", "return", "snapshot", "storage", "step", "quality", "fuzz", "goodput"),
+    *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "peers"),
+    *(
+        "many_learners",
+        "frozen",
+        "regions",
+        "return",
+        "snapshot",
+        "storage",
+        "step",
+        "quality",
+        "fuzz",
+        "goodput",
+    ),
     "debugger",
 )
 """From the short ones to the long ones."""

@@ -38,7 +38,7 @@ def test_only_what_ran_is_replaced():
 
 
 def test_the_page_of_the_documentation_is_one_of_these():
-    """Nobody wrote figures into it by hand, between or around the sections."""
+    """It has no text between or around the sections, such as figures written by hand."""
     from tests.bench.test_quick import NAMES
 
     text = PAGE.read_text()

@@ -10,7 +10,17 @@ import pytest
 
 RUN = Path(__file__).with_name("run.py")
 NAMES = sorted(each.stem.removeprefix("bench_") for each in RUN.parent.glob("bench_*.py"))
-LONG = {"crowd", "frozen", "fuzz", "goodput", "peers", "quality", "regions", "snapshot", "step"}
+LONG = {
+    "frozen",
+    "fuzz",
+    "goodput",
+    "many_learners",
+    "peers",
+    "quality",
+    "regions",
+    "snapshot",
+    "step",
+}
 """Those that need more than ten seconds on a quiet machine: nearly all run whole jobs."""
 
 

@@ -25,7 +25,7 @@ RESAMPLES = 4000
 
 
 def say(text: str) -> None:
-    """Progress, so that nobody wonders; results go to standard output."""
+    """Print progress to standard error; results go to standard output."""
     print(f"  {text}", file=sys.stderr, flush=True)
 
 

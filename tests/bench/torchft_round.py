@@ -110,7 +110,7 @@ def main(when: str) -> None:
 
 
 def one_round(replicas: list[subprocess.Popen[str]], survivors: int) -> float:
-    """Seconds until all survivors are through; whoever is none is told to stop."""
+    """Seconds until all survivors are done; the others are told to stop."""
     begun = time.monotonic()
     for number, each in enumerate(replicas):
         assert each.stdin is not None

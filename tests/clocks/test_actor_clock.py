@@ -75,7 +75,8 @@ def test_a_delta_is_what_changed_since(story):
 
 @given(stories_st)
 def test_deltas_teach_everything(story):
-    """Whoever hears every delta, and itself said what is left out of them, knows everything."""
+    """A reader of every delta, which itself supplied what is left out of them, knows all
+    entries."""
     clock, told = RunningClock(ME), 0
     heard, mine = VectorClock(), VectorClock()
     for verb, *arguments in story:
@@ -104,7 +105,7 @@ def test_before_the_first_event_there_is_nothing():
 
 
 def test_what_is_forgotten_is_not_told():
-    """It is in no delta any more, and learned anew if somebody names it again."""
+    """It is in no delta any more, and is learned anew if a message names it again."""
     clock = RunningClock(ME)
     clock.tick({"a.1": 3, "b.1": 1}, "x")
     clock.forget(["a.1", "nobody.1"])
@@ -114,7 +115,8 @@ def test_what_is_forgotten_is_not_told():
 
 
 def test_a_delta_of_nothing_looks_at_nothing():
-    """Whoever heard everything already is told one's own count, however many entries there are."""
+    """A peer that knows everything gets only the actor's own count, however many entries there
+    are."""
     clock = RunningClock(ME)
     clock.tick({f"n{index}.1": 1 for index in range(1000)}, "x")
     clock.tick()
@@ -124,7 +126,7 @@ def test_a_delta_of_nothing_looks_at_nothing():
 
 
 def test_all_who_were_told_with_one_event_are_told_the_same():
-    """It is looked for once; with the next event, or without somebody in it, anew."""
+    """It is computed once for an event, and again after the next event or a forgotten name."""
     clock = RunningClock(ME)
     for name in ("a.1", "b.1", "c.1"):
         clock.tick({name: 1}, name)
@@ -141,7 +143,7 @@ def test_all_who_were_told_with_one_event_are_told_the_same():
 
 
 def test_all_between_whom_nothing_changed_are_told_the_same():
-    """A crowd that was last told at different events is told one delta, if none of them matters."""
+    """Peers that were last told at different events get one delta if nothing changed since."""
     clock = RunningClock(ME)
     clock.tick({"a.1": 1}, "a.1")
     for _ in range(9):

@@ -89,7 +89,7 @@ def test_a_causal_sort_is_a_linear_extension(seed):
 @settings(max_examples=40, deadline=None)
 @given(seeds_st, st.data())
 def test_what_lies_behind_a_cut_sorts_without_what_lies_before_it(seed, data):
-    """Sequences may begin behind a consistent cut; the order is that of all, without the rest."""
+    """Sequences may begin after a consistent cut; the order is that of all, without the rest."""
     history = simulate(seed)
     merged = causal_sort(history)
     before = merged[: data.draw(st.integers(0, len(merged)))]
@@ -148,7 +148,8 @@ def test_a_missing_cause_is_named():
 
 
 def test_what_was_cut_short_is_taken_as_having_happened():
-    """A lost end is no contradiction; whoever heard of it follows all that is left."""
+    """A lost end is no contradiction; an event that knows of it follows all events that are
+    left."""
     history = {"a": [happening("a", 1), happening("a", 2)], "b": [happening("b", 1, a=9)]}
     keys = [event.key for event in causal_sort(history, cut_short=["a", "nobody"])]
 

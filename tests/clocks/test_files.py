@@ -1,4 +1,4 @@
-"""Only regular files are read, and nobody waits for the rest."""
+"""Only regular files are read; opening anything else does not block."""
 
 import os
 import socket
@@ -19,7 +19,7 @@ def test_a_file_is_read(tmp_path):
 
 
 def test_what_is_no_file_is_refused_at_once(tmp_path):
-    """A folder, a FIFO that nobody writes to, a socket, a device."""
+    """A folder, a FIFO without a writer, a socket, a device."""
     os.mkfifo(tmp_path / "fifo")
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "socket"))

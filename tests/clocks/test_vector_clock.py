@@ -163,7 +163,7 @@ def test_the_bounds_themselves_are_allowed():
 
 
 def test_a_digit_that_is_no_number_is_part_of_a_name():
-    """To Unicode a superscript two is a digit, to Python no integer; strangers choose names."""
+    """To Unicode a superscript two is a digit, to Python no integer; peers choose their names."""
     assert (actor_of("learner-0.²"), number_of("learner-0.²")) == ("learner-0.²", 0)
 
 

@@ -70,7 +70,7 @@ def test_during_the_stall_every_sync_has_only_the_first_learner(fig2):
 
 
 def test_the_first_learner_never_pauses(fig2, World, make_job):
-    """Its steps come at the very times at which they come when nobody stalls."""
+    """Its steps come at the very times at which they come when no learner stalls."""
     calm = World(make_job(learners=2, fragments=3, interval=3, steps=18, overlap=2, quorum=1))
     calm.run(END_S_MAX)
     shared = min(len(steps_of(calm, FIRST)), len(steps_of(fig2, FIRST)))

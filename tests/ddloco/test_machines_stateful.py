@@ -216,7 +216,7 @@ class Losing:
 
 
 def heal(world):
-    """Faults stop: links are fast, whoever hangs goes on, whoever is dead comes back."""
+    """Faults stop: links are fast, stalled actors continue, dead ones come back."""
     world.lose = lambda sender, said: False
     if dead(world.nodes[SYNCER]):
         world.start(SYNCER)

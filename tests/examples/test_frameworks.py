@@ -5,7 +5,7 @@ import pytest
 
 from ddloco.workers import rpc
 from examples.frameworks import Table, TorchStream
-from tests.ddloco.workers.test_server import Desk, arena
+from tests.ddloco.workers.test_server import Harness, arena
 
 __all__ = ["arena"]
 
@@ -25,12 +25,12 @@ def test_it_learns_and_hands_over_all_of_it(arena, name, package):
     """Most held-out points are right; who takes over the state goes on to the bit."""
     pytest.importorskip(package)
     pytest.importorskip({"from_grain": "equinox"}.get(name, package))
-    donor = Desk(arena, task=f"examples.frameworks:{name}", lr=3e-3)
+    donor = Harness(arena, task=f"examples.frameworks:{name}", lr=3e-3)
     donor.begin()
     for _ in range(STEPS):
         donor.train()
     scored, last = donor.ask(rpc.Score(None)), donor.trainer._last
-    state, taker = donor.state(), Desk(arena, task=f"examples.frameworks:{name}", lr=3e-3)
+    state, taker = donor.state(), Harness(arena, task=f"examples.frameworks:{name}", lr=3e-3)
     taker.ask(taker.installing(state))
 
     assert scored.metrics["accuracy"] > 0.8

@@ -95,7 +95,7 @@ def test_it_replays(played, capsys):
 
 
 def test_what_follows_a_snapshot_replays_alone(played, capsys):
-    """Snapshots are whole, everybody is in them, and a replay begins with one."""
+    """Snapshots contain all actors, and a replay begins with one."""
     assert ddloco("snapshot", "verify", played) == 0
     listed = Store(played / "snapshots").snapshots()
     # From one that is taken while everybody is sent home somebody may be absent.

@@ -60,7 +60,7 @@ def wait_until(condition: Callable[[], Any], what: str, seconds: float = WAIT_S)
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+    """A free port of loopback."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return server.getsockname()[1]
 
@@ -155,7 +155,7 @@ class Cluster:
         return f"{name}.{self._starts[name]}"
 
     def stop(self) -> dict[str, int]:
-        """Ask the syncer to end the job; everybody's exit status."""
+        """Ask the syncer to end the job; returns the exit status of all."""
         keys = self.folder / "keys"
         known = ["--keys", str(keys)] if keys.exists() else []
         stopped = self.hosts.call(SYNCER, [*DDLOCO, "stop", self.address, *known], cwd=ROOT)

@@ -1,4 +1,4 @@
-"""Throws what nobody should say at a running syncer, from inside and outside its key ring.
+"""Sends invalid messages to a running syncer, with and without a key of the job.
 
     .venv/bin/python -m tests.hosts.fuzz --messages 100000
 
@@ -54,7 +54,7 @@ LEAVES = tuple(
 """Of `tests.tasks:regression`."""
 
 INSIDER, NAMESAKE = "learner-2", "learner-0.999"
-"""The name that is stolen is nobody's yet, so that whoever trains goes on; `test_thief.py` robs a
+"""The name that is stolen is not in use yet, so that training continues; `test_thief.py` robs a
 learner that does."""
 
 SENDERS_MESSAGES = 250
@@ -203,8 +203,8 @@ class Fuzzer:
         self._raw: list[socket.socket] = []
 
     def throw(self, count: int, until: float = float("inf")) -> int:
-        """So many messages of the insider, and a stranger now and then; how many before ``until``
-        on the monotonic clock."""
+        """So many messages with a key of the job, and now and then a foreign connection; how many
+        before ``until`` on the monotonic clock."""
         for number in range(count):
             if time.monotonic() > until:
                 return number
@@ -215,7 +215,7 @@ class Fuzzer:
                     self._send(lane, parts)
                 self.thrown["handshake"] += 1
             if number % 50 == 0:
-                self._stranger()
+                self._unknown_peer()
             kind, lane, parts = self._throws.draw()
             self._send(lane, parts)
             self.thrown[kind] += 1
@@ -275,8 +275,9 @@ class Fuzzer:
             while True:
                 dealer.recv_multipart(zmq.NOBLOCK)
 
-    def _stranger(self) -> None:
-        """Somebody without a key, with a wrong key, under another's name, or not of this world."""
+    def _unknown_peer(self) -> None:
+        """A connection without a key, with a wrong key, under another name, or with another
+        protocol."""
         kind = self._throws.rng.choice(("no key", "wrong key", "stolen name", "raw", "half-open"))
         self.thrown[kind] += 1
         if kind in {"raw", "half-open"}:

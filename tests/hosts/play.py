@@ -34,7 +34,7 @@ class Play:
         self._switched = cluster.hosts.switch.counts.copy()
 
     def run(self) -> None:
-        """Let it happen, wait for what is expected meanwhile, and for everybody to be back."""
+        """Let it happen, wait for what is expected meanwhile, and until all actors are back."""
         begun = time.monotonic()
         lost, refused = len(self._lost()), len(self._refused())
         sockets = self.cluster.sockets(SYNCER)

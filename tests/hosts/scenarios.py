@@ -47,7 +47,7 @@ def cut(who: str = "learner-1", way: Any = "both", at_s: float = 0.0, for_s: flo
 
 
 def kills(seed: int, learners: int, every_s: float, until_s: float) -> tuple[Fault, ...]:
-    """A Poisson storm of kills; nobody is killed again before they can be back."""
+    """Kills at random times (a Poisson process), none of an actor that may not be back yet."""
     rng, at_s, faults = random.Random(seed), 0.0, []
     away = {f"learner-{n}": 0.0 for n in range(learners)} | {"syncer": 0.0}
     while (at_s := at_s + rng.expovariate(1 / every_s)) < until_s:

@@ -94,7 +94,7 @@ def test_tcp_hides_what_is_lost_doubled_and_late(pair):
 
 
 def test_a_reset_is_believed(pair):
-    """Whoever gets one has lost its connection at once."""
+    """A peer that gets one has lost its connection at once."""
     pair.line("asker", "back", reset=1.0)
     begun = time.monotonic()
     assert ask(pair) is None

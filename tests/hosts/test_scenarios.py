@@ -45,7 +45,7 @@ def started(tmp_path: Path) -> Iterator[Callable[[Scenario], Cluster]]:
 
 
 def check_the_end(cluster: Cluster, *, replay: bool) -> None:
-    """Everybody ends in good order, and what they did is done again bit for bit."""
+    """All actors end in good order, and the replay is identical to the bit."""
     assert {0} == set(cluster.stop().values()), {n: cluster.said(n) for n in cluster.processes}
     if replay:
         replayed = cluster.replay()
@@ -56,7 +56,7 @@ def check_the_end(cluster: Cluster, *, replay: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("of", SCENARIOS, ids=lambda of: of.name.replace(" ", "-"))
 def test_a_scenario(started, of):
-    """What is expected goes on meanwhile, everybody is back afterwards, and the tapes replay."""
+    """What is expected happens meanwhile, all actors are back afterwards, and the tapes replay."""
     cluster = started(of)
     Play(cluster, of).run()
     check_the_end(cluster, replay=of.replay)

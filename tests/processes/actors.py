@@ -91,11 +91,11 @@ class Actors:
         self._environment = environment
 
     def __enter__(self) -> Self:
-        """Nobody is there yet."""
+        """No actor is started yet."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody is left."""
+        """All processes are ended."""
         end(list(self.processes.values()))
         for each in self.processes.values():
             _let_go(each)
@@ -133,11 +133,11 @@ class Actors:
         self.start(name)
 
     def incarnations(self) -> set[str]:
-        """Everybody's newest."""
+        """The newest incarnation of each actor."""
         return {f"{name}.{number}" for name, number in self.starts.items()}
 
     def stop(self) -> dict[str, int]:
-        """Ask the lead to end the job, as its parent does; everybody's exit status."""
+        """Ask the lead to end the job, as its parent does; returns the exit status of all."""
         lead = self.processes[self.shards[0]]
         assert lead.stdin is not None
         os.write(lead.stdin.fileno(), STOP)

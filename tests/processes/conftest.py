@@ -138,7 +138,7 @@ def replay(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
-    """A job that nobody has run yet."""
+    """A job that has not been run yet."""
     return Job(tmp_path)
 
 

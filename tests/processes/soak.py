@@ -86,7 +86,7 @@ class Memory:
         self.seen: dict[str, list[tuple[float, float]]] = {}
 
     def look(self) -> None:
-        """Take a reading of everybody who is there; workers are children and not counted."""
+        """Measure all actors that run; their workers are children and not counted."""
         for path in Path("/proc").glob("[0-9]*"):
             try:
                 command = (path / "cmdline").read_text().split("\0")
@@ -152,7 +152,7 @@ def rage(
 
 
 def _begun(run: Path, learners: int) -> bool:
-    """Whether everybody has a tape, and something was merged."""
+    """Whether each actor has a tape, and something was merged."""
     names = {path.name.partition(".")[0] for path in (run / "tapes").glob("*.tape")}
     log = run / "log.jsonl"
     return len(names) == learners + 2 and log.exists() and '"merge"' in log.read_text()

@@ -85,7 +85,7 @@ def test_a_job_survives_and_replays(job, tools):
 
 
 def test_the_last_learner_of_all_ends_the_job(job):
-    """With everybody crashed for good the syncer ends in good order; that is no success."""
+    """With all learners crashed for good the syncer ends in good order; that is no success."""
     chaos = job.file.with_name("chaos.toml")
     chaos.write_text(
         "".join(f"[[fault]]\nwhat = 'crash'\nwho = 'learner-{i}'\nat_s = {i}\n" for i in range(2))
@@ -157,7 +157,7 @@ def test_who_comes_back_takes_over_a_peers_state(job, tools):
             actors.start(name)
 
         def all_merged():
-            """There is something to take over, and somebody who has it."""
+            """There is a state to take over, and a learner that has it."""
             merges = job.merges()
             names = {name for merge in merges for name in merge["learners"]}
             return {0, 1, 2, 3} == {each["fragment"] for each in merges} and len(names) == 2
@@ -185,7 +185,7 @@ def test_who_comes_back_takes_over_a_peers_state(job, tools):
 
 @pytest.mark.slow
 def test_shards_go_on_without_each_other(job, tools):
-    """Each is killed once and goes on from what it kept; so does a learner whose link is cut; the
+    """Each is killed once and continues from what it kept; so does a learner whose link is cut; the
     model is whole, the run replays."""
 
     def merges_of(shard):

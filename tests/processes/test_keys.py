@@ -1,4 +1,4 @@
-"""Whole jobs with keys: they run, they replay, and strangers stay outside."""
+"""Whole jobs with keys: they run, they replay, and processes without a key stay outside."""
 
 import subprocess
 import time
@@ -68,7 +68,7 @@ def test_a_foreign_key_keeps_its_holder_waiting(job, tools, keys, tmp_path):
         syncer = start("syncer", "--bind", "tcp://*:*")
         port = until(job.run_folder / "syncer.address").rpartition(":")[2]
         address = f"tcp://127.0.0.1:{port}"
-        stranger = start("learner", "--connect", address, "--name", "learner-2", folder=other)
+        unknown_peer = start("learner", "--connect", address, "--name", "learner-2", folder=other)
         job.wait_for("handshake refused", 1)
         job.wait_for("waiting", 1)
         refused = next(line for line in job.log() if line["event"] == "handshake refused")
@@ -79,7 +79,7 @@ def test_a_foreign_key_keeps_its_holder_waiting(job, tools, keys, tmp_path):
         for name in ("learner-0", "learner-1"):
             start("learner", "--connect", address, "--name", name)
         assert syncer.wait(timeout=120) == 0
-        assert stranger.poll() is None
+        assert unknown_peer.poll() is None
         assert {line["actor"] for line in job.log() if line["event"] == "step"} <= {
             "learner-0",
             "learner-1",

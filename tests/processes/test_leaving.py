@@ -46,7 +46,7 @@ class Started:
         return self.start("learner", "--connect", self.address, "--name", name, *words, **more)
 
     def stop(self):
-        """End the job for everybody, by the command."""
+        """End the whole job, by the command."""
         return call([*DDLOCO, "stop", self.address, "--timeout", "60"])
 
     def signal(self, name, number=signal.SIGTERM):
@@ -56,7 +56,7 @@ class Started:
 
 @pytest.fixture
 def started(job):
-    """Nobody is left."""
+    """All processes are ended."""
     made = Started(job)
     yield made
     for each in made.running.values():
@@ -80,7 +80,7 @@ ALONE = ("--set=job.steps=100000", "--set=job.learners=1", "--set=task.step_s=0.
 
 def test_sigterm_means_leave_and_come_back_and_stop_ends_the_job(started):
     """A learner, then the syncer, get SIGTERM as a group and twice: both leave with 75, the job
-    goes on when they are started again, and ``ddloco stop`` ends it for everybody with 0."""
+    goes on when they are started again, and ``ddloco stop`` ends it with exit status 0 for all."""
     started.syncer(*ALONE)
     first = started.learner("learner-0", *ALONE)
     started.job.wait_for("merge", 4)

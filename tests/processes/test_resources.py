@@ -117,7 +117,7 @@ def test_a_full_disk_ends_a_job_with_one_line(job, disk, how):
     ],
 )
 def test_no_inodes_are_no_hang(job, disk, inodes, how):
-    """No file can be made: one line says so, and nobody waits."""
+    """No file can be made: one line says so, without a wait."""
     place = disk("size=4m", f"nr_inodes={inodes}")
     job.run_folder = place / "run"
     ended = job.run(*how, "--set=job.steps=20")
@@ -171,23 +171,23 @@ def test_limits_are_named(job, tools, limit, how, said):
 
 @pytest.mark.slow
 def test_a_thousand_idle_connections_end_nobody(job, tools):
-    """A syncer with 1,024 descriptors, which a thousand strangers hold: those who are idle make
+    """A syncer with 1,024 descriptors, which a thousand foreign connections hold: idle ones make
     room, learners join, and the job comes to its end and replays."""
     address = f"tcp://127.0.0.1:{free_port()}"
     common = [str(job.file), "--dir", str(job.run_folder), "--join", "--with-parent"]
     serve = shlex.join([*tools.DDLOCO, "syncer", *common, "--bind", address])
     limited = ["bash", "-c", f"ulimit -n 1024 && exec {serve}"]
-    started, strangers = [start(tools, limited)], []
+    started, unknown_peers = [start(tools, limited)], []
     try:
         until((job.run_folder / "syncer.address").exists)
         host, port = address.removeprefix("tcp://").split(":")
-        strangers += [socket.create_connection((host, int(port)), 10) for _ in range(1000)]
+        unknown_peers += [socket.create_connection((host, int(port)), 10) for _ in range(1000)]
         for number in range(2):
             learner = [*tools.DDLOCO, "learner", *common, "--connect", address]
             started.append(start(tools, [*learner, "--name", f"learner-{number}"]))
         assert [0] * 3 == [each.wait(120) for each in started]
     finally:
-        for each in strangers:
+        for each in unknown_peers:
             each.close()
         for each in started:
             each.kill()

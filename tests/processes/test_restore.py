@@ -1,4 +1,4 @@
-"""Jobs that go on from a snapshot, whatever became of the run that it was taken of."""
+"""Jobs that continue from a snapshot, whatever became of the run that it was taken of."""
 
 import shutil
 import signal
@@ -58,8 +58,8 @@ def learners_of(job, at_least):
     ids=["one process", "processes"],
 )
 def test_a_job_goes_on_where_the_snapshot_was(pictured, tmp_path, form):
-    """No link is lost, no step is taken twice, nothing is merged twice; the tapes begin behind the
-    cut, and a replay goes on from the snapshot, too."""
+    """No link is lost, no step is taken twice, nothing is merged twice; the tapes begin after the
+    cut, and a replay continues from the snapshot, too."""
     first = snapshots(pictured)[0]
     job = go_on(pictured, tmp_path, first, *form)
     log = job.log()
@@ -92,7 +92,7 @@ def cut_of(snapshot):
 
 @pytest.mark.slow
 def test_snapshots_of_a_job_that_went_on_are_good_as_well(pictured, tmp_path):
-    """It takes more of them; a replay begins with any, and another run goes on from the last."""
+    """It takes more of them; a replay begins with any, and another run continues from the last."""
     job = go_on(pictured, tmp_path, "latest")
     assert len(snapshots(job)) >= 2
     replayed = replay(job.run_folder, f"--from={snapshots(job)[0]}")
@@ -124,7 +124,7 @@ def test_with_fewer_or_more_learners(pictured, tmp_path, learners):
 )
 def test_a_job_killed_as_a_whole_goes_on(tmp_path, tools, form):
     """SIGKILL to every process; what comes after the newest snapshot is trained once more, and the
-    loss goes on from where it was."""
+    loss continues from where it was."""
     (tmp_path / "killed").mkdir()
     job = Job(tmp_path / "killed", JOB + SNAPSHOTS)
     running = job.start(*form, *LONG)
@@ -169,8 +169,8 @@ def test_a_job_that_was_stopped_goes_on(tmp_path):
 
 @pytest.mark.slow
 def test_shards_that_were_through_go_on(tmp_path):
-    """Each had said so to the lead, and sent what it owns; with more steps nobody is through, and
-    the model is made of what they send at the new end."""
+    """Each had said so to the lead, and sent what it owns; with more steps none of them is done,
+    and the model is made of what they send at the new end."""
     job = Job(tmp_path, JOB + SNAPSHOTS)
     shards = ("--processes", "--set=job.syncers=2")
     done = job.run(*shards)

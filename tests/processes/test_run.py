@@ -114,7 +114,7 @@ def test_processes_with_a_kill_and_a_slow_learner(job, tools):
 
 
 def without(who, merges):
-    """Whether these are some merges, and somebody is in none of them."""
+    """Whether these are some merges, and a learner is in none of them."""
     return len(merges) >= 8 and not any(who in merge["learners"] for merge in merges)
 
 

@@ -56,12 +56,12 @@ class Hosts:
             return 0
 
     def end(self):
-        """Wait for everybody's end in good order."""
+        """Wait until all have ended in good order."""
         for name, each in self.running.items():
             assert each.wait(PATIENCE_S) == 0, (self.root / f"{name}.out").read_text()
 
     def log(self):
-        """Everybody's log lines."""
+        """The log lines of all actors."""
         return "".join(path.read_text() for path in self.root.glob("*/log.jsonl"))
 
 
@@ -93,7 +93,8 @@ def hosts(tools, job, tmp_path):
 
 @pytest.mark.slow
 def test_all_tapes_are_in_the_syncers_folder(hosts, tools):
-    """Whoever ends in good order ships all of its tape: the syncer's folder replays alone."""
+    """A learner that ends in good order ships all of its tape: the syncer's folder replays
+    alone."""
     with hosts("--set=job.steps=60") as made:
         address = made.syncer()
         made.learner("learner-0", address)

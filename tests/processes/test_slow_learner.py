@@ -1,4 +1,5 @@
-"""A slow learner's work counts: it is in every merge of a real job, and nobody waits for it."""
+"""A slow learner's work counts: it is in every merge of a real job, and no other learner waits for
+it."""
 
 import pytest
 

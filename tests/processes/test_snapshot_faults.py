@@ -151,7 +151,7 @@ class Trap:
         )
 
 
-class Town:
+class ShardedJob:
     """A job of two shards and two learners, one of them behind a relay.
 
     Args:
@@ -163,12 +163,12 @@ class Town:
         self.bucket = Bucket(folder / "objects")
         self.actors = Actors(self.job, 2, SETTINGS, self.bucket.environment)
         self.unheard: set[str] = set()
-        """Snapshots that stand though nobody lived to say so."""
+        """Committed snapshots whose commit no surviving process reported."""
         self._trap = Trap(self.actors, self.under_way)
         self.bucket.judge, self.bucket.wrote = self._trap.judge, self._trap.wrote
 
     def __enter__(self) -> Self:
-        """Start everybody, and wait for a snapshot of them all."""
+        """Start all actors, and wait for a snapshot of them all."""
         with ExitStack() as stack:
             stack.enter_context(self.bucket)
             self.relay = stack.enter_context(Relay(list(self.actors.addresses.values())))
@@ -181,7 +181,7 @@ class Town:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nobody is left."""
+        """All processes are ended."""
         self._stack.close()
 
     def lines(self, *events: str) -> list[dict[str, Any]]:
@@ -199,7 +199,7 @@ class Town:
         return begun[-1]["snapshot"] if begun else ""
 
     def healed(self) -> None:
-        """Wait until a snapshot is taken of everybody."""
+        """Wait until a snapshot is taken of all actors."""
         before, wanted = len(self.lines("snapshot taken")), self.actors.incarnations()
 
         def whole() -> bool:
@@ -237,10 +237,10 @@ class Town:
 
 
 @pytest.fixture(scope="module")
-def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
+def sharded_job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ShardedJob]:
     """One job for all scenes."""
-    with Town(tmp_path_factory.mktemp("town")) as town:
-        yield town
+    with ShardedJob(tmp_path_factory.mktemp("sharded_job")) as sharded_job:
+        yield sharded_job
 
 
 @pytest.mark.slow
@@ -248,37 +248,39 @@ def town(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Town]:
     "scene",
     [pytest.param(each, id=each.name.replace(" ", "-")) for each in SCENES],
 )
-def test_a_fault_while_a_snapshot_is_under_way(town, scene):
+def test_a_fault_while_a_snapshot_is_under_way(sharded_job, scene):
     """It costs that snapshot at most, or one part of it; a line says which, and why; later ones are
     whole again. Nothing is in the place of which the log says that it is not there."""
-    snapshot = town.play(scene)
+    snapshot = sharded_job.play(scene)
     manifest = f"{MANIFEST}{snapshot.replace(':', '-')}.json"
     if scene.ends in {"taken", "discarded"}:
-        line = town.actors.wait_until(lambda: town.settled(snapshot), f"{snapshot} is settled")
+        line = sharded_job.actors.wait_until(
+            lambda: sharded_job.settled(snapshot), f"{snapshot} is settled"
+        )
         assert f"snapshot {scene.ends}" == line["event"]
         absent = {who.rpartition(".")[0]: why for who, why in line.get("absent", {}).items()}
         assert {scene.absent} - {""} == set(absent)
         assert scene.said in absent.get(scene.absent, "") + line.get("reason", "")
     # Looked at now: retention may have taken it away by the time that all is well again.
-    assert (scene.ends in {"taken", "unheard"}) == (manifest in town.bucket.objects())
+    assert (scene.ends in {"taken", "unheard"}) == (manifest in sharded_job.bucket.objects())
     if scene.ends == "unheard":
-        town.unheard.add(snapshot.replace(":", "-"))
-    town.healed()
-    assert town.settled(snapshot) or scene.ends in {"nothing", "unheard"}
+        sharded_job.unheard.add(snapshot.replace(":", "-"))
+    sharded_job.healed()
+    assert sharded_job.settled(snapshot) or scene.ends in {"nothing", "unheard"}
 
 
 @pytest.mark.slow
-def test_all_that_stands_is_whole_and_the_tapes_replay(town):
+def test_all_that_stands_is_whole_and_the_tapes_replay(sharded_job):
     """Every byte of every snapshot is as it was written, each of them was told of, and the job ends
     well."""
-    ended = town.actors.stop()
+    ended = sharded_job.actors.stop()
     assert {0} == set(ended.values()), ended
-    listed = json.loads(town.snapshot("list", "--json").stdout)
-    taken = {line["snapshot"].replace(":", "-") for line in town.lines("snapshot taken")}
-    verified = town.snapshot("verify")
+    listed = json.loads(sharded_job.snapshot("list", "--json").stdout)
+    taken = {line["snapshot"].replace(":", "-") for line in sharded_job.lines("snapshot taken")}
+    verified = sharded_job.snapshot("verify")
     assert 0 == verified.returncode, verified.stdout + verified.stderr
     assert f"{len(listed)} of {len(listed)} snapshots intact" in verified.stdout
-    assert {each["id"] for each in listed} <= taken | town.unheard
-    replayed = replay(town.job.run_folder)
+    assert {each["id"] for each in listed} <= taken | sharded_job.unheard
+    replayed = replay(sharded_job.job.run_folder)
     assert 0 == replayed.returncode, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout

@@ -170,7 +170,7 @@ def take(tools, job, *more):
 
 
 def test_one_is_taken_on_request(pictures, tools):
-    """Its id is printed when it is there; when the job is over nobody answers."""
+    """Its id is printed when it is there; when the job is over there is no answer."""
     job = pictures.job
     running = job.start("--processes", "--set=job.steps=100000", "--set=task.step_s=0.02")
     job.wait_for("merge", 3)
@@ -223,8 +223,8 @@ fault = [
 
 @pytest.mark.slow
 def test_crashes_over_snapshots(pictures, tools):
-    """Whoever is killed while one is under way costs at most that one: all that stand are whole,
-    the run replays, and it goes on from the newest."""
+    """A process that is killed during a snapshot costs at most that one: all committed ones are
+    whole, the run replays, and it continues from the newest."""
     job = pictures.job
     chaos = job.file.with_name("chaos.toml")
     chaos.write_text(FAULTS)

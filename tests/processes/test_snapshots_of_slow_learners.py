@@ -1,6 +1,6 @@
 """Several snapshots within one step of a slow learner: each is whole, and replays begin there.
 
-A worker that went on from a snapshot did not know that it had a state, nor what its last step had
+A worker that continued from a snapshot did not know that it had a state, nor what its last step had
 brought, until its next step: every replay that began within a slow learner's step diverged at the
 next snapshot.
 """
@@ -50,7 +50,7 @@ def within_one_step(job, who):
 
 @pytest.mark.slow
 def test_replays_begin_within_the_step_of_a_slow_learner(job, tools):
-    """At any of the snapshots that fall within it; and so does a run that goes on from one."""
+    """At any of the snapshots that fall within it; and so does a run that continues from one."""
     settings = (*SETTINGS, *UNTIL_STOPPED, "snapshot.every_s=0.3", "learner.learner-1.factor=16")
     running = job.start(*(f"--set={each}" for each in settings))
     job.wait_until(lambda: within_one_step(job, "learner-1") >= 2 and len(taken(job)) >= 4)

@@ -16,7 +16,7 @@ def both_shards_are_back(run):
 
 
 def test_everything_going_wrong_for_a_while(tmp_path):
-    """Every invariant holds on the tapes, and they replay; shards go on from what they kept."""
+    """Every invariant holds on the tapes, and they replay; shards continue from what they kept."""
     found = soak(
         tmp_path, 0.25, seed=CRASHES, learners=2, compare=False, until=both_shards_are_back
     )

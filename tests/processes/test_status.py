@@ -117,7 +117,7 @@ def test_watching_ends_with_a_signal(job, tools):
     ],
 )
 def test_one_line_for_what_is_wrong(tools, arguments, code, said):
-    """Bad input exits with 2, an address where nobody answers with 1, each with one line."""
+    """Bad input exits with 2, an address without an answer with 1, each with one line."""
     ended = tools.call_here(*arguments)
 
     assert code == ended.returncode, ended.stderr

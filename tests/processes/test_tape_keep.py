@@ -78,7 +78,7 @@ def bounded(tmp_path_factory):
 
 def test_what_is_left_replays(bounded):
     """The first files are gone, and all of a former incarnation; a tape has two intervals and what
-    nobody has looked at yet; the replay begins with a snapshot, says so, and is identical."""
+    no reader has opened yet; the replay begins with a snapshot, says so, and is identical."""
     tapes = open_tapes(bounded.tapes)
     assert ["learner-0.1", "learner-1.2", "syncer.1"] == [each.incarnation for each in tapes]
     assert all(each.dropped for each in tapes)
@@ -174,7 +174,7 @@ def test_without_a_snapshot_nothing_can_begin(bounded, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_goes_on_is_bounded_as_well(bounded, tmp_path):
     """Its tapes begin where the other run's snapshot was, and then behind its own ones."""
-    # The newest one was taken when the run had been told to end; who goes on from it ends, too.
+    # The newest one was taken when the run had been told to end; who continues from it ends, too.
     _, one, *_ = Store(bounded.folder / "snapshots").snapshots()
     went_on = Bounded(Job(tmp_path, JOB + BOUNDED))
     first = [went_on.tapes / f"{who}.tape" for who in ("syncer.1", "learner-0.1", "learner-1.2")]

@@ -96,7 +96,7 @@ def test_an_equal_run_is_found_equal(path):
 
 
 def test_playing_gives_the_effects_again(path):
-    """Whoever drives the player gets what the machine asked for."""
+    """The caller of the player gets the effects of the machine."""
     player = Player(Tape(path), Said, Counter())
 
     effects = [player.play(*moment) for moment in player.moments()]

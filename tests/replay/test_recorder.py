@@ -1,4 +1,4 @@
-"""The pen at the door: what stands on disk, when, and what happens when it cannot."""
+"""The recorder: what is on disk, when, and what happens if it cannot be written."""
 
 import msgpack
 import pytest

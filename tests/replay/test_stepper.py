@@ -98,7 +98,7 @@ def test_a_failure_that_is_on_the_tape_is_told(tmp_path):
 
 
 def test_it_can_begin_behind_an_event(tmp_path):
-    """It can begin behind an event."""
+    """It can begin after an event."""
     path = tmp_path / f"{ME}.tape"
     first = walk(path)
     first.goto(10)

@@ -1,4 +1,4 @@
-"""The tape, byte by byte: cut anywhere, flipped anywhere, and read by a stranger."""
+"""The tape, byte by byte: cut anywhere, flipped anywhere, and read by another program."""
 
 import os
 import struct
@@ -152,7 +152,7 @@ def test_records_that_change_places_are_noticed(tmp_path):
             Tape(path).scan()
 
 
-def test_a_stranger_with_msgpack_can_read_a_tape(tmp_path):
+def test_another_program_with_msgpack_can_read_a_tape(tmp_path):
     """The documented layout and any msgpack reader are enough; the checks are plain CRC-32."""
     path = tmp_path / "a.tape"
     write(path)
@@ -258,7 +258,7 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
 
 
 def test_a_tape_may_begin_behind_an_event(tmp_path):
-    """One that goes on from a snapshot says behind which; anything else there is a hole."""
+    """One that continues from a snapshot says behind which; anything else there is a hole."""
     goes_on = msgspec.structs.replace(header(), after=7, clock={"a.1": 7, "b.1": 2})
     write(tmp_path / "a.tape", [event(8), Effects(8, 0, bytes(16))], goes_on)
     tape = Tape(tmp_path / "a.tape").scan()

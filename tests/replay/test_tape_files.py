@@ -20,7 +20,7 @@ from replay import (
 )
 from replay import verify as verify_tapes
 from replay.tape import Closed, Effects, Event
-from replay.tape_files import BEHIND, whose
+from replay.tape_files import EVENT_SEPARATOR, whose
 
 EVENTS_IN_A_FILE = 3
 
@@ -145,7 +145,7 @@ def test_a_chain_is_read_as_one_tape(tmp_path):
 
 @pytest.mark.parametrize("gone", [1, 2])
 def test_what_is_left_of_a_chain_is_a_tape(tmp_path, gone):
-    """Without its first files it begins behind an event, with the clock of then, and says so."""
+    """Without its first files it begins after an event, with the clock of then, and says so."""
     paths = record(tmp_path)
     for path in paths[:gone]:
         path.unlink()
@@ -173,7 +173,7 @@ def test_files_that_overlap_are_refused(tmp_path):
     second.unlink()
     TapeWriter(second.with_name("a.1@2.tape"), header(after=2, part=1)).close()
 
-    with pytest.raises(TapeError, match=r"begins behind event 2, but a\.1\.tape ends after 3"):
+    with pytest.raises(TapeError, match=r"begins after event 2, but a\.1\.tape ends after 3"):
         open_tapes(tmp_path)
 
 
@@ -237,7 +237,7 @@ def numbers_or_none(path, data):
 
 
 def test_a_first_file_that_was_not_begun_is_no_chain(tmp_path):
-    """What a tape without a header held nobody knows."""
+    """It is unknown what a tape without a header held."""
     (tmp_path / "a.1.tape").write_bytes(b"ddlo")
 
     with pytest.raises(TapeError, match="too short to be a tape"):
@@ -286,7 +286,7 @@ def test_a_recorder_of_nothing_goes_on_with_nothing(tmp_path):
 def test_names_of_files(tmp_path):
     """A name says whose a file is and where it begins; files are found in the order of events."""
     assert ("learner-0.1", 0) == whose(tmp_path / "learner-0.1.tape")
-    assert ("learner-0.12", 345) == whose(tmp_path / f"learner-0.12{BEHIND}345.tape")
+    assert ("learner-0.12", 345) == whose(tmp_path / f"learner-0.12{EVENT_SEPARATOR}345.tape")
     assert ("learner-0.1", 0) == whose(tmp_path / "learner-0.1@x².tape")
     for name in ("a.1", "a.1@100", "a.1@20", "a.10@5", "a.1@x", "b.1@7"):
         (tmp_path / f"{name}.tape").write_bytes(b"12345")

@@ -105,7 +105,7 @@ def test_only_the_retired_may_be_left_out(tmp_path, heard, learned, holds):
 
 
 def test_a_message_may_bring_the_newer_and_name_the_older(tmp_path):
-    """The very message that says that somebody came back may still know the one before."""
+    """The message that announces a new incarnation may still name the former one in its clock."""
     event = message("b.1", 0, b_1=1, c_1=3, c_2=1) | {"learned": {"b.1": 1, "c.2": 1}}
 
     assert problems(write(tmp_path, "a.1", [event])) == []

@@ -278,7 +278,7 @@ def door_of(world: World, target: str) -> ConnectionGuard:
 
 
 class Stage(World):
-    """A world in which somebody's lines are a puppet's."""
+    """A world in which one actor's messages are chosen by the test."""
 
     def __init__(self, job: Any, physics: Physics, target: str, name: str, seed: int) -> None:
         super().__init__(job, physics)

@@ -42,7 +42,7 @@ from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.recording import job_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import cut_of, why_foreign
+from ddloco.replayer.start_point import cut_of, mismatch
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Start, StartPoint
@@ -128,8 +128,8 @@ def draw(seed: int) -> fuzz.Hostile:
 
 
 def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked:
-    """Somebody begins two or three snapshots a step of the slow learner: whoever takes them of
-    itself waits until the last one is whole, and so for the end of that step."""
+    """The syncer begins two or three snapshots a step of the slow learner: an actor that takes them
+    of itself waits until the last one is whole, and so for the end of that step."""
     every_s = factor / rng.choice([2, 3])
     count = min(int(2 * heal_at / every_s), ASKED_MAX)
     return tuple((every_s * (n + 1), rng.choice(job.names())) for n in range(count))
@@ -219,7 +219,7 @@ def play(drawn: fuzz.Hostile, folder: Path, outcome: Outcome) -> World:
 
 @dataclass
 class SimulatedStart(Start):
-    """Where a simulated actor goes on from.
+    """Where a simulated actor continues from.
 
     Attributes:
         worker: what its simulated worker knew, when the step was done that ran at the cut.
@@ -273,13 +273,13 @@ class SnapshotExecutor:
         self.check_fact, self.arrays = self.executor.check_fact, self.executor.arrays
 
     def is_repeated(self, work: Work) -> bool:
-        """Not what was written of the snapshot itself: nobody waits for that here, so what it reads
-        may be freed before it is done."""
+        """Not what was written of the snapshot itself: no actor waits for that here, so what it
+        reads may be freed before it is done."""
         own = isinstance(work, CaptureState | CaptureFlight) and work.snapshot == self.snapshot
         return not own and self.executor.is_repeated(work)
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
-        """Of a merge that was kept before the cut the snapshot does not say how far everybody's
+        """Of a merge that was kept before the cut the snapshot does not say how far each actor's
         data had gone then; the digest of its arrays is compared."""
         if isinstance(recorded, Recovered) and isinstance(found, Recovered):
             theirs = {(each.fragment, each.version, each.digest): each for each in recorded.kept}
@@ -325,7 +325,7 @@ class Again:
 
 
 def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint[SimulatedStart]:
-    """Where everybody stood in a snapshot."""
+    """The cut of a snapshot, by incarnation."""
     given = {type(each): each for each in settings(job)}
 
     def start(part: Part) -> SimulatedStart:
@@ -351,7 +351,7 @@ def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapsho
         each
         for each in world.snapshots.committed.values()
         if not any(cut_of(each.parts).short(tape) for tape in tapes)
-        and why_foreign(each.parts, tapes) is None
+        and mismatch(each.parts, tapes) is None
         and syncers <= {actor_of(part.who) for part in each.parts}
         and any(tape.events > part.number for tape in tapes for part in each.parts
                 if part.who == tape.incarnation)

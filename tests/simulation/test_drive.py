@@ -67,7 +67,7 @@ def log(folder):
 
 
 def schedule_of(lines):
-    """Who contributed to which merge, and how many steps everybody did."""
+    """Who contributed to which merge, and how many steps each learner did."""
     merged = [(each["t"], each["learners"]) for each in lines if each["event"] == "merge"]
     steps = [each["ref"].partition(":")[0] for each in lines if each["event"] == "step"]
     return merged, {name: steps.count(name) for name in sorted(set(steps))}

@@ -1,4 +1,4 @@
-"""A syncer that comes back without what it had merged goes on from what its learners hold."""
+"""A syncer that comes back without what it had merged continues from what its learners hold."""
 
 from collections import Counter
 
@@ -111,7 +111,7 @@ def test_a_member_of_another_run_comes_too_late(begin):
 
 
 def test_a_learner_that_is_further_than_the_job_can_be_is_refused(begin):
-    """Once the syncer has merged a fragment itself, nobody can hold a newer one."""
+    """Once the syncer has merged a fragment itself, no learner can hold a newer one."""
     world, log = begin()
     learner = world.nodes["learner-0"].actor.machine
     learner._versions[0] += 8

@@ -58,7 +58,8 @@ def train(gbit, step_s, hours):
     ],
 )
 def test_large_fragments_are_merged_over_any_link(gbit, step_s, hours):
-    """No link is given up; everybody is in nearly every merge; few deadlines are in vain."""
+    """No link is given up; each learner is in nearly every merge; few deadlines pass without an
+    answer."""
     noted = train(gbit, step_s, hours)
     assert noted.events["joined"] == LEARNERS
     assert noted.events["lost"] == 0

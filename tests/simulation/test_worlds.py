@@ -64,7 +64,7 @@ def test_table_1_as_a_whole():
 
 
 def test_uptime_from_four_learners_on():
-    """With four learners or more somebody always trains, to a tenth of a percent of a day."""
+    """With four learners or more at least one always trains, to a tenth of a percent of a day."""
     for case, world in cases_of(find("goodput"), ["scenario.hours=6"]):
         if case.name.startswith(("M = 4, 600k", "M = 8, 1.2M")):
             assert run_case(case, world, 0).values["uptime"] > 99.5

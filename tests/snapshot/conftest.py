@@ -56,7 +56,7 @@ def draft(store, order, **facts):
 
 
 class Watched:
-    """The module os, with somebody who is asked before each call that changes a place.
+    """The module os, with a hook that is called before each call that changes a place.
 
     What is durable is for him to model: an fsync takes time and shows nothing.
     """

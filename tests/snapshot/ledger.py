@@ -1,40 +1,40 @@
-"""What a town's ledger says of its snapshots: the truth, which no participant knows."""
+"""What a bank's ledger says of its snapshots: the truth, which no participant knows."""
 
 from clocks import VectorClock, inconsistencies
 from snapshot.participant import UNDER_WAY_MAX, Discard
-from tests.snapshot.town import MONEY
+from tests.snapshot.bank import MONEY
 
 
-def check(town):
+def check(bank):
     """Every snapshot is whole and true, or discarded with a reason; nothing is left of any."""
-    for snapshot, who in town.begun.items():
-        outcomes = town.outcomes.get(snapshot, [])
-        lives = who in town.people.values()
+    for snapshot, who in bank.begun.items():
+        outcomes = bank.outcomes.get(snapshot, [])
+        lives = who in bank.people.values()
         assert len(outcomes) == 1 or (not lives and not outcomes), f"{snapshot}: {outcomes}"
         for outcome in outcomes:
             if isinstance(outcome, Discard):
-                check_discard(town, outcome)
+                check_discard(bank, outcome)
             else:
-                check_commit(town, outcome)
-    assert town.outcomes.keys() <= town.begun.keys()
-    for person in town.people.values():
+                check_commit(bank, outcome)
+    assert bank.outcomes.keys() <= bank.begun.keys()
+    for person in bank.people.values():
         participant = person.participant
         assert not participant.recording, "the last recording ended"
         assert {} == participant._own == participant._gatherings
         assert 0 == len(participant._cuts)
 
 
-def check_discard(town, discard):
+def check_discard(bank, discard):
     """It says why; where nothing went wrong, only that there were too many."""
     assert discard.reason
-    if town.calm:
+    if bank.calm:
         assert f"{UNDER_WAY_MAX} snapshots are under way already" == discard.reason
 
 
-def check_commit(town, commit):
+def check_commit(bank, commit):
     """Cut, channels, states and names of one snapshot."""
     parts = {part.who: part for part in commit.parts}
-    cuts = {name: town.everybody[name].cuts[commit.snapshot] for name in parts}
+    cuts = {name: bank.everybody[name].cuts[commit.snapshot] for name in parts}
     assert cuts == {name: part.number for name, part in parts.items()}
     assert [] == inconsistencies({name: VectorClock(part.clock) for name, part in parts.items()})
     assert not parts.keys() & commit.absent.keys()
@@ -44,18 +44,18 @@ def check_commit(town, commit):
     assert all(len(part.contents) == 2 and not part.failed for part in parts.values())
     actors = [name.rpartition(".")[0] for name in parts]
     assert len(set(actors)) == len(actors), "one incarnation of each"
-    check_channels(town, commit.snapshot, cuts)
-    check_states(town, commit.snapshot, cuts)
-    if town.calm and not any("under way already" in why for why in commit.absent.values()):
+    check_channels(bank, commit.snapshot, cuts)
+    check_states(bank, commit.snapshot, cuts)
+    if bank.calm and not any("under way already" in why for why in commit.absent.values()):
         assert not commit.absent
-        assert parts.keys() == town.everybody.keys()
+        assert parts.keys() == bank.everybody.keys()
 
 
-def check_channels(town, snapshot, cuts):
+def check_channels(bank, snapshot, cuts):
     """In flight between the present is what was sent before the one cut and came after the other;
     nothing that came before a cut was sent after one."""
     flying = {}
-    for line in town.ledger:
+    for line in bank.ledger:
         if line.sender not in cuts or line.receiver not in cuts or line.received is None:
             continue
         before = line.sent <= cuts[line.sender]
@@ -66,21 +66,21 @@ def check_channels(town, snapshot, cuts):
     recorded = {
         (name, channel): [line.id for line in said]
         for name in cuts
-        for channel, said in town.everybody[name].flights[snapshot]
+        for channel, said in bank.everybody[name].flights[snapshot]
         if channel[0] in cuts
     }
     assert flying == recorded, "what was in flight, and what was recorded"
 
 
-def check_states(town, snapshot, cuts):
+def check_states(bank, snapshot, cuts):
     """Money is what the present had at their cuts, tokens are in one place each; where all that
     ever was is present and nothing broke, none is missing."""
-    states = {name: town.everybody[name].states[snapshot] for name in cuts}
+    states = {name: bank.everybody[name].states[snapshot] for name in cuts}
     for name, (money, made, merged) in states.items():
-        sent = [each for each in town.ledger if each.sender == name and each.sent <= cuts[name]]
+        sent = [each for each in bank.ledger if each.sender == name and each.sent <= cuts[name]]
         came = [
             each
-            for each in town.ledger
+            for each in bank.ledger
             if each.receiver == name and each.received and each.received <= cuts[name]
         ]
         spent, earned = sum(each.amount for each in sent), sum(each.amount for each in came)
@@ -90,11 +90,11 @@ def check_states(town, snapshot, cuts):
     flights = [
         line
         for name in cuts
-        for (peer, _), said in town.everybody[name].flights[snapshot]
+        for (peer, _), said in bank.everybody[name].flights[snapshot]
         if peer in cuts
         for line in said
     ]
-    whole = cuts.keys() == town.everybody.keys() and not town.faults
+    whole = cuts.keys() == bank.everybody.keys() and not bank.faults
     if whole:
         total = sum(money for money, *_ in states.values()) + sum(line.amount for line in flights)
         assert MONEY * len(cuts) == total, "money is neither made nor lost"

@@ -1,6 +1,6 @@
-"""Bugs to be planted in the snapshot machine, each of which some small town must notice.
+"""Bugs to be planted in the snapshot machine, each of which some small bank must notice.
 
-Every one changes it as a slip of the pen would.
+Every one changes it as a programming mistake would.
 """
 
 from collections.abc import Callable
@@ -12,11 +12,11 @@ from snapshot.channel_recorder import Cuts
 from snapshot.coordinator import Gathering
 from snapshot.participant import Capture, Mark, Own, Participant, RecordFlight
 from snapshot.record import Part
-from tests.snapshot.town import Town
+from tests.snapshot.bank import Bank
 
 
 class Mutation(NamedTuple):
-    """A bug, the first town to look at, and how it is planted."""
+    """A bug, the first bank to look at, and how it is planted."""
 
     name: str
     first: int
@@ -33,7 +33,7 @@ def bug(plant, first=0):
 
 
 def rare(first):
-    """A bug that few towns notice; ``first`` is one of them."""
+    """A bug that few banks notice; ``first`` is one of them."""
     return lambda plant: bug(plant, first)
 
 
@@ -48,12 +48,12 @@ def wrap(patch, owner, name, around):
 
 @bug
 def no_marker_is_sent_on_one_lane(patch):
-    def mark(old, town, person, peer, snapshot):
-        lanes, town.lanes = town.lanes, town.lanes[:1]
-        old(town, person, peer, snapshot)
-        town.lanes = lanes
+    def mark(old, bank, person, peer, snapshot):
+        lanes, bank.lanes = bank.lanes, bank.lanes[:1]
+        old(bank, person, peer, snapshot)
+        bank.lanes = lanes
 
-    wrap(patch, Town, "mark", mark)
+    wrap(patch, Bank, "mark", mark)
 
 
 @bug
@@ -120,14 +120,14 @@ def a_second_marker_cuts_again(patch):
 
 @bug
 def the_cut_is_only_made_when_all_markers_are_in(patch):
-    def perform(old, town, person, asks):
+    def perform(old, bank, person, asks):
         states = person.state()
-        old(town, person, asks)
+        old(bank, person, asks)
         for ask in asks:
             if isinstance(ask, RecordFlight):
                 person.states[ask.snapshot] = states
 
-    wrap(patch, Town, "perform", perform)
+    wrap(patch, Bank, "perform", perform)
 
 
 @bug
@@ -190,7 +190,7 @@ def a_channel_that_broke_before_the_cut_is_forgotten(patch):
 
 
 @bug
-def a_stranger_is_forgotten(patch):
+def an_unknown_peer_is_forgotten(patch):
     wrap(patch, coordinator, "_problems", lambda old, *parts: (
         each for each in old(*parts) if "opened" not in each
     ))  # fmt: skip
@@ -202,7 +202,7 @@ def who_is_at_odds_is_ignored(patch):
 
 
 @bug
-def nobody_is_expected_but_neighbours(patch):
+def only_direct_peers_are_expected(patch):
     wrap(patch, Gathering, "_expect", lambda old, self, part: (
         old(self, part) if part.who == self._initiator else self._awaited.pop(part.who, None)
     ))  # fmt: skip

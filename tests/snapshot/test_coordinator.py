@@ -8,7 +8,7 @@ from snapshot.record import Part
 
 
 def part(who, *peers, lost=None, clock=None, failed=""):
-    """A part of somebody, whose name has no incarnation number unless it matters."""
+    """A part of an actor, whose name has no incarnation number unless it matters."""
     return Part(who, 1, clock or {who: 1}, peers, lost or {}, ("state", "flight"), failed)
 
 
@@ -35,7 +35,7 @@ def outcome(gathering):
 
 
 def test_everybody_that_somebody_knows_is_awaited():
-    """Each part names its peers; whoever is gone or lost is not waited for."""
+    """Each part names its peers; an actor that left or is lost is not waited for."""
     gathering = Gathering("hub:1", "hub")
     assert ["hub"] == gathering.awaited()
     gathering.add(part("hub", "a", "b"))
@@ -135,7 +135,7 @@ def test_clocks_have_the_last_word():
 
 
 def test_who_left_without_a_word_is_absent_all_the_same():
-    """A reason may be the peer's own words, and empty: it is no key, and nobody's end."""
+    """A reason may be the peer's own words, and empty: it is no key, and ends no actor."""
     gathering = Gathering("a.1:1", "a.1")
     gathering.add(part("a.1", "b.1"))
     gathering.gone("b.1", "")

@@ -197,7 +197,8 @@ def test_a_real_server_takes_failed_uploads_back(bucket, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_manifest_whose_answer_is_lost_stands(bucket, draft):
-    """Whoever asks again is told that there is one: it is his own, so the snapshot is committed."""
+    """A repeated request is answered that the object exists: it is its own, so the snapshot is
+    committed."""
     store = Store(URL)
     asked = []
 
@@ -215,7 +216,7 @@ def test_a_manifest_whose_answer_is_lost_stands(bucket, draft):
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_store_that_is_busy_is_asked_again(bucket, take):
-    """A refusal that asks for patience costs nobody a snapshot; one that forbids is one line."""
+    """A refusal that asks to retry costs no snapshot; one that forbids is one line."""
     store = Store(URL)
     asked = []
 

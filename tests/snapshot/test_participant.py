@@ -1,4 +1,4 @@
-"""Snapshots of small towns, in every order that a network may choose; and bugs that must show."""
+"""Snapshots of small banks, in every order that a network may choose; and bugs that must show."""
 
 import random
 from collections import Counter
@@ -25,44 +25,44 @@ from snapshot.participant import (
     Tell,
 )
 from snapshot.record import Part
+from tests.snapshot.bank import Bank
 from tests.snapshot.ledger import check
 from tests.snapshot.mutations import MUTATIONS
-from tests.snapshot.town import Town
 
 SCRIPT_BYTES = 400
-TOWNS = range(600)
+BANKS = range(600)
 MUTANTS_MAX = 400
 
 
 def live(seed):
-    """The town of a seed, when all is over."""
-    return Town(random.Random(f"town {seed}").randbytes(SCRIPT_BYTES)).live()
+    """The bank of a seed, when all is over."""
+    return Bank(random.Random(f"bank {seed}").randbytes(SCRIPT_BYTES)).live()
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.binary(min_size=SCRIPT_BYTES, max_size=SCRIPT_BYTES))
 def test_every_snapshot_is_true_or_none(text):
     """Whatever a network does: a consistent cut with all that was in flight, or a reason."""
-    check(Town(text).live())
+    check(Bank(text).live())
 
 
-def test_towns_are_far_apart():
+def test_banks_differ_widely():
     """Drawn from seeds they hold, too; and show commits with and without absent ones, messages in
     flight, each reason to be absent, and each to discard."""
     seen = Counter()
-    for seed in TOWNS:
-        town = live(seed)
-        check(town)
-        seen[f"{len(town.lanes)} lanes"] += 1
-        seen["overlapping"] += any(len(person.cuts) > 2 for person in town.people.values())
-        for snapshot, outcomes in town.outcomes.items():
+    for seed in BANKS:
+        bank = live(seed)
+        check(bank)
+        seen[f"{len(bank.lanes)} lanes"] += 1
+        seen["overlapping"] += any(len(person.cuts) > 2 for person in bank.people.values())
+        for snapshot, outcomes in bank.outcomes.items():
             for outcome in outcomes:
                 if isinstance(outcome, Discard):
                     seen["discarded: " + outcome.reason.rpartition(": ")[2].partition(":")[0]] += 1
                     continue
                 seen["absent" if outcome.absent else "all"] += len(outcome.parts) > 1
                 seen.update("absent: " + why.rpartition(": ")[2] for why in outcome.absent.values())
-                people = [town.everybody[part.who] for part in outcome.parts]
+                people = [bank.everybody[part.who] for part in outcome.parts]
                 seen["in flight"] += any(person.flights[snapshot] for person in people)
     for what, least in {
         "1 lanes": 100,
@@ -89,7 +89,7 @@ def test_towns_are_far_apart():
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda each: each.name)
 def test_planted_bugs_are_noticed(mutation, monkeypatch):
-    """Some small town objects to each of them."""
+    """Some small bank objects to each of them."""
     mutation.plant(monkeypatch)
     for seed in range(mutation.first, mutation.first + MUTANTS_MAX):
         try:
@@ -116,7 +116,7 @@ def me():
 
 
 def test_alone_in_the_world():
-    """Whoever has no peers records itself, and commits when that is written."""
+    """An actor without peers records itself, and commits when that is written."""
     one = me()
     assert [
         Capture("me.1:7", (), 5.0 + PATIENCE_S),

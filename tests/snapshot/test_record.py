@@ -17,6 +17,6 @@ def test_a_name_says_who_and_when(initiator, number):
     "name", ["", "syncer.1", "syncer.1:", ":3", "syncer.1:x", "syncer.1:-1", "s:\u0663", "s: 3"]
 )
 def test_other_names_are_refused(name):
-    """Whoever wrote it is shown it, and an example."""
+    """The message shows the name, and an example."""
     with pytest.raises(ValueError, match="a snapshot is named after an event, such as"):
         split(name)

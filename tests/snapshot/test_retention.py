@@ -1,4 +1,4 @@
-"""Old snapshots go, and with them only what nobody needs any more."""
+"""Old snapshots are deleted, and with them only blobs that no other snapshot needs."""
 
 import os
 from contextlib import suppress

@@ -111,7 +111,7 @@ def test_a_large_array_is_not_copied(store):
 
 
 def test_many_threads_write_the_same_blobs(store):
-    """Whoever comes first, there is one whole blob of each, and nothing is left over."""
+    """Whichever writer comes first, there is one whole blob of each, and nothing is left over."""
     problems = []
 
     def write():
@@ -155,7 +155,7 @@ def test_snapshots_are_in_the_order_of_the_committer(either, take):
 
 
 def test_the_pointer_is_for_people_only(store, root, take):
-    """LATEST names what was committed last, and nobody minds what stands there."""
+    """LATEST names what was committed last, and wrong contents of it do no harm."""
     take(store, 1)
     take(store, 2)
     assert "syncer.1-20\n" == (root / "LATEST").read_text()

@@ -30,7 +30,7 @@ def ready(identity):
 
 def connected(address, identity=b"rude.1/bulk"):
     """A plain TCP connection that has shaken hands."""
-    raw = raw_connection(address)
+    raw = tcp_connection(address)
     raw.sendall(GREETING + ready(identity))
     told = b""
     while b"READY" not in told:
@@ -40,7 +40,7 @@ def connected(address, identity=b"rude.1/bulk"):
     return raw
 
 
-def raw_connection(address):
+def tcp_connection(address):
     """A plain TCP connection that says nothing."""
     host, port = address.removeprefix("tcp://").split(":")
     return socket.create_connection((host, int(port)), timeout=20)
@@ -108,7 +108,7 @@ async def listener(context, nursery):
 
 
 async def good_peer(context, address, said=1):
-    """Somebody who says what is to be said."""
+    """A dialler that sends what it is given."""
     endpoint = ZmqEndpoint(context)
     await endpoint.dial(address, route="hub/bulk", identity="good.1/bulk")
     for _ in range(said):
@@ -132,7 +132,7 @@ async def test_a_message_without_end_is_cut_off(context, listener, piece):
 
 
 async def test_with_keys_a_message_without_end_is_cut_off_as_well(context, nursery):
-    """Whoever holds a key has no more room than a stranger."""
+    """A peer with a key has no more room than one without."""
     pairs = {name: new_pair() for name in ("hub", "rude")}
     public = {name: pair[0] for name, pair in pairs.items()}
     endpoint = ZmqEndpoint(context, curve=Curve(pairs["hub"][1], public))
@@ -158,7 +158,8 @@ async def test_with_keys_a_message_without_end_is_cut_off_as_well(context, nurse
 
 
 async def test_who_is_not_read_is_not_cut(context, listener):
-    """Much that waits is nobody's fault but ours: all of it arrives, over the same connection."""
+    """Much that waits because this process does not read: all of it arrives, over the same
+    connection."""
     listening, address = listener
     listening.open = trio.Event()
     async with aclosing(await good_peer(context, address, said=150)):
@@ -182,13 +183,13 @@ async def test_a_message_of_very_many_parts_holds_up_nobody(context, listener):
 
 
 async def test_idle_connections_leave_room(context, listener, monkeypatch):
-    """Beyond the limit whoever has said nothing goes, and whoever speaks stays."""
+    """Beyond the limit silent connections are closed, and those that send stay."""
     listening, address = listener
     connections = listening.endpoint._listening.connections
     monkeypatch.setattr(connections, "limit", 20)
     async with aclosing(await good_peer(context, address)) as good:
         await until(lambda: len(listening.heard) == 1)
-        idle = [raw_connection(address) for _ in range(60)]
+        idle = [tcp_connection(address) for _ in range(60)]
         await until(lambda: listening.cut >= 40)
         good.send_nowait("hub/bulk", [b"still"])
         await until(lambda: ("good.1/bulk", 1) in listening.heard)

@@ -25,14 +25,14 @@ def curve(name, **changes):
     return Curve(PAIRS[name][1], {**PUBLIC, **changes}, SHARED)
 
 
-def stranger():
-    """Somebody with a key of their own and the public keys of the job."""
+def unknown_peer():
+    """A process with a key of its own and the public keys of the job."""
     return Curve(new_pair()[1], PUBLIC, SHARED)
 
 
 @asynccontextmanager
 async def syncer(address="tcp://127.0.0.1:*"):
-    """Give a running listener with keys, its inbox, and how to dial it as somebody."""
+    """Give a running listener with keys, its inbox, and a function that dials it under a name."""
     async with open_context() as context, trio.open_nursery() as nursery:
         listener = ZmqEndpoint(context, curve=curve("syncer"), handover=True)
         inbox, dialled = Inbox(), []
@@ -91,7 +91,7 @@ async def test_a_known_key_is_let_in(address, tmp_path):
 @pytest.mark.parametrize(
     ("keys", "reason", "address"),
     [
-        pytest.param(stranger(), "the public key", "127.0.0.1", id="unknown"),
+        pytest.param(unknown_peer(), "the public key", "127.0.0.1", id="unknown"),
         pytest.param(
             curve("learner-0", syncer=new_pair()[0]),
             "it dialled another listener's key",
@@ -117,7 +117,7 @@ async def test_who_has_not_the_right_key_stays_out(keys, reason, address):
 
 
 async def test_a_listener_without_keys_hears_nobody_with_keys():
-    """A dialler never speaks to somebody who cannot prove to be the listener."""
+    """A dialler never sends to a process that cannot prove to be the listener."""
     async with open_context() as context, trio.open_nursery() as nursery:
         impostor, inbox = ZmqEndpoint(context), Inbox()
         address = await impostor.listen("tcp://127.0.0.1:*")
@@ -145,7 +145,7 @@ async def test_a_stolen_identity_is_not_heard():
 
 
 async def test_a_key_of_the_job_detaches_nobody_else():
-    """Whoever dials under another's route with a key of its own, again and again, is not heard;
+    """A peer that dials under another's route with a key of its own, again and again, is not heard;
     the owner is answered all the while, and its connection never has to be mended."""
     async with syncer() as (listener, inbox, dial), trio.open_nursery() as nursery:
         owner = await dial(curve("learner-0"), "learner-0.1/control")
@@ -166,7 +166,7 @@ async def test_a_key_of_the_job_detaches_nobody_else():
 
 @pytest.mark.parametrize("fallback", [False, True])
 async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
-    """Who finds no handler is refused; and one who got in all the same would be nobody."""
+    """A peer without a handler is refused; and one that got in all the same would have no name."""
     if fallback:
         real = zmq.Socket.setsockopt
 
@@ -180,7 +180,7 @@ async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
         address = await listener.listen("tcp://127.0.0.1:*")
         gate = listener._listening.gate
         await gate._zap_handler.dismiss(gate._domain)
-        learner = ZmqEndpoint(context, linger_s=0, curve=stranger())
+        learner = ZmqEndpoint(context, linger_s=0, curve=unknown_peer())
         await learner.dial(address, route="syncer/control", identity="learner-0.1/control")
         nursery.start_soon(listener._receive, listener._listening, inbox.deliver)
         learner.send_nowait("syncer/control", [b"let me in"])

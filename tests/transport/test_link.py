@@ -54,7 +54,7 @@ def test_a_link_comes_up_on_both_lanes(pair):
 
 @pytest.mark.parametrize("lane", LANES)
 def test_one_lane_is_not_enough(new_pair, lane):
-    """The listening side welcomes nobody before both lanes have said Hello."""
+    """The listening side welcomes no peer before both lanes have said Hello."""
     pair = new_pair()
 
     pair.deliver(pair.spoke, lane)
@@ -139,7 +139,7 @@ def test_who_does_not_agree_is_refused_and_told_what_differs(new_pair, theirs, r
 
 
 def dial_anew(pair, *, settled, run="b"):
-    """The listening side begins again in an empty folder, as another run; whoever dialled finds
+    """The listening side begins again in an empty folder, as another run; the dialling side finds
     out by itself."""
     for lane in LANES:
         pair.queues[HUB, lane].clear()
@@ -178,7 +178,7 @@ def test_a_member_of_another_run_takes_part_until_this_one_is_settled(new_pair):
 
 
 def test_members_of_few_other_runs_take_part():
-    """The limit is named; without a run of its own nobody is refused for theirs."""
+    """The limit is named; without a run of its own it refuses no peer for theirs."""
     here = AcceptedRuns("own")
     for number in range(RUNS_MAX):
         assert here.objection(f"run {number}") is None
@@ -405,7 +405,7 @@ def test_goodbye_is_said_also_to_a_peer_that_gives_no_credit(pair):
 
 
 def test_a_final_goodbye_is_the_last(pair):
-    """Whoever dialled is refused, and never dials again; without a reason to, it would."""
+    """The dialling side is refused, and never dials again; without a refusal it would."""
     pair.send(pair.spoke, Pull(1, 0), payload="p/1")
     pair.ask(pair.hub, Hangup(SPOKE, "your place is taken", final=True))
     pair.settle()
@@ -468,7 +468,7 @@ def test_hanging_up_before_the_link_is_up_stops_dialling(new_pair):
 def test_a_redial_that_is_due_after_all_is_over_does_nothing(pair):
     """A timer that fires late finds the link up, or gone, and leaves it so."""
     pair.tell(pair.spoke, TimerFired(f"redial/{HUB}"))
-    pair.tell(pair.spoke, TimerFired("redial/stranger"))
+    pair.tell(pair.spoke, TimerFired("redial/unknown_peer"))
 
     assert pair.queues == {key: [] for key in pair.queues}
     assert pair.spoke.news() == [PeerJoined]
@@ -517,7 +517,7 @@ def test_a_marker_is_no_message_that_costs_credit(pair):
 
 
 def test_without_a_link_there_is_no_marker(new_pair):
-    """To a stranger, or to one who has not joined yet."""
+    """To an unknown peer, or to one that has not joined yet."""
     pair = new_pair()
     waiting = {key: list(said) for key, said in pair.queues.items()}
     pair.ask(pair.spoke, Mark(HUB, "hub.1:9"))
@@ -526,7 +526,8 @@ def test_without_a_link_there_is_no_marker(new_pair):
 
 
 def test_what_an_open_lane_carries(pair):
-    """Messages of the current session; none of a handshake, of another session, or of nobody."""
+    """Messages of the current session; none of a handshake, of another session, or of an unknown
+    peer."""
     links = pair.hub.links
     session = links._links[SPOKE].session
     event = MessageArrived(SPOKE, BULK, SPOKE, session, 1, {}, Pull(1, 0))
@@ -539,7 +540,7 @@ def test_what_an_open_lane_carries(pair):
 
 
 def test_who_dials_under_another_name_than_its_own_is_not_heard(new_pair):
-    """Its connection says who it is; and nobody has the name of who listens."""
+    """Its connection says who it is; and no peer has the name of the listener."""
     for peer, sender in [(SPOKE, "spoke.2"), (SPOKE, "other.1"), ("hub.2", "hub.2")]:
         pair = new_pair()
         for lane in LANES:
@@ -552,7 +553,7 @@ def test_who_dials_under_another_name_than_its_own_is_not_heard(new_pair):
 
 
 def test_another_incarnation_does_not_speak_in_a_session(pair):
-    """A session belongs to who opened it: whoever else speaks in it ends it."""
+    """A session belongs to the peer that opened it: a message of another peer in it ends it."""
     pair.send(pair.hub, Pull(1, 0))
     said = replace(pair.queues[HUB, CONTROL].pop(0), sender="hub.2", clock={"hub.2": 5})
     assert not pair.spoke.links.teaches(said)

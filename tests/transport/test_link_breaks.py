@@ -145,7 +145,7 @@ def test_the_clock_is_whole_after_every_handshake(pair):
 
 @pytest.mark.parametrize("lane", LANES)
 def test_a_clock_that_knows_what_has_not_happened_breaks_the_link(pair, lane):
-    """Nobody can have heard of an event of ours that is yet to come, nor of this one."""
+    """No peer can know an event of this actor that is yet to come, nor this one."""
     for ahead in (1, 1000):
         pair.send(pair.spoke, Pull(1, 0), lane)
         false = pair.lose(pair.spoke, lane)
@@ -195,9 +195,9 @@ def test_a_broken_lane_breaks_the_link_until_hands_are_shaken_again(pair, who, l
     assert side.links.counters["lane broken"] == 1
 
 
-def test_a_broken_lane_of_a_stranger_is_nothing(pair):
+def test_a_broken_lane_of_an_unknown_peer_is_nothing(pair):
     """A break of what is no link is not even heard."""
-    pair.tell(pair.hub, LaneBroken("stranger", BULK, "cut"))
+    pair.tell(pair.hub, LaneBroken("unknown_peer", BULK, "cut"))
 
     assert pair.hub.news() == [PeerJoined]
 
@@ -240,7 +240,7 @@ def test_old_words_of_a_handshake_are_stale(pair):
 
 @pytest.mark.parametrize("session", [2**20 + 2, 2**62, 2**63 - 1])
 def test_no_hello_jumps_to_the_end_of_numbers(pair, session):
-    """A session number from which nobody could go on is not taken; the link stays."""
+    """A session number without a successor is not taken; the link stays."""
     say_hello(pair, session)
     pair.send(pair.spoke, Pull(1, 0))
     pair.settle()
@@ -249,7 +249,7 @@ def test_no_hello_jumps_to_the_end_of_numbers(pair, session):
     assert pair.hub.news() == pair.spoke.news() == [PeerJoined]
 
 
-def test_whoever_was_counted_up_by_a_stranger_goes_beyond(pair):
+def test_a_peer_whose_session_another_process_raised_goes_beyond(pair):
     """Its next words are of an old session, and so is its next dial; it is told which one stands,
     exceeds that, and is heard."""
     say_hello(pair, 2**20)
@@ -266,7 +266,7 @@ def test_whoever_was_counted_up_by_a_stranger_goes_beyond(pair):
 
 
 def test_whoever_has_counted_too_far_begins_again(new_pair):
-    """Nobody knows that session any more, and it is far from the first: the next dial is heard."""
+    """That session is unknown, and its number is far from the first: the next dial is accepted."""
     pair = new_pair()
     pair.queues = {key: [] for key in pair.queues}
     pair.spoke.links._links[HUB].session = 2**40
@@ -293,7 +293,7 @@ def test_a_listening_side_that_starts_anew_is_dialled_again(pair):
 
 
 def test_a_handshake_while_the_link_is_up_is_a_loss_and_a_join(pair):
-    """Whoever dials again has lost the old link; what waited for it is given up."""
+    """A peer that dials again has lost the old link; what waited for it is given up."""
     for number in range(9):
         pair.send(pair.hub, Pull(number, 0), BULK, payload=f"p/{number}")
     pair.queues = {key: [] for key in pair.queues}
@@ -382,8 +382,8 @@ def test_a_lane_whose_bytes_still_arrive_is_not_given_up(pair):
 
 
 def test_bytes_that_arrive_of_no_open_lane_are_nobodys(pair):
-    """A stranger's, or those of a link that has just been lost."""
+    """Those of an unknown peer, or of a link that has just been lost."""
     before = {lane: list(waiting) for lane, waiting in pair.queues.items()}
-    pair.tell(pair.hub, BytesArrived("stranger.1", BULK, 10))
+    pair.tell(pair.hub, BytesArrived("unknown_peer.1", BULK, 10))
     assert before == {lane: list(waiting) for lane, waiting in pair.queues.items()}
     assert BytesArrived not in pair.hub.news()

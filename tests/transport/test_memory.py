@@ -8,7 +8,7 @@ import trio
 from transport.endpoint import LaneFull, PeerGone
 from transport.memory import FabricStatistics, Faults, MemoryFabric
 
-STORM = Faults((0.01, 0.05), loss=0.2, duplication=0.2, reorder=0.2)
+MANY_FAULTS = Faults((0.01, 0.05), loss=0.2, duplication=0.2, reorder=0.2)
 
 
 async def linked(fabric):
@@ -31,7 +31,7 @@ async def arrivals(endpoint, wait_s=10.0):
     return seen
 
 
-async def storm(seed, faults=STORM):
+async def exchange(seed, faults=MANY_FAULTS):
     """Send 200 numbered messages through faults; return what arrives when, and the counts."""
     fabric = MemoryFabric(seed, faults)
     syncer, learner = await linked(fabric)
@@ -42,7 +42,7 @@ async def storm(seed, faults=STORM):
 
 async def test_a_seed_is_a_fate(autojump_clock):
     """The same seed gives the same arrivals at the same times; another seed gives others."""
-    first, again, other = [await storm(seed) for seed in (7, 7, 8)]
+    first, again, other = [await exchange(seed) for seed in (7, 7, 8)]
 
     assert [m for _, m in first[0]] == [m for _, m in again[0]]
     assert [t for t, _ in first[0]] == pytest.approx([t for t, _ in again[0]])
@@ -52,7 +52,7 @@ async def test_a_seed_is_a_fate(autojump_clock):
 
 async def test_no_faults_is_lossless_immediate_and_in_order(autojump_clock):
     """Without faults every message arrives once, in order, in no time."""
-    seen, counts = await storm(1, Faults())
+    seen, counts = await exchange(1, Faults())
 
     assert [b"%d" % number for number in range(200)] == [message for _, message in seen]
     assert {0.0} == {when_s for when_s, _ in seen}
@@ -61,7 +61,7 @@ async def test_no_faults_is_lossless_immediate_and_in_order(autojump_clock):
 
 async def test_loss_loses_and_nothing_else(autojump_clock):
     """What loss leaves over arrives once and in order; the fabric counts the rest."""
-    seen, counts = await storm(1, Faults(loss=0.3))
+    seen, counts = await exchange(1, Faults(loss=0.3))
     numbers = [int(message) for _, message in seen]
 
     assert sorted(set(numbers)) == numbers
@@ -71,7 +71,7 @@ async def test_loss_loses_and_nothing_else(autojump_clock):
 
 async def test_duplication_doubles_and_loses_nothing(autojump_clock):
     """Every message arrives, some of them twice, the originals in order."""
-    seen, counts = await storm(1, Faults(duplication=0.3))
+    seen, counts = await exchange(1, Faults(duplication=0.3))
     numbers = [int(message) for _, message in seen]
 
     assert list(range(200)) == list(dict.fromkeys(sorted(numbers)))
@@ -81,7 +81,7 @@ async def test_duplication_doubles_and_loses_nothing(autojump_clock):
 
 async def test_reordering_reorders_and_loses_nothing(autojump_clock):
     """Every message arrives once, some overtaken; those not held back keep their order."""
-    seen, counts = await storm(1, Faults(reorder=0.3))
+    seen, counts = await exchange(1, Faults(reorder=0.3))
     numbers = [int(message) for _, message in seen]
 
     assert list(range(200)) == sorted(numbers) != numbers
@@ -91,15 +91,15 @@ async def test_reordering_reorders_and_loses_nothing(autojump_clock):
 
 async def test_one_fault_does_not_reshuffle_another(autojump_clock):
     """Turning duplication and delay on leaves the choice of lost messages as it was."""
-    lossy, _ = await storm(3, Faults(loss=0.3))
-    both, _ = await storm(3, Faults((0.0, 0.1), loss=0.3, duplication=0.3))
+    lossy, _ = await exchange(3, Faults(loss=0.3))
+    both, _ = await exchange(3, Faults((0.0, 0.1), loss=0.3, duplication=0.3))
 
     assert {message for _, message in lossy} == {message for _, message in both}
 
 
 async def test_delay_is_between_its_bounds_and_keeps_order(autojump_clock):
     """A delayed message arrives within its bounds, and none overtakes another."""
-    seen, _ = await storm(1, Faults((0.5, 2.0)))
+    seen, _ = await exchange(1, Faults((0.5, 2.0)))
 
     assert [b"%d" % number for number in range(200)] == [message for _, message in seen]
     assert all(0.5 <= when_s <= 2.0 for when_s, _ in seen)
@@ -202,7 +202,7 @@ async def test_a_crashed_dialler_is_gone_and_may_come_back(autojump_clock):
 
 
 async def test_a_second_dialler_of_that_name_waits_for_the_first_to_leave(autojump_clock):
-    """One identity, one voice: the second is heard only once the first has closed."""
+    """One identity, one connection: the second is heard only once the first has closed."""
     fabric = MemoryFabric(1)
     syncer, learner = await linked(fabric)
     second = fabric.endpoint()

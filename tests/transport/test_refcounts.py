@@ -8,7 +8,7 @@ from transport import Free, Handles
 
 
 def test_the_last_holder_frees():
-    """An array is freed when, and only when, nobody holds it any more."""
+    """An array is freed when, and only when, its last reference is released."""
     handles = Handles()
 
     assert handles.hold("x") == "x"

@@ -1,4 +1,4 @@
-"""What only sockets can do wrong: storms on one TrioSocket, rude peers, broken connections."""
+"""What only sockets can do wrong: many tasks on one TrioSocket, hostile peers, lost connections."""
 
 import random
 from contextlib import asynccontextmanager, contextmanager
@@ -94,7 +94,7 @@ async def test_duplex_with_any_mark_never_stalls(seed, address):
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_cancelling_loses_doubles_and_reorders_nothing(seed):
-    """A storm of cancelled receives and cancelled sends leaves every message once, in order."""
+    """Many cancelled receives and cancelled sends leave every message once, in order."""
     source, sent, got = random.Random(seed), [], []
 
     async def send_stormily(socket):
@@ -247,7 +247,7 @@ async def test_a_peer_that_left_is_gone():
 
 
 async def test_a_dead_peer_holds_up_an_exit_only_for_the_linger():
-    """Closing with frames for nobody ends within the linger, in a living loop."""
+    """Closing with frames for an absent peer ends within the linger, while the loop runs."""
     with trio.fail_after(WAIT_S):
         async with open_context() as context:
             endpoint = ZmqEndpoint(context, linger_s=0.2)

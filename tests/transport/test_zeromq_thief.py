@@ -22,7 +22,7 @@ async def attend(endpoint, inbox):
 
 @asynccontextmanager
 async def one_line(address="tcp://127.0.0.1:*", deaf_s=DEAF_S):
-    """A listener that takes identities over, what it heard, and somebody who dialled it."""
+    """A listener that takes identities over, what it received, and a peer that dialled it."""
     async with open_context() as context, trio.open_nursery() as tasks:
         listener = ZmqEndpoint(context, linger_s=0.0, handover=True)
         owner = ZmqEndpoint(context, linger_s=0.0, deaf_s=deaf_s)
@@ -53,8 +53,8 @@ async def steal(address, identity=b"learner-0.1/control"):
 
 
 async def test_nobody_takes_a_route_from_a_connection_that_lives():
-    """A stranger names the owner's route again and again: none of it is heard, and the owner is
-    answered at once."""
+    """Another process names the owner's route again and again: none of it is heard, and the owner
+    is answered at once."""
     async with one_line() as (address, listener, owner, heard, told):
         for _ in range(5):
             await steal(address)
@@ -70,7 +70,7 @@ async def test_nobody_takes_a_route_from_a_connection_that_lives():
 
 
 async def test_a_route_is_free_once_its_connection_has_gone():
-    """Whoever comes under the name of somebody who has left is heard."""
+    """A peer that comes under the name of one that has left is heard."""
     async with one_line() as (address, _, owner, heard, _):
         await owner.aclose()
         while heard.count < 2:
@@ -100,8 +100,8 @@ async def test_whoever_was_robbed_of_its_identity_is_heard_again():
 
 
 async def test_a_line_that_nobody_needs_to_answer_is_left_alone():
-    """A peer that sends and is sent nothing keeps its connection: the listener answers probes below
-    everything else; nothing is lost, and nothing else arrives on either side."""
+    """A peer that sends and gets no message keeps its connection: the listener answers a probe,
+    below everything else; nothing is lost, and nothing else arrives on either side."""
     async with one_line() as (_, listener, owner, heard, told):
         for number in range(30):
             owner.send_nowait(ROUTE, [b"%d" % number])
@@ -113,7 +113,7 @@ async def test_a_line_that_nobody_needs_to_answer_is_left_alone():
     assert not told.messages
 
 
-async def test_a_line_that_sends_nothing_sends_no_probe():
+async def test_a_line_that_says_nothing_is_not_even_probed():
     """After its one message was answered an idle line sends nothing by itself, and stays."""
     async with one_line() as (_, listener, owner, _, told):
         await send_patiently(listener, IDENTITY, [b"yes"])
@@ -146,7 +146,7 @@ async def test_a_listener_that_is_away_is_dialled_ever_more_seldom():
 
 
 async def test_a_probe_of_an_endpoint_that_was_closed_meanwhile_is_not_answered():
-    """Its socket may be closed between receiving the probe and answering."""
+    """Its socket may be closed between taking the probe off it and answering."""
     async with open_context() as context:
         listener = ZmqEndpoint(context, linger_s=0.0, handover=True)
         await listener.listen("tcp://127.0.0.1:*")

@@ -195,8 +195,8 @@ class Averager:
     def _begin(self, at: float) -> list[Effect]:
         """Start a step with all connected replicas, if there are enough of them."""
         members = list(self.membership.members)
-        all_joined = len(members) == self._job.job.learners
-        if not members or not (all_joined or (self._elastic and self._version > 0)):
+        complete = len(members) == self._job.job.learners
+        if not members or not (complete or (self._elastic and self._version > 0)):
             return []
         self._standing = False
         self._group = dict.fromkeys(members, False)

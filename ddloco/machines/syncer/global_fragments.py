@@ -36,7 +36,7 @@ class Global:
     difference: str = ""
     base: int = -1
     form: Format = "float32"
-    """The format of the difference: a run that goes on from a snapshot may have another one."""
+    """The format of the difference: a run that continues from a snapshot may have another one."""
 
     def handles(self) -> list[str]:
         """Return the handles of all its arrays; before the first merge there is no momentum."""

@@ -432,7 +432,7 @@ class Syncer:
 
     @property
     def _under_way(self) -> Rounds:
-        assert self.rounds is not None, "no message is handled before the start"
+        assert self.rounds is not None, "messages arrive only after the start"
         return self.rounds
 
     # Shutdown.

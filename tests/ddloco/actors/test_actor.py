@@ -60,7 +60,7 @@ def joined(effects=None, peers=(PEER,)):
 
 
 def test_every_event_is_one_tick():
-    """An event's number is the actor's own entry, whatever the event is and whoever hears it."""
+    """An event's number is the actor's own entry, whatever the event is."""
     actor = joined()
     start = actor.number
 
@@ -121,7 +121,7 @@ def test_what_is_witnessed_is_not_counted_again():
 
 
 def test_what_nobody_witnessed_is_counted_when_it_is_handled():
-    """In a replay nobody asks beforehand; also when the very same event comes twice."""
+    """In a replay ``witness`` is not called before; also when the very same event comes twice."""
     actor = joined()
     event, before = arrived(1, Pull(1, 0), clock={PEER: 7}), actor.number
 
@@ -191,7 +191,8 @@ def test_a_true_clock_is_heard():
 
 
 def test_messages_carry_the_clock_of_the_event_that_they_answer():
-    """What is sent while an event is handled knows that event; nobody is told its own words."""
+    """A message that is sent while an event is handled knows that event; no peer gets its own
+    entries."""
     both = [Send(PEER, CONTROL, Pull(2, 0)), Send(OTHER, CONTROL, Pull(2, 0))]
     actor = joined({MessageArrived: both}, [PEER, OTHER])
 
@@ -203,7 +204,7 @@ def test_messages_carry_the_clock_of_the_event_that_they_answer():
 
 
 def test_an_array_that_came_is_freed_at_the_end_unless_it_is_kept():
-    """Arrays live through the event that brought them, and longer only where somebody holds."""
+    """Arrays live through the event that brought them, and longer only if a reference is held."""
     actor = joined()
     assert actor.handle(0.0, arrived(1, Pull(1, 0), handle="in/1")) == [Free("in/1")]
 
@@ -216,7 +217,7 @@ def test_an_array_that_came_is_freed_at_the_end_unless_it_is_kept():
 
 
 def test_an_array_that_came_in_vain_is_freed():
-    """What a duplicate or a stranger brings is not left lying."""
+    """The array of a duplicate, or of an unknown peer's message, is released."""
     actor = joined()
     actor.handle(0.0, arrived(1, Pull(1, 0)))
 
@@ -280,7 +281,7 @@ def greeted(*arrivals):
     ],
 )
 def test_a_clock_learns_nothing_before_the_handshake_is_judged(strange):
-    """What a stranger or another job's learner says, of whomever, is on no clock afterwards."""
+    """A message of an unknown peer, or of another job, adds nothing to the clock."""
     actor = greeted()
     assert {} == actor.witness(strange)
     actor.handle(0.0, strange)

@@ -1,11 +1,11 @@
-"""Somebody dies in each phase of a snapshot: the rest stands, with or without a part of theirs."""
+"""An actor dies in each phase of a snapshot: it is committed with or without its part."""
 
 import pytest
 
 from ddloco.actors.effects import CaptureFlight, CaptureState, TakeSnapshot
 from ddloco.actors.messages import SnapshotPart
 from ddloco.actors.observations import DISCARDED, TAKEN
-from tests.ddloco.actors.town import ANNA, BERT, HUB, Town
+from tests.ddloco.actors.wired_actors import ANNA, BERT, HUB, WiredActors
 from transport import BULK, CONTROL, LANES, LaneBroken, PeerLost
 
 PHASES = (
@@ -23,42 +23,42 @@ LATE = PHASES.index("its part has come")
 """From here on what Anna did for the snapshot is done."""
 
 
-def play(town, phases):
+def play(wired, phases):
     """A snapshot that the hub takes, up to a phase of it."""
     steps = iter(
         (
-            lambda: town.ask(HUB, TakeSnapshot()),
-            lambda: town.deliver(HUB, ANNA, CONTROL),
-            lambda: town.deliver(HUB, ANNA, BULK),
-            lambda: [town.deliver(ANNA, HUB, lane) for lane in LANES],
-            lambda: town.do(CaptureState, whose=ANNA),
-            lambda: town.do(CaptureFlight, whose=ANNA),
-            lambda: town.deliver(ANNA, HUB, CONTROL),
-            lambda: (town.run(), town.do(whose=BERT), town.run()),
-            lambda: town.do(whose=HUB),
+            lambda: wired.ask(HUB, TakeSnapshot()),
+            lambda: wired.deliver(HUB, ANNA, CONTROL),
+            lambda: wired.deliver(HUB, ANNA, BULK),
+            lambda: [wired.deliver(ANNA, HUB, lane) for lane in LANES],
+            lambda: wired.do(CaptureState, whose=ANNA),
+            lambda: wired.do(CaptureFlight, whose=ANNA),
+            lambda: wired.deliver(ANNA, HUB, CONTROL),
+            lambda: (wired.run(), wired.do(whose=BERT), wired.run()),
+            lambda: wired.do(whose=HUB),
         )
     )
     for _ in range(phases):
         next(steps)()
 
 
-def die(town, who):
+def die(wired, who):
     """What was said by them and to them is lost, and so is their work; their peers notice."""
-    for sender, receiver, lane in list(town.queues):
+    for sender, receiver, lane in list(wired.queues):
         if who in {sender, receiver}:
-            town.queues[sender, receiver, lane].clear()
-    town.works = [each for each in town.works if each[0] != who]
-    del town.actors[who]
-    for each in (HUB,) if who != HUB else tuple(town.actors):
-        town.tell(each, LaneBroken(who if each == HUB else "hub", CONTROL, "killed"))
+            wired.queues[sender, receiver, lane].clear()
+    wired.works = [each for each in wired.works if each[0] != who]
+    del wired.actors[who]
+    for each in (HUB,) if who != HUB else tuple(wired.actors):
+        wired.tell(each, LaneBroken(who if each == HUB else "hub", CONTROL, "killed"))
 
 
-def go_on(town):
-    """Everything else comes to its end; nobody dials who is dead."""
-    for (_, receiver, _), said in town.queues.items():
-        if receiver not in town.actors:
+def go_on(wired):
+    """Everything else comes to its end; a dead actor does not dial."""
+    for (_, receiver, _), said in wired.queues.items():
+        if receiver not in wired.actors:
             said.clear()
-    town.finish()
+    wired.finish()
 
 
 @pytest.mark.parametrize("phase", range(len(PHASES)), ids=PHASES)
@@ -67,37 +67,37 @@ def test_a_learner_dies(phase):
 
     Nobody waits for it, nothing is held any more, and the next snapshot is one of the others.
     """
-    town = Town(ANNA, BERT)
-    play(town, phase + 1)
-    assert [] == town.of(TAKEN)
-    die(town, ANNA)
-    go_on(town)
+    wired = WiredActors(ANNA, BERT)
+    play(wired, phase + 1)
+    assert [] == wired.of(TAKEN)
+    die(wired, ANNA)
+    go_on(wired)
 
-    (taken,) = town.of(TAKEN)
+    (taken,) = wired.of(TAKEN)
     assert ([ANNA, BERT, HUB] if phase >= LATE else [BERT, HUB]) == taken["parts"]
     assert ({} if phase >= LATE else {ANNA: "control lane: killed"}) == taken.get("absent", {})
-    assert [] == town.of(DISCARDED)
-    for each in town.actors.values():
+    assert [] == wired.of(DISCARDED)
+    for each in wired.actors.values():
         assert [] == each.snapshots.holding()
         assert not each.snapshots._participant.recording
-    town.ask(HUB, TakeSnapshot())
-    town.finish()
-    assert [BERT, HUB] == town.of(TAKEN)[-1]["parts"]
+    wired.ask(HUB, TakeSnapshot())
+    wired.finish()
+    assert [BERT, HUB] == wired.of(TAKEN)[-1]["parts"]
 
 
 @pytest.mark.parametrize("phase", range(len(PHASES)), ids=PHASES)
 def test_who_began_it_dies(phase):
-    """There is none: nobody else commits it, and nobody waits for what does not come."""
-    town = Town(ANNA, BERT)
-    play(town, phase + 1)
-    die(town, HUB)
-    go_on(town)
-    assert [] == town.of(TAKEN)
-    for each in town.actors.values():
+    """No other actor commits it, and none waits for a part that does not come."""
+    wired = WiredActors(ANNA, BERT)
+    play(wired, phase + 1)
+    die(wired, HUB)
+    go_on(wired)
+    assert [] == wired.of(TAKEN)
+    for each in wired.actors.values():
         assert [] == each.snapshots.holding()
         assert not each.snapshots._participant.recording
-    assert SnapshotPart not in {type(each.body) for said in town.queues.values() for each in said}
+    assert SnapshotPart not in {type(each.body) for said in wired.queues.values() for each in said}
     assert all(
         sum(isinstance(event, PeerLost) for event in each.machine.heard) == 1
-        for each in town.actors.values()
+        for each in wired.actors.values()
     )

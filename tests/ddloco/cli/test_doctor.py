@@ -33,7 +33,7 @@ def test_an_old_python(monkeypatch):
 
 
 def test_packages_that_are_missing_or_old():
-    """Both are named with the command that installs them; extras are nobody's need."""
+    """Both are named with the command that installs them; missing extras are no problem."""
 
     def installed(name):
         if name == "gone":

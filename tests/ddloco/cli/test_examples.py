@@ -22,7 +22,7 @@ def test_a_project_stands_alone(template, tmp_path, monkeypatch):
 
 
 def test_existing_files_are_not_changed(tmp_path, capsys):
-    """Whoever has changed a file keeps it; the command says so."""
+    """Files that the user has changed are kept; the command says so."""
     (tmp_path / "task.py").write_text("mine")
     with pytest.raises(SystemExit) as left:
         main(["init", str(tmp_path)])

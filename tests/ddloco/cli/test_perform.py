@@ -16,7 +16,7 @@ HERE = "tests.ddloco.cli.test_perform"
 
 
 class Hi(Body, frozen=True):
-    """Said by nobody."""
+    """An error that no code raises."""
 
 
 class Ho(Body, frozen=True):

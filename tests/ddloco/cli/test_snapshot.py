@@ -150,7 +150,7 @@ def test_take_says_why_there_is_none(monkeypatch, capsys, said, line):
     ],
 )
 def test_take_wants_somebody_to_ask(capsys, arguments, code, said):
-    """Bad input exits with 2, an address where nobody answers with 1, each with one line."""
+    """Bad input exits with 2, an address without an answer with 1, each with one line."""
     assert code == ddloco("take", *arguments)
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1)

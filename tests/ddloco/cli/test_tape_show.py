@@ -77,7 +77,7 @@ def test_a_whole_run_holds(call, folder):
 
 @pytest.mark.parametrize("name", ["syncer.1", "learner-0.1", "learner-1.1"])
 def test_a_missing_tape_is_a_gap_and_no_success(call, copy, name):
-    """Whoever was heard of must have a tape."""
+    """Each incarnation that a clock names must have a tape."""
     (copy / "tapes" / f"{name}.tape").unlink()
     code, lines, _ = call("verify", copy)
     assert code == 1

@@ -430,7 +430,7 @@ def test_the_agreement_names_job_and_plan():
 
 
 def test_a_job_is_frozen():
-    """Nobody changes a resolved job."""
+    """A resolved job cannot be changed."""
     job = job_from({"job": {"task": "x"}}, "")
 
     assert isinstance(job, Job)

@@ -38,7 +38,7 @@ def test_keys_and_choices(plain, said):
 
 
 def test_names_that_are_like_no_other():
-    """Nothing is suggested that nobody can have meant."""
+    """Names that are too different are not suggested."""
     assert did_you_mean("zzz", ["quorum", "steps"]) == ""
 
 

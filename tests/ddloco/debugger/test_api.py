@@ -65,7 +65,7 @@ def test_going_forward_and_back_again_is_where_it_was(opened_run):
 
 
 def test_searches_stop_at_the_first_event_in_their_direction(opened_run):
-    """``until`` goes on from a position, ``back_until`` returns towards the beginning."""
+    """``until`` continues from a position, ``back_until`` returns towards the beginning."""
 
     def merges(position):
         return isinstance(position.event, FragmentMerged)

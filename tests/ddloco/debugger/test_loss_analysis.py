@@ -87,7 +87,7 @@ def test_a_flipped_bit_stands_out_among_the_contributions(simulate, monkeypatch)
 
 
 def test_a_sound_run_has_no_break(simulate):
-    """Nobody is blamed where nothing happened."""
+    """No learner is blamed where nothing happened."""
     folder = simulate("job.learners=3", "chaos.fault=[]", "learner={}")
     found = analyse_losses(RecordedRun(folder))
     assert (found.breaks, found.suspect) == ((), "")

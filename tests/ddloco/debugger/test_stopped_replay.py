@@ -1,4 +1,5 @@
-"""Replays that stop at a cut: everybody stands where the event knew them, with their arrays."""
+"""Replays that stop at a cut: each actor is in the state that the event's clock names, with its
+arrays."""
 
 import io
 import json
@@ -138,7 +139,7 @@ def test_three_replays_of_one_bug_name_the_same_events(folder, monkeypatch):
 
 
 def test_what_depends_on_a_difference_is_no_difference(folder, monkeypatch):
-    """One learner's bug is one finding, though everybody else depends on it."""
+    """One learner's bug is one finding, though all other actors depend on it."""
     change_batches(monkeypatch, {"learner-0.1"})
     report = trio.run(replay_of_job(folder).run)
     assert [each.actor for each in report.divergences] == ["learner-0.1"]

@@ -82,7 +82,7 @@ def test_names_are_found_in_the_source():
 
 
 LONG = {
-    "nobody is told what it lacks", "bulk has no markers", "the neighbour is refused",
+    "nobody is told what it lacks", "bulk has no markers", "the wrong one is refused",
     "bulk gets no credit", "a link is dialled once", "a new link forgets what was merged",
     "more syncs are under way than may be",
 }  # fmt: skip
@@ -90,7 +90,7 @@ LONG = {
 
 
 def test_those_that_take_long_are_there():
-    """A name that is gone would be nobody's."""
+    """Each of these names is one of the checks."""
     assert set() == LONG - {each.name for each in MUTATIONS}
 
 

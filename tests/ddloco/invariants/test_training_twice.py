@@ -1,4 +1,4 @@
-"""What only two runs can show: nobody waits for anybody, order and recording change nothing."""
+"""What only two runs can show: no learner waits for another, order and recording change nothing."""
 
 from dataclasses import replace
 from itertools import permutations
@@ -63,7 +63,7 @@ def test_no_learner_waits_on_learner(seed, what):
 
 
 def test_what_is_compared_would_differ():
-    """Who is slow takes other steps; and so does everybody in a world of another seed."""
+    """A slow learner takes other steps; and so do all learners in a world of another seed."""
     one, other = SEVERAL[:2]
     after = steps_of(one, Fault("slow", "learner-0", 1.1, None, factor=50.0)).steps
     assert steps_of(one).steps["learner-0.1"] != after["learner-0.1"]

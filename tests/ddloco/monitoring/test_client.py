@@ -37,7 +37,7 @@ class Syncer:
         self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 
     def request(self, what):
-        """Somebody asks for a snapshot, or for the end."""
+        """An observer requests a snapshot, or the end."""
         self.requests += what == "snapshot"
         self.stops += what == "stop"
 
@@ -196,7 +196,7 @@ class Photographer:
         syncer.window._request = self.request
 
     def request(self, what):
-        """Somebody asks."""
+        """An observer asks."""
         self.syncer.requests += 1
         for event, ref, snapshot, more in self.news:
             self.say(event, ref, snapshot, **more)
@@ -249,7 +249,7 @@ async def test_a_snapshot_that_is_refused(autojump_clock, syncer):
 
 
 async def test_a_job_that_ends_before_its_snapshot(autojump_clock, syncer):
-    """Nobody waits for what will not come."""
+    """The client does not wait for an answer that cannot come."""
     Photographer(syncer, BEGUN, ("ended", "syncer.1:8", "", {"status": "done", "reason": "enough"}))
     said = await (await syncer.observer()).snapshot()
 

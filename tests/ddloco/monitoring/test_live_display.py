@@ -82,7 +82,7 @@ def test_board_shows_faults():
 
 
 def test_steps_that_nobody_merges_are_not_good():
-    """Before the first merge nobody knows; below the quorum nothing is merged, however they train.
+    """Before the first merge it is unknown; below the quorum nothing is merged, however they train.
     One that has no link trains on, and its steps do not bring it back."""
     board = Board(JOB)
     for line in (step(0, 1, 1.0), step(1, 1, 1.0)):

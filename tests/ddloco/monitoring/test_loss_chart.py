@@ -49,7 +49,7 @@ def test_many_losses_are_averaged():
 
 
 def test_the_figure_has_a_line_for_each_learner_and_the_held_out_loss():
-    """It is well-formed, names everybody in its key, and stays within its frame."""
+    """It is well-formed, names all learners in its key, and stays within its frame."""
     curves = {"learner-0": falling(), "learner-1": falling(last=500)}
     text = draw(curves, [(1000, 3.5)], 1000, "a <job>")
     root = ET.fromstring(text)  # noqa: S314, we have just written it
@@ -65,8 +65,8 @@ def test_the_figure_has_a_line_for_each_learner_and_the_held_out_loss():
     assert len(text) < 20_000
 
 
-def test_figures_without_a_loss_and_of_a_crowd():
+def test_figures_without_a_loss_and_of_many_learners():
     """A job that trained nothing has an empty figure; of many learners one entry is in the key."""
     ET.fromstring(draw({"learner-0": LossCurve(5)}, [], 5, "empty"))  # noqa: S314
-    crowd = {f"learner-{n}": falling() for n in range(COLOURED_MAX + 1)}
-    assert f"{COLOURED_MAX + 1} learners" in draw(crowd, [], 1000, "crowd")
+    many = {f"learner-{n}": falling() for n in range(COLOURED_MAX + 1)}
+    assert f"{COLOURED_MAX + 1} learners" in draw(many, [], 1000, "many")

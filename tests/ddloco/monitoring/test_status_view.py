@@ -137,7 +137,7 @@ def test_a_problem_is_shown():
 
 
 def test_words_for_merging_and_windows():
-    """Merging waits for nobody; a window says until when; many names are cut short."""
+    """A merge that waits for no learner; a window says until when; many names are cut short."""
     merging = {"t": 8, "fragment": 2, "arrived": ["a", "b"], "since_s": 0.1, "merging": True}
     names = [f"learner-{n}.1" for n in range(11)]
     window = {"t": 9, "fragment": 1, "for": "the grace window", "missing": names, "until_s": 0.25}
@@ -163,15 +163,15 @@ def test_durations(duration, said):
 
 def test_of_many_learners_those_are_shown_that_somebody_may_look_at():
     """A thousand rows are of no use: the silent, the refused and the late ones are in the table."""
-    crowd = [{"learner": f"learner-{n}.1", "step": n, "heard_s": 0.1} for n in range(1000)]
-    crowd[500] |= {"silent": True, "heard_s": 99.0}
-    crowd[700] |= {"refused": 3, "refused_for": "is not finite"}
-    crowd[900] |= {"versions_behind": 7}
-    text = drawn({"address": "a", "job": "large-1", "uptime_s": 0.5, "members": crowd})
+    members = [{"learner": f"learner-{n}.1", "step": n, "heard_s": 0.1} for n in range(1000)]
+    members[500] |= {"silent": True, "heard_s": 99.0}
+    members[700] |= {"refused": 3, "refused_for": "is not finite"}
+    members[900] |= {"versions_behind": 7}
+    text = drawn({"address": "a", "job": "large-1", "uptime_s": 0.5, "members": members})
 
     rows = [line for line in text.splitlines() if "learner-" in line and "│" in line]
     assert 64 == len(rows)
     shown = [line.split()[1] for line in rows]
     assert {"learner-500.1", "learner-700.1", "learner-900.1"} <= set(shown)
-    assert shown == [each["learner"] for each in crowd if each["learner"] in shown]
+    assert shown == [each["learner"] for each in members if each["learner"] in shown]
     assert "and 936 more learners; --json shows all" in text

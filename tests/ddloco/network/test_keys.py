@@ -141,7 +141,7 @@ def test_where_keys_are_does_not_make_another_job(folder):
 
 
 def test_keys_of_a_whole_job(folder):
-    """Every actor has its own over tcp; inside one process there is nobody to keep out."""
+    """Every actor has its own over tcp; inside one process no key is needed."""
     job = with_keys(JOB, folder)
     assert list(keys_of(job, "tcp")) == ["syncer", "learner-0", "learner-1", "learner-2"]
     assert keys_of(job, "inproc") == keys_of(JOB, "tcp") == {}

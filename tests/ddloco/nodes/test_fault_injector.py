@@ -162,7 +162,7 @@ async def test_a_crashed_actor_comes_back(world, autojump_clock):
 
 
 async def test_a_crash_without_a_duration_is_for_good(world, autojump_clock):
-    """Nobody comes back, and nobody waits for it."""
+    """No learner comes back, and the job does not wait for it."""
     async with world(Fault("crash", "learner-1", at_s=2.0)) as there:
         await trio.sleep(4)
         assert there.actors.awaited == set()
@@ -317,7 +317,8 @@ async def test_a_joining_learner_is_started_at_its_time(world, autojump_clock):
 
 
 async def test_calm_undoes_what_is_under_way(world, autojump_clock):
-    """Who is stopped goes on, cuts open, nobody comes back; the log says that the run was over."""
+    """Stopped processes continue, cuts end, no learner comes back; the log says that the run was
+    over."""
     async with world(
         Fault("stall", "learner-0", at_s=1.0),
         Fault("slow", "learner-2", at_s=1.0, factor=50.0),

@@ -62,7 +62,7 @@ def gate_of(*answers):
     return gate, notes
 
 
-def test_a_stranger_locks_no_learner_out_of_a_shard():
+def test_an_unknown_peer_locks_no_learner_out_of_a_shard():
     """Whatever number it makes up is not heard; the learner itself is."""
     gate, _ = gate_of(Known({"learner-0": 2}))
     assert not gate.heeds("learner-0.999/control")
@@ -72,7 +72,7 @@ def test_a_stranger_locks_no_learner_out_of_a_shard():
 
 
 def test_a_shard_judges_learners_only():
-    """The lead and observers are nobody whose numbers are given here."""
+    """The numbers of the lead and of observers are not granted here."""
     gate, _ = gate_of()
     for route in ("syncer-0.7/control", "observer.x/status", "learner-0.02/control"):
         assert gate.heeds(route)

@@ -54,7 +54,7 @@ def merge(t):
 
 
 def test_only_what_is_new_is_logged(syncer):
-    """One line for all learners that have done a step; none if nobody has."""
+    """One line for all learners that have done a step; none if there is no such learner."""
     losses = LossLog(syncer)
     syncer.members = {"learner-0": (3, 4.5), "learner-1": (0, None)}
     losses.note()
@@ -84,7 +84,7 @@ def test_the_figure_has_every_learner(syncer):
 
 
 def test_without_losses_there_is_no_figure(syncer):
-    """Nobody trained, or nobody has begun."""
+    """No learner trained, or none has begun."""
     syncer.driver = None
     losses = LossLog(syncer)
     losses.note()

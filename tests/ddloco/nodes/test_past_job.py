@@ -1,4 +1,5 @@
-"""A job whose last step was lowered below what is merged is done, and says so to whoever comes."""
+"""A job whose last step was lowered below what is merged is done, and says so to learners that
+come."""
 
 import socket
 

@@ -125,7 +125,7 @@ def test_arrays_come_back_as_they_were_held(arrays):
 
 
 def test_a_snapshot_is_read_back(place):
-    """Everybody with actor, arrays, worker and what was in flight."""
+    """Each participant with actor, arrays, worker and messages in flight."""
     place.whole()
     start_point = read_job_start_point(place.folder, f"{WHO}:7", JOB)
     start = start_point.starts[WHO]
@@ -149,7 +149,7 @@ def test_only_the_step_that_ran_is_done_already(place):
 
 
 def test_who_is_past_and_who_is_yet_to_come(place):
-    """Former selves are past, and whoever had been heard of; the rest begin later."""
+    """Former incarnations are past, and all that a clock names; the rest begin later."""
     place.whole()
     start_point = read_job_start_point(place.folder, f"{WHO}:7", JOB)
     assert [True, False] == [start_point.before(WHO, number) for number in (7, 8)]
@@ -185,7 +185,7 @@ def test_another_version_is_named(place):
 
 
 def test_numbers_go_on_above_all_that_were_heard_of(place):
-    """Whoever was not there begins as nobody that anybody has heard of."""
+    """An actor that was not there begins as an incarnation that no clock names."""
     place.whole()
     start_point = read_job_start_point(place.folder, "latest", JOB)
     assert WHO == start_point.incarnation("learner-0")
@@ -229,7 +229,8 @@ def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
 
 
 class Standing:
-    """A snapshot of these syncers, at a global step; whoever is heard of has existed."""
+    """A snapshot of these syncers, at a global step; each incarnation that a clock names has
+    existed."""
 
     snapshot, place = "syncer.1-7", "p"
 

@@ -25,7 +25,7 @@ def test_loopback_needs_no_word(address):
 
 @pytest.mark.parametrize("address", ["tcp://*:5555", "tcp://0.0.0.0:5555", "tcp://10.0.0.7:5555"])
 def test_everything_else_does(address):
-    """Whoever reaches the address could take part: only with keys or insecure = true."""
+    """Any process that reaches the address could take part: only with keys or insecure = true."""
     with pytest.raises(ConfigError, match=r"transport\.insecure = true"):
         check_bind(CLOSED, address)
     check_bind(OPEN, address)

@@ -104,7 +104,7 @@ def test_more_steps_may_go_further():
 
 
 def test_short_ones_are_believed():
-    """A change of nothing harms nobody, and has no direction to be held against it."""
+    """A change of zero passes, and has no direction that could be tested."""
     merge = Merge(4)
     merge.deltas[2] = 0 * merge.deltas[2]
     accepted, _, outlier_test = merge.outlier_test()
@@ -138,7 +138,7 @@ def test_of_two_momentum_says_which_one_turned():
 
 
 def test_all_may_turn_together():
-    """An outer step that went too far: everybody goes against momentum, nobody against others."""
+    """An outer step that went too far: all changes oppose momentum, none opposes the others."""
     merge = Merge(4)
     merge.momentum = -0.3 * merge.common
     assert [0, 1, 2, 3] == merge.outlier_test(cosine=0.8)[0]
@@ -154,7 +154,7 @@ def test_one_alone_has_no_direction_to_be_held_against():
 
 
 def test_where_nobody_agrees_nobody_is_doubted():
-    """Three that pull apart, as around an optimum that is nobody's own: their sum is nothing."""
+    """Three that pull apart, as around an optimum of none of them: their sum is zero."""
     merge = Merge(3, common=0.0)
     merge.deltas[2] = -merge.deltas[0] - merge.deltas[1]
     accepted, _, outlier_test = merge.outlier_test(cosine=0.5)
@@ -178,7 +178,7 @@ def test_small_tensors_agree_by_chance():
 
 
 def test_what_is_stale_holds_what_others_did():
-    """Its norm may be as much longer, and its direction is nobody's business."""
+    """Its norm may be as much longer, and its direction is not tested."""
     merge = Merge(4)
     usual = float(np.linalg.norm(merge.deltas[0]))
     merge.usual = [usual] * 4

@@ -30,7 +30,7 @@ def other():
 
 
 def empty():
-    """Nobody plays."""
+    """A program without actors."""
     return Program({}, said=Hello | Bye, happened=Hello)
 
 

@@ -85,7 +85,7 @@ def kinds(effects):
 
 
 def test_methods_are_told_by_names(begun):
-    """Peers are called as actors, whatever incarnation it is, and whoever dialled."""
+    """Peers have the names of actors, whatever their incarnation, and whichever side dialled."""
     keeper, (first, _) = begun
     assert [Listen({"what": "notes"})] == first
     keeper.handle(2.0, PeerJoined("anna.2", "anna.2"))

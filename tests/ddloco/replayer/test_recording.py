@@ -221,7 +221,7 @@ def test_a_key_is_for_its_owner_alone(tmp_path, monkeypatch):
 
 
 def foreign(folder, task, options):
-    """A run folder as somebody else may hand it over: everything in it fits together."""
+    """A run folder as another user may pass it on: everything in it fits together."""
     job = job_from({"job": {"task": task, "learners": 1}, "task": options}, "test")
     for name in ("syncer.1", "learner-0.1"):
         header = Header(name, job.id, job.as_plain(), "?", {}, SEMANTICS)
@@ -285,7 +285,7 @@ def test_a_foreign_program_is_not_called(tmp_path, said):
 
 
 def test_what_no_recorder_wrote_has_no_content():
-    """Settings that cannot be said in JSON are nobody's."""
+    """Settings that cannot be written in JSON match no recording."""
     assert content_of({"job": object()}) == b""
     assert content_of({"transport": 3})
 

@@ -6,11 +6,11 @@ import pytest
 
 from ddloco.replayer import start_point
 from ddloco.replayer.start_point import (
-    anchors,
     choose_start_point,
     cut_of,
     final_clock,
-    why_foreign,
+    mismatch,
+    usable_snapshots,
 )
 from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
 from ddloco.runtime.snapshot_sink import StoreSink
@@ -45,7 +45,7 @@ class Run:
                 path.unlink()
 
     def take(self, at, absent=(), of=None, **cuts):
-        """A snapshot, with everybody's cut; what they had heard of each other is what there was."""
+        """A snapshot with the cut of each actor; their clocks are those of the tapes."""
         sink = StoreSink(Store(self.place), {"job": of or self.job})
         blob = sink.write_bytes(b"state")
         piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
@@ -58,14 +58,14 @@ class Run:
         ]
         sink.commit(f"{S}:{at}", parts, {})
 
-    def anchors(self):
+    def usable_snapshots(self):
         """The ids of what would be tried, in that order."""
-        return [each.id for each in anchors(open_tapes(self.folder), self.place)]
+        return [each.id for each in usable_snapshots(open_tapes(self.folder), self.place)]
 
 
 @pytest.fixture
 def run(tmp_path):
-    """Two learners and a syncer, cut at 5, 6 and 7 when everybody was there."""
+    """Two learners and a syncer, cut at 5, 6 and 7 when all were there."""
     made = Run(tmp_path)
     made.take(10, a=4, b=4, s=10)
     made.take(20, a=8, b=8, s=20)
@@ -78,17 +78,19 @@ def test_the_first_that_no_tape_begins_behind(run):
     run.record(A, 16, cuts=(4, 8, 12))
     run.record(B, 16, begins=8, cuts=(4, 12))
     run.record(S, 40, begins=10, cuts=(20, 30))
-    assert ["syncer.1-20", "syncer.1-30"] == run.anchors()
+    assert ["syncer.1-20", "syncer.1-30"] == run.usable_snapshots()
 
     run.record("learner-2.1", 9, begins=5)
-    assert [] == run.anchors()  # Nobody in them had heard of it, and its beginning is gone.
+    assert (
+        [] == run.usable_snapshots()
+    )  # Nobody in them had heard of it, and its beginning is gone.
 
 
 def test_tapes_that_begin_can_begin_anywhere(run):
     """Also one of an actor that joined behind all snapshots."""
     for who, last in ((A, 16), (B, 16), (S, 40), ("learner-2.1", 9)):
         run.record(who, last)
-    assert ["syncer.1-10", "syncer.1-20", "syncer.1-30"] == run.anchors()
+    assert ["syncer.1-10", "syncer.1-20", "syncer.1-30"] == run.usable_snapshots()
 
 
 def test_another_jobs_snapshots_are_not_looked_at(run):
@@ -97,7 +99,7 @@ def test_another_jobs_snapshots_are_not_looked_at(run):
     run.record(A, 16, begins=4)
     run.record(B, 16)
     run.record(S, 40)
-    assert ["syncer.1-10", "syncer.1-20", "syncer.1-30"] == run.anchors()
+    assert ["syncer.1-10", "syncer.1-20", "syncer.1-30"] == run.usable_snapshots()
 
 
 def test_a_snapshot_that_somebody_who_goes_on_is_missing_from_comes_last(tmp_path):
@@ -109,21 +111,21 @@ def test_a_snapshot_that_somebody_who_goes_on_is_missing_from_comes_last(tmp_pat
     run.record(S, 40)
 
     run.record(B, 16, heard={14: {S: 11}})
-    assert ["syncer.1-20", "syncer.1-10"] == run.anchors()
+    assert ["syncer.1-20", "syncer.1-10"] == run.usable_snapshots()
     (run.folder / f"{B}.tape").unlink()
     run.record(B, 16, heard={14: {S: 10}})
-    assert ["syncer.1-10", "syncer.1-20"] == run.anchors()
+    assert ["syncer.1-10", "syncer.1-20"] == run.usable_snapshots()
     *_, other, _ = open_tapes(run.folder)
     assert (B, {S: 10}) == (other.incarnation, final_clock(other))
     (run.folder / f"{A}.tape").unlink()
     (run.folder / f"{B}.tape").unlink()
     run.record(B, 16, heard={14: {S: 11}})
     run.take(30, absent=(A,), a=12, b=12, s=30)
-    assert ["syncer.1-30", "syncer.1-10", "syncer.1-20"] == run.anchors()
+    assert ["syncer.1-30", "syncer.1-10", "syncer.1-20"] == run.usable_snapshots()
 
 
 def test_who_was_left_out_and_goes_on():
-    """On its tape somebody behind the cut was heard of; a former incarnation has an heir."""
+    """Its tape knows an event after the cut; a former incarnation has a successor."""
 
     class Taped:
         dropped = False
@@ -137,23 +139,23 @@ def test_who_was_left_out_and_goes_on():
 
     clock = {"a.1": 3, "b.1": 5, "c.1": 2}
     cut = cut_of([Part(who, clock[who], clock, (), {}) for who in ("a.1", "b.1")])
-    assert cut.goes_on(Taped("c.1", after=1, **{"a.1": 4}))
-    assert not cut.goes_on(Taped("c.1", after=1, **{"a.1": 3, "b.1": 5}))
-    assert not cut.goes_on(Taped("a.0", after=1, **{"b.1": 9}))
-    assert not cut.goes_on(Taped("a.1", after=1, **{"b.1": 9}))
-    assert not cut.goes_on(Taped("d.1", after=1, **{"b.1": 9}))
+    assert cut.leaves_out(Taped("c.1", after=1, **{"a.1": 4}))
+    assert not cut.leaves_out(Taped("c.1", after=1, **{"a.1": 3, "b.1": 5}))
+    assert not cut.leaves_out(Taped("a.0", after=1, **{"b.1": 9}))
+    assert not cut.leaves_out(Taped("a.1", after=1, **{"b.1": 9}))
+    assert not cut.leaves_out(Taped("d.1", after=1, **{"b.1": 9}))
     assert [False, False, True] == [cut.short(Taped("a.1", after)) for after in (0, 3, 4)]
     assert [False, False] == [cut.short(Taped("c.1", after)) for after in (0, 9)]
     former = Taped("c.0", after=9, **{"b.1": 9})  # Of somebody who is absent, and was heard of.
     assert not cut.short(former)
-    assert not cut.goes_on(former)
+    assert not cut.leaves_out(former)
     assert [False, True] == [cut.short(Taped("d.1", after)) for after in (0, 1)]
 
 
 @pytest.fixture
 def of_these(monkeypatch):
     """Clocks are not compared: these tapes have none."""
-    monkeypatch.setattr(start_point, "why_foreign", lambda _parts, _tapes: None)
+    monkeypatch.setattr(start_point, "mismatch", lambda _parts, _tapes: None)
 
 
 @dataclass
@@ -216,24 +218,24 @@ def test_what_is_asked_for_must_do(run):
     with pytest.raises(SnapshotError) as refused:
         begun("syncer.1-10")
     assert (
-        "--from syncer.1-10: learner-0.1@8.tape begins behind event 8, after that snapshot; "
+        "--from syncer.1-10: learner-0.1@8.tape begins after event 8, after that snapshot; "
         "the first that will do is syncer.1-20"
     ) == str(refused.value)
 
 
 def test_a_snapshot_of_another_run_is_refused(tmp_path):
-    """An actor in it knew of other events or of more than its tape has, or none of them has a tape.
+    """Its actors knew other events, or more than the tape has; or none of them has a tape here.
     A tape whose end was lost may be too short."""
     run = Run(tmp_path)
     run.record(A, 16, heard={3: {S: 5}})
     tapes = open_tapes(run.folder)
     part = lambda who, number, **clock: Part(who, number, {who: number, **clock}, (), {})  # noqa: E731
 
-    assert why_foreign((part(A, 4, **{S: 5}),), tapes) is None
-    assert why_foreign((part(A, 2), part(B, 9)), tapes) is None
-    assert why_foreign((part(A, 40, **{S: 30}),), tapes) is None
-    assert f"{A} had heard of {S}:6" in why_foreign((part(A, 4, **{S: 6}),), tapes)
-    assert f"its tape says {B}:0" in why_foreign((part(A, 4, **{S: 5, B: 1}),), tapes)
-    assert "no actor in it" in why_foreign((part(B, 4),), tapes)
+    assert mismatch((part(A, 4, **{S: 5}),), tapes) is None
+    assert mismatch((part(A, 2), part(B, 9)), tapes) is None
+    assert mismatch((part(A, 40, **{S: 30}),), tapes) is None
+    assert f"{A} had heard of {S}:6" in mismatch((part(A, 4, **{S: 6}),), tapes)
+    assert f"its tape says {B}:0" in mismatch((part(A, 4, **{S: 5, B: 1}),), tapes)
+    assert "nobody in it" in mismatch((part(B, 4),), tapes)
     tapes[0].closed = "done"
-    assert "whose tape ends with 16" in why_foreign((part(A, 40),), tapes)
+    assert "whose tape ends with 16" in mismatch((part(A, 40),), tapes)

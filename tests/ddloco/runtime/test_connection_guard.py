@@ -1,4 +1,4 @@
-"""The guard: nobody speaks for somebody else, or of anybody who is no actor of the job."""
+"""The guard: no peer sends for another actor, or names one that is not in the job."""
 
 import pytest
 

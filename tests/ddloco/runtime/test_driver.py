@@ -128,7 +128,7 @@ class FakeExecutor:
         return FragmentMerged(work.work, names, weights, (), b"t", b"m", b"w")
 
 
-class Office:
+class Cluster:
     """A job whose actors are drivers over one memory fabric."""
 
     def __init__(self, job, leaves, folder, fabric, recorded=True, on_error="stop"):
@@ -144,7 +144,7 @@ class Office:
         return self.folder / "tapes" / f"{incarnation}.tape"
 
     def recorder(self, incarnation):
-        """An actor's pen."""
+        """An actor's recorder."""
         if not self.recorded:
             return Recorder(None)
         header = Header(incarnation, self.job.id, self.job.as_plain(), "test", {})
@@ -217,7 +217,7 @@ def noted(decisions, at, event, effects):
 
 
 @pytest.fixture
-def office(make_job, leaves, tmp_path):
+def open_cluster(make_job, leaves, tmp_path):
     """Makes a job over a fabric."""
     number = iter(range(99))
 
@@ -225,7 +225,7 @@ def office(make_job, leaves, tmp_path):
         folder = tmp_path / str(next(number))
         folder.mkdir()
         fabric = MemoryFabric(seed, faults or Faults())
-        return Office(make_job(learners, steps=steps), leaves, folder, fabric, **more)
+        return Cluster(make_job(learners, steps=steps), leaves, folder, fabric, **more)
 
     return opened
 
@@ -234,18 +234,18 @@ def office(make_job, leaves, tmp_path):
     ("learners", "faults"),
     [(2, Faults()), (3, Faults(delay_s=(0.05, 0.4))), (2, Faults(bandwidth_bytes_s=20_000.0))],
 )
-async def test_a_job_runs_to_its_end(office, autojump_clock, learners, faults):
-    """Whatever the delays every global step is merged, and everybody finishes in good order."""
-    job = office(learners, faults=faults)
+async def test_a_job_runs_to_its_end(open_cluster, autojump_clock, learners, faults):
+    """Whatever the delays, every global step is merged, and all actors finish in good order."""
+    job = open_cluster(learners, faults=faults)
     await job.run()
     assert {"done"} == {finish.status for finish in job.finishes.values()}
     assert learners + 1 == len(job.finishes)
     assert list(range(1, 9)) == sorted(line["t"] for line in job.says("merge"))
 
 
-async def test_nothing_is_left_in_memory(office, autojump_clock):
+async def test_nothing_is_left_in_memory(open_cluster, autojump_clock):
     """At the end a syncer stores its fragments, a learner two copies and what came last."""
-    job = office()
+    job = open_cluster()
     await job.run()
     parts = len(job.plan.fragments)
     assert 3 * parts == len(job.drivers[SYNCER]._arrays)
@@ -253,10 +253,10 @@ async def test_nothing_is_left_in_memory(office, autojump_clock):
 
 
 @pytest.mark.parametrize("jump_s", [60.0, 3600.0, 86400.0])
-async def test_a_suspended_machine_goes_on(office, autojump_clock, jump_s):
-    """Everybody's clock leaps ahead in the middle of a step: what was measured across that is no
+async def test_a_suspended_machine_goes_on(open_cluster, autojump_clock, jump_s):
+    """All actors' time leaps ahead in the middle of a step: what was measured across that is no
     step time, and the job ends about as soon as without."""
-    job = office(steps=40)
+    job = open_cluster(steps=40)
     ends = []
 
     async def suspended():
@@ -270,25 +270,25 @@ async def test_a_suspended_machine_goes_on(office, autojump_clock, jump_s):
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-async def test_a_storm_passes(office, autojump_clock, seed):
+async def test_links_recover_from_faults(open_cluster, autojump_clock, seed):
     """Loss, duplication and reordering for a while: links shake hands again, the job ends."""
-    job = office(3, steps=40, seed=seed)
+    job = open_cluster(3, steps=40, seed=seed)
 
-    async def storm():
+    async def disturb():
         await trio.sleep(5.0)
         job.fabric.set_faults(Faults((0.0, 0.05), loss=0.1, duplication=0.1, reorder=0.1))
         await trio.sleep(15.0)
         job.fabric.set_faults(Faults())
 
-    await job.run(storm)
+    await job.run(disturb)
     assert {"done"} == {finish.status for finish in job.finishes.values()}
     assert list(range(1, 41)) == sorted(line["t"] for line in job.says("merge"))
     assert len(job.says("joined")) > 3
 
 
-async def test_tapes_replay(office, autojump_clock):
+async def test_tapes_replay(open_cluster, autojump_clock):
     """Fed with its tape, a fresh machine decides the same, event for event; the tape is closed."""
-    job = office()
+    job = open_cluster()
     await job.run()
     for incarnation in job.finishes:
         recording = Tape(job.tape(incarnation)).scan()
@@ -299,9 +299,9 @@ async def test_tapes_replay(office, autojump_clock):
         assert job.finishes[incarnation].reason == recording.closed
 
 
-async def test_every_event_is_on_the_tape_before_it_is_handled(office, autojump_clock):
+async def test_every_event_is_on_the_tape_before_it_is_handled(open_cluster, autojump_clock):
     """While an event is handled, the last record of the file is that event."""
-    job = office()
+    job = open_cluster()
     seen = []
 
     def watching(of, incarnation):
@@ -323,9 +323,9 @@ async def test_every_event_is_on_the_tape_before_it_is_handled(office, autojump_
     assert len(seen) > 100
 
 
-async def test_effects_are_on_the_tape_before_they_are_done(office, autojump_clock):
+async def test_effects_are_on_the_tape_before_they_are_done(open_cluster, autojump_clock):
     """When an effect is performed, the digest of its event's effects is the last record."""
-    job = office(steps=4)
+    job = open_cluster(steps=4)
     driver = await job.open(SYNCER)
     kinds = []
     perform = driver._perform
@@ -343,10 +343,10 @@ async def test_effects_are_on_the_tape_before_they_are_done(office, autojump_clo
     assert {tape.Effects} == set(kinds)
 
 
-def test_recording_changes_no_decision(office, monkeypatch):
+def test_recording_changes_no_decision(open_cluster, monkeypatch):
     """With and without a tape the machines decide the same at the same times."""
     monkeypatch.setattr("trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING", True)
-    jobs = [office(), office(recorded=False)]
+    jobs = [open_cluster(), open_cluster(recorded=False)]
     for job in jobs:
         trio._core._run._r.seed(7)
         trio.run(job.run, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -356,9 +356,9 @@ def test_recording_changes_no_decision(office, monkeypatch):
     assert not silent.tape(SYNCER).exists()
 
 
-async def test_a_machine_that_raises_is_recorded(office, autojump_clock):
+async def test_a_machine_that_raises_is_recorded(open_cluster, autojump_clock):
     """An exception ends the actor, and the tape says which at which event."""
-    job = office()
+    job = open_cluster()
 
     class Broken:
         def handle(self, at, event):
@@ -385,18 +385,20 @@ class FullDisk:
         return self._write(file, data)
 
 
-async def test_a_tape_that_cannot_be_written_ends_its_actor(office, autojump_clock, monkeypatch):
+async def test_a_tape_that_cannot_be_written_ends_its_actor(
+    open_cluster, autojump_clock, monkeypatch
+):
     """With on_error=stop nothing is handled that is not on the tape; the error is a TapeError."""
-    job = office()
+    job = open_cluster()
     monkeypatch.setattr("replay.tape.os.write", FullDisk(4))
     with pytest.raises(TapeError, match="No space left"):
         await job.host(SYNCER)
     assert 1 == len(job.decisions[SYNCER])
 
 
-async def test_a_tape_may_be_given_up(office, autojump_clock, monkeypatch):
+async def test_a_tape_may_be_given_up(open_cluster, autojump_clock, monkeypatch):
     """With on_error=drop the job goes on without, and the recorder knows why."""
-    job = office(on_error="drop")
+    job = open_cluster(on_error="drop")
     monkeypatch.setattr("replay.tape.os.write", FullDisk(60))
     await job.run()
     assert {"done"} == {finish.status for finish in job.finishes.values()}
@@ -453,11 +455,11 @@ def header(sender, job_id, body, tensors=()):
         ("fragment", "$.body.fragment"),
     ],
 )
-async def test_what_breaks_a_limit_is_refused(office, autojump_clock, change, field):
+async def test_what_breaks_a_limit_is_refused(open_cluster, autojump_clock, change, field):
     """It is counted and logged with its field, the link begins anew, and the job goes on."""
-    job = office(steps=20)
+    job = open_cluster(steps=20)
 
-    async def rude():
+    async def flood():
         await trio.sleep(4.5)
         lane, *frames = (
             ["control", *crafted(job, change)] if change == "job" else crafted(job, change)
@@ -465,7 +467,7 @@ async def test_what_breaks_a_limit_is_refused(office, autojump_clock, change, fi
         for each in frames:
             job.endpoints["learner-0.1"].send_nowait(f"syncer/{lane}", each)
 
-    await job.run(rude)
+    await job.run(flood)
     (refusal,) = job.says("message refused")
     assert field in refusal["reason"]
     assert ("learner-0.1", 1) == (refusal["peer"], refusal["count"])
@@ -476,11 +478,13 @@ async def test_what_breaks_a_limit_is_refused(office, autojump_clock, change, fi
     assert 1 == sum(isinstance(event, LaneBroken) for event in events)
 
 
-async def test_learners_join_as_soon_as_the_syncer_listens(office, autojump_clock, monkeypatch):
+async def test_learners_join_as_soon_as_the_syncer_listens(
+    open_cluster, autojump_clock, monkeypatch
+):
     """Hellos that arrive while the parameters are made are admitted when the syncer listens, the
     newest of each learner and lane, so no learner waits for its next dial."""
     monkeypatch.setattr(FakeExecutor, "make_s", 0.7)  # Dials follow at 0, 0.5 and 1.5 s.
-    job = office()
+    job = open_cluster()
     await job.run()
     admitted = [
         (at, event.session)
@@ -492,12 +496,12 @@ async def test_learners_join_as_soon_as_the_syncer_listens(office, autojump_cloc
     assert {"done"} == {finish.status for finish in job.finishes.values()}
 
 
-async def test_hellos_without_end_end_nothing(office, autojump_clock):
-    """Whoever says Hello a thousand times, each with a later session, is heard a few times; the
+async def test_hellos_without_end_end_nothing(open_cluster, autojump_clock):
+    """Of a thousand Hellos of one actor, each with a later session, a few are admitted; the
     rest is counted, breaks no lane, and the job goes on merging."""
-    job = office(steps=40)
+    job = open_cluster(steps=40)
 
-    async def rude():
+    async def flood():
         await trio.sleep(4.5)
         agreement = job.drivers["learner-0.1"].actor.links._links["syncer"].dialled
         for session in range(100, 600):
@@ -510,7 +514,7 @@ async def test_hellos_without_end_end_nothing(office, autojump_clock):
                 job.endpoints["learner-0.1"].send_nowait(f"syncer/{lane}", frames)
             await trio.sleep(0.02)
 
-    await job.run(rude)
+    await job.run(flood)
     events = [event for _, event, _ in job.decisions[SYNCER]]
     heard = [event for event in events if isinstance(getattr(event, "body", None), Hello)]
     assert 2 <= len(heard) <= 120
@@ -519,42 +523,42 @@ async def test_hellos_without_end_end_nothing(office, autojump_clock):
     assert {"done"} == {finish.status for finish in job.finishes.values()}
 
 
-async def test_a_route_without_a_lane_is_refused(office, autojump_clock):
-    """Who comes under a name that is no lane is counted, logged, and reaches nobody."""
-    job = office()
+async def test_a_route_without_a_lane_is_refused(open_cluster, autojump_clock):
+    """A message on a route that names no lane is counted and logged, and reaches no machine."""
+    job = open_cluster()
 
-    async def stranger():
-        endpoint = job.fabric.endpoint("stranger")
+    async def unknown():
+        endpoint = job.fabric.endpoint("unknown")
         await endpoint.dial("syncer", route="x", identity="learner-0.1/side")
         for _ in range(REFUSALS_LOGGED_MAX + 5):
             await trio.sleep(0.1)
             endpoint.send_nowait("x", [b"hello"])
         await endpoint.aclose()
 
-    await job.run(stranger)
+    await job.run(unknown)
     assert {"learner-0.1/side": REFUSALS_LOGGED_MAX + 5} == job.drivers[SYNCER].refused
     assert REFUSALS_LOGGED_MAX == len(job.says("message refused"))
     assert {"done"} == {finish.status for finish in job.finishes.values()}
 
 
-async def test_what_nobody_linked_sends_breaks_nothing(office, autojump_clock):
+async def test_what_nobody_linked_sends_breaks_nothing(open_cluster, autojump_clock):
     """Garbage from a peer without a link is counted; no lane of anybody breaks."""
-    job = office()
+    job = open_cluster()
 
-    async def stranger():
-        endpoint = job.fabric.endpoint("stranger")
+    async def unknown():
+        endpoint = job.fabric.endpoint("unknown")
         await endpoint.dial("syncer", route="x", identity="learner-7.1/control")
         await trio.sleep(3.0)
         endpoint.send_nowait("x", [b"hello"])
 
-    await job.run(stranger)
+    await job.run(unknown)
     assert {"learner-7.1": 1} == job.drivers[SYNCER].refused
     assert not any(isinstance(event, LaneBroken) for _, event, _ in job.decisions[SYNCER])
 
 
-async def test_a_stop_from_outside_is_an_event(office, autojump_clock):
+async def test_a_stop_from_outside_is_an_event(open_cluster, autojump_clock):
     """It goes through the door like everything else, and the job ends as asked."""
-    job = office(steps=500)
+    job = open_cluster(steps=500)
 
     async def asking():
         await trio.sleep(9.3)
@@ -565,9 +569,9 @@ async def test_a_stop_from_outside_is_an_event(office, autojump_clock):
     assert StopRequested("enough") in [event for _, event, _ in job.decisions[SYNCER]]
 
 
-async def test_a_learner_that_dies_is_a_broken_lane(office, autojump_clock):
-    """Nobody behind an address is noticed when something is said to it; the others go on."""
-    job = office(3, steps=20)
+async def test_a_learner_that_dies_is_a_broken_lane(open_cluster, autojump_clock):
+    """A dead learner is noticed when a message is sent to it; the others continue."""
+    job = open_cluster(3, steps=20)
 
     async def dying():
         with trio.move_on_after(6.5):
@@ -585,9 +589,9 @@ async def test_a_learner_that_dies_is_a_broken_lane(office, autojump_clock):
     assert list(range(1, 21)) == sorted(line["t"] for line in job.says("merge"))
 
 
-async def test_log_lines_lead_to_the_tape(office, autojump_clock):
+async def test_log_lines_lead_to_the_tape(open_cluster, autojump_clock):
     """Every observation names the event that it belongs to."""
-    job = office()
+    job = open_cluster()
     await job.run()
     for incarnation, decisions in job.decisions.items():
         observed = [
@@ -601,9 +605,9 @@ async def test_log_lines_lead_to_the_tape(office, autojump_clock):
         assert observed == told
 
 
-async def test_a_message_is_one_event(office, autojump_clock):
+async def test_a_message_is_one_event(open_cluster, autojump_clock):
     """Its handle names the event that brought it, its digest the payload that came."""
-    job = office()
+    job = open_cluster()
     await job.run()
     for decisions in job.decisions.values():
         for number, (_, event, _) in enumerate(decisions, start=1):
@@ -612,7 +616,7 @@ async def test_a_message_is_one_event(office, autojump_clock):
 
 
 class GoesOn:
-    """A machine that asks for more work when it hears that somebody did not come along."""
+    """A machine that requests more work when it learns that an actor is missing."""
 
     def __init__(self):
         self.ended = []
@@ -641,7 +645,8 @@ class Counts:
 
 
 async def test_who_goes_on_begins_each_piece_of_work_once(tmp_path, autojump_clock):
-    """What was under way, but for what is behind it already; and what the first event asks for."""
+    """Unfinished work, except for work whose result is pending; and what the first event
+    requests."""
     actor, executor, time = Actor("syncer.1", GoesOn()), Counts(), TrioTime()
     actor.under_way = {n: EncodeFragment(n, 0, "host/1", f"out/{n}") for n in (3, 4)}
     with closing(ActorLog(tmp_path / "log.jsonl", "syncer.1")) as log:

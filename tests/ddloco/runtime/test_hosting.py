@@ -82,7 +82,7 @@ async def test_an_actor_leaves_while_it_is_prepared(host, autojump_clock):
 
 
 async def test_an_exception_ends_one_actor_only(host, autojump_clock):
-    """Whoever runs them is told of each end, and asks the other to stop."""
+    """The host is told of each end, and asks the other to stop."""
     actors = [host("a.1", raises=True), host("b.1")]
     finishes = {}
 

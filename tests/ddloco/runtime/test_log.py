@@ -1,4 +1,4 @@
-"""The log: what is lost on a full disk is said once there is room, and ends nobody."""
+"""The log: what is lost on a full disk is reported once there is room, and ends no actor."""
 
 import errno
 import json

@@ -1,4 +1,5 @@
-"""The window: observers are answered, the slow lose, the rude are counted, nobody else notices."""
+"""Observers are answered; slow ones lose news, invalid requests are counted, and no actor is
+affected."""
 
 from contextlib import asynccontextmanager
 
@@ -61,7 +62,7 @@ class Stand:
         self.window = ObserverServer(self.endpoint, self.arrays, *ways, request=self.request)
 
     def request(self, what):
-        """Somebody asks for a snapshot, or for the end."""
+        """An observer requests a snapshot, or the end."""
         self.requests += what == "snapshot"
         self.stops += what == "stop"
 
@@ -130,7 +131,7 @@ async def opened(*names):
 
 
 async def test_a_status_is_answered():
-    """Whoever asks is told what the actor says of itself, and who else looks."""
+    """An observer gets the actor's status, and the number of observers."""
     async with opened("a") as (_, guest):
         await guest.say(Ask("status"))
 
@@ -186,7 +187,7 @@ async def test_bad_frames_are_refused_and_counted(frames, reason):
 
 
 async def test_a_request_for_a_snapshot_goes_on_once():
-    """Each ask that is understood is one request; whoever asks does not hear the news by that."""
+    """Each valid ask is one request; asking does not subscribe to the news."""
     async with opened("a", "b") as (stand, guest, other):
         await other.say(Ask("follow"))
         assert 0 == stand.requests

@@ -93,7 +93,7 @@ def test_what_lies_elsewhere_is_not_found(arena):
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([0, 1, 64, PAGE, PAGE + 1])), max_size=20))
 def test_regions_in_use_never_overlap(steps):
-    """However regions are taken and given back, nobody writes into another's."""
+    """However regions are allocated and freed, no two overlap."""
     arena, used = Arena(), []
     for number, (take, nbytes) in enumerate(steps):
         if take or not used:

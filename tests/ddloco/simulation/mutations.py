@@ -1,8 +1,8 @@
 """Bugs to be planted, each with the invariant that must object to it.
 
-Every one changes a machine, a link, the clock, the merging kernel or simulated work as a slip of
-the pen would. ``seeds`` are hostile worlds in which it is known to be noticed; where machines have
-changed since, others are tried.
+Every one changes a machine, a link, the clock, the merging kernel or simulated work as a
+programming mistake would. ``seeds`` are hostile worlds in which it is known to be noticed; where
+machines have changed since, others are tried.
 """
 
 import itertools
@@ -796,7 +796,7 @@ def the_last_contribution_is_left_out(patch):
 
 
 @bug("token-conservation", 6)
-def a_contribution_with_a_nan_is_refused_with_its_neighbour(patch):
+def a_contribution_with_a_nan_is_refused_with_the_next(patch):
     def merge(old, theta, momentum, contributions, *arguments, **more):
         bad = any(not np.isfinite(c.buffer.view(np.float32)).all() for c in contributions)
         return old(theta, momentum, contributions[:1] if bad else contributions, *arguments, **more)
@@ -813,7 +813,7 @@ def what_is_no_number_is_merged(patch):
 
 
 def deluded(how, learners=4, **more):
-    """A world in which a learner is wrong from the middle on, when everybody is known."""
+    """A world in which a learner is wrong from the middle on, when all have joined."""
     return made(learners=learners, tensors=8, wrong=(("learner-1", 20.0, 40.0, how),), **more)
 
 
@@ -852,7 +852,7 @@ def a_turned_sign_is_the_usual(patch):
 
 
 @bug("honest-believed", deluded("norm"))
-def the_neighbour_is_refused(patch):
+def the_wrong_one_is_refused(patch):
     def shifted(known, found):
         return found[1:] + found[:1] if known != found else found
 

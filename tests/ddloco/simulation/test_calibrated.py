@@ -22,7 +22,7 @@ def test_steps_take_what_they_took():
 
 
 def test_a_learner_that_never_stepped_has_a_pace():
-    """Somebody who joined and did nothing else can still be simulated."""
+    """A learner that joined and did nothing else can still be simulated."""
     assert RecordedPace([], random.Random(0)).step(0.0, 1.0) == 1.0
 
 

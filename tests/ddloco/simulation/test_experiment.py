@@ -90,7 +90,7 @@ def test_a_machine_that_raises_is_named(case, monkeypatch):
 
 @pytest.mark.parametrize("override", ["job.steps=12", "scenario.hours=0.001"])
 def test_its_tapes_replay(case, override, tmp_path):
-    """Also those of a case that ends before its job: everybody is asked to end in good order."""
+    """Also those of a case that ends before its job: all actors are asked to end in good order."""
     folder = tmp_path / "run"
     row = run_case(*case(override), 0, folder)
     assert row.violation is None

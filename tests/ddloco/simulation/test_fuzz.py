@@ -42,7 +42,7 @@ def test_a_seed_is_a_world():
 
 
 def test_tapes_change_nothing_that_is_drawn(tmp_path):
-    """Whoever looks again with tapes sees the same world, and finds a tape for each incarnation."""
+    """Run again with tapes, the world is the same, and each incarnation has a tape."""
     plain, taped = draw(2), draw(2, tmp_path)
     assert (plain.job, plain.faults, plain.physics.wire) == (
         taped.job,
@@ -117,7 +117,7 @@ def test_a_world_that_never_ends_is_a_finding(monkeypatch):
 
 
 def test_poison_is_in_and_out(monkeypatch):
-    """Between its two times a learner's chip makes no numbers; whoever is absent is not touched."""
+    """Between its two times a learner's chip computes NaN; an absent learner is not affected."""
     seen, step = set(), SimulatedWork._run_step
 
     def look(self, work, contents):

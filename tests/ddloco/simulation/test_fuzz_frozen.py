@@ -37,7 +37,7 @@ class Refrozen(World):
 
 @cache
 def plain(seed):
-    """What comes of a world where nobody is written."""
+    """The result of a world without tapes."""
     return happen(draw(seed))
 
 

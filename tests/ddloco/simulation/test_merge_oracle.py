@@ -112,7 +112,7 @@ def test_it_agrees_with_a_whole_job(numbers):
     ],
 )
 def test_a_wrong_merge_is_objected_to(numbers, monkeypatch, what, change):
-    """A kernel that is a little off, forgets somebody or leaves no number is found at once."""
+    """A kernel that is a little off, forgets a contribution or gives NaN is found at once."""
     merge = work.merge_fragment
 
     def wrong(*arguments, **more):

@@ -10,7 +10,7 @@ SEEDS = range(200)
 
 
 def test_some_worlds_take_snapshots():
-    """Of each kind, and in the others nobody is asked."""
+    """Of each kind; in the other worlds there are no requests."""
     drawn = [draw(seed) for seed in SEEDS]
     taking = [each for each in drawn if each.job.snapshot.wanted]
     assert abs(len(taking) / len(drawn) - SHARE) < 0.1

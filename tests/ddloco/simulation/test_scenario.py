@@ -102,7 +102,7 @@ def test_one_line_for_what_is_wrong(write, changed, to, said):
 
 
 def test_a_file_that_is_not_there(tmp_path):
-    """Neither read nor taken for a name; a name that nobody knows lists those that are known."""
+    """Neither read nor taken for a name; an unknown name lists those that are known."""
     with pytest.raises(ConfigError, match=r"nothing\.toml"):
         cases_of(find(str(tmp_path / "nothing.toml")))
     with pytest.raises(ConfigError, match="goodput, heterogeneous"):

@@ -1,4 +1,4 @@
-"""Snapshots of hostile worlds: they delay nobody, replay to the bit, and are looked at."""
+"""Snapshots of hostile worlds: they delay no actor, replay to the bit, and are checked."""
 
 from dataclasses import replace
 

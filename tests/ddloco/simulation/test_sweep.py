@@ -13,7 +13,7 @@ SEEDS = [*range(40, 10, -1), 3, 3]
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_outcomes_are_in_the_order_of_seeds(jobs):
-    """Whoever is done first; also of seeds that are not sorted, or come twice."""
+    """Whichever is done first; also of seeds that are not sorted, or come twice."""
     heard = []
     assert [-seed for seed in SEEDS] == list(sweep(operator.neg, SEEDS, jobs, heard.append))
     assert len(SEEDS) == heard[-1]

@@ -45,7 +45,7 @@ def tape_bytes(folder, events=20, **header):
 
 
 class Stand:
-    """A receiver, and whoever speaks to it."""
+    """A receiver, and a client that sends to it."""
 
     def __init__(self, folder):
         self.folder, self.notes, self.answers, self.n = folder / "tapes", [], [], 0
@@ -190,7 +190,7 @@ async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
 
 
 async def test_a_folder_that_cannot_be_written_is_said(stand, whole, monkeypatch):
-    """Whoever ships is told, and does not try for ever."""
+    """The sender is told, and does not try for ever."""
 
     def write(fd, data):
         raise PermissionError(errno.EACCES, "Permission denied")
@@ -296,7 +296,7 @@ async def test_shipping_goes_on_after_a_full_disk(stand, source, virtual, monkey
 
 
 async def test_what_is_missing_is_said(stand, source, virtual):
-    """Nobody answers: a bounded wait, and one line."""
+    """Without an answer: a bounded wait, and one line."""
     del virtual
     wire = Wire(stand, source)
     wire.lose = 10**6

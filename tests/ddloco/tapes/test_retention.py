@@ -129,7 +129,7 @@ def test_former_incarnations_go_when_nobody_needs_them(tmp_path):
 
 
 def test_killed_while_dropping(tmp_path, monkeypatch):
-    """After each file that goes what is left is a chain; whoever looks next drops the rest."""
+    """After each file that is dropped the rest is a chain; the next pass drops the others."""
     stand = Stand(tmp_path, "1 snapshot", me="learner-0.2")
     stand.record(2, last=3)
     stand.record(3, 6, 9, last=11, me="learner-0.2")

@@ -1,4 +1,4 @@
-"""The pen of a bounded tape: another file behind each cut, and behind nothing else."""
+"""The writer of a bounded tape: it begins a new file after each cut, and only there."""
 
 from ddloco.actors.effects import CaptureFlight, CaptureState
 from ddloco.tapes.segments import ChainRecorder

@@ -35,7 +35,7 @@ def test_it_is_in_the_users_cache_by_processor():
 
 @pytest.mark.parametrize("quiet", [True, False])
 def test_what_is_printed_is_noticed(quiet, capfd):
-    """Also by a library that writes to the descriptor; and nobody sees it."""
+    """Also by a library that writes to the descriptor; and it is not shown."""
 
     def load():
         if not quiet:

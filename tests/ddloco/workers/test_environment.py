@@ -39,7 +39,7 @@ def test_strings_hash_alike_in_every_worker():
 
 
 def test_the_base_is_not_changed():
-    """Building an environment touches nobody else's."""
+    """Building an environment changes no other."""
     base = dict(BASE)
 
     worker_environment(base, Worker(env={"A": "1"}), {f"{ENTRY}NPROC": "4"})

@@ -9,17 +9,17 @@ from ddloco.config.job import Inner
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.schedules import follow_global_step, with_schedule
-from tests.ddloco.workers.test_server import Desk, arena
+from tests.ddloco.workers.test_server import Harness, arena
 
 __all__ = ["arena"]
 
 
-def moved(desk, t):
+def moved(harness, t):
     """How far a step at global step ``t`` moves the parameters."""
-    before = desk.state().data[: desk.plan.total_bytes].view(np.float32).copy()
-    desk.step += 1
-    out = desk.arena.allocate(desk.plan.total_bytes)
-    desk.ask(rpc.Train(desk.step, (), span_of(out), 0, b"", t))
+    before = harness.state().data[: harness.plan.total_bytes].view(np.float32).copy()
+    harness.step += 1
+    out = harness.arena.allocate(harness.plan.total_bytes)
+    harness.ask(rpc.Train(harness.step, (), span_of(out), 0, b"", t))
     return float(np.abs(out.data.view(np.float32) - before).max())
 
 
@@ -48,23 +48,23 @@ def test_the_schedule_of_a_job_ends_with_it(arena, schedule, half):
 
 def test_a_step_knows_its_global_step(arena):
     """With `[inner] schedule` a learner's rate depends on it; without, it does not."""
-    desk = Desk(arena, schedule="linear", optimizer="sgd", b1=0.0, lr=0.1)
-    desk.begin()
-    desk.train()
+    harness = Harness(arena, schedule="linear", optimizer="sgd", b1=0.0, lr=0.1)
+    harness.begin()
+    harness.train()
 
-    assert moved(desk, 0) > 0
-    assert 0 == moved(desk, 1000)
+    assert moved(harness, 0) > 0
+    assert 0 == moved(harness, 1000)
 
 
 def test_an_optimizer_may_adapt_to_the_loss(arena, monkeypatch):
     """`reduce_on_plateau` needs it as `value`; and the state of it travels."""
     adapting = optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=1))
     monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: adapting)
-    donor = Desk(arena)
+    donor = Harness(arena)
     donor.begin()
     for _ in range(3):
         donor.train()
-    state, taker = donor.state(), Desk(arena)
+    state, taker = donor.state(), Harness(arena)
     taker.ask(taker.installing(state))
 
     assert donor.trainer._opt_state[1].best_value < np.inf

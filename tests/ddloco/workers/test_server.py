@@ -15,8 +15,8 @@ from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts
 
 
-class Desk:
-    """A trainer, its arena, and the chores of a learner."""
+class Harness:
+    """A trainer, its arena, and the requests of a learner."""
 
     def __init__(self, arena, task="tests.tasks:regression", **inner):
         self.arena = arena
@@ -28,7 +28,7 @@ class Desk:
         self.state_bytes = self.ask(rpc.Lay(self.plan)).state_bytes
 
     def ask(self, request):
-        """One chore."""
+        """Fulfil one request."""
         return self.trainer.answer(request)
 
     def begin(self):
@@ -43,7 +43,7 @@ class Desk:
         return done.loss, done.batch, out.data.tobytes()
 
     def installing(self, state):
-        """A chore: take over a whole state."""
+        """The request to take over a whole state."""
         return rpc.Install((span_of(state),))
 
     def state(self):
@@ -65,12 +65,12 @@ def arena():
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_who_takes_over_a_state_goes_on_to_the_bit(arena, optimizer):
     """Parameters, moments, step counts and the place in the data: the next step is the same."""
-    donor = Desk(arena, optimizer=optimizer, warmup=5)
+    donor = Harness(arena, optimizer=optimizer, warmup=5)
     donor.begin()
     for _ in range(3):
         donor.train()
     state = donor.state()
-    taker = Desk(arena, optimizer=optimizer, warmup=5)
+    taker = Harness(arena, optimizer=optimizer, warmup=5)
     taker.ask(rpc.Install((span_of(state),)))
     assert donor.train() == taker.train(skipped=3)
     assert donor.train() == taker.train()
@@ -78,55 +78,55 @@ def test_who_takes_over_a_state_goes_on_to_the_bit(arena, optimizer):
 
 def test_a_copy_of_a_fragment_is_its_part_of_all_parameters(arena):
     """As the last step left them; padding is zeroed, since memory is used again."""
-    desk = Desk(arena)
-    desk.begin()
-    _, _, whole = desk.train()
-    for p in range(len(desk.plan.fragments)):
-        start, stop = desk.plan.fragment_slice(p)
+    harness = Harness(arena)
+    harness.begin()
+    _, _, whole = harness.train()
+    for p in range(len(harness.plan.fragments)):
+        start, stop = harness.plan.fragment_slice(p)
         out = arena.allocate(stop - start)
         out.data[:] = 255
-        assert rpc.Ready() == desk.ask(rpc.CopyFragments(((p, span_of(out)),)))
+        assert rpc.Ready() == harness.ask(rpc.CopyFragments(((p, span_of(out)),)))
         assert whole[start:stop] == out.data.tobytes()
 
 
 def test_the_first_step_needs_no_second_state_on_the_device(arena, monkeypatch):
     """It runs twice, and each time the device holds the state once: a state that takes more than
     half of the memory of a GPU can be trained."""
-    desk = Desk(arena, optimizer="adamw")
-    desk.begin()
-    held, update = [], desk.trainer._update
+    harness = Harness(arena, optimizer="adamw")
+    harness.begin()
+    held, update = [], harness.trainer._update
 
     def counted(params, opt_state, state, batch, place):
         own = {id(leaf) for leaf in jax.tree.leaves((params, opt_state, state, batch))}
         held.append(sum(each.nbytes for each in jax.live_arrays() if id(each) not in own))
         return update(params, opt_state, state, batch, place)
 
-    monkeypatch.setattr(desk.trainer, "_update", counted)
+    monkeypatch.setattr(harness.trainer, "_update", counted)
     gc.collect()
     elsewhere = sum(each.nbytes for each in jax.live_arrays())
-    elsewhere -= sum(leaf.nbytes for leaf in jax.tree.leaves(desk.trainer._params))
-    desk.train()
+    elsewhere -= sum(leaf.nbytes for leaf in jax.tree.leaves(harness.trainer._params))
+    harness.train()
     assert 2 == len(held)
     assert all(beside - elsewhere <= 64 for beside in held), (held, elsewhere)
 
 
 def test_without_the_moments_it_would_not(arena):
     """The test above can fail: parameters alone are not the state."""
-    donor = Desk(arena)
+    donor = Harness(arena)
     donor.begin()
     for _ in range(3):
         donor.train()
     state = donor.state()
     state.data[donor.plan.total_bytes :] = 0
-    taker = Desk(arena)
+    taker = Harness(arena)
     taker.ask(rpc.Install((span_of(state),)))
     assert donor.train() != taker.train(skipped=3)
 
 
 def test_a_spoilt_state_is_taken_back_as_such(arena):
-    """Whoever goes on from a snapshot after a loss that was no number begins its moments anew with
-    the next global fragment, as it would have done without."""
-    donor = Desk(arena)
+    """A learner that continues from a snapshot after a loss of NaN begins its moments anew with the
+    next global fragment, as it would have done without the snapshot."""
+    donor = Harness(arena)
     donor.begin()
     for _ in range(3):
         donor.train()
@@ -135,7 +135,7 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
     fresh = arena.allocate(stop - start)
     fresh.data[:] = state.data[start:stop]
     for spoilt in (True, False):
-        taker = Desk(arena)
+        taker = Harness(arena)
         last = rpc.Trained(float("nan") if spoilt else 0.5, 8, b"batch", cursor)
         taker.ask(rpc.Install((span_of(state),), rpc.Own(3, last)))
         out = arena.allocate(taker.plan.total_bytes)
@@ -149,12 +149,12 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
 
 def test_whoever_goes_on_knows_what_its_last_step_had_brought(arena):
     """A second snapshot within the same step says the same of it as the first."""
-    before = Desk(arena)
+    before = Harness(arena)
     before.begin()
     before.train()
     out = arena.allocate(before.state_bytes)
     copied = before.ask(rpc.CopyOut(span_of(out)))
-    after = Desk(arena)
+    after = Harness(arena)
     after.ask(rpc.Install((span_of(out),), rpc.Own(1, copied.last)))
     again = arena.allocate(before.state_bytes)
     assert copied == after.ask(rpc.CopyOut(span_of(again)))
@@ -162,20 +162,20 @@ def test_whoever_goes_on_knows_what_its_last_step_had_brought(arena):
 
 
 def test_a_state_that_is_no_numbers_is_left_alone(arena):
-    """A peer may be broken; whoever comes back must not be."""
-    donor = Desk(arena)
+    """A peer's state may hold NaN; a learner must not take it over."""
+    donor = Harness(arena)
     donor.begin()
     donor.train()
     state = donor.state()
     state.data[:4] = 255  # The bits of a NaN.
-    taker = Desk(arena)
+    taker = Harness(arena)
     assert taker.ask(rpc.Install((span_of(state),))) == rpc.Installed(sound=False)
     assert taker.trainer._opt_state is None
 
 
 def test_a_state_may_come_in_pieces(arena):
     """They are put together in order."""
-    donor = Desk(arena)
+    donor = Harness(arena)
     donor.begin()
     donor.train()
     state = donor.state()
@@ -185,13 +185,13 @@ def test_a_state_may_come_in_pieces(arena):
         pieces.append(arena.allocate(len(part)))
         pieces[-1].data[:] = part
     assert 1 < len(pieces)
-    taker = Desk(arena)
+    taker = Harness(arena)
     taker.ask(rpc.Install(tuple(span_of(each) for each in pieces)))
     assert state.data.tobytes() == taker.state().data.tobytes()
 
 
 def test_an_optimizer_whose_state_is_no_plain_numbers_cannot_be_copied(arena, monkeypatch):
-    """It trains all the same; whoever asks is told that there is nothing to be had."""
+    """It trains all the same; a request for the state is refused."""
     plain = optax.sgd(0.1)
 
     def init(params):
@@ -203,17 +203,17 @@ def test_an_optimizer_whose_state_is_no_plain_numbers_cannot_be_copied(arena, mo
 
     keyed = optax.GradientTransformation(init, update)
     monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: keyed)
-    desk = Desk(arena)
-    assert 0 == desk.state_bytes
-    desk.begin()
-    assert 0.0 < desk.train()[0]
+    harness = Harness(arena)
+    assert 0 == harness.state_bytes
+    harness.begin()
+    assert 0.0 < harness.train()[0]
 
 
 def test_memory_that_is_touched_is_the_actors_own(arena):
     """Every page of it, and nothing but the first byte of each."""
     region = arena.allocate(PAGE + 2)
     region.data[:] = 7
-    assert rpc.Ready() == Desk(arena).ask(rpc.Touch(span_of(region)))
+    assert rpc.Ready() == Harness(arena).ask(rpc.Touch(span_of(region)))
     assert [0, 7, 0, 7] == region.data[[0, 1, PAGE, PAGE + 1]].tolist()
 
 
@@ -269,65 +269,65 @@ def cosine(monkeypatch):
     monkeypatch.setattr("ddloco.workers.server.inner_optimizer", lambda inner: optax.adamw(rate))
 
 
-def moved(desk, **more):
+def moved(harness, **more):
     """Whether a step changes the parameters."""
-    _, _, after = desk.train(**more)
-    before, desk.before = getattr(desk, "before", b""), after
+    _, _, after = harness.train(**more)
+    before, harness.before = getattr(harness, "before", b""), after
     return before != after
 
 
 def test_a_healed_learner_does_not_jump_back_to_the_peak_of_its_schedule(arena, cosine):
     """After a loss that was no number its moments are new, its learning rate is not."""
-    desk = Desk(arena)
-    desk.begin()
+    harness = Harness(arena)
+    harness.begin()
     for _ in range(5):
-        moved(desk)
-    assert not moved(desk), "the schedule is through"
-    desk.trainer._spoilt = True
-    start, stop = desk.plan.fragment_slice(0)
-    fresh, out = arena.allocate(stop - start), arena.allocate(desk.plan.total_bytes)
-    fresh.data[:] = memoryview(desk.before)[start:stop]
-    desk.ask(rpc.Train(7, ((0, span_of(fresh)),), span_of(out), 0))
-    assert out.data.tobytes() == desk.before
-    assert 0 == int(jax.tree.leaves(desk.trainer._opt_state[0].mu)[0].sum()), "moments are new"
+        moved(harness)
+    assert not moved(harness), "the schedule is through"
+    harness.trainer._spoilt = True
+    start, stop = harness.plan.fragment_slice(0)
+    fresh, out = arena.allocate(stop - start), arena.allocate(harness.plan.total_bytes)
+    fresh.data[:] = memoryview(harness.before)[start:stop]
+    harness.ask(rpc.Train(7, ((0, span_of(fresh)),), span_of(out), 0))
+    assert out.data.tobytes() == harness.before
+    assert 0 == int(jax.tree.leaves(harness.trainer._opt_state[0].mu)[0].sum()), "moments are new"
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_learner_that_comes_back_without_a_donor_goes_on_in_its_schedule(arena, cosine, known):
     """Its cursor says where the schedule stood; without one the batches that it has used do."""
-    desk = Desk(arena)
-    desk.begin()
+    harness = Harness(arena)
+    harness.begin()
     for _ in range(6):
-        moved(desk)
-    cursor = desk.trainer._last.cursor if known else b""
-    back = Desk(arena)
+        moved(harness)
+    cursor = harness.trainer._last.cursor if known else b""
+    back = Harness(arena)
     back.begin()
     moved(back, skipped=6, cursor=cursor)
     assert not moved(back)
-    assert desk.train()[1] != back.train()[1], "one batch further"
+    assert harness.train()[1] != back.train()[1], "one batch further"
 
 
 def test_the_cursor_of_a_step_brings_the_batch_after_it(arena):
     """A stream that says where it stands is put there; no batch is drawn for that."""
-    desk = Desk(arena)
-    desk.begin()
+    harness = Harness(arena)
+    harness.begin()
     for _ in range(5):
-        desk.train()
-    back = Desk(arena)
+        harness.train()
+    back = Harness(arena)
     back.begin()
     drawn = []
     inner = back.trainer._data._batches
     real = inner.next
     inner.next = lambda: drawn.append(1) or real()
-    cursor = desk.trainer._last.cursor
-    assert desk.train()[1] == back.train(skipped=5, cursor=cursor)[1]
+    cursor = harness.trainer._last.cursor
+    assert harness.train()[1] == back.train(skipped=5, cursor=cursor)[1]
     assert 3 == len(drawn), "its own, again to see that going back works, and the one after it"
 
 
 def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, monkeypatch):
     """The next batch is drawn meanwhile; the batch of the step is not changed by that."""
-    desk, other = Desk(arena), Desk(arena)
-    for each in (desk, other):
+    harness, other = Harness(arena), Harness(arena)
+    for each in (harness, other):
         each.begin()
     inner = other.trainer._data._batches
     real, shared = inner.next, []
@@ -349,7 +349,7 @@ def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, 
 
     other.trainer._update = late
     for _ in range(3):
-        assert desk.train() == other.train()
+        assert harness.train() == other.train()
 
 
 def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):

@@ -42,7 +42,7 @@ class Process:
         return copied()
 
 
-class Desk:
+class Harness:
     """One actor's work, its arrays, and the place where it writes."""
 
     def __init__(self, folder, sink=None):
@@ -69,18 +69,18 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path):
+def harness(tmp_path):
     """A learner's."""
-    desk = Desk(tmp_path / "place")
-    allocate = desk.arena.allocate
+    harness = Harness(tmp_path / "place")
+    allocate = harness.arena.allocate
 
     def remember(nbytes):
-        desk.process.region = allocate(nbytes)
-        return desk.process.region
+        harness.process.region = allocate(nbytes)
+        return harness.process.region
 
-    desk.arena.allocate = remember
-    yield desk
-    desk.arena.close()
+    harness.arena.allocate = remember
+    yield harness
+    harness.arena.close()
 
 
 def payload():
@@ -90,87 +90,87 @@ def payload():
     return Payload(describe(data, layout), data)
 
 
-def test_a_state_is_what_was_frozen_and_what_it_held(desk):
+def test_a_state_is_what_was_frozen_and_what_it_held(harness):
     """Global fragments leaf by leaf, by name; what is made from them again is left out."""
     for handle in ("theta/0/3", "momentum/0/3", "wire/0/3"):
-        desk.arrays.put(handle, FLAT)
-    done, found = desk.state("momentum/0/3", "theta/0/3", "wire/0/3")
+        harness.arrays.put(handle, FLAT)
+    done, found = harness.state("momentum/0/3", "theta/0/3", "wire/0/3")
     assert (-1, "") == (done.work, done.failed)
     arrays = {("array", "momentum/0/3"), ("array", "theta/0/3")}
     assert {("state", FROZEN), *arrays} == set(found)
-    assert b"frozen" == bytes(desk.store.read_bytes(found["state", FROZEN]))
-    read = desk.store.read_tensors(found["array", "theta/0/3"])
+    assert b"frozen" == bytes(harness.store.read_bytes(found["state", FROZEN]))
+    read = harness.store.read_tensors(found["array", "theta/0/3"])
     assert {"w": (2, 3), "b": (4,)} == {name: each.shape for name, each in read.items()}
     laid = [read[leaf.name].reshape(-1) for leaf in PLAN.fragments[0]]
     assert FLAT.tolist() == np.concatenate(laid).tolist()
 
 
-def test_a_wire_without_its_theta_is_written(desk):
+def test_a_wire_without_its_theta_is_written(harness):
     """The newest may be on its way out while the fragment is another already."""
-    desk.arrays.put("wire/0/3", payload())
-    _, found = desk.state("wire/0/3")
+    harness.arrays.put("wire/0/3", payload())
+    _, found = harness.state("wire/0/3")
     assert ("array", "wire/0/3") in found
 
 
-def test_the_worker_is_asked_before_anything_is_awaited(desk):
+def test_the_worker_is_asked_before_anything_is_awaited(harness):
     """So its state is of before its next step; the copy is written, and its memory given back."""
-    desk.work.nbytes, desk.work.trains = 64, True
-    waiting = desk.work.state(CaptureState(-1, NAME, b"frozen", ()))
-    assert [rpc.CopyOut] == [type(each) for each in desk.process.asked]
+    harness.work.nbytes, harness.work.trains = 64, True
+    waiting = harness.work.state(CaptureState(-1, NAME, b"frozen", ()))
+    assert [rpc.CopyOut] == [type(each) for each in harness.process.asked]
     freed = []
-    desk.arena.free, free = freed.append, desk.arena.free
-    _, found = desk.ended(lambda: waiting)
-    assert [1] * 64 == desk.store.read_tensors(found["worker", STATE])[STATE].tolist()
-    assert [desk.process.region] == freed
+    harness.arena.free, free = freed.append, harness.arena.free
+    _, found = harness.ended(lambda: waiting)
+    assert [1] * 64 == harness.store.read_tensors(found["worker", STATE])[STATE].tolist()
+    assert [harness.process.region] == freed
     free(*freed)
 
 
-def test_a_first_step_that_follows_at_once_changes_nothing(desk):
+def test_a_first_step_that_follows_at_once_changes_nothing(harness):
     """There was no state to copy when it was asked for, however late it is looked at again."""
-    desk.work.nbytes = 64
-    waiting = desk.work.state(CaptureState(-1, NAME, b"frozen", ()))
-    desk.work.trains = True
-    done, found = desk.ended(lambda: waiting)
+    harness.work.nbytes = 64
+    waiting = harness.work.state(CaptureState(-1, NAME, b"frozen", ()))
+    harness.work.trains = True
+    done, found = harness.ended(lambda: waiting)
     assert "" == done.failed
     assert {("state", FROZEN)} == set(found)
 
 
-def test_memory_for_a_first_copy_is_there_before_it(desk):
+def test_memory_for_a_first_copy_is_there_before_it(harness):
     """The copy lands in the memory that the worker has touched; none is asked for without one."""
-    trio.run(desk.work.warm)
-    assert [] == desk.process.asked
-    desk.work.nbytes, desk.work.trains = 64, True
-    trio.run(desk.work.warm)
-    desk.ended(lambda: desk.work.state(CaptureState(-1, NAME, b"frozen", ())))
-    touched, copied = desk.process.asked
+    trio.run(harness.work.warm)
+    assert [] == harness.process.asked
+    harness.work.nbytes, harness.work.trains = 64, True
+    trio.run(harness.work.warm)
+    harness.ended(lambda: harness.work.state(CaptureState(-1, NAME, b"frozen", ())))
+    touched, copied = harness.process.asked
     assert (rpc.Touch, rpc.CopyOut) == (type(touched), type(copied))
     assert touched.out == copied.out
 
 
-def test_a_worker_whose_state_cannot_be_copied_is_named(desk):
+def test_a_worker_whose_state_cannot_be_copied_is_named(harness):
     """A snapshot without it would be none."""
-    desk.work.trains = True
-    done, _ = desk.state()
+    harness.work.trains = True
+    done, _ = harness.state()
     assert "its optimizer's state cannot be copied" == done.failed
 
 
-def test_host_copies_and_payloads_are_written_as_they_lie(desk):
+def test_host_copies_and_payloads_are_written_as_they_lie(harness):
     """The one as bytes, the other tensor by tensor, with their places in the names."""
-    region = desk.arena.allocate(16)
+    region = harness.arena.allocate(16)
     region.data[:] = 5
-    desk.arrays.put("host/4", HostCopy(region))
-    desk.arrays.put("in/9", payload())
-    _, found = desk.state("host/4", "in/9")
-    assert [5] * 16 == desk.store.read_tensors(found["array", "host/4"])[STATE].tolist()
-    read = desk.store.read_tensors(found["array", "in/9"])
+    harness.arrays.put("host/4", HostCopy(region))
+    harness.arrays.put("in/9", payload())
+    _, found = harness.state("host/4", "in/9")
+    assert [5] * 16 == harness.store.read_tensors(found["array", "host/4"])[STATE].tolist()
+    read = harness.store.read_tensors(found["array", "in/9"])
     assert ["0000/w", "0001/b"] == sorted(read)
 
 
-def test_what_was_in_flight_is_written_once(desk):
+def test_what_was_in_flight_is_written_once(harness):
     """Also where two messages brought the same array."""
-    desk.arrays.put("in/9", payload())
+    harness.arrays.put("in/9", payload())
     work = CaptureFlight(-2, NAME, b"messages", ("in/9", "in/9"))
-    done, found = desk.ended(lambda: desk.work.flight(work))
+    done, found = harness.ended(lambda: harness.work.flight(work))
     assert {("flight", FROZEN), ("array", "in/9")} == set(found)
     assert -2 == done.work
 
@@ -187,11 +187,11 @@ class Full(DigestSink):
 
 def test_what_cannot_be_written_is_a_result(tmp_path):
     """With the reason; no exception ends the actor."""
-    desk = Desk(tmp_path, Full())
+    harness = Harness(tmp_path, Full())
     works = (
-        (desk.work.state, CaptureState(-1, NAME, b"frozen", ()), "no space left"),
-        (desk.work.flight, CaptureFlight(-2, NAME, b"messages", ()), "no space left"),
-        (desk.work.commit, CommitSnapshot(-3, NAME, (), {}), "a blob is missing"),
+        (harness.work.state, CaptureState(-1, NAME, b"frozen", ()), "no space left"),
+        (harness.work.flight, CaptureFlight(-2, NAME, b"messages", ()), "no space left"),
+        (harness.work.commit, CommitSnapshot(-3, NAME, (), {}), "a blob is missing"),
     )
     for do, work, reason in works:
 
@@ -199,7 +199,7 @@ def test_what_cannot_be_written_is_a_result(tmp_path):
             return await do(work)
 
         assert WorkFailed(work.work, "worker", reason) == trio.run(done)
-    desk.arena.close()
+    harness.arena.close()
 
 
 def test_names_of_what_is_made_again():

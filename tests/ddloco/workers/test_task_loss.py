@@ -7,7 +7,7 @@ import pytest
 from ddloco.workers import rpc
 from ddloco.workers.task import TaskError, loss_takes
 from ddloco.workers.task_loss import TaskLoss, check_metrics, held_out
-from tests.ddloco.workers.test_server import Desk, arena
+from tests.ddloco.workers.test_server import Harness, arena
 from tests.tasks import Keyed, Misnamed, Regression
 
 __all__ = ["arena"]
@@ -57,11 +57,11 @@ def test_a_loss_that_wants_something_else_is_refused():
 
 def test_a_learner_that_returns_has_the_keys_that_it_would_have_had(arena):
     """Its steps begin at 1 again; the number of the batch in the shard does not."""
-    donor = Desk(arena, task="tests.tasks:keyed")
+    donor = Harness(arena, task="tests.tasks:keyed")
     donor.begin()
     steps = [donor.train() for _ in range(3)]
     state, cursor = donor.state(), donor.trainer._last.cursor
-    taker = Desk(arena, task="tests.tasks:keyed")
+    taker = Harness(arena, task="tests.tasks:keyed")
     taker.ask(taker.installing(state))
 
     assert donor.train() == taker.train(skipped=3, cursor=cursor)
@@ -71,10 +71,10 @@ def test_a_learner_that_returns_has_the_keys_that_it_would_have_had(arena):
 
 def test_without_the_number_of_the_batch_it_would_not(arena):
     """The test above can fail: the key is in the result."""
-    donor = Desk(arena, task="tests.tasks:keyed")
+    donor = Harness(arena, task="tests.tasks:keyed")
     donor.begin()
     state = donor.state() if donor.train() else None
-    taker = Desk(arena, task="tests.tasks:keyed")
+    taker = Harness(arena, task="tests.tasks:keyed")
     taker.ask(taker.installing(state))
     taker.trainer._leave_out(1, b"")
     taker.trainer._drawn = 0
@@ -84,10 +84,10 @@ def test_without_the_number_of_the_batch_it_would_not(arena):
 
 def test_what_a_step_says_of_itself_beside_its_loss(arena):
     """The numbers of a dict that `loss` returns with the loss, as named by the task."""
-    desk = Desk(arena, task="tests.tasks:measured")
-    desk.begin()
-    loss, _, _ = desk.train()
-    metrics = desk.trainer._last.metrics
+    harness = Harness(arena, task="tests.tasks:measured")
+    harness.begin()
+    loss, _, _ = harness.train()
+    metrics = harness.trainer._last.metrics
 
     assert ["batch", "root"] == list(metrics)
     assert 8.0 == metrics["batch"]
@@ -96,9 +96,9 @@ def test_what_a_step_says_of_itself_beside_its_loss(arena):
 
 def test_an_evaluation_of_several_numbers(arena):
     """The one called `loss` is the held-out loss."""
-    desk = Desk(arena, task="tests.tasks:measured")
-    desk.begin()
-    scored = desk.ask(rpc.Score(None))
+    harness = Harness(arena, task="tests.tasks:measured")
+    harness.begin()
+    scored = harness.ask(rpc.Score(None))
 
     assert scored.loss**0.5 == pytest.approx(scored.metrics["root"])
     assert ["root"] == list(scored.metrics)
@@ -130,7 +130,7 @@ def test_an_evaluation_without_a_held_out_loss_is_refused():
 
 
 def test_a_loss_of_three_parts_is_refused():
-    """Nobody could say which is which."""
+    """It would be unclear which is which."""
 
     class Three(Regression):
         def loss(self, params, batch):

@@ -11,7 +11,7 @@ from ddloco.workers.rpc import span_of
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss
 from ddloco.workers.task_state import StateLayout
-from tests.ddloco.workers.test_server import Desk, arena
+from tests.ddloco.workers.test_server import Harness, arena
 from tests.tasks import Regression, Stateful
 
 __all__ = ["arena"]
@@ -59,12 +59,12 @@ def test_a_task_without_a_state_has_an_empty_one():
 
 def test_who_takes_over_a_state_goes_on_with_all_of_it(arena):
     """Statistics, counts and keys: the next steps are the same to the bit."""
-    donor = Desk(arena, task=STATEFUL)
+    donor = Harness(arena, task=STATEFUL)
     donor.begin()
     for _ in range(3):
         donor.train()
     state, cursor = donor.state(), donor.trainer._last.cursor
-    taker = Desk(arena, task=STATEFUL)
+    taker = Harness(arena, task=STATEFUL)
     taker.ask(taker.installing(state))
 
     assert donor.train() == taker.train(skipped=3, cursor=cursor)
@@ -74,7 +74,7 @@ def test_who_takes_over_a_state_goes_on_with_all_of_it(arena):
 
 def test_without_what_is_local_it_would_not(arena):
     """The test above can fail: the count and the key are among the bytes."""
-    donor = Desk(arena, task=STATEFUL)
+    donor = Harness(arena, task=STATEFUL)
     donor.begin()
     donor.train()
     state = donor.state()
@@ -82,7 +82,7 @@ def test_without_what_is_local_it_would_not(arena):
     assert 2 == len(donor.trainer._layout.local)
     for start, _, _ in local:
         state.data[start : start + 4] ^= 1
-    taker = Desk(arena, task=STATEFUL)
+    taker = Harness(arena, task=STATEFUL)
     taker.ask(taker.installing(state))
 
     assert donor.train() != taker.train(skipped=1)
@@ -90,49 +90,49 @@ def test_without_what_is_local_it_would_not(arena):
 
 def test_a_global_fragment_replaces_what_is_merged_and_leaves_the_rest(arena):
     """The mean comes from the others, the count goes on."""
-    desk = Desk(arena, task=STATEFUL)
-    desk.begin()
-    desk.train()
+    harness = Harness(arena, task=STATEFUL)
+    harness.begin()
+    harness.train()
     name = "state:/mean"
     fragment, index = next(
         (p, i)
-        for p, leaves in enumerate(desk.plan.fragments)
+        for p, leaves in enumerate(harness.plan.fragments)
         for i, leaf in enumerate(leaves)
         if leaf.name == name
     )
-    start, stop = desk.plan.fragment_slice(fragment)
-    at = desk.plan.tensor_offset(fragment, index) - start
+    start, stop = harness.plan.fragment_slice(fragment)
+    at = harness.plan.tensor_offset(fragment, index) - start
     region = arena.allocate(stop - start)
-    region.data[:] = desk.state().data[start:stop]
+    region.data[:] = harness.state().data[start:stop]
     region.data[at : at + 64].view(np.float32)[:] = 100.0
-    out = arena.allocate(desk.plan.total_bytes)
-    desk.ask(rpc.Train(2, ((fragment, span_of(region)),), span_of(out), 0))
-    mean = np.asarray(desk.trainer._state["mean"])
+    out = arena.allocate(harness.plan.total_bytes)
+    harness.ask(rpc.Train(2, ((fragment, span_of(region)),), span_of(out), 0))
+    mean = np.asarray(harness.trainer._state["mean"])
 
     assert (mean > 80).all()
-    assert 2 == int(desk.trainer._state["steps"])
+    assert 2 == int(harness.trainer._state["steps"])
 
 
 def test_learners_begin_with_keys_of_their_own(arena):
     """Two learners on two shards would else draw the same numbers."""
     losses = {}
     for shard in (0, 1):
-        desk = Desk(arena, task=STATEFUL)
-        desk.trainer._shard = shard
-        desk.begin()
-        losses[shard] = desk.train()[0]
+        harness = Harness(arena, task=STATEFUL)
+        harness.trainer._shard = shard
+        harness.begin()
+        losses[shard] = harness.train()[0]
 
     assert losses[0] != losses[1]
 
 
 def test_the_held_out_loss_is_of_the_merged_state(arena):
     """A syncer's worker has the model's fragments, and the rest as `init_state` makes it."""
-    desk = Desk(arena, task=STATEFUL)
-    desk.begin()
-    desk.train()
-    trained, syncer = desk.state(), Desk(arena, task=STATEFUL)
+    harness = Harness(arena, task=STATEFUL)
+    harness.begin()
+    harness.train()
+    trained, syncer = harness.state(), Harness(arena, task=STATEFUL)
     scored = syncer.ask(rpc.Score(rpc.Span(trained.offset, syncer.plan.total_bytes)))
-    mean = np.abs(np.asarray(desk.trainer._state["mean"])).max()
+    mean = np.abs(np.asarray(harness.trainer._state["mean"])).max()
 
     assert pytest.approx(mean) == scored.metrics["mean"]
     assert 0 < mean
@@ -199,18 +199,18 @@ def test_half_of_a_state_is_refused(name, tmp_path, monkeypatch):
 
 def test_data_parallel_jobs_have_no_state(arena):
     """Their replicas send gradients, with which no state comes."""
-    desk = Desk(arena, task=STATEFUL)
-    desk.begin()
-    region = arena.allocate(desk.plan.total_bytes)
+    harness = Harness(arena, task=STATEFUL)
+    harness.begin()
+    region = arena.allocate(harness.plan.total_bytes)
 
     with pytest.raises(TaskError, match="has a state, which data-parallel jobs cannot merge"):
-        desk.ask(rpc.Differentiate(span_of(region), span_of(region)))
+        harness.ask(rpc.Differentiate(span_of(region), span_of(region)))
 
 
 def test_whole_numbers_among_parameters_are_named(arena):
     """With where they belong."""
     with pytest.raises(TaskError) as error:
-        Desk(arena, task="tests.tasks:counting")
+        Harness(arena, task="tests.tasks:counting")
 
     assert str(error.value) == (
         "task tests.tasks:counting: parameter 'count' is int32, which cannot be trained; return "

@@ -36,7 +36,8 @@ def merges(world):
 
 
 def test_a_job_is_plain_sgd_on_the_mean_gradient(World, job):
-    """Every step everybody's gradient, at the same parameters; a loop of numpy gives the same."""
+    """Each step merges every replica's gradient at the same parameters; a loop of numpy gives the
+    same."""
     world = World(job(steps=10), {"learner-1": 1.7}, arithmetic=True)
     world.run(99.0)
     assert world.over
@@ -101,7 +102,7 @@ def test_an_elastic_job_goes_on_without_it(World, job):
 
 @pytest.mark.parametrize("elastic", [False, True])
 def test_gradients_of_survivors_are_kept(World, job, elastic):
-    """Whoever had sent its gradient of the step under way does not compute it again."""
+    """A replica that had sent its gradient of the running step does not compute it again."""
     world = World(job(elastic=elastic), {"learner-1": 2.0})
     world.run(11.0)
     at, t, _ = merges(world)[-1]
@@ -121,7 +122,8 @@ def test_gradients_of_survivors_are_kept(World, job, elastic):
 
 
 def test_everybody_gone_is_no_end(World, job):
-    """An elastic job, too, waits for somebody; then it goes on with whoever is there."""
+    """An elastic job, too, waits for a first replica; then it continues with those that are
+    there."""
     world = World(job(elastic=True, learners=2))
     world.run(6.2)
     for name in ("learner-0", "learner-1"):
@@ -149,7 +151,7 @@ def test_a_job_begins_with_everybody(World, job):
 
 
 def test_asked_to_stop_it_ends_in_good_order(World, job):
-    """The model of the last step is scored and kept; everybody is told."""
+    """The model of the last step is scored and kept; all replicas are told."""
     world = World(job())
     world.run(5.5)
     world.stop(SYNCER, "enough")

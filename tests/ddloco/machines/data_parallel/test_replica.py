@@ -110,7 +110,7 @@ def test_a_first_loss_that_is_no_number_ends_it(replica):
 
 
 def test_a_later_loss_that_is_no_number_is_sent(replica):
-    """Whoever averages refuses it."""
+    """The coordinator refuses it."""
     replica.handle(1.0, parameters(0))
     replica.handle(2.0, done(1))
     replica.handle(3.0, parameters(1))

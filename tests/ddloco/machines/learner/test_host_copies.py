@@ -7,7 +7,7 @@ from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.protocol.effects import EncodeFragment, RunStep
 from ddloco.protocol.events import FragmentEncoded
 from ddloco.protocol.messages import Contribution, GlobalFragment, Pull
-from tests.ddloco.machines.learner.test_machine import Desk, P, of, said
+from tests.ddloco.machines.learner.test_machine import Harness, P, of, said
 from transport import PeerLost
 
 SYNCER = "syncer"
@@ -63,7 +63,7 @@ def test_a_slow_learner_copies_all_that_is_pulled_in_one_of_its_steps(make_copie
 
 
 def test_without_a_link_nothing_is_expected(make_copies):
-    """Nobody pulls from a learner that is not linked."""
+    """A syncer without a link cannot pull."""
     copies = make_copies(P)
     copies.see(SYNCER, 4, 4)
     assert [] == copied(copies, 5, {SYNCER: False})
@@ -95,12 +95,12 @@ def test_a_lost_link_ends_its_pulls(make_copies):
 @pytest.fixture
 def training(make_job, leaves):
     """A learner in the middle of its third step, whose fragments are due every ten steps."""
-    desk = Desk(make_job(fragments=P, interval=10 * P), leaves, copies=True)
-    desk.join()
-    desk.parameters()
-    desk.finish_step()
-    desk.finish_step()
-    return desk
+    harness = Harness(make_job(fragments=P, interval=10 * P), leaves, copies=True)
+    harness.join()
+    harness.parameters()
+    harness.finish_step()
+    harness.finish_step()
+    return harness
 
 
 def test_a_step_copies_what_was_pulled(training):

@@ -43,7 +43,7 @@ from transport import (
 P = 3
 
 
-class Desk:
+class Harness:
     """A learner, and the events that can be put before it."""
 
     def __init__(self, job, leaves, name="learner-0.1", **more):
@@ -93,19 +93,19 @@ class Desk:
 
 
 @pytest.fixture
-def desk(make_job, leaves):
+def harness(make_job, leaves):
     """A learner of three fragments that has just started."""
-    return Desk(make_job(fragments=P, interval=P), leaves)
+    return Harness(make_job(fragments=P, interval=P), leaves)
 
 
 @pytest.fixture
-def training(desk):
+def training(harness):
     """A learner in the middle of its third step, linked."""
-    desk.join()
-    desk.parameters()
-    desk.finish_step()
-    desk.finish_step()
-    return desk
+    harness.join()
+    harness.parameters()
+    harness.finish_step()
+    harness.finish_step()
+    return harness
 
 
 def of(kind, effects):
@@ -118,34 +118,34 @@ def said(kind, effects):
     return [send.body for send in of(Send, effects) if isinstance(send.body, kind)]
 
 
-def test_it_dials_the_syncer_first(desk, make_job, leaves):
+def test_it_dials_the_syncer_first(harness, make_job, leaves):
     """A learner begins by dialling, with what both sides must agree on."""
     job = make_job(fragments=P, interval=P)
-    assert [Dial("syncer", job.agreement(job.plan(leaves)))] == of(Dial, desk.effects)
+    assert [Dial("syncer", job.agreement(job.plan(leaves)))] == of(Dial, harness.effects)
 
 
-def test_it_waits_for_every_first_fragment(desk):
+def test_it_waits_for_every_first_fragment(harness):
     """The first step is asked for with the last missing fragment, overwriting all of them."""
-    assert [] == of(RunStep, desk.join())
+    assert [] == of(RunStep, harness.join())
     for p in (2, 0):
-        assert [] == of(RunStep, desk.say(GlobalFragment(p, 0)))
-    assert [] == of(RunStep, desk.say(GlobalFragment(2, 0))), "twice the same is no third"
-    (run,) = of(RunStep, desk.say(GlobalFragment(1, 0)))
+        assert [] == of(RunStep, harness.say(GlobalFragment(p, 0)))
+    assert [] == of(RunStep, harness.say(GlobalFragment(2, 0))), "twice the same is no third"
+    (run,) = of(RunStep, harness.say(GlobalFragment(1, 0)))
     assert (1, "host/1") == (run.step, run.out)
     assert [0, 1, 2] == [each.fragment for each in run.overwrites]
 
 
-def test_waiting_for_parameters_it_repeats_itself(desk):
+def test_waiting_for_parameters_it_repeats_itself(harness):
     """Until its first step it says again what it lacks, and so learns that a link is dead.
 
     Found by test_machines_stateful: the syncer had given up the link, and both waited for ever.
     """
-    (again,) = of(SetTimer, desk.join())
-    effects = desk.tell(TimerFired(again.timer), after_s=again.at)
+    (again,) = of(SetTimer, harness.join())
+    effects = harness.tell(TimerFired(again.timer), after_s=again.at)
     assert [(-1, -1, -1)] == [progress.versions for progress in said(Progress, effects)]
     assert of(SetTimer, effects)
-    desk.parameters()
-    assert [] == desk.tell(TimerFired(again.timer))
+    harness.parameters()
+    assert [] == harness.tell(TimerFired(again.timer))
 
 
 def test_every_finished_step_asks_for_the_next(training):
@@ -192,11 +192,11 @@ def test_progress_is_whole(training):
 
 def test_what_the_last_step_brought_is_reported(make_job, leaves):
     """Its loss, the tokens of all steps, and the task's own metrics; the log has those, too."""
-    desk = Desk(make_job(fragments=P, interval=P), leaves, tells=True)
-    desk.join()
-    desk.parameters()
-    desk.finish_step(tokens=3)
-    effects = desk.finish_step(loss=0.5, tokens=5, metrics={"accuracy": 0.25})
+    harness = Harness(make_job(fragments=P, interval=P), leaves, tells=True)
+    harness.join()
+    harness.parameters()
+    harness.finish_step(tokens=3)
+    effects = harness.finish_step(loss=0.5, tokens=5, metrics={"accuracy": 0.25})
     (progress,) = said(Progress, effects)
 
     assert LastStep(0.5, 8, {"accuracy": 0.25}) == progress.last
@@ -206,12 +206,12 @@ def test_what_the_last_step_brought_is_reported(make_job, leaves):
 def test_a_step_is_told_the_newest_global_step(make_job, leaves):
     """Of the fragments that it begins with; on older tapes it was not."""
     for tells in (True, False):
-        desk = Desk(make_job(fragments=P, interval=P), leaves, tells=tells)
-        desk.join()
-        [first] = of(RunStep, desk.parameters(version=4))
-        desk.say(GlobalFragment(1, 9))
-        [second] = of(RunStep, desk.finish_step())
-        [third] = of(RunStep, desk.finish_step())
+        harness = Harness(make_job(fragments=P, interval=P), leaves, tells=tells)
+        harness.join()
+        [first] = of(RunStep, harness.parameters(version=4))
+        harness.say(GlobalFragment(1, 9))
+        [second] = of(RunStep, harness.finish_step())
+        [third] = of(RunStep, harness.finish_step())
 
         assert ([4, 9, 9] if tells else [0, 0, 0]) == [first.t, second.t, third.t]
 
@@ -227,13 +227,13 @@ def test_learners_on_older_tapes_report_what_they_did(training):
     assert "metrics" not in of(Observe, training.finish_step())[-1].fields
 
 
-def test_the_first_step_is_no_measure(desk):
+def test_the_first_step_is_no_measure(harness):
     """A step that compiles does not count as how long steps take."""
-    desk.join()
-    desk.parameters()
-    (progress,) = said(Progress, desk.finish_step(after_s=60.0))
+    harness.join()
+    harness.parameters()
+    (progress,) = said(Progress, harness.finish_step(after_s=60.0))
     assert 0.0 == progress.step_s
-    (progress,) = said(Progress, desk.finish_step(after_s=1.0))
+    (progress,) = said(Progress, harness.finish_step(after_s=1.0))
     assert 1.0 == progress.step_s
 
 
@@ -348,12 +348,12 @@ def test_an_answer_keeps_its_counters_and_its_copy(training):
     assert "host/2" not in training.holders
 
 
-def test_a_pull_before_the_first_step_gets_no_answer(desk):
+def test_a_pull_before_the_first_step_gets_no_answer(harness):
     """Nothing was trained yet, so there is nothing to contribute."""
-    desk.join()
-    assert [] == desk.say(Pull(1, 0))
-    desk.parameters()
-    assert [] == desk.say(Pull(1, 0))
+    harness.join()
+    assert [] == harness.say(Pull(1, 0))
+    harness.parameters()
+    assert [] == harness.say(Pull(1, 0))
 
 
 def test_pulls_beyond_reason_are_refused(training):
@@ -366,11 +366,11 @@ def test_pulls_beyond_reason_are_refused(training):
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_first_loss_that_is_no_number_is_bad_input(desk, loss):
+def test_a_first_loss_that_is_no_number_is_bad_input(harness, loss):
     """A task whose first loss is NaN or Inf ends its learner, naming the task."""
-    desk.join()
-    desk.parameters()
-    effects = desk.finish_step(loss=loss)
+    harness.join()
+    harness.parameters()
+    effects = harness.finish_step(loss=loss)
     (finish,) = of(Finish, effects)
     assert "bad-input" == finish.status
     assert "none:none" in finish.reason
@@ -401,9 +401,9 @@ def test_who_goes_on_from_a_snapshot_does_not_leave(training):
     assert 1 == len(of(RunStep, effects))
 
 
-def test_stop_before_the_first_step_leaves_at_once(desk):
+def test_stop_before_the_first_step_leaves_at_once(harness):
     """With nothing running, there is nothing to finish."""
-    assert [Finish("done", "over")] == of(Finish, desk.say(Stop(0, "over")))
+    assert [Finish("done", "over")] == of(Finish, harness.say(Stop(0, "over")))
 
 
 @pytest.mark.parametrize(
@@ -435,42 +435,43 @@ def test_arrays_are_balanced(training):
 @pytest.fixture
 def returned(make_job, leaves):
     """A learner that has come back, is linked, and has asked a donor for its state."""
-    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
-    desk.join()
-    desk.say(Resume(7, "learner-1.1"))
-    return desk
+    harness = Harness(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    harness.join()
+    harness.say(Resume(7, "learner-1.1"))
+    return harness
 
 
-def install(desk, *, sound=True):
+def install(harness, *, sound=True):
     """Both pieces come, and are taken over."""
     for n in range(2):
-        effects = desk.say(StatePiece("learner-1.1", 5, n, 2, (3, 1, 2)))
+        effects = harness.say(StatePiece("learner-1.1", 5, n, 2, (3, 1, 2)))
     (work,) = of(InstallState, effects)
     assert 2 == len(work.pieces)
-    return desk.tell(StateInstalled(work.work, sound))
+    return harness.tell(StateInstalled(work.work, sound))
 
 
 def test_who_comes_back_waits_to_hear_where_its_data_goes_on(make_job, leaves):
     """Parameters alone would have it read the same data again."""
-    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
-    desk.join()
-    assert [] == of(RunStep, desk.parameters())
-    (run,) = of(RunStep, desk.say(Resume(7, "")))
+    harness = Harness(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    harness.join()
+    assert [] == of(RunStep, harness.parameters())
+    (run,) = of(RunStep, harness.say(Resume(7, "")))
     assert 7 == run.skip
-    desk.finish_step()
-    assert 8 == desk.machine._state().batches
+    harness.finish_step()
+    assert 8 == harness.machine._state().batches
 
 
 def test_batches_of_former_selves_are_drawn_with_the_first_step(make_job, leaves):
-    """Before it, whoever goes on from a picture must still leave them out; after it, no more."""
-    desk = Desk(make_job(fragments=P, interval=P), leaves, "learner-0.2")
-    desk.join()
-    desk.say(Resume(7, ""))
-    assert 0 == desk.machine.drawn
-    desk.parameters()
-    assert 8 == desk.machine.drawn
-    desk.finish_step()
-    assert 9 == desk.machine.drawn
+    """Before it, a learner that continues from a snapshot must still skip them; after it, no
+    more."""
+    harness = Harness(make_job(fragments=P, interval=P), leaves, "learner-0.2")
+    harness.join()
+    harness.say(Resume(7, ""))
+    assert 0 == harness.machine.drawn
+    harness.parameters()
+    assert 8 == harness.machine.drawn
+    harness.finish_step()
+    assert 9 == harness.machine.drawn
 
 
 def test_a_peers_state_is_as_good_a_beginning(returned):

@@ -11,7 +11,7 @@ from transport import BULK, CONTROL, Drop, Keep, Send, SetTimer
 ANNA, BERT = "learner-1.2", "learner-2.2"
 
 
-class Desk:
+class Harness:
     """Lending, and numbers for its work."""
 
     def __init__(self):
@@ -32,18 +32,18 @@ class Desk:
 
 
 @pytest.fixture
-def desk():
-    """Nobody has asked yet."""
-    return Desk()
+def harness():
+    """No learner has asked yet."""
+    return Harness()
 
 
 @pytest.fixture
-def lending(desk):
+def lending(harness):
     """A copy of three pieces stands; the first was asked for, and is being cut."""
-    desk.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
-    desk.boundary()
-    desk.copied()
-    return desk
+    harness.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
+    harness.boundary()
+    harness.copied()
+    return harness
 
 
 def of(kind, effects):
@@ -51,19 +51,19 @@ def of(kind, effects):
     return [each for each in effects if isinstance(each, kind)]
 
 
-def test_nothing_is_copied_unasked(desk):
+def test_nothing_is_copied_unasked(harness):
     """A boundary without a request is nothing."""
-    assert [] == desk.boundary()
+    assert [] == harness.boundary()
 
 
-def test_one_copy_is_made_between_steps_for_all_who_ask(desk):
+def test_one_copy_is_made_between_steps_for_all_who_ask(harness):
     """Nothing happens at once; and a second request asks for no second copy."""
-    assert [] == desk.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
-    (copy,) = of(CopyState, desk.boundary())
+    assert [] == harness.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
+    (copy,) = of(CopyState, harness.boundary())
     assert "state/5" == copy.out
-    assert [] == desk.machine.wanted(9.0, StateWanted(BERT, 0, 0))
-    assert [] == desk.boundary(6)
-    cut = of(EncodePiece, desk.copied())
+    assert [] == harness.machine.wanted(9.0, StateWanted(BERT, 0, 0))
+    assert [] == harness.boundary(6)
+    cut = of(EncodePiece, harness.copied())
     assert [(0, "state/5"), (0, "state/5")] == [(each.piece, each.source) for each in cut]
 
 
@@ -102,36 +102,36 @@ def test_a_copy_that_nobody_asks_for_is_let_go(lending):
     assert ["state/9"] == [each.out for each in of(CopyState, lending.boundary(9))]
 
 
-def test_a_state_that_cannot_be_copied_is_said_to_be_so(desk):
-    """Everybody who asked hears it, and nothing is held."""
+def test_a_state_that_cannot_be_copied_is_said_to_be_so(harness):
+    """All learners that asked are told, and no array is held."""
     for who in (ANNA, BERT):
-        desk.machine.wanted(9.0, StateWanted(who, 0, 0))
-    desk.boundary()
-    effects = desk.copied(pieces=0)
+        harness.machine.wanted(9.0, StateWanted(who, 0, 0))
+    harness.boundary()
+    effects = harness.copied(pieces=0)
     assert [(CONTROL, ANNA, 0), (CONTROL, BERT, 0)] == [
         (each.lane, each.body.who, each.body.pieces) for each in of(Send, effects)
     ]
     assert [Drop("state/5")] == of(Drop, effects)
-    assert 0 == desk.machine.held()
+    assert 0 == harness.machine.held()
 
 
-def test_requests_are_bounded(desk):
+def test_requests_are_bounded(harness):
     """Whatever is beyond is not remembered."""
     for n in range(ASKED_MAX + 5):
-        desk.machine.wanted(9.0, StateWanted(f"learner-{n}.1", 0, 0))
-    desk.boundary()
-    assert ASKED_MAX == len(of(EncodePiece, desk.copied()))
+        harness.machine.wanted(9.0, StateWanted(f"learner-{n}.1", 0, 0))
+    harness.boundary()
+    assert ASKED_MAX == len(of(EncodePiece, harness.copied()))
 
 
-def test_a_copy_that_is_still_being_made_is_not_let_go(desk):
-    """Whoever was stopped for a minute in the middle of it finds its timer due first."""
-    desk.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
-    desk.boundary()
-    assert [] == desk.machine.expire()
-    assert of(EncodePiece, desk.copied())
+def test_a_copy_that_is_still_being_made_is_not_let_go(harness):
+    """A donor that was stopped for a minute in the middle of it finds its timer due first."""
+    harness.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
+    harness.boundary()
+    assert [] == harness.machine.expire()
+    assert of(EncodePiece, harness.copied())
 
 
-def test_before_its_first_step_a_learner_has_nothing_to_lend(desk):
+def test_before_its_first_step_a_learner_has_nothing_to_lend(harness):
     """Its optimizer has no state yet."""
-    desk.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
-    assert [] == desk.boundary(step=0)
+    harness.machine.wanted(9.0, StateWanted(ANNA, 0, 0))
+    assert [] == harness.boundary(step=0)

@@ -106,7 +106,7 @@ def test_another_copy_begins_anew(recovery):
     ids=["of another", "without bytes", "too many"],
 )
 def test_what_was_not_asked_for_is_not_taken(recovery, said, handle):
-    """A stranger's, an empty one, one of a copy without end."""
+    """A piece of another learner, an empty one, one of a copy without end."""
     assert [] == recovery.take(said, handle)
     assert 0 == recovery.held()
 
@@ -120,7 +120,7 @@ def test_a_piece_that_comes_twice_is_held_once(recovery):
 
 
 def test_ones_own_state_is_there_already():
-    """Nobody is asked for one; where the data goes on is the syncer's word all the same."""
+    """No donor is asked for one; the position in the data comes from the syncer all the same."""
     recovery = Recovery("syncer")
     assert [Keep("own")] == recovery.bring(OwnState("syncer.1:9", 3, (5, 6), "own", b"d"))
     assert recovery.complete
@@ -131,7 +131,7 @@ def test_ones_own_state_is_there_already():
 
 
 def test_ones_own_state_may_be_of_no_use():
-    """It is let go, nobody is told, and a donor's is asked for when one is named again."""
+    """It is released without a message, and a donor's is requested when one is named again."""
     recovery = Recovery("syncer")
     recovery.bring(OwnState("syncer.1:9", 3, (5, 6), "own", b"d"))
     recovery.resume(Resume(7, DONOR))

@@ -42,7 +42,7 @@ def test_the_window_is_what_equation_3_says(changes, expected):
 
 @pytest.mark.parametrize("missing", ["step_s", "quorum_s", "sync_s"])
 def test_the_window_is_zero_while_an_estimate_is_missing(missing):
-    """Nobody waits on a guess."""
+    """Merges do not wait because of a guess."""
     assert window(**{missing: None}) == 0.0
 
 

@@ -12,7 +12,7 @@ from tests.ddloco.machines.syncer.test_machine import (
     A,
     B,
     Contribution,
-    Desk,
+    Harness,
     P,
     observed,
     of,
@@ -22,142 +22,142 @@ from transport import PeerJoined, Send
 
 
 @pytest.fixture
-def open_desk(make_job, leaves):
+def open_harness(make_job, leaves):
     """Makes a syncer with two learners that hold everything, with ``[compress]`` settings."""
 
     def made(kept=(), **settings):
         job = replace(make_job(2, P, P, 60, quorum=2), compress=Compress(**settings))
-        desk = Desk(job, leaves)
-        desk.open(kept)
+        harness = Harness(job, leaves)
+        harness.open(kept)
         for peer in (A, B):
-            desk.tell(PeerJoined(peer, peer))
-            desk.report(peer, step=0, versions=(-1,) * P, steps=(0,) * P, step_s=0.0)
-        return desk
+            harness.tell(PeerJoined(peer, peer))
+            harness.report(peer, step=0, versions=(-1,) * P, steps=(0,) * P, step_s=0.0)
+        return harness
 
     return made
 
 
-def launched(desk, versions=(0,) * P):
+def launched(harness, versions=(0,) * P):
     """Both learners report; the pulls of the sync that this launches, by learner."""
-    effects = [*desk.report(A, 1.0, versions), *desk.report(B, 0.0, versions)]
+    effects = [*harness.report(A, 1.0, versions), *harness.report(B, 0.0, versions)]
     t = min((body.t for _, body in said(Pull, effects)), default=None)
     return {peer: body for peer, body in said(Pull, effects) if body.t == t}
 
 
-def contribute(desk, peer, pull, base=0, form="int4"):
+def contribute(harness, peer, pull, base=0, form="int4"):
     """A learner answers a pull."""
-    step = desk.steps[peer]
+    step = harness.steps[peer]
     body = Contribution(pull.t, pull.fragment, base, step, 1, 8, UNSET if form is None else form)
-    return desk.say(peer, body)
+    return harness.say(peer, body)
 
 
-def merge(desk, base=0, versions=(0,) * P, form="int4"):
+def merge(harness, base=0, versions=(0,) * P, form="int4"):
     """One whole sync: the work, and what is sent of the result, by learner."""
-    pulls = launched(desk, versions)
+    pulls = launched(harness, versions)
     for peer, pull in sorted(pulls.items()):
-        effects = contribute(desk, peer, pull, base, form)
+        effects = contribute(harness, peer, pull, base, form)
     (work,) = of(MergeFragment, effects)
-    sent = [e for e in of(Send, desk.merged(effects)) if isinstance(e.body, GlobalFragment)]
+    sent = [e for e in of(Send, harness.merged(effects)) if isinstance(e.body, GlobalFragment)]
     return work, {each.peer: each for each in sent}
 
 
-def test_without_compression_merges_are_as_ever(open_desk):
+def test_without_compression_merges_are_as_ever(open_harness):
     """No field says anything, so that old tapes replay."""
-    work, sent = merge(open_desk(), form=None)
+    work, sent = merge(open_harness(), form=None)
     assert work.differences is None
     assert {send.body.form for send in sent.values()} == {UNSET}
 
 
-def test_a_merge_knows_what_its_shares_are_differences_to(open_desk):
+def test_a_merge_knows_what_its_shares_are_differences_to(open_harness):
     """The parameters of the version that they were trained from."""
-    desk = open_desk(up="int4")
-    work, sent = merge(desk)
+    harness = open_harness(up="int4")
+    work, sent = merge(harness)
     theta = f"theta/{work.fragment}/0"
     assert work.differences.anchors == {A: theta, B: theta}
     assert (work.differences.held, work.differences.out) == ("", ())
     assert sent[A].payload == f"wire/{work.fragment}/{work.t}"
 
 
-def test_an_older_version_is_kept_for_those_who_trained_from_it(open_desk):
+def test_an_older_version_is_kept_for_those_who_trained_from_it(open_harness):
     """A slow learner's difference is to the version before; the one before that is released."""
-    desk = open_desk(up="int4")
-    first, _ = merge(desk)
+    harness = open_harness(up="int4")
+    first, _ = merge(harness)
     p, theta = first.fragment, f"theta/{first.fragment}/0"
-    assert theta in desk.holders
-    assert desk.machine._globals.anchor(p, 0) == theta
+    assert theta in harness.holders
+    assert harness.machine._globals.anchor(p, 0) == theta
     for _ in range(2 * P):
-        versions = desk.machine._globals.versions
-        pulls = launched(desk, versions)
+        versions = harness.machine._globals.versions
+        pulls = launched(harness, versions)
         for peer, pull in sorted(pulls.items()):
-            effects = contribute(desk, peer, pull, versions[pull.fragment])
-        desk.merged(effects)
-    assert theta not in desk.holders
-    assert desk.machine._globals.anchor(p, 0) == ""
+            effects = contribute(harness, peer, pull, versions[pull.fragment])
+        harness.merged(effects)
+    assert theta not in harness.holders
+    assert harness.machine._globals.anchor(p, 0) == ""
 
 
-def test_who_trained_from_a_version_that_is_not_here_is_asked_for_the_whole(open_desk):
+def test_who_trained_from_a_version_that_is_not_here_is_asked_for_the_whole(open_harness):
     """After a restart only the newest kept versions are here; a race is refused by name."""
     kept = [Kept(p, p + 4, {}, {}, b"digest") for p in range(2)]
-    desk = open_desk(kept, up="int4")
-    held = tuple(max(each, 1) for each in desk.machine._globals.versions)
-    pulls = launched(desk, (3, 5, 1))
+    harness = open_harness(kept, up="int4")
+    held = tuple(max(each, 1) for each in harness.machine._globals.versions)
+    pulls = launched(harness, (3, 5, 1))
     assert pulls
     fragment = pulls[A].fragment
     assert held[fragment] >= 1
     assert (3, 5, 1)[fragment] != held[fragment], "the learners hold what this syncer lost"
     assert pulls[A].whole is True
-    effects = contribute(desk, A, pulls[A], base=(3, 5, 1)[fragment])
+    effects = contribute(harness, A, pulls[A], base=(3, 5, 1)[fragment])
     (refused,) = observed("refused", effects)
     assert "which this syncer does not have" in refused["reason"]
 
 
-def test_another_format_is_refused_by_name(open_desk):
-    """As from a run that went on from a snapshot with other settings."""
-    desk = open_desk(up="int4")
-    pulls = launched(desk)
-    (refused,) = observed("refused", contribute(desk, A, pulls[A], form="int8"))
+def test_another_format_is_refused_by_name(open_harness):
+    """As from a run that continued from a snapshot with other settings."""
+    harness = open_harness(up="int4")
+    pulls = launched(harness)
+    (refused,) = observed("refused", contribute(harness, A, pulls[A], form="int8"))
     assert refused["reason"] == "compressed as int8, this job has int4"
 
 
-def test_a_version_is_sent_as_a_difference_to_what_learners_hold(open_desk):
+def test_a_version_is_sent_as_a_difference_to_what_learners_hold(open_harness):
     """To a learner that was sent the version before and reports it; to others whole."""
-    desk = open_desk(up="int4", down="int8")
-    work, sent = merge(desk)
+    harness = open_harness(up="int4", down="int8")
+    work, sent = merge(harness)
     p, t = work.fragment, work.t
     assert work.differences.held == f"wire/{p}/0"
     assert work.differences.out == (f"held/{p}/{t}", f"difference/{p}/{t}")
     for send in sent.values():
         assert (send.body.form, send.body.base) == ("int8", 0)
         assert send.payload == f"difference/{p}/{t}"
-    desk.tell(PeerJoined("learner-2.1", "learner-2.1"))
+    harness.tell(PeerJoined("learner-2.1", "learner-2.1"))
     report = {"versions": (-1,) * P, "steps": (0,) * P, "step": 0}
-    whole = {e.body.fragment: e for e in of(Send, desk.report("learner-2.1", **report))
+    whole = {e.body.fragment: e for e in of(Send, harness.report("learner-2.1", **report))
              if isinstance(e.body, GlobalFragment)}  # fmt: skip
     assert (whole[p].body.form, whole[p].payload) == (UNSET, f"held/{p}/{t}")
 
 
-def test_a_donors_version_was_not_sent_here(open_desk):
+def test_a_donors_version_was_not_sent_here(open_harness):
     """A learner that reports the version of its donor has nothing to add a difference to.
 
     Found by the hostile worlds: it was sent the same useless difference for ever.
     """
-    desk = open_desk(up="int4", down="int8")
-    member = desk.machine.membership.members[B]
+    harness = open_harness(up="int4", down="int8")
+    member = harness.machine.membership.members[B]
     member.sent = [-1] * P
-    _, sent = merge(desk)
+    _, sent = merge(harness)
     assert (sent[A].body.form, sent[B].body.form) == ("int8", UNSET)
 
 
-def test_after_a_restart_the_first_version_is_sent_whole(open_desk):
-    """Nobody knows what learners made of the differences of the last incarnation."""
+def test_after_a_restart_the_first_version_is_sent_whole(open_harness):
+    """It is unknown what learners made of the differences of the last incarnation."""
     kept = [Kept(p, p + 1, {}, {}, b"digest") for p in range(P - 1)]
-    desk = open_desk(kept, up="int4", down="int8")
-    versions = desk.machine._globals.versions
-    pulls = launched(desk, versions)
+    harness = open_harness(kept, up="int4", down="int8")
+    versions = harness.machine._globals.versions
+    pulls = launched(harness, versions)
     for peer, pull in sorted(pulls.items()):
-        effects = contribute(desk, peer, pull, versions[pull.fragment])
+        effects = contribute(harness, peer, pull, versions[pull.fragment])
     (work,) = of(MergeFragment, effects)
-    sent = [e for e in of(Send, desk.merged(effects)) if isinstance(e.body, GlobalFragment)]
+    sent = [e for e in of(Send, harness.merged(effects)) if isinstance(e.body, GlobalFragment)]
     restored = work.fragment < P - 1
     assert (work.differences.held == "") is restored
     assert {each.body.form for each in sent} == {UNSET if restored else "int8"}

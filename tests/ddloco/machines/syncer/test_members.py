@@ -161,7 +161,7 @@ def claim(base, step, steps):
 
 
 def test_steps_since_a_version_come_after_it_was_told(member):
-    """No more of them than its own count has grown since; of another version nobody knows."""
+    """No more of them than its own count has grown since; of another version it is unknown."""
     member.report(6.0, progress(10, versions=(3, 0)))
     member.tell(7.0, 0, 8)
     assert member.doubt(20.0, claim(8, 15, 5)) is None
@@ -193,7 +193,8 @@ def test_steps_take_time(member):
 
 
 def test_a_stall_at_the_first_step_is_no_pace(member):
-    """A day in the first smoothed step time, then a second each: nobody is doubted on the way."""
+    """A day in the first smoothed step time, then a second each: no learner is doubted on the
+    way."""
     step_s, at = 86_400.0, 90_000.0
     member.report(at, progress(2, versions=(3, 0), step_s=step_s))
     member.tell(at, 0, 8)

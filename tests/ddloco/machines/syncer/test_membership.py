@@ -16,7 +16,7 @@ A1, A2, A3, B1, C1 = "learner-0.1", "learner-0.2", "learner-0.3", "learner-1.1",
 
 @pytest.fixture
 def membership():
-    """Nobody yet; two fragments."""
+    """No members yet; two fragments."""
     return Membership(2)
 
 
@@ -135,7 +135,7 @@ def test_the_same_incarnation_may_come_back(three):
 
 
 def test_a_loss_changes_the_epoch_once(three):
-    """Whoever is not a member cannot be lost."""
+    """A peer that is not a member cannot be lost."""
     assert three.lose(B1).peer == B1
     assert 4 == three.epoch
     assert three.lose(B1) is None
@@ -143,7 +143,7 @@ def test_a_loss_changes_the_epoch_once(three):
 
 
 def test_what_is_spent_is_said_by_fragment(three):
-    """Bases whose tokens are merged, of whoever has any, linked or not."""
+    """Bases whose tokens are merged, of all learners that have any, linked or not."""
     three.merged[A1][1] = 0
     three.merged[B1][1] = 4
     three.merged[B1][0] = 3
@@ -199,7 +199,7 @@ def test_who_is_able_is_in_order(three):
 
 
 def test_who_is_missing_is_linked_heard_of_and_not_fresh(three):
-    """Nobody is waited for who has reported, who is lost, or who is silent."""
+    """A learner that has reported, is lost or is silent is not waited for."""
     for peer in (A1, B1):
         report(three, peer, at=1.0)
     assert three.missing(1.0, 9.0), "learner-10 has joined and said nothing yet"

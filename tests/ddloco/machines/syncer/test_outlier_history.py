@@ -105,7 +105,7 @@ def test_in_vain_for_long_is_forgotten(outliers):
 
 
 def test_what_is_no_number_is_no_reason_to_forget(outliers):
-    """It was not measured; nor is a refusal beside somebody who was believed."""
+    """It was not measured; nor is a refusal beside an accepted contribution."""
     for t in range(1, 5):
         learn(outliers, t, {A: 2.0})
     for t in range(5, 5 + 2 * PATIENCE):
@@ -128,7 +128,7 @@ def test_tokens_of_a_step_have_a_band(outliers):
 
 
 def test_tokens_refused_for_long_are_the_usual(outliers):
-    """As a batch that has grown for everybody; one accepted in between begins the count anew."""
+    """Such as a batch that has grown for all; one accepted in between begins the count anew."""
     for t in range(1, 5):
         learn(outliers, t, {A: 2.0})
     for _ in range(PATIENCE - 1):

@@ -137,6 +137,6 @@ def test_the_deadline_of_a_pull(pacing, answers_s, step_s, deadline_s):
 
 @pytest.mark.parametrize(("vain", "deadline_s"), [(0, 10.0), (1, 20.0), (4, 160.0), (40, 3600.0)])
 def test_a_deadline_grows_while_it_is_in_vain(pacing, vain, deadline_s):
-    """Twice as long after each sync that nobody answered, up to the longest."""
+    """Twice as long after each sync without an answer, up to the longest."""
     pacing.vain = vain
     assert deadline_s == pacing.deadline_s([])

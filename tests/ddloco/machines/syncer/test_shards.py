@@ -69,7 +69,7 @@ def test_the_newest_version_counts(shards):
     ids=["a learner", "one's own", "none of the plan", "without bytes"],
 )
 def test_what_is_no_shards_fragment_is_not_taken(shards, peer, p, handle):
-    """Whoever says it."""
+    """Whichever shard reports it."""
     assert [] == shards.final(peer, GlobalFragment(p, 9), handle)
 
 
@@ -112,7 +112,7 @@ def test_a_report_that_overtakes_its_fragments_does_not_complete(shards):
 
 
 def test_what_one_said_that_came_back_counts_no_more(shards):
-    """It goes on from what it kept, and may merge more."""
+    """It continues from what it kept, and may merge more."""
     shards.report(ONE, ShardReport(1, (-1, 5, -1, -1, 5), over=True))
     shards.join("syncer-1.2")
     assert ["syncer-1", "syncer-2"] == shards.missing()
@@ -133,7 +133,7 @@ def test_one_that_goes_on_is_through_no_longer(shards):
 
 
 def test_in_another_run_all_is_open_again(shards):
-    """Nobody is through, nobody was told to end, and everybody is waited for at the next end."""
+    """No shard is done or told to end, and all are waited for at the next end."""
     shards.report(ONE, ShardReport(1, (-1, 5, -1, -1, 5), over=True))
     shards.close("enough")
     shards.patient = False

@@ -1,4 +1,5 @@
-"""The end of a job: everybody is told, the model is scored and kept, and patience has an end."""
+"""The end of a job: all learners are told, the model is scored and saved, and the wait is
+bounded."""
 
 import pytest
 
@@ -50,7 +51,7 @@ def test_patience_is_ten_steps_within_bounds(shutdown, step_s, patience):
 @pytest.mark.parametrize("patient", [True, False])
 @pytest.mark.parametrize("members", [0, 2])
 def test_it_leaves_when_all_is_done(shutdown, evaluated, saved, patient, members):
-    """Scored and saved, and nobody left to wait for, or no patience left."""
+    """Scored and saved, and no learner left to wait for, or the wait is over."""
     shutdown.evaluated, shutdown.saved, shutdown.patient = evaluated, saved, patient
     leaves = evaluated and saved and (members == 0 or not patient)
     done = [CancelTimer(SHUTDOWN), Finish("done", "global step 9")]

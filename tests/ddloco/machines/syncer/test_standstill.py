@@ -65,7 +65,7 @@ def test_a_job_that_merges_says_nothing(World, make_job):
     assert [] == world.observed("no merge")
 
 
-def test_a_crowd_is_counted():
+def test_many_learners_are_counted():
     """One line names a few."""
     many = [f"learner-{n}.1" for n in range(20)]
     assert f"{', '.join(many[:NAMES_MAX])} and 12 more" == names(many)

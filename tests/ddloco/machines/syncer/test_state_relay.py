@@ -16,7 +16,7 @@ P = 2
 A1, A2, B1, C1 = "learner-0.1", "learner-0.2", "learner-1.1", "learner-2.1"
 
 
-class Desk:
+class Harness:
     """A relay among three learners that train, and one that comes back."""
 
     def __init__(self, merged=True):
@@ -48,9 +48,9 @@ class Desk:
 
 
 @pytest.fixture
-def desk():
-    """Every fragment was merged; nobody is given anything yet."""
-    return Desk()
+def harness():
+    """Every fragment was merged; no learner has been given a donor yet."""
+    return Harness()
 
 
 def said(effects):
@@ -58,25 +58,25 @@ def said(effects):
     return [(each.peer, each.body) for each in effects if isinstance(each, Send)]
 
 
-def test_who_comes_back_is_told_where_its_data_goes_on_and_whose_state_to_take(desk):
+def test_who_comes_back_is_told_where_its_data_goes_on_and_whose_state_to_take(harness):
     """Once in a session, however often it says that it has nothing."""
-    effects = desk.come()
+    effects = harness.come()
     assert [(A2, Resume(17, B1))] == said(effects)
     assert SetTimer(RELAY + A2, 1.0 + PATIENCE_S_MIN) in effects
-    assert desk.relay.waits(A2)
-    assert [] == desk.come(2.0)
-    (waiting,) = desk.relay.waiting(3.0)
+    assert harness.relay.waits(A2)
+    assert [] == harness.come(2.0)
+    (waiting,) = harness.relay.waiting(3.0)
     assert RecoveringMember(learner=A2, donor=B1, since_s=2.0, until_s=8.0) == waiting
 
 
 def test_before_everything_was_merged_once_globals_are_as_good():
     """Who comes back still hears where its data goes on; who is new needs nothing."""
-    desk = Desk(merged=False)
-    assert [(A2, Resume(17, ""))] == said(desk.come())
-    assert [(A2, Resume(17, ""))] == said(desk.come())  # The first one may have been lost.
-    assert not desk.relay.waits(A2)
-    new, _ = desk.membership.join(0.0, "learner-3.1", "learner-3.1")
-    assert [] == desk.relay.heard(1.0, new, (-1, -1))
+    harness = Harness(merged=False)
+    assert [(A2, Resume(17, ""))] == said(harness.come())
+    assert [(A2, Resume(17, ""))] == said(harness.come())  # The first one may have been lost.
+    assert not harness.relay.waits(A2)
+    new, _ = harness.membership.join(0.0, "learner-3.1", "learner-3.1")
+    assert [] == harness.relay.heard(1.0, new, (-1, -1))
 
 
 @pytest.mark.parametrize(
@@ -88,125 +88,125 @@ def test_before_everything_was_merged_once_globals_are_as_good():
     ],
     ids=["has not begun", "is stale", "has no parameters"],
 )
-def test_a_donor_trains_and_is_not_far_behind(desk, unfit):
+def test_a_donor_trains_and_is_not_far_behind(harness, unfit):
     """Else the next one is as good."""
-    desk.membership.lose(B1)
-    desk.train(B1, **unfit)
-    assert [(A2, Resume(17, C1))] == said(desk.come())
+    harness.membership.lose(B1)
+    harness.train(B1, **unfit)
+    assert [(A2, Resume(17, C1))] == said(harness.come())
 
 
-def test_a_silent_one_is_no_donor(desk):
+def test_a_silent_one_is_no_donor(harness):
     """It may be stopped, or dead."""
-    desk.train(C1, step_s=100.0)
-    assert [(A2, Resume(17, C1))] == said(desk.come(at=60.0))
+    harness.train(C1, step_s=100.0)
+    assert [(A2, Resume(17, C1))] == said(harness.come(at=60.0))
 
 
-def test_donors_are_spread(desk):
+def test_donors_are_spread(harness):
     """Two that come back at once take from two."""
-    desk.come()
-    other, _ = desk.membership.join(0.0, "learner-3.2", "learner-3.2")
-    assert [("learner-3.2", Resume(0, C1))] == said(desk.relay.heard(1.0, other, (-1, -1)))
+    harness.come()
+    other, _ = harness.membership.join(0.0, "learner-3.2", "learner-3.2")
+    assert [("learner-3.2", Resume(0, C1))] == said(harness.relay.heard(1.0, other, (-1, -1)))
 
 
-def test_requests_go_to_the_donor_and_pieces_to_who_asked(desk):
+def test_requests_go_to_the_donor_and_pieces_to_who_asked(harness):
     """A piece is copied first: the memory it came in is used again."""
-    desk.come()
-    asked = desk.relay.wanted(A2, StateWanted(B1, 0, 0))
+    harness.come()
+    asked = harness.relay.wanted(A2, StateWanted(B1, 0, 0))
     assert [(B1, StateWanted(A2, 0, 0))] == said(asked)
-    effects = desk.piece()
+    effects = harness.piece()
     (encode,) = [each for each in effects if isinstance(each, EncodePiece)]
     assert (0, "in/1") == (encode.piece, encode.source)
     assert SetTimer(RELAY + A2, 2.0 + PATIENCE_S_MIN) in effects
-    assert 2 == desk.relay.held()
-    passed = desk.relay.encoded(PieceEncoded(encode.work, b"d"))
+    assert 2 == harness.relay.held()
+    passed = harness.relay.encoded(PieceEncoded(encode.work, b"d"))
     assert [(A2, StatePiece(B1, 5, 0, 3, (6, 7)))] == said(passed)
     assert [encode.out] == [each.payload for each in passed if isinstance(each, Send)]
     assert [BULK] == [each.lane for each in passed if isinstance(each, Send)]
     assert [Drop("in/1"), Drop(encode.out)] == [each for each in passed if isinstance(each, Drop)]
-    assert 0 == desk.relay.held()
+    assert 0 == harness.relay.held()
 
 
-def test_nobody_speaks_for_another(desk):
+def test_nobody_speaks_for_another(harness):
     """Only the donor that was named gives, only who was told so asks."""
-    desk.come()
-    assert [] == desk.piece(donor=C1)
-    assert [] == desk.relay.wanted(C1, StateWanted(B1, 0, 0))
-    assert [] == desk.relay.wanted(A2, StateWanted(C1, 0, 0))
-    assert [] == desk.piece(handle="")
+    harness.come()
+    assert [] == harness.piece(donor=C1)
+    assert [] == harness.relay.wanted(C1, StateWanted(B1, 0, 0))
+    assert [] == harness.relay.wanted(A2, StateWanted(C1, 0, 0))
+    assert [] == harness.piece(handle="")
 
 
 @pytest.mark.parametrize("how", ["lost", "silent"])
-def test_a_donor_that_fails_is_replaced_until_there_is_none(desk, how):
+def test_a_donor_that_fails_is_replaced_until_there_is_none(harness, how):
     """Each is tried once; then the globals are there."""
-    desk.come()
+    harness.come()
 
     def fail(at, donor):
         if how == "silent":
-            return desk.relay.late(at, RELAY + A2)
-        desk.membership.lose(donor)
-        return desk.relay.lost(at, donor)
+            return harness.relay.late(at, RELAY + A2)
+        harness.membership.lose(donor)
+        return harness.relay.lost(at, donor)
 
     assert [(A2, Resume(17, C1))] == said(fail(2.0, B1))
     effects = fail(3.0, C1)
     assert [(A2, Resume(17, ""))] == said(effects)
     assert CancelTimer(RELAY + A2) in effects
-    assert not desk.relay.waits(A2)
+    assert not harness.relay.waits(A2)
 
 
-def test_a_task_whose_state_cannot_be_copied_begins_from_the_globals(desk):
-    """Nobody else is asked: they train the same task."""
-    desk.come()
-    assert [(A2, Resume(17, ""))] == said(desk.piece(pieces=0, handle=""))
+def test_a_task_whose_state_cannot_be_copied_begins_from_the_globals(harness):
+    """No other donor is asked: they train the same task."""
+    harness.come()
+    assert [(A2, Resume(17, ""))] == said(harness.piece(pieces=0, handle=""))
 
 
-def test_a_state_that_is_refused_is_anothers_turn(desk):
-    """The donor is named in the log; nobody else may refuse for who asked."""
-    desk.come()
-    assert [] == desk.relay.refused(2.0, C1, StateRefused(B1, "NaN"))
-    effects = desk.relay.refused(2.0, A2, StateRefused(B1, "NaN"))
+def test_a_state_that_is_refused_is_anothers_turn(harness):
+    """The donor is named in the log; no other peer may refuse in its place."""
+    harness.come()
+    assert [] == harness.relay.refused(2.0, C1, StateRefused(B1, "NaN"))
+    effects = harness.relay.refused(2.0, A2, StateRefused(B1, "NaN"))
     assert [(A2, Resume(17, C1))] == said(effects)
     seen = [each.fields for each in effects if isinstance(each, Observe)]
     assert {"learner": B1, "reason": "its state: NaN", "by": A2} in seen
 
 
-def test_it_is_over_when_the_learner_has_begun(desk):
+def test_it_is_over_when_the_learner_has_begun(harness):
     """Whatever came first; a piece that is still being copied goes nowhere."""
-    desk.come()
-    (encode,) = [each for each in desk.piece() if isinstance(each, EncodePiece)]
-    assert [CancelTimer(RELAY + A2)] == desk.come(versions=(6, 7))
-    assert not desk.relay.waits(A2)
-    assert [] == said(desk.relay.encoded(PieceEncoded(encode.work, b"d")))
-    assert 0 == desk.relay.held()
+    harness.come()
+    (encode,) = [each for each in harness.piece() if isinstance(each, EncodePiece)]
+    assert [CancelTimer(RELAY + A2)] == harness.come(versions=(6, 7))
+    assert not harness.relay.waits(A2)
+    assert [] == said(harness.relay.encoded(PieceEncoded(encode.work, b"d")))
+    assert 0 == harness.relay.held()
 
 
-def test_who_is_lost_while_it_waits_is_greeted_again(desk):
+def test_who_is_lost_while_it_waits_is_greeted_again(harness):
     """Its link has broken; the pieces that it has are good."""
-    desk.come()
-    assert [CancelTimer(RELAY + A2)] == desk.relay.lost(2.0, A2)
-    sends = [each for each in desk.come(3.0) if isinstance(each, Send)]
+    harness.come()
+    assert [CancelTimer(RELAY + A2)] == harness.relay.lost(2.0, A2)
+    sends = [each for each in harness.come(3.0) if isinstance(each, Send)]
     assert [(CONTROL, Resume(17, B1))] == [(each.lane, each.body) for each in sends]
 
 
 @pytest.mark.parametrize("versions", [(6, 99), (6,)], ids=["of the future", "too few"])
-def test_versions_that_cannot_be_are_refused(desk, versions):
-    """Whoever took them over would take no global fragment any more."""
-    desk.come()
-    effects = desk.piece(versions=versions)
+def test_versions_that_cannot_be_are_refused(harness, versions):
+    """A learner that took them over would take no global fragment any more."""
+    harness.come()
+    effects = harness.piece(versions=versions)
     assert [(A2, Resume(17, C1))] == said(effects)
     assert [B1] == [e.fields["learner"] for e in effects if getattr(e, "event", "") == "refused"]
 
 
-def test_whose_place_is_taken_is_forgotten(desk):
+def test_whose_place_is_taken_is_forgotten(harness):
     """A newer incarnation brings no word of the end of the older one."""
-    desk.come()
-    desk.membership.join(2.0, "learner-0.3", "learner-0.3")
-    assert CancelTimer(RELAY + A2) in desk.relay.forget_the_gone(2.0)
-    assert not desk.relay.waits(A2)
+    harness.come()
+    harness.membership.join(2.0, "learner-0.3", "learner-0.3")
+    assert CancelTimer(RELAY + A2) in harness.relay.forget_the_gone(2.0)
+    assert not harness.relay.waits(A2)
 
 
-def test_a_donor_whose_bytes_arrive_is_not_given_up(desk):
+def test_a_donor_whose_bytes_arrive_is_not_given_up(harness):
     """Its piece may lie behind a large fragment."""
-    desk.come()
-    (again,) = desk.relay.moving(9.0, B1)
+    harness.come()
+    (again,) = harness.relay.moving(9.0, B1)
     assert SetTimer(f"{RELAY}{A2}", 9.0 + PATIENCE_S_MIN) == again
-    assert [] == desk.relay.moving(9.0, C1)
+    assert [] == harness.relay.moving(9.0, C1)

@@ -45,7 +45,7 @@ class Asking(InvariantCheck):
             self.reasons.add(told.waiting.reason.partition(":")[0])
 
     def check_absent(self, machine, waiting, linked):
-        """Everybody who does not count is named with a reason, and nobody else."""
+        """Each learner that does not count is named with a reason, and no other."""
         fragment = waiting.fragment
         oldest = machine.rounds.oldest(fragment)
         able = machine.membership.able(fragment, oldest)

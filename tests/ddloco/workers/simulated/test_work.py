@@ -29,7 +29,7 @@ A, B = "learner-0.1", "learner-1.1"
 
 
 class Shop:
-    """Somebody's simulated_work, and the contents it works on."""
+    """An actor's simulated work, and the contents it works on."""
 
     def __init__(self, name, fragment_memory=None, arithmetic=True, seed=1):
         table = {"fragments": P, "interval": P, "fragmentation": "tensor"}
@@ -161,7 +161,7 @@ def test_the_same_work_makes_the_same(shops):
 
 
 def test_a_merge_is_kept_with_what_it_has_spent(shops):
-    """What earlier merges had used up, and its own shares' bases, for whoever comes next."""
+    """What earlier merges had used up, and its own shares' bases, for the next incarnation."""
     syncer, *learners = shops
     done = merge(syncer, learners, spent={"learner-2.1": 3, A: -5})
     assert ((A, B), (0.5, 0.5), ()) == (done.accepted, done.weights, done.refused)
@@ -211,7 +211,7 @@ def test_momentum_of_another_version_is_noticed(shops):
 
 
 def test_what_is_poisoned_is_refused_and_not_kept():
-    """A chip that makes no numbers spoils its learner's part and nobody else's."""
+    """A chip that computes NaN spoils its learner's part and no other."""
     syncer = Shop("syncer.1")
     syncer.do(MakeParameters(1, tuple(range(P))))
     learners = [Shop(name) for name in (A, B)]

@@ -26,7 +26,7 @@ class Script:
 PACKAGES = snapshot_adapter.packages_of(Script())
 
 
-class Town:
+class WiredActors:
     """A hub and those who dial it. Messages wait in one queue for each lane and direction."""
 
     def __init__(self, *spokes):
@@ -39,7 +39,7 @@ class Town:
         self.run()
 
     def add(self, name, first):
-        """Somebody comes."""
+        """Add an actor."""
         self.actors[name] = Actor(name, Script())
         self.ask(name, first)
 
@@ -86,7 +86,7 @@ class Town:
             self.deliver(*waiting[0])
 
     def do(self, kind=Work, failed="", whose=""):
-        """Work of a kind is done, or fails; that of one actor, or everybody's."""
+        """Work of a kind is done, or fails; that of one actor, or of all."""
         works = [each for each in self.works if isinstance(each[1], kind)]
         works = [each for each in works if whose in {"", each[0]}]
         self.works = [each for each in self.works if each not in works]
@@ -104,7 +104,7 @@ class Town:
             self.do()
 
     def work(self, kind, name):
-        """The one piece of work of a kind that somebody asked for."""
+        """The one piece of work of a kind that an actor asked for."""
         (found,) = [work for who, work in self.works if who == name and isinstance(work, kind)]
         return found
 

@@ -1,4 +1,5 @@
-"""Whoever is no part of a job, or says what nobody should, in simulated worlds: the job goes on."""
+"""Peers that are no part of a job, or break the protocol, in simulated worlds: the job
+continues."""
 
 import pytest
 
@@ -13,7 +14,7 @@ NAMES_MANY = 16_384
 
 
 def hello(lane, clock, agreement, peer=PEER):
-    """What a stranger says first."""
+    """The first message of an unknown peer."""
     return MessageArrived(peer, lane, peer, 1, 0, {peer: 1, **clock}, Hello(agreement))
 
 
@@ -24,7 +25,7 @@ def hello(lane, clock, agreement, peer=PEER):
         pytest.param({"learner-0.1": 999, "learner-1.1": 10**9}, id="another job's learner"),
     ],
 )
-def test_hellos_of_strangers_leave_nothing_on_a_clock(World, make_job, clock):
+def test_hellos_of_unknown_peers_leave_nothing_on_a_clock(World, make_job, clock):
     """Who does not agree is refused; every clock of the job knows the job's own actors only, and
     nothing that has not happened."""
     world = World(make_job(learners=2, steps=12))

@@ -1,4 +1,4 @@
-"""A town whose people send each other money while snapshots are taken: the world of the proofs.
+"""A bank whose accounts send each other money while snapshots are taken, for tests of the cuts.
 
 A script of bytes decides everything that may go one way or another: who is linked with whom, which
 channel delivers next, what breaks, who dies. A link is a session with a handshake, as in
@@ -27,7 +27,7 @@ from snapshot.participant import (
 MONEY = 100
 PEOPLE_MAX = 7
 ENDLESS_S = 10.0
-"""Ten thousand events; a town of a few hundred decisions needs a tenth of them."""
+"""Ten thousand events; a bank of a few hundred decisions needs a tenth of them."""
 
 
 class Script:
@@ -102,8 +102,8 @@ class Person:
         return Moment(self.clock.number, self.clock.wire(), tuple(sorted(self.sessions)))
 
 
-class Town:
-    """Everybody, all links, and what happens to them."""
+class Bank:
+    """All accounts and links, and what happens to them."""
 
     def __init__(self, text):
         script = self.script = Script(text)
@@ -112,7 +112,7 @@ class Town:
         self.lanes = script.among([("bulk",), ("bulk", "control")])
         self.now = 0.0
         self.people, self.former, self.everybody = {}, {}, {}
-        """Whoever lives, by actor; the dead, by actor; and all, by incarnation."""
+        """Those that run, by actor; the dead, by actor; and all, by incarnation."""
         self.sessions, self.ledger = [], []
         self.faults = 0
         self.begun, self.outcomes = {}, {}
@@ -148,13 +148,13 @@ class Town:
     # People and links.
 
     def born(self, actor):
-        """The next incarnation of somebody."""
+        """The next incarnation of an account."""
         before = self.former.pop(actor, None)
         name = f"{actor}.{number_of(before.name) + 1 if before else 1}"
         self.people[actor] = self.everybody[name] = Person(name, self.lanes)
 
     def crash(self, person):
-        """Somebody dies; the others notice sooner or later."""
+        """An account dies; the others notice sooner or later."""
         actor = actor_of(person.name)
         self.former[actor] = self.people.pop(actor)
         for session in [each for each in self.sessions if person.name in each.up]:
@@ -192,7 +192,7 @@ class Town:
             self.perform(me, me.participant.gone(peer, reason))
 
     def supersede(self, me, session):
-        """Whoever shakes hands again has given up the older session."""
+        """An account that shakes hands again has given up the older session."""
         for old in list(self.sessions):
             if old is not session and {*old.ends} == {*session.ends} and me.name in old.up:
                 self.lose(old, me.name, "it shook hands again")
@@ -265,7 +265,7 @@ class Town:
     # What may happen.
 
     def ready(self):
-        """Channels with something in them for somebody who listens."""
+        """Channels that hold something for an account that listens."""
         return [
             (session, source, lane)
             for session in self.sessions
@@ -279,7 +279,7 @@ class Town:
             self.deliver(*self.script.among(ready))
 
     def transfer(self):
-        """Somebody sends money, and tokens, to a neighbour."""
+        """An account sends money and tokens to a peer."""
         if able := [each for each in self.people.values() if each.sessions and each.money]:
             me = self.script.among(able)
             peer, lane = self.script.among(sorted(me.sessions)), self.script.among(self.lanes)
@@ -292,7 +292,7 @@ class Town:
             self.send(me, me.sessions[peer], lane, "money", line)
 
     def take(self):
-        """Somebody begins a snapshot."""
+        """An account begins a snapshot."""
         if self.people:
             me = self.script.among(list(self.people.values()))
             self.tick(me)
@@ -302,7 +302,7 @@ class Town:
             self.perform(me, me.participant.take(self.now, me.moment()))
 
     def write(self, fails=False):
-        """Somebody has written something, or cannot."""
+        """An account has written something, or cannot."""
         if busy := [each for each in self.people.values() if each.writing]:
             me = self.script.among(busy)
             snapshot, what = me.writing.pop(self.script.number(len(me.writing)))
@@ -323,7 +323,7 @@ class Town:
             self.perform(me, getattr(me.participant, what)(snapshot))
 
     def fault(self):
-        """Something breaks, somebody dies or comes back, new links are made."""
+        """A link breaks, an account dies or comes back, new links are made."""
         script = self.script
         self.faults += 1
         match script.number(8):
@@ -346,7 +346,7 @@ class Town:
                 self.give_up(script.among(["late", "overdue"]))
 
     def mend(self):
-        """Somebody comes back, or dials."""
+        """An account comes back, or dials."""
         if self.former and self.script.number(2):
             self.born(self.script.among(sorted(self.former)))
         elif self.pairs:

@@ -1,4 +1,4 @@
-"""A crowd on one syncer: 10, 50, 200 and 1,000 learners over tcp on this machine.
+"""Many learners on one syncer: 10, 50, 200 and 1,000 learners over tcp on this machine.
 
 Divided: the syncer's CPU seconds for a message with 1,000 learners, by those with 10; 1 says that a
 message costs the same however many there are. Messages are counted in both directions. The syncer
@@ -63,7 +63,7 @@ def measure(quick: bool) -> dict[str, Any]:
     seconds = 3.0 if quick else 10.0
     figures: dict[str, Any] = {}
     for size in SIZES[:1] if quick else SIZES:
-        found = figures[f"{size}"] = one_crowd(size, seconds)
+        found = figures[f"{size}"] = one_size(size, seconds)
         least = next(iter(figures.values()))
         found["learner_bytes"] = (found["bytes"] - least["bytes"]) / max(size - SIZES[0], 1)
         say(f"{size}: {figures[f'{size}']}")
@@ -92,7 +92,7 @@ def lines(figures: dict[str, Any]) -> list[str]:
     return said
 
 
-def one_crowd(size: int, seconds: float) -> dict[str, Any]:
+def one_size(size: int, seconds: float) -> dict[str, Any]:
     """So many learners for so long."""
     names = [f"learner-{number}" for number in range(size)]
     settings = (f"sync.quorum={size // 2}", "sync.interval=8", "sync.fragments=4")
@@ -102,20 +102,22 @@ def one_crowd(size: int, seconds: float) -> dict[str, Any]:
         with hosts:
             cluster.start(SYNCER)
             share = -(-size // PROCESSES)
-            groups = [names[at : at + share] for at in range(0, size, share)]
+            shares = [names[at : at + share] for at in range(0, size, share)]
             what = (cluster.address, str(cluster.job), cluster.settings)
             with ExitStack() as stack:
-                crowd = [stack.enter_context(servant(serve_crowd, each, *what)) for each in groups]
+                groups = [
+                    stack.enter_context(servant(serve_learners, each, *what)) for each in shares
+                ]
                 wait_until(partial(together, cluster, size), f"most of {size} in a merge")
-                return observed(cluster, crowd, seconds)
+                return observed(cluster, groups, seconds)
 
 
-def observed(cluster: Cluster, crowd: list[Servant], seconds: float) -> dict[str, Any]:
+def observed(cluster: Cluster, groups: list[Servant], seconds: float) -> dict[str, Any]:
     """Watch it for a while, then ask for its status a few times."""
-    merges, counted, used_s = len(cluster.merges()), told(crowd), cpu_s(cluster)
+    merges, counted, used_s = len(cluster.merges()), messages_of(groups), cpu_s(cluster)
     begun = time.monotonic()
     time.sleep(seconds)
-    messages, busy_s = told(crowd) - counted, cpu_s(cluster) - used_s
+    messages, busy_s = messages_of(groups) - counted, cpu_s(cluster) - used_s
     took_s = time.monotonic() - begun
     merged = cluster.merges()[merges:]
     asked = [timed(["status", cluster.address, "--json"]) for _ in range(STATUSES)]
@@ -137,11 +139,11 @@ def together(cluster: Cluster, size: int) -> bool:
     return any(len(each["learners"]) >= MOST * size for each in cluster.merges())
 
 
-def told(crowd: list[Servant]) -> int:
-    """Messages that the crowd has sent and received so far."""
-    for each in crowd:
+def messages_of(groups: list[Servant]) -> int:
+    """Messages that the learners have sent and received so far."""
+    for each in groups:
         each.ask("count")
-    return sum(each.answer() for each in crowd)
+    return sum(each.answer() for each in groups)
 
 
 def cpu_s(cluster: Cluster) -> float:
@@ -164,7 +166,7 @@ def timed(words: list[str]) -> float:
     return time.perf_counter() - begun
 
 
-# The crowd.
+# The learners.
 
 
 class Stub:
@@ -196,13 +198,13 @@ class Stub:
 
 
 class Quiet:
-    """A log that nobody reads."""
+    """A log without a reader."""
 
     def observe(self, *_: Any) -> None:
         """Say nothing."""
 
 
-def serve_crowd(
+def serve_learners(
     connection: Connection, names: list[str], address: str, path: str, settings: tuple[str, ...]
 ) -> None:
     """Some of the learners; says how many messages came and went when it is asked."""
