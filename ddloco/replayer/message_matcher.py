@@ -1,4 +1,4 @@
-"""The post office of a replay: what one tape's replay says, another's waits for."""
+"""Hands messages from the replay of one tape to the replay of another that waits for them."""
 
 from dataclasses import dataclass
 from typing import Any

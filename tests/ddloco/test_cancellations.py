@@ -21,7 +21,7 @@ from ddloco.actors.actor import Actor
 from ddloco.machines.registry import machine_for
 from ddloco.protocol.events import Happened
 from replay import Player, Tape, tape
-from tests.ddloco.runtime.test_driver import SYNCER, Office
+from tests.ddloco.runtime.test_driver import SYNCER, Cluster
 from transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -131,7 +131,9 @@ def new_office(make_job, leaves, tmp_path):
     def made(steps):
         folder = tmp_path / str(next(number))
         folder.mkdir()
-        return Office(make_job(2, steps=steps), leaves, folder, MemoryFabric(1, Faults((0.0, 0.1))))
+        return Cluster(
+            make_job(2, steps=steps), leaves, folder, MemoryFabric(1, Faults((0.0, 0.1)))
+        )
 
     return made
 

@@ -1,4 +1,4 @@
-"""The post office between replays."""
+"""The post open_cluster between replays."""
 
 import pytest
 import trio
