@@ -99,6 +99,6 @@ def test_random_faults_diverge_nowhere(job, tools, tmp_path, seed):
         if replayed.returncode == 1:
             assert "gap" in said, f"{start}: {said}"
         elif replayed.returncode == 2:
-            assert "the first that will do is" in said, f"{start}: {said}"
+            assert "the first usable one is" in said, f"{start}: {said}"
         else:
             assert replayed.returncode == 0, f"{start}: {said}"

@@ -132,7 +132,7 @@ def test_a_snapshot_before_what_is_left_is_refused(bounded):
     assert "\n" not in said
     assert said.startswith(f"ddloco: --from {oldest}: learner-0.1@")
     first = replay_of_job(bounded.folder).start_point.snapshot
-    assert said.endswith(f"after that snapshot; the first that will do is {first}")
+    assert said.endswith(f"after that snapshot; the first usable one is {first}")
 
 
 @pytest.mark.slow

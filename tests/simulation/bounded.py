@@ -350,7 +350,7 @@ def fitting(world: World, job: Job, tapes: Sequence[Tape]) -> list[CommitSnapsho
     return [
         each
         for each in world.snapshots.committed.values()
-        if not any(cut_of(each.parts).short(tape) for tape in tapes)
+        if not any(cut_of(each.parts).precedes(tape) for tape in tapes)
         and mismatch(each.parts, tapes) is None
         and syncers <= {actor_of(part.who) for part in each.parts}
         and any(tape.events > part.number for tape in tapes for part in each.parts

@@ -36,7 +36,8 @@ MUTANTS_MAX = 400
 
 def live(seed):
     """The bank of a seed, when all is over."""
-    return Bank(random.Random(f"bank {seed}").randbytes(SCRIPT_BYTES)).live()
+    # The planted bugs name seeds of this very text.
+    return Bank(random.Random(f"town {seed}").randbytes(SCRIPT_BYTES)).live()
 
 
 @settings(max_examples=150, deadline=None)

@@ -144,12 +144,12 @@ def test_who_was_left_out_and_goes_on():
     assert not cut.leaves_out(Taped("a.0", after=1, **{"b.1": 9}))
     assert not cut.leaves_out(Taped("a.1", after=1, **{"b.1": 9}))
     assert not cut.leaves_out(Taped("d.1", after=1, **{"b.1": 9}))
-    assert [False, False, True] == [cut.short(Taped("a.1", after)) for after in (0, 3, 4)]
-    assert [False, False] == [cut.short(Taped("c.1", after)) for after in (0, 9)]
+    assert [False, False, True] == [cut.precedes(Taped("a.1", after)) for after in (0, 3, 4)]
+    assert [False, False] == [cut.precedes(Taped("c.1", after)) for after in (0, 9)]
     former = Taped("c.0", after=9, **{"b.1": 9})  # Of somebody who is absent, and was heard of.
-    assert not cut.short(former)
+    assert not cut.precedes(former)
     assert not cut.leaves_out(former)
-    assert [False, True] == [cut.short(Taped("d.1", after)) for after in (0, 1)]
+    assert [False, True] == [cut.precedes(Taped("d.1", after)) for after in (0, 1)]
 
 
 @pytest.fixture
@@ -201,7 +201,7 @@ def test_what_is_begun_with(run):
 
 @pytest.mark.usefixtures("of_these")
 def test_what_is_asked_for_must_do(run):
-    """One before a tape's beginning is refused in one line, with the first that will do."""
+    """One before a tape's beginning is refused in one line, with the first usable one."""
     parts = {each.id: each.manifest.parts for each in Store(run.place).snapshots()}
 
     run.record(A, 16, begins=8)
@@ -219,7 +219,7 @@ def test_what_is_asked_for_must_do(run):
         begun("syncer.1-10")
     assert (
         "--from syncer.1-10: learner-0.1@8.tape begins after event 8, after that snapshot; "
-        "the first that will do is syncer.1-20"
+        "the first usable one is syncer.1-20"
     ) == str(refused.value)
 
 
@@ -236,6 +236,6 @@ def test_a_snapshot_of_another_run_is_refused(tmp_path):
     assert mismatch((part(A, 40, **{S: 30}),), tapes) is None
     assert f"{A} had heard of {S}:6" in mismatch((part(A, 4, **{S: 6}),), tapes)
     assert f"its tape says {B}:0" in mismatch((part(A, 4, **{S: 5, B: 1}),), tapes)
-    assert "nobody in it" in mismatch((part(B, 4),), tapes)
+    assert "none of its actors" in mismatch((part(B, 4),), tapes)
     tapes[0].closed = "done"
     assert "whose tape ends with 16" in mismatch((part(A, 40),), tapes)
