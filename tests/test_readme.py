@@ -1,4 +1,4 @@
-"""What README and ARCHITECTURE promise is so: commands parse, folders and modules are there."""
+"""What README and ARCHITECTURE say is true: commands parse, folders and modules are there."""
 
 import re
 from pathlib import Path

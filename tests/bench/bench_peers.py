@@ -6,7 +6,7 @@ lasts from telling all four processes to begin to the answer of the last.
 
 * Ours, as in `bench_round`: a star. Four learners send 64 MiB each with digests, the hub checks
   them, merges each fragment (RDA and Nesterov), and sends the result to all, who check it.
-* Raw TCP, as there: the same star with nobody looking at the bytes, which is the floor of a star,
+* Raw TCP, as there: the same star that does not look at the bytes, which is the floor of a star,
   and the same with a hub that averages. Each in 16 pieces and in one, of which the faster counts.
 * gloo: `torch.distributed.all_reduce` and a division. Every process has the average at the end.
   There is no hub, and no digest: each process sends 96 MiB and receives 96 MiB, so 384 MiB move

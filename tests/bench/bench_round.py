@@ -1,4 +1,4 @@
-"""One whole round of four learners: send 64 MiB each, merge, all learners receives the result.
+"""One whole round of four learners: send 64 MiB each, merge, all learners receive the result.
 
 Divided: the product's seconds by those of raw TCP moving the same bytes in the same star (four
 processes to a hub, the hub to all four), which is the floor, and by those of the same star whose

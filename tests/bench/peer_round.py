@@ -91,7 +91,7 @@ def joined_torchft(rank: int, workers: int, meeting: str) -> Callable[[list[Any]
     )
 
     def average(tensors: list[Any]) -> None:
-        assert store is not None, "the manager's store lives as long as somebody holds it"
+        assert store is not None, "the manager's store lives as long as a reference to it"
         manager.start_quorum()
         for work in [manager.allreduce(each) for each in tensors]:
             work.wait()

@@ -9,7 +9,7 @@ def test_each_cause_is_named(capfd):
     same, changed, *rest = capfd.readouterr().out.splitlines()
     assert same.startswith("the same again: ")
     assert same.endswith(" 0 different")
-    assert changed.startswith("somebody has changed the outer learning rate: ")
+    assert changed.startswith("another outer learning rate: ")
     assert [each.strip().partition(";")[0] for each in rest if "cause: " in each] == [
         "cause: configuration",
         "cause: timing",

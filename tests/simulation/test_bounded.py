@@ -27,7 +27,7 @@ def test_what_is_left_of_bounded_tapes_replays_from_its_snapshots():
 @pytest.mark.parametrize(
     ("seed", "what"),
     [
-        (26, "somebody absent had come back before, and a replay played the former self"),
+        (26, "an absent actor had come back before, and a replay played the former incarnation"),
         (44, "what a later incarnation had merged was held against a snapshot of the former"),
     ],
 )

@@ -131,8 +131,8 @@ def bad_sequences():
     [pytest.param(frames, says, id=name) for name, frames, says in bad_sequences()],
 )
 def test_a_bad_piece_is_refused_and_the_next_good_message_is_taken(frames, says):
-    """Pieces that are too many, too long, of another message or not as promised are refused, and
-    nothing of them is left over."""
+    """Pieces that are too many, too long, of another message, or unlike their header, are
+    refused, and nothing of them is left over."""
     assembler = Assembler(CODEC)
     for parts in frames[:-1]:
         assembler.feed(parts)

@@ -11,7 +11,7 @@ from transport.conformance import CHECK_S_MAX, CHECKS, Bench, check_endpoint
 from transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 
-LINGER_S = 0.5  # some checks leave frames for nobody
+LINGER_S = 0.5  # some checks leave frames without a receiver
 
 
 @asynccontextmanager
@@ -64,6 +64,6 @@ async def test_conformance_in_virtual_time(autojump_clock):
     assert before_s + 0.01 < trio.current_time()
 
 
-def test_each_check_states_its_promise():
+def test_each_check_states_its_guarantee():
     """Every check has a docstring, as it is what a user reads when one fails."""
     assert all(check.__doc__ for check in CHECKS)

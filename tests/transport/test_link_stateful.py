@@ -246,7 +246,7 @@ class Network(RuleBasedStateMachine):
         assert self.actors[HUB].links.peers() == sorted(SPOKES)
         assert all(self.actors[spoke].links.peers() == [HUB] for spoke in SPOKES)
         self.all_that_was_said_arrives()
-        self.everybody_leaves()
+        self.everyone_leaves()
 
     def all_that_was_said_arrives(self):
         """On links that are up, messages without a key all come, in order."""
@@ -267,7 +267,7 @@ class Network(RuleBasedStateMachine):
                     assert actor.clock[other] > 0
         assert VectorClock() < self.actors[HUB].clock.frozen()
 
-    def everybody_leaves(self):
+    def everyone_leaves(self):
         """After goodbye no timer, no link and no array is left, but the one that is kept."""
         for spoke in SPOKES:
             self.tell(spoke, Order((Hangup(HUB, "done"),)))

@@ -90,7 +90,7 @@ async def test_trap_01_one_receive_per_wake_up_stalls():
 
 
 async def test_trap_02_any_call_may_eat_the_edge():
-    """A wake-up swallowed by another task's failed receive still reaches the waiting sender."""
+    """A wake-up consumed by another task's failed receive still reaches the waiting sender."""
     sent = []
 
     async def send(ours):
@@ -222,7 +222,7 @@ async def test_trap_05_a_routers_events_cannot_say_which_peer_has_room():
     assert "sent" in done
 
 
-async def test_trap_06_a_zero_copy_send_is_a_promise():
+async def test_trap_06_a_zero_copy_send_needs_its_array_unchanged():
     """Libzmq sees writes after a zero-copy send; what it holds it keeps alive until sent."""
     with raw_pair(address="inproc://trap-06") as (router, dealer):
         data = bytearray(1_000_000)
@@ -234,7 +234,7 @@ async def test_trap_06_a_zero_copy_send_is_a_promise():
     async with our_pair() as (listener, dialler), trio.open_nursery() as nursery:
         for number in range(30):
             dialler.send_nowait("syncer", [np.full(300_000, number, np.uint8)])
-        gc.collect()  # nobody but libzmq has the arrays now
+        gc.collect()  # only libzmq refers to the arrays now
         nursery.start_soon(listener.run, inbox.deliver)
         with trio.fail_after(WAIT_S):
             await inbox.wait_count(30)

@@ -31,7 +31,7 @@ class Base:
 """,
     """
 class Task(Base):
-    def init(self, key: Nobody = None) -> Nothing:
+    def init(self, key: Unknown = None) -> Nothing:
         return OrderedDict(a=helper(key))
 """,
     """

@@ -89,7 +89,7 @@ def test_a_storm_hands_its_measures_on():
 
 
 def test_a_storm_that_never_ends_is_refused():
-    """More faults than anybody can want is a mistake, and said to be one."""
+    """More faults than ``FAULTS_MAX`` are refused as a mistake."""
     with pytest.raises(ConfigError, match=f"every_s: 1e-06 gives over {FAULTS_MAX} faults"):
         schedule(storms(Storm(("stall",), 1e-6)), NAMES, until_s=100.0)
 

@@ -22,7 +22,7 @@ SYNCER_CRASHES = 38
 
 
 def leave_tapes(folder, world):
-    """The tapes of a hostile world without anybody beside it; a bug may end it early."""
+    """The tapes of a hostile world without checks beside it; a bug may end it early."""
     drawn = fuzz.draw(world, folder) if isinstance(world, int) else by_hand(folder, world)
     happening = World(drawn.job, drawn.physics)
     try:

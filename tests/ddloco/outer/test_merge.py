@@ -159,7 +159,7 @@ def test_order_of_arrival_does_not_matter(order):
     assert again.accepted == ("A", "a", "b", "z", "é")
 
 
-def test_threads_and_neighbours_do_not_change_a_bit(monkeypatch):
+def test_threads_and_adjacent_tensors_do_not_change_a_bit(monkeypatch):
     """A tensor's result depends neither on a thread pool nor on the fragment it lies in."""
     monkeypatch.setattr(merge, "BLOCK_ELEMENTS", 256)
     monkeypatch.setattr(merge, "CHUNK_BLOCKS", 2)
@@ -180,7 +180,7 @@ def test_threads_and_neighbours_do_not_change_a_bit(monkeypatch):
 
 
 def test_embeddings_are_averaged():
-    """A segment marked so is the plain weighted average; its neighbours are not."""
+    """A segment marked so is the plain weighted average; adjacent ones are not."""
     theta, values = np.zeros(SIZE, np.float32), normal(1, 2, SIZE)
     segments = segments_of(averages=(True, False, False))
 

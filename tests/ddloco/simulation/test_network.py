@@ -229,8 +229,8 @@ def test_stalls_and_slowness_that_overlap_add_up(World, make_job):
     """Stalled until the last stall is over; factors multiply, and each ends with its fault."""
     world = World(make_job(steps=60))
     node = world.nodes["learner-1"]
-    storms = [("stall", 3, 5, 1), ("stall", 4, 10, 1), ("slow", 5, 4, 3), ("slow", 6, 12, 2)]
-    for what, at_s, for_s, factor in storms:
+    faults = [("stall", 3, 5, 1), ("stall", 4, 10, 1), ("slow", 5, 4, 3), ("slow", 6, 12, 2)]
+    for what, at_s, for_s, factor in faults:
         hit = fault(what, at_s=at_s, for_s=for_s, factor=factor)
         world.call(at_s, world._befall, replace(hit, who="learner-1"))
     seen = []

@@ -62,7 +62,7 @@ def test_a_replay_stops_in_the_tasks_own_frame(turns, monkeypatch, capsys):
 
 @pytest.mark.parametrize("typed", ["q\n", "exit\n", ""])
 def test_whoever_leaves_is_not_asked_again(turns, monkeypatch, capsys, typed):
-    """Not in this worker and not in another; without anybody to answer it goes on as well."""
+    """Not in this worker and not in another; without a terminal it goes on as well."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     breakpoints.install("learner-0.1")
     assert 3 == stopping(3)
@@ -90,7 +90,7 @@ def test_one_at_a_time_is_at_the_prompt(turns, monkeypatch, capsys):
     other.give()
     waiting.join()
     assert "(learner-0.1)" in capsys.readouterr().out
-    with other:  # Whoever went on has given its turn back.
+    with other:  # A worker that went on has given its turn back.
         pass
 
 

@@ -114,7 +114,7 @@ def test_nobody_simulates_more_than_the_link_carries(setting):
     assert np.all(simulated(setting, GRID) <= round_s * GRID / gbit + 1e-9)
 
 
-def test_model_a_promises_more_than_the_link_carries():
+def test_model_a_overestimates_what_the_link_carries():
     """Where P (tau + 0.5) exceeds H, as in the paper's setting; the reason to prefer model (B)."""
     paper = Setting(parameters=5e9, layers=48, step_s=1.0)
     for target in TARGETS:
