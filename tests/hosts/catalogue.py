@@ -12,10 +12,10 @@ ELSEWHERE = {
     "F2": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
     "F3": ("tests/processes/test_run.py::test_processes_with_a_kill_and_a_slow_learner",),
     "F4": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
-    "F14": ("tests/ddloco/runtime/test_driver.py::test_a_storm_passes",),
+    "F14": ("tests/ddloco/runtime/test_driver.py::test_links_recover_from_faults",),
     "F15": (
         "tests/transport/test_link_breaks.py::test_a_duplicate_is_dropped_and_counted",
-        "tests/ddloco/runtime/test_driver.py::test_a_storm_passes",
+        "tests/ddloco/runtime/test_driver.py::test_links_recover_from_faults",
     ),
     # Wrong bytes.
     "F17": (
