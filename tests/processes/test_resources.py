@@ -160,8 +160,8 @@ def test_inodes_that_run_out_are_no_hang(job, disk, how):
 )
 def test_limits_are_named(job, tools, limit, how, said):
     """Too few descriptors, too little address space: one line says which limit it is."""
-    # With two learners 40 descriptors are just enough for their sockets, or just not.
-    command = " ".join(job.command(*how, "--set=job.steps=20", "--set=job.learners=4"))
+    # With four learners 40 descriptors are sometimes enough for their sockets.
+    command = " ".join(job.command(*how, "--set=job.steps=20", "--set=job.learners=8"))
     ended = tools.call(["bash", "-c", f"ulimit {limit} && exec {command}"])
     assert 1 == ended.returncode, ended.stderr
     assert said in ended.stdout + ended.stderr
