@@ -280,7 +280,7 @@ class Tape:
         return self
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
-        """Read the records of every event after event ``after``, checked as they are read.
+        """Read the records of every event after number ``after``, checked as they are read.
 
         A tape that was read before is entered at the nearest of the places that were noted then.
 

@@ -90,7 +90,7 @@ class Chain(Tape):
         self.files = tuple(files)
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:
-        """Read the records of every event after event ``after``.
+        """Read the records of every event after number ``after``.
 
         Raises:
             TapeError: a file is damaged, or does not begin where the one before it ends.

@@ -129,7 +129,7 @@ class Links:
 
         Only a message that opens a lane of an agreed session, or is the next one on an open lane,
         qualifies. Any other message is checked, answered and counted, but its clock cannot be
-        trusted: it may come from outside the job or from another job.
+        trusted: it may come from an unknown peer or from another job.
         """
         link, body = self._links.get(event.peer), event.body
         if type(body) is Hello:

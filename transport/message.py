@@ -89,7 +89,7 @@ class Bye(Body, frozen=True):
 
 
 class Marker(Body, frozen=True):
-    """Messages before it on this lane belong before the cut ``snapshot``, messages after it after
+    """Divides a lane: messages before it belong before the cut ``snapshot``, those after it after
     the cut (Chandy and Lamport). It needs no credit."""
 
     snapshot: Annotated[str, Meta(min_length=3, max_length=160)]

@@ -235,7 +235,7 @@ def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
         return
     print(f"stopped before {before}: {phrase(there.event)}")
     for name, part in there.runners.items():
-        print(f"  {name} is after its event {part.actor.number}, with {len(part.arrays)} arrays")
+        print(f"  {name} has handled event {part.actor.number} and holds {len(part.arrays)} arrays")
     print(f"  arrays of {there.incarnation}: {', '.join(there.arrays()) or 'none'}")
     names: dict[str, Any] = {
         "replay": there,

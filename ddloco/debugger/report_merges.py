@@ -131,8 +131,8 @@ def syncer_of(merge: Merge) -> str:
 
 
 def columns_shown(merges: Sequence[Merge], learners: int, share: int) -> list[Merge]:
-    """Return the merges of the matrix: all, or of each group of adjacent ones the most refused
-    and absences."""
+    """Return the merges of the matrix: all, or of each group of adjacent ones the one with most
+    refusals and absences."""
     most = max(min(COLUMNS_MAX, CELLS_MAX // max(learners, 1)) // share, 1)
     if len(merges) <= most:
         return list(merges)

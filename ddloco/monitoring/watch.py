@@ -177,7 +177,7 @@ def _status_from(plain: dict[str, Any]) -> Status:
     """Convert a syncer's answer to a status.
 
     Raises:
-        UnansweredError: it is not an address.
+        UnansweredError: the answer is not a status.
     """
     try:
         return status_from(plain)

@@ -1,7 +1,7 @@
 """How far each tape of a replay may go: to its end, or to a consistent cut.
 
-The limits of a cut are the clock of an event, which is causally closed: no event
-within it depends on one outside of it, so all tapes come to their limits.
+The limits of a cut are the clock of an event, which is causally closed: no event within it
+depends on one outside of it, so all tapes come to their limits.
 """
 
 from collections.abc import Collection, Mapping

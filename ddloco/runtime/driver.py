@@ -160,8 +160,9 @@ class Driver:
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
         self._early: dict[tuple[str, Lane], Arrived] = {}
-        """The newest Hello of each actor and lane that arrived before this actor listens. Admitted
-        at once, it would have no effect, and its sender would repeat it only a second later."""
+        """For each actor of the job and lane, the newest Hello that came before this actor listens.
+        Admitted at once, it would have no effect, and its sender would repeat it up to a second
+        later."""
         self._finish: Finish | None = None
         self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
 

@@ -59,12 +59,7 @@ from ddloco.workers.data_stream import travelling
 from ddloco.workers.fragment_store import FragmentStore, FragmentStoreError, StoredFragment
 from ddloco.workers.layout import Layouts
 from ddloco.workers.merge_kernel import merge_kernel
-from ddloco.workers.process import (
-    WorkerDiedError,
-    WorkerProcess,
-    WorkerRequestError,
-    fitting,
-)
+from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, fitting
 from ddloco.workers.snapshot_work import CaptureWork
 from ddloco.workers.state_transfer import StateWork
 from snapshot import save_tensors

@@ -8,15 +8,7 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Generator,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -63,6 +55,10 @@ def fitting(answer: rpc.Answer, answer_type: type[T]) -> T:
     return answer
 
 
+async def _fitting(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> T:
+    return fitting(await coming, answer_type)
+
+
 @dataclass(frozen=True)
 class _Coming(Awaitable[T]):
     """An answer that may be awaited once. Unlike a coroutine, it causes no warning if nobody awaits
@@ -72,15 +68,6 @@ class _Coming(Awaitable[T]):
 
     def __await__(self) -> Generator[Any, Any, T]:
         return self.wait().__await__()
-
-
-def fitted(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> Awaitable[T]:
-    """An answer that is to come, if it will have the expected type; see ``fitting``."""
-
-    async def wait() -> T:
-        return fitting(await coming, answer_type)
-
-    return _Coming(wait)
 
 
 @dataclass(eq=False, slots=True)
@@ -119,11 +106,11 @@ class WorkerProcess:
     def ask(self, *requests: rpc.Request) -> list[Awaitable[rpc.Answer]]:
         """Enqueue requests at once, even if answers are awaited later; returns the answer of each.
 
-        They are sent at once, while the event that requested it is still being handled: the worker
-        computes while reports are written and sent, and goes from one request to the next without
-        waiting for the actor. Requests that follow each other are best asked for together: with
-        the first, the kernel may run the worker in place of the actor, before it sends the second.
-        Only where the socket is full, a request waits for its turn.
+        They are sent at once, while the event that requested them is still being handled: the
+        worker computes while reports are written and sent, and goes from one request to the next
+        without waiting for the actor. Requests that follow each other are best asked for together:
+        with the first, the kernel may run the worker in place of the actor, before it sends the
+        second. Only where the socket is full, a request waits for its turn.
 
         Raises, when awaited:
             WorkerDiedError: the process ended first.
@@ -134,15 +121,14 @@ class WorkerProcess:
         self._line += entries
         return [_Coming(partial(self._answer, entry)) for entry in entries]
 
-    def _send_now(self, entries: Sequence[_Request]) -> None:
+    def _send_now(self, entries: list[_Request]) -> None:
         """Send what the socket takes without waiting; the rest stays unsent."""
         try:
             sent = self._socket.send(b"".join(each.unsent for each in entries))
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # The process has ended; reading the answer will report it.
             sent = sum(len(each.unsent) for each in entries)
-            # The process has ended; reading the answer will report it.
         for each in entries:
             sent_of_it = min(sent, len(each.unsent))
             each.unsent = each.unsent[sent_of_it:]
@@ -175,7 +161,7 @@ class WorkerProcess:
             WorkerDiedError: the process ended first.
         """
         (coming,) = self.ask(request)
-        return fitted(coming, answer_type)
+        return _Coming(partial(_fitting, coming, answer_type))
 
     async def _read(self) -> bytes:
         """Read one whole message; what follows it belongs to the next answer."""

@@ -249,7 +249,7 @@ class Trainer:
         once: dict[Named, bytes] = {}
         if first:
             self._batches.check(before, digest, batch_digest)
-            once = self._run_twice(batch, place)
+            once = self._run_and_restore(batch, place)
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
@@ -340,13 +340,14 @@ class Trainer:
         updates, opt_state = self._optimizer.update(gradient, opt_state, params, **extra)
         return optax.apply_updates(params, updates), opt_state
 
-    def _run_twice(self, batch: Any, place: tuple[Any, Any]) -> dict[Named, bytes]:
-        """Run the first step and return its digests; the state is then as it was before."""
+    def _run_and_restore(self, batch: Any, place: tuple[Any, Any]) -> dict[Named, bytes]:
+        """Run the first step, restore the state before it, and return the digests of the result."""
         before = self._params, self._opt_state, self._state
         saved = SavedTree(before)
-        params, _, state, loss, _ = self._update(*before, batch, place)
+        after = self._update(*before, batch, place)
+        params, _, state, loss, _ = after
         found = self._digests(params, state, loss)
-        del params, state, _
+        del after, params, _, state  # The device has room for one state.
         self._params, self._opt_state, self._state = saved.restore()
         return found
 

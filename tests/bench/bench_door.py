@@ -120,7 +120,7 @@ class FixedTime:
         return self.at
 
 
-class NoPeer:
+class Null:
     """An endpoint and a nursery that do nothing, and a worker who hands its work back."""
 
     def send_nowait(self, route: str, frames: Any) -> None:
@@ -163,9 +163,9 @@ def _compare(
 
 def _push(job: Job, incarnation: str, arrivals: list[Came], recorder: Recorder) -> list[int]:
     """Nanoseconds that each arrival took."""
-    time, arrays, no_peer = FixedTime(), Arrays(), NoPeer()
-    driver = make_driver(job, incarnation, no_peer, arrays, recorder, time)
-    driver._nursery = no_peer
+    time, arrays, null = FixedTime(), Arrays(), Null()
+    driver = make_driver(job, incarnation, null, arrays, recorder, time)
+    driver._nursery = null
     took: list[int] = []
     for came in arrivals:
         for handle, array in came.arrays.items():
@@ -184,7 +184,7 @@ def make_driver(
     job: Job, incarnation: str, endpoint: Any, arrays: Arrays, recorder: Recorder, time: Any
 ) -> Driver:
     """A driver as ``host`` makes it, but for its endpoint, its executor and its log."""
-    executor: Any = NoPeer()
+    executor: Any = Null()
     return Driver(
         Actor(incarnation, machine_for(job, incarnation)),
         said=Said,
@@ -332,7 +332,7 @@ class World:
             case SaveModel():
                 return ModelSaved(number, bytes(16)), {}
             case _:
-                raise AssertionError(f"no code does {work}")
+                raise AssertionError(f"unexpected work: {work}")
 
     def _payload(self, p: int) -> Payload:
         start, stop = self.plan.fragment_slice(p)

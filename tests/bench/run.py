@@ -23,19 +23,8 @@ from tools import ROOT, say
 
 NAMES = (
     *("merge", "compress", "door", "handle", "simulator", "roundtrip", "round", "peers"),
-    *(
-        "many_learners",
-        "frozen",
-        "regions",
-        "return",
-        "snapshot",
-        "storage",
-        "step",
-        "quality",
-        "fuzz",
-        "goodput",
-    ),
-    "debugger",
+    *("many_learners", "frozen", "regions", "return", "snapshot", "storage", "step", "quality"),
+    *("fuzz", "goodput", "debugger"),
 )
 """From the short ones to the long ones."""
 

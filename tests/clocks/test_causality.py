@@ -88,7 +88,7 @@ def test_a_causal_sort_is_a_linear_extension(seed):
 
 @settings(max_examples=40, deadline=None)
 @given(seeds_st, st.data())
-def test_what_lies_behind_a_cut_sorts_without_what_lies_before_it(seed, data):
+def test_what_lies_after_a_cut_sorts_without_what_lies_before_it(seed, data):
     """Sequences may begin after a consistent cut; the order is that of all, without the rest."""
     history = simulate(seed)
     merged = causal_sort(history)

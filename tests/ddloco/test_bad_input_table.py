@@ -29,7 +29,7 @@ JOB = {"job": {"task": "tests.tasks:regression", "name": "small", "steps": 4}}
 
 @pytest.fixture(autouse=True)
 def no_hang():
-    """The caller that waits is interrupted."""
+    """Interrupt a test that waits for too long."""
 
     def late(*_):
         raise AssertionError(f"no answer within {SECONDS_MAX} s")
@@ -287,7 +287,7 @@ def test_where_nothing_listens(refused, tmp_path, file, address):
                                      "tcp://*:5", "ipc://*", "file:/dev/null", "file:/tmp",
                                      "file:\0"])  # fmt: skip
 def test_what_nobody_dials(refused, tmp_path, file, address):
-    """Neither for a learner nor for the caller."""
+    """Neither a learner nor an observer dials such an address."""
     if address:
         refused(["status", address])
     words = ["learner", file, "--dir", tmp_path / "run", "--name", "learner-0"]

@@ -97,8 +97,8 @@ def test_a_failure_that_is_on_the_tape_is_told(tmp_path):
     assert step.effects == ()
 
 
-def test_it_can_begin_behind_an_event(tmp_path):
-    """It can begin after an event."""
+def test_it_can_begin_after_an_event(tmp_path):
+    """Its first event is the next one."""
     path = tmp_path / f"{ME}.tape"
     first = walk(path)
     first.goto(10)

@@ -257,8 +257,8 @@ def test_a_length_beyond_the_limit_is_refused_before_it_is_read(tmp_path):
         Tape(path)
 
 
-def test_a_tape_may_begin_behind_an_event(tmp_path):
-    """One that continues from a snapshot says behind which; anything else there is a hole."""
+def test_a_tape_may_begin_after_an_event(tmp_path):
+    """One that continues from a snapshot says after which; any other one is a gap."""
     goes_on = msgspec.structs.replace(header(), after=7, clock={"a.1": 7, "b.1": 2})
     write(tmp_path / "a.tape", [event(8), Effects(8, 0, bytes(16))], goes_on)
     tape = Tape(tmp_path / "a.tape").scan()

@@ -128,8 +128,8 @@ def draw(seed: int) -> fuzz.Hostile:
 
 
 def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked:
-    """The syncer begins two or three snapshots a step of the slow learner: an actor that takes them
-    of itself waits until the last one is whole, and so for the end of that step."""
+    """Random actors begin two or three snapshots for each step of the slow learner. An actor that
+    takes them by itself waits until the last one is complete, and so for the end of that step."""
     every_s = factor / rng.choice([2, 3])
     count = min(int(2 * heal_at / every_s), ASKED_MAX)
     return tuple((every_s * (n + 1), rng.choice(job.names())) for n in range(count))

@@ -25,7 +25,7 @@ from snapshot.participant import (
 )
 
 MONEY = 100
-PEOPLE_MAX = 7
+ACCOUNTS_MAX = 7
 ENDLESS_S = 10.0
 """Ten thousand events; a bank of a few hundred decisions needs a tenth of them."""
 
@@ -79,7 +79,7 @@ class Session:
         return self.ends[self.ends[0] == end]
 
 
-class Person:
+class Account:
     """One incarnation: a participant, its clock, what it owns, and what it is about to write."""
 
     def __init__(self, name, lanes):
@@ -111,13 +111,13 @@ class Bank:
         """How many things happen for each fault, about; 0 when there are none at all."""
         self.lanes = script.among([("bulk",), ("bulk", "control")])
         self.now = 0.0
-        self.people, self.former, self.everybody = {}, {}, {}
+        self.accounts, self.former, self.everybody = {}, {}, {}
         """Those that run, by actor; the dead, by actor; and all, by incarnation."""
         self.sessions, self.ledger = [], []
         self.faults = 0
         self.begun, self.outcomes = {}, {}
         """By snapshot: who began it, and what came of it."""
-        names = [f"p{i}" for i in range(2 + script.number(PEOPLE_MAX - 1))]
+        names = [f"p{i}" for i in range(2 + script.number(ACCOUNTS_MAX - 1))]
         for name in names:
             self.born(name)
         self.pairs = self.topology(names)
@@ -151,20 +151,20 @@ class Bank:
         """The next incarnation of an account."""
         before = self.former.pop(actor, None)
         name = f"{actor}.{number_of(before.name) + 1 if before else 1}"
-        self.people[actor] = self.everybody[name] = Person(name, self.lanes)
+        self.accounts[actor] = self.everybody[name] = Account(name, self.lanes)
 
-    def crash(self, person):
+    def crash(self, account):
         """An account dies; the others notice sooner or later."""
-        actor = actor_of(person.name)
-        self.former[actor] = self.people.pop(actor)
-        for session in [each for each in self.sessions if person.name in each.up]:
-            self.lose(session, person.name, "died")
+        actor = actor_of(account.name)
+        self.former[actor] = self.accounts.pop(actor)
+        for session in [each for each in self.sessions if account.name in each.up]:
+            self.lose(session, account.name, "died")
 
     def dial(self, one, other):
         """The first of two says hello, unless it has a link or is about to."""
-        if one not in self.people or other not in self.people:
+        if one not in self.accounts or other not in self.accounts:
             return
-        me, peer = self.people[one], self.people[other].name
+        me, peer = self.accounts[one], self.accounts[other].name
         if any({me.name, peer} == {*each.ends} and me.name in each.up for each in self.sessions):
             return
         session = Session((me.name, peer), self.lanes)
@@ -187,7 +187,7 @@ class Bank:
         joined = session.up.pop(end)
         if not session.up:
             self.sessions.remove(session)
-        if joined and self.people.get(actor_of(end)) is me:
+        if joined and self.accounts.get(actor_of(end)) is me:
             del me.sessions[peer]
             self.perform(me, me.participant.gone(peer, reason))
 
@@ -199,45 +199,45 @@ class Bank:
 
     # Events, and what a participant asks for.
 
-    def tick(self, person, heard=None, source=""):
+    def tick(self, account, heard=None, source=""):
         """One more event."""
         self.now += 0.001
         assert self.now < ENDLESS_S, "messages beget messages"
-        person.clock.tick(heard or {}, source)
+        account.clock.tick(heard or {}, source)
 
-    def send(self, person, session, lane, kind, what):
+    def send(self, account, session, lane, kind, what):
         """A message leaves with the clock of this event."""
-        session.queues[person.name, lane].append((kind, what, person.clock.wire()))
+        session.queues[account.name, lane].append((kind, what, account.clock.wire()))
 
-    def mark(self, person, peer, snapshot):
+    def mark(self, account, peer, snapshot):
         """A marker leaves on every lane."""
         for lane in self.lanes:
-            self.send(person, person.sessions[peer], lane, "marker", snapshot)
+            self.send(account, account.sessions[peer], lane, "marker", snapshot)
 
-    def perform(self, person, asks):
+    def perform(self, account, asks):
         """Do what a participant asks for, in order."""
         for ask in asks:
             match ask:
                 case Capture(snapshot, peers, until):
-                    assert snapshot not in person.cuts, "one cut for each snapshot"
+                    assert snapshot not in account.cuts, "one cut for each snapshot"
                     assert until > self.now
-                    assert len(person.participant._own) <= UNDER_WAY_MAX
-                    person.cuts[snapshot] = person.clock.number
-                    person.states[snapshot] = person.state()
+                    assert len(account.participant._own) <= UNDER_WAY_MAX
+                    account.cuts[snapshot] = account.clock.number
+                    account.states[snapshot] = account.state()
                     for peer in peers:
-                        self.mark(person, peer, snapshot)
-                    person.writing.append((snapshot, "state"))
-                    person.late.append(snapshot)
+                        self.mark(account, peer, snapshot)
+                    account.writing.append((snapshot, "state"))
+                    account.late.append(snapshot)
                 case Mark(snapshot, peer):
-                    self.mark(person, peer, snapshot)
+                    self.mark(account, peer, snapshot)
                 case RecordFlight(snapshot, in_flight):
-                    assert snapshot not in person.flights, "what was in flight is known once"
-                    person.flights[snapshot] = in_flight
-                    person.writing.append((snapshot, "flight"))
+                    assert snapshot not in account.flights, "what was in flight is known once"
+                    account.flights[snapshot] = in_flight
+                    account.writing.append((snapshot, "flight"))
                 case Tell(peer, snapshot, part):
-                    if peer in person.sessions:
-                        session = person.sessions[peer]
-                        self.send(person, session, self.lanes[-1], "part", (snapshot, part))
+                    if peer in account.sessions:
+                        session = account.sessions[peer]
+                        self.send(account, session, self.lanes[-1], "part", (snapshot, part))
                 case Commit(snapshot) | Discard(snapshot):
                     self.outcomes.setdefault(snapshot, []).append(ask)
 
@@ -280,7 +280,7 @@ class Bank:
 
     def transfer(self):
         """An account sends money and tokens to a peer."""
-        if able := [each for each in self.people.values() if each.sessions and each.money]:
+        if able := [each for each in self.accounts.values() if each.sessions and each.money]:
             me = self.script.among(able)
             peer, lane = self.script.among(sorted(me.sessions)), self.script.among(self.lanes)
             amount = 1 + self.script.number(min(me.money, 20))
@@ -293,8 +293,8 @@ class Bank:
 
     def take(self):
         """An account begins a snapshot."""
-        if self.people:
-            me = self.script.among(list(self.people.values()))
+        if self.accounts:
+            me = self.script.among(list(self.accounts.values()))
             self.tick(me)
             snapshot = f"{me.name}:{me.clock.number}"
             self.begun[snapshot] = me
@@ -303,7 +303,7 @@ class Bank:
 
     def write(self, fails=False):
         """An account has written something, or cannot."""
-        if busy := [each for each in self.people.values() if each.writing]:
+        if busy := [each for each in self.accounts.values() if each.writing]:
             me = self.script.among(busy)
             snapshot, what = me.writing.pop(self.script.number(len(me.writing)))
             self.tick(me)
@@ -316,7 +316,7 @@ class Bank:
 
     def give_up(self, what):
         """A patience has passed somewhere: ``late`` or ``overdue``."""
-        if waiting := [each for each in self.people.values() if getattr(each, what)]:
+        if waiting := [each for each in self.accounts.values() if getattr(each, what)]:
             me = self.script.among(waiting)
             snapshot = getattr(me, what).pop(0)
             self.tick(me)
@@ -330,13 +330,13 @@ class Bank:
             case 0 | 1 | 2 if self.sessions:
                 session = script.among(self.sessions)
                 self.give_up_end(session, script.among(sorted(session.up)))
-            case 3 if self.people:
-                self.crash(script.among(list(self.people.values())))
+            case 3 if self.accounts:
+                self.crash(script.among(list(self.accounts.values())))
             case 4 | 5:
-                names = sorted({*self.people, *self.former})
-                if len(names) <= PEOPLE_MAX and not script.number(2):
+                names = sorted({*self.accounts, *self.former})
+                if len(names) <= ACCOUNTS_MAX and not script.number(2):
                     self.born(f"p{len(names)}")
-                pair = (script.among(names), script.among(sorted(self.people) or names))
+                pair = (script.among(names), script.among(sorted(self.accounts) or names))
                 if pair[0] != pair[1] and {*pair} not in [{*each} for each in self.pairs]:
                     self.pairs.append(pair)
                     self.dial(*pair)
@@ -364,7 +364,7 @@ class Bank:
                 self.arrive()
             elif half := [each for each in self.sessions if len(each.up) == 1]:
                 self.give_up_end(half[0], *half[0].up)
-            elif any(person.writing for person in self.people.values()):
+            elif any(account.writing for account in self.accounts.values()):
                 self.write()
             else:
                 return
@@ -387,7 +387,7 @@ class Bank:
                     self.fault()
         self.settle()
         for what in ("late", "overdue"):
-            while any(getattr(person, what) for person in self.people.values()):
+            while any(getattr(account, what) for account in self.accounts.values()):
                 self.give_up(what)
                 self.settle()
         return self

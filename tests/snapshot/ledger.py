@@ -9,7 +9,7 @@ def check(bank):
     """Every snapshot is whole and true, or discarded with a reason; nothing is left of any."""
     for snapshot, who in bank.begun.items():
         outcomes = bank.outcomes.get(snapshot, [])
-        lives = who in bank.people.values()
+        lives = who in bank.accounts.values()
         assert len(outcomes) == 1 or (not lives and not outcomes), f"{snapshot}: {outcomes}"
         for outcome in outcomes:
             if isinstance(outcome, Discard):
@@ -17,8 +17,8 @@ def check(bank):
             else:
                 check_commit(bank, outcome)
     assert bank.outcomes.keys() <= bank.begun.keys()
-    for person in bank.people.values():
-        participant = person.participant
+    for account in bank.accounts.values():
+        participant = account.participant
         assert not participant.recording, "the last recording ended"
         assert {} == participant._own == participant._gatherings
         assert 0 == len(participant._cuts)

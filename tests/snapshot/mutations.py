@@ -48,9 +48,9 @@ def wrap(patch, owner, name, around):
 
 @bug
 def no_marker_is_sent_on_one_lane(patch):
-    def mark(old, bank, person, peer, snapshot):
+    def mark(old, bank, account, peer, snapshot):
         lanes, bank.lanes = bank.lanes, bank.lanes[:1]
-        old(bank, person, peer, snapshot)
+        old(bank, account, peer, snapshot)
         bank.lanes = lanes
 
     wrap(patch, Bank, "mark", mark)
@@ -120,12 +120,12 @@ def a_second_marker_cuts_again(patch):
 
 @bug
 def the_cut_is_only_made_when_all_markers_are_in(patch):
-    def perform(old, bank, person, asks):
-        states = person.state()
-        old(bank, person, asks)
+    def perform(old, bank, account, asks):
+        states = account.state()
+        old(bank, account, asks)
         for ask in asks:
             if isinstance(ask, RecordFlight):
-                person.states[ask.snapshot] = states
+                account.states[ask.snapshot] = states
 
     wrap(patch, Bank, "perform", perform)
 

@@ -36,7 +36,7 @@ MUTANTS_MAX = 400
 
 def live(seed):
     """The bank of a seed, when all is over."""
-    # The planted bugs name seeds of this very text.
+    # The text is part of the seed, and the planted bugs name seeds: it must not change.
     return Bank(random.Random(f"town {seed}").randbytes(SCRIPT_BYTES)).live()
 
 
@@ -55,7 +55,7 @@ def test_banks_differ_widely():
         bank = live(seed)
         check(bank)
         seen[f"{len(bank.lanes)} lanes"] += 1
-        seen["overlapping"] += any(len(person.cuts) > 2 for person in bank.people.values())
+        seen["overlapping"] += any(len(account.cuts) > 2 for account in bank.accounts.values())
         for snapshot, outcomes in bank.outcomes.items():
             for outcome in outcomes:
                 if isinstance(outcome, Discard):
@@ -63,8 +63,8 @@ def test_banks_differ_widely():
                     continue
                 seen["absent" if outcome.absent else "all"] += len(outcome.parts) > 1
                 seen.update("absent: " + why.rpartition(": ")[2] for why in outcome.absent.values())
-                people = [bank.everybody[part.who] for part in outcome.parts]
-                seen["in flight"] += any(person.flights[snapshot] for person in people)
+                accounts = [bank.everybody[part.who] for part in outcome.parts]
+                seen["in flight"] += any(account.flights[snapshot] for account in accounts)
     for what, least in {
         "1 lanes": 100,
         "2 lanes": 100,
@@ -97,7 +97,7 @@ def test_planted_bugs_are_noticed(mutation, monkeypatch):
             check(live(seed))
         except (AssertionError, KeyError):
             return
-    pytest.fail(f"{mutation.name}: nobody noticed")
+    pytest.fail(f"{mutation.name}: not noticed")
 
 
 # One at a time.

@@ -166,7 +166,7 @@ async def test_a_key_of_the_job_detaches_nobody_else():
 
 @pytest.mark.parametrize("fallback", [False, True])
 async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
-    """A peer without a handler is refused; and one that got in all the same would have no name."""
+    """Without a ZAP handler a peer is refused; where libzmq lets it in, it has no name."""
     if fallback:
         real = zmq.Socket.setsockopt
 

@@ -159,8 +159,8 @@ class Rounds:
             look = self.pacing.wait_until(at, waiting, able=able, missing=missing)
             if look is None or look > at:
                 return effects + self._look_again(look)
-            all_of_them = self._sync.pull == "unmerged"
-            choose = self._membership.unmerged if all_of_them else self._membership.able
+            unmerged = self._sync.pull == "unmerged"
+            choose = self._membership.unmerged if unmerged else self._membership.able
             effects += self._launch(at, waiting, choose(waiting.fragment, oldest))
         return effects
 

@@ -51,7 +51,7 @@ def test_the_cut_is_at_the_end_of_its_event(wired):
 
 
 def test_timers_say_when_to_wait_no_longer(wired):
-    """Markers go to all peers, parts to the actor that began the snapshot."""
+    """Every actor waits for markers; the actor that began the snapshot also waits for parts."""
     wired.ask(HUB, TakeSnapshot())
     wired.deliver(HUB, ANNA, BULK)
     name = wired.work(CaptureState, HUB).snapshot

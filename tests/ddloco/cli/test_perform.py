@@ -16,11 +16,11 @@ HERE = "tests.ddloco.cli.test_perform"
 
 
 class Hi(Body, frozen=True):
-    """An error that no code raises."""
+    """A message that no actor sends."""
 
 
 class Ho(Body, frozen=True):
-    """Neither."""
+    """Another one."""
 
 
 class Server:

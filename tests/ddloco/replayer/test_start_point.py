@@ -65,7 +65,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path):
-    """Two learners and a syncer, cut at 5, 6 and 7 when all were there."""
+    """Two learners and a syncer, with three snapshots that contain all of them."""
     made = Run(tmp_path)
     made.take(10, a=4, b=4, s=10)
     made.take(20, a=8, b=8, s=20)

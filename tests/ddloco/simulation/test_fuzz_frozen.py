@@ -37,7 +37,7 @@ class Refrozen(World):
 
 @cache
 def plain(seed):
-    """The result of a world without tapes."""
+    """The result of a world in which no machine is written and read back."""
     return happen(draw(seed))
 
 

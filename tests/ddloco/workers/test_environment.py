@@ -39,7 +39,7 @@ def test_strings_hash_alike_in_every_worker():
 
 
 def test_the_base_is_not_changed():
-    """Building an environment changes no other."""
+    """Building an environment leaves the one that it is built from as it is."""
     base = dict(BASE)
 
     worker_environment(base, Worker(env={"A": "1"}), {f"{ENTRY}NPROC": "4"})

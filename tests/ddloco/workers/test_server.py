@@ -191,7 +191,7 @@ def test_a_state_may_come_in_pieces(arena):
 
 
 def test_an_optimizer_whose_state_is_no_plain_numbers_cannot_be_copied(arena, monkeypatch):
-    """It trains all the same; a request for the state is refused."""
+    """It trains all the same, and its worker reports a state of 0 bytes."""
     plain = optax.sgd(0.1)
 
     def init(params):

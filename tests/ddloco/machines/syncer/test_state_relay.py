@@ -160,7 +160,7 @@ def test_a_task_whose_state_cannot_be_copied_begins_from_the_globals(harness):
 
 
 def test_a_state_that_is_refused_is_anothers_turn(harness):
-    """The donor is named in the log; no other peer may refuse in its place."""
+    """The donor is named in the log; only the learner that asked may refuse its state."""
     harness.come()
     assert [] == harness.relay.refused(2.0, C1, StateRefused(B1, "NaN"))
     effects = harness.relay.refused(2.0, A2, StateRefused(B1, "NaN"))

@@ -63,7 +63,7 @@ def test_a_step_that_runs_is_waited_for(taken):
 
 
 def test_what_was_in_flight_has_no_worker(taken):
-    """No event waits for it."""
+    """It is ready at once, without waiting for the running step."""
     work = CaptureFlight(-2, NAME, b"messages", ("in/4",))
     taken.begin(RunStep(1, 1, (), "host/1"), {}, lambda: (0,))
     taken.begin(work, {"in/4": THETA}, lambda: (0,))
