@@ -383,7 +383,7 @@ async def _try(job: Job, file: Path) -> Tried:
         first, *others = times
         median = sorted(others)[len(others) // 2]
         device = prepared.fingerprint.get("device", "")
-        return Tried(plan, device, first, median, tokens, _peak(process.pid))
+        return Tried(plan, device, first, median, tokens, _peak(await process.pid()))
 
 
 @asynccontextmanager

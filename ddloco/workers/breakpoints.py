@@ -7,7 +7,6 @@ the job goes on, and says once for each place where it would have stopped.
 
 import fcntl
 import inspect
-import os
 import pdb  # noqa: T100, it is what --pdb asks for
 import sys
 from contextlib import suppress
@@ -16,19 +15,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-BREAKPOINTS = "DDLOCO_BREAKPOINTS"
-"""The environment variable that names the file by which workers take turns. A byte in it says that
-no worker stops any more."""
 
-
-def install(name: str) -> None:
+def install(name: str, turns: str) -> None:
     """Set what ``breakpoint()`` does in this worker process.
 
     Args:
         name: the worker's actor, shown at the prompt.
+        turns: the file by which workers take turns at the prompt; a byte in it says that no worker
+            stops any more. Empty where none stops.
     """
-    path = os.environ.pop(BREAKPOINTS, "")
-    sys.breakpointhook = _Stopping(name, Path(path)) if path else _PassingOver(name)
+    sys.breakpointhook = _Stopping(name, Path(turns)) if turns else _PassingOver(name)
 
 
 class _PassingOver:

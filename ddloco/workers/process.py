@@ -2,13 +2,10 @@
 
 import contextlib
 import os
-import resource
-import signal
 import socket
-import subprocess
 import sys
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,8 +16,8 @@ import trio
 from ddloco.config.job import Worker
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
-from ddloco.workers.breakpoints import BREAKPOINTS
 from ddloco.workers.environment import worker_environment
+from ddloco.workers.forking import Fork, ForkedWorker, open_fork_server
 
 T = TypeVar("T")
 
@@ -86,7 +83,7 @@ class _Request:
 class WorkerProcess:
     """One worker; it answers requests in order, one at a time."""
 
-    def __init__(self, process: subprocess.Popen[bytes], link: socket.socket) -> None:
+    def __init__(self, process: ForkedWorker, link: socket.socket) -> None:
         self._process = process
         self._socket = link
         self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(link))
@@ -98,10 +95,9 @@ class WorkerProcess:
         self._received = bytearray()
         """Bytes of answers that were received and not read yet."""
 
-    @property
-    def pid(self) -> int:
+    async def pid(self) -> int:
         """The process id."""
-        return self._process.pid
+        return await self._process.pid()
 
     def ask(self, *requests: rpc.Request) -> list[Awaitable[rpc.Answer]]:
         """Enqueue requests at once, even if answers are awaited later; returns the answer of each.
@@ -182,8 +178,7 @@ class WorkerProcess:
 
     async def _status(self) -> str:
         with trio.move_on_after(EXIT_S_MAX):
-            code = await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
-            return _ended(code)
+            return await self._process.wait()
         return "and does not exit"
 
     async def aclose(self) -> None:
@@ -191,39 +186,13 @@ class WorkerProcess:
         with trio.CancelScope(shield=True):
             await trio.aclose_forcefully(self._stream)
             self._process.kill()
-            await trio.to_thread.run_sync(self._process.wait)
-
-
-def _ended(code: int) -> str:
-    """How a process ended, with a likely cause if it was killed by a signal."""
-    if code >= 0:
-        return f"exit status {code}"
-    said = f"killed by signal {-code}"
-    room, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if room != resource.RLIM_INFINITY:
-        return (
-            f"{said}; it may use {room / 2**30:.1f} GiB of address space (ulimit -v), too little?"
-        )
-    return f"{said}; out of memory?" if -code == signal.SIGKILL else said
+            await self._process.wait()
+            self._process.close()
 
 
 def _print_trace(failed: rpc.Failed) -> None:
     sys.stderr.write(failed.trace)
     sys.stderr.flush()
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in processes started in this context, until they unblock them.
-
-    These signals may be sent to the process group at any time, even while Python is still starting
-    in the new process.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.asynccontextmanager
@@ -248,26 +217,19 @@ async def open_worker(
             ``breakpoint()`` opens a debugger; None where it does not.
     """
     env = worker_environment(os.environ, worker, recorded)
-    env.pop(BREAKPOINTS, None)
-    if turns is not None:
-        env[BREAKPOINTS] = str(turns)
-    ours, theirs = socket.socketpair()
-    with theirs:
+    async with open_fork_server(env) as server:
+        ours, theirs = socket.socketpair()
         shared = arena.filenos()
-        with _signals_blocked():
-            process = subprocess.Popen(  # noqa: S603, ASYNC220, our own interpreter and module
-                # -P: modules in the current folder, where tasks are, must not hide ours.
-                [
-                    *(sys.executable, "-P", "-m", "ddloco.workers.server"),
-                    *(str(theirs.fileno()), ",".join(map(str, shared)), name),
-                    *([str(pinned)] if pinned is not None else []),
-                ],
-                pass_fds=[theirs.fileno(), *(each for each in shared if each >= 0)],
-                env=env,
-                stdin=subprocess.DEVNULL if turns is None else None,
-            )
-    opened = WorkerProcess(process, ours)
-    try:
-        yield opened
-    finally:
-        await opened.aclose()
+        request = Fork(
+            name,
+            tuple(each >= 0 for each in shared),
+            str(pinned) if pinned is not None else "",
+            str(turns) if turns is not None else "",
+        )
+        with theirs:
+            forked = server.fork(request, theirs, [each for each in shared if each >= 0])
+        opened = WorkerProcess(forked, ours)
+        try:
+            yield opened
+        finally:
+            await opened.aclose()

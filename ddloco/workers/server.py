@@ -1,10 +1,9 @@
 """The JAX worker process: one task, one model, one step at a time.
 
-An actor starts it with a socket, shared memory, and an environment that is in its fingerprint. It
+The fork server gives it a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
 give the same bytes. With ``first_step``, ``task_loss``, ``task_state``, ``schedules`` and
-``parameters`` it is the only module that imports jax; it is run as
-``python -m ddloco.workers.server SOCKET ARENA NAME [MODULE]``.
+``parameters`` it is the only module that imports jax.
 """
 
 import contextlib
@@ -690,17 +689,21 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-def main() -> None:
-    """Serve on the file descriptors given on the command line."""
+def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turns: str) -> None:
+    """Be an actor's worker in this process, until the actor closes the socket.
+
+    Args:
+        name: the actor's incarnation.
+        link: requests come and answers go here.
+        shared: the descriptors of the actor's arena; -1 for a file that could not be created.
+        pinned: the file of the task's module, if that is a pinned one; else empty.
+        turns: see ``breakpoints.install``.
+    """
     leave_signals_to_parent()
-    breakpoints.install(sys.argv[3])
+    breakpoints.install(name, turns)
     look_here_first(Path.cwd())
-    sys.meta_path += [PinnedFinder(Path(path)) for path in sys.argv[4:]]
-    link = socket.socket(fileno=int(sys.argv[1]))
+    if pinned:
+        sys.meta_path.append(PinnedFinder(Path(pinned)))
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(link, Trainer(ArenaView([*map(int, sys.argv[2].split(","))])))
-
-
-if __name__ == "__main__":
-    main()
+        serve(link, Trainer(ArenaView(shared)))

@@ -114,12 +114,17 @@ def pairs_of(
 
 
 def worker_of(parent: int, actor: str) -> int:
-    """The process id of an actor's worker, a child of ``parent``."""
-    for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
-        command = Path(f"/proc/{child}/cmdline").read_text().split("\0")
-        if "ddloco.workers.server" in command and any(word.startswith(actor) for word in command):
-            return int(child)
+    """The process id of an actor's worker, a child of a child of ``parent``: the fork server's."""
+    for server in children_of(parent):
+        for child in children_of(server):
+            if Path(f"/proc/{child}/cmdline").read_text().startswith(f"ddloco worker of {actor}"):
+                return child
     raise RuntimeError(f"{actor} has no worker")
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that a process without further threads has started."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def peak_mb(pid: int) -> float:

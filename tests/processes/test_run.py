@@ -122,10 +122,7 @@ def test_a_worker_that_dies_is_an_event(job, tools):
     """A learner whose JAX process is killed fails by name; the others go on, the tapes replay."""
     running = job.start(*UNTIL_STOPPED)
     job.wait_for("merge", 5)
-    listed = tools.call(
-        ["pgrep", "-P", str(running.pid), "-f", "ddloco.workers.server .* learner-1.1"]
-    )
-    tools.kill(int(listed.stdout))
+    tools.kill(*worker_pids(tools, "learner-1.1", running))
     job.wait_until(lambda: without("learner-1.1", job.merges()[-8:]))
     said = job.stop(running)
     replayed = tools.replay(job.run_folder)
@@ -142,15 +139,18 @@ def test_a_job_whose_learners_all_died_is_no_success(job, tools, form):
     running = job.start(*form, *UNTIL_STOPPED)
     job.wait_for("merge", 5)
     for name in ("learner-0.1", "learner-1.1"):
-        listed = tools.call(["pgrep", "-f", f"ddloco.workers.server .* {name}"]).stdout.split()
-        ours = [pid for pid in listed if descends(int(pid), running.pid)]
-        for pid in ours:
-            tools.kill(int(pid))
+        tools.kill(*worker_pids(tools, name, running))
     said, _ = running.communicate(timeout=120)
 
     assert running.returncode == 1, said
     assert "of 100000: no learner is left" in said
     assert (job.run_folder / "model" / "model.safetensors").exists()
+
+
+def worker_pids(tools, name, running) -> list[int]:
+    """The worker of an actor of a running job."""
+    listed = tools.call(["pgrep", "-f", f"ddloco worker of {name}"]).stdout.split()
+    return [int(pid) for pid in listed if descends(int(pid), running.pid)]
 
 
 def descends(pid: int, ancestor: int) -> bool:

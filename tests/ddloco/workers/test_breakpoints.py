@@ -1,14 +1,13 @@
 """``breakpoint()`` in a task: passed over in a live run, a debugger in turns in a replay."""
 
 import io
-import os
 import sys
 import threading
 
 import pytest
 
 from ddloco.workers import breakpoints
-from ddloco.workers.breakpoints import BREAKPOINTS, Turn
+from ddloco.workers.breakpoints import Turn
 
 WAIT_S = 0.2
 
@@ -17,15 +16,13 @@ WAIT_S = 0.2
 def hook(monkeypatch):
     """The hook of this process is what it was afterwards."""
     monkeypatch.setattr(sys, "breakpointhook", sys.__breakpointhook__)
-    monkeypatch.delenv(BREAKPOINTS, raising=False)
 
 
 @pytest.fixture
-def turns(tmp_path, monkeypatch):
-    """The file by which workers take turns, named to this one."""
+def turns(tmp_path):
+    """The file by which workers take turns."""
     path = tmp_path / "turns"
     path.touch()
-    monkeypatch.setenv(BREAKPOINTS, str(path))
     return path
 
 
@@ -40,7 +37,7 @@ def stopping(times=1):
 
 def test_a_live_run_says_it_once_for_each_place(capsys):
     """And goes on."""
-    breakpoints.install("learner-0.1")
+    breakpoints.install("learner-0.1", "")
     assert 3 == stopping(3)
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -52,7 +49,7 @@ def test_a_live_run_says_it_once_for_each_place(capsys):
 def test_a_replay_stops_in_the_tasks_own_frame(turns, monkeypatch, capsys):
     """Its names are at hand, and the learner is in the prompt."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("p number + 40\nc\np number + 50\nc\n"))
-    breakpoints.install("learner-0.1")
+    breakpoints.install("learner-0.1", str(turns))
     assert 1 == stopping(2)
     said = capsys.readouterr().out
     assert "(learner-0.1) 40" in said
@@ -64,11 +61,10 @@ def test_a_replay_stops_in_the_tasks_own_frame(turns, monkeypatch, capsys):
 def test_whoever_leaves_is_not_asked_again(turns, monkeypatch, capsys, typed):
     """Not in this worker and not in another; without a terminal it goes on as well."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
-    breakpoints.install("learner-0.1")
+    breakpoints.install("learner-0.1", str(turns))
     assert 3 == stopping(3)
     assert capsys.readouterr().out.count("(learner-0.1)") == 1
-    monkeypatch.setenv(BREAKPOINTS, str(turns))
-    breakpoints.install("learner-1.1")
+    breakpoints.install("learner-1.1", str(turns))
     assert 3 == stopping(3)
     assert "(learner-1.1)" not in capsys.readouterr().out
 
@@ -76,7 +72,7 @@ def test_whoever_leaves_is_not_asked_again(turns, monkeypatch, capsys, typed):
 def test_one_at_a_time_is_at_the_prompt(turns, monkeypatch, capsys):
     """Another process that is there is waited for."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("c\n"))
-    breakpoints.install("learner-0.1")
+    breakpoints.install("learner-0.1", str(turns))
     other, done = Turn(turns), threading.Event()
 
     def stop():
@@ -92,9 +88,3 @@ def test_one_at_a_time_is_at_the_prompt(turns, monkeypatch, capsys):
     assert "(learner-0.1)" in capsys.readouterr().out
     with other:  # A worker that went on has given its turn back.
         pass
-
-
-def test_workers_do_not_hand_it_on(turns):
-    """A process that the task itself starts does not take part."""
-    breakpoints.install("learner-0.1")
-    assert BREAKPOINTS not in os.environ

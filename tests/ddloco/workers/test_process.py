@@ -14,11 +14,16 @@ from ddloco.workers.rpc import LENGTH_BYTES, framed
 REQUESTS = [rpc.TrainTogether((0,), steps) for steps in (1, 2, 3)]
 
 
+async def ended():
+    """How the process ended."""
+    return "exit status 1"
+
+
 @pytest.fixture
 def pair():
     """A worker's process without a process, and the worker's end of its socket."""
     ours, theirs = socket.socketpair()
-    process = WorkerProcess(SimpleNamespace(wait=lambda: 1, kill=lambda: None), ours)
+    process = WorkerProcess(SimpleNamespace(wait=ended), ours)
     with ours, theirs:
         yield process, theirs
 

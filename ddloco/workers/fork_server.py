@@ -1,0 +1,189 @@
+"""The process from which workers are forked: it has imported JAX, and has used none of it.
+
+Importing JAX takes about a second of a core. A process that runs one host's actors starts one fork
+server for its workers, so that this second is spent once. The server is run as
+``python -m ddloco.workers.fork_server SOCKET``. Each message on the socket asks for one worker: a
+``Fork``, with descriptors. What happens to the worker is told on a socket of its own; when its
+actor closes that, or stops writing to it, the worker is killed. Workers do not outlive the server,
+and the server does not outlive the process that started it.
+
+A fork is safe here because no JAX backend has been opened yet: the only threads are those of
+numpy's OpenBLAS, which stops them before a fork and starts them again when they are needed.
+"""
+
+import ctypes
+import gc
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from contextlib import suppress
+
+import setproctitle
+
+from ddloco.workers import server
+from ddloco.workers.forking import (
+    FORK_BYTES_MAX,
+    FORK_FDS_MAX,
+    Began,
+    Ended,
+    Fork,
+    News,
+    NotForked,
+    decode_fork,
+    encode_news,
+)
+
+PR_SET_PDEATHSIG = 1
+"""See prctl(2): the signal that a process gets when its parent has ended."""
+
+
+class ForkServer:
+    """Forks workers and reports how they end.
+
+    Args:
+        control: a message on it asks for a worker; it closes when no more are needed.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._request = control, FORK_BYTES_MAX, FORK_FDS_MAX
+        self._children: dict[int, socket.socket] = {}
+        """Where each child's end is reported, by process id."""
+        self._woken, self._waker = socket.socketpair()
+        for each in (self._woken, self._waker):
+            each.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        self._selector = selectors.DefaultSelector()
+        for each in (control, self._woken):
+            self._selector.register(each, selectors.EVENT_READ)
+
+    def serve(self) -> tuple[Fork, list[int]] | None:
+        """Serve until the control socket closes, then kill the workers that are left.
+
+        Returns, in the process of a new worker only, what was asked for and the descriptors.
+        """
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    self._reap()
+                elif key.fileobj is not self._control:
+                    self._kill(key.data)
+                else:
+                    message, fds, _, _ = socket.recv_fds(*self._request)
+                    if not message:
+                        for pid in self._children:
+                            self._kill(pid)
+                        return None
+                    if self._fork(fds):
+                        return decode_fork(message), fds
+
+    def _fork(self, fds: list[int]) -> bool:
+        """Fork a worker; returns, in its process only, True."""
+        status = socket.socket(fileno=fds.pop(0))
+        parent = os.getpid()
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 warns of any thread; which ones there are is said above.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
+        except OSError as error:
+            _tell(status, NotForked(os.strerror(error.errno or 0)))
+            status.close()
+            pid = -1
+        if pid == 0:
+            self._become_worker(parent)
+            # Before the worker can answer anything, so that its actor has the number by then.
+            _tell(status, Began(os.getpid()))
+            status.close()
+            return True
+        for each in fds:
+            os.close(each)
+        if pid > 0:
+            self._children[pid] = status
+            self._selector.register(status, selectors.EVENT_READ, pid)
+        return False
+
+    def _become_worker(self, parent: int) -> None:
+        """Leave nothing of the server in a new worker."""
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self.close()
+
+    def close(self) -> None:
+        """Close what it holds; it does not wait for workers."""
+        self._selector.close()
+        for each in (self._control, self._woken, self._waker, *self._children.values()):
+            each.close()
+
+    def _kill(self, pid: int) -> None:
+        """Kill a worker that its actor does not want any more, unless it has been reaped: then the
+        number may be another process's."""
+        if pid in self._children:
+            os.kill(pid, signal.SIGKILL)
+            self._forget(self._children[pid])
+
+    def _forget(self, status: socket.socket) -> None:
+        """Listen to an actor no more; it may be asked for twice."""
+        with suppress(KeyError):
+            self._selector.unregister(status)
+
+    def _reap(self) -> None:
+        """Report the ends of workers."""
+        with suppress(BlockingIOError):
+            self._woken.recv(4096)
+        for pid in list(self._children):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended == pid:
+                link = self._children.pop(pid)
+                self._forget(link)
+                _tell(link, Ended(os.waitstatus_to_exitcode(status)))
+                link.close()
+
+
+def _tell(link: socket.socket, news: News) -> None:
+    with suppress(BrokenPipeError, ConnectionResetError):
+        link.send(encode_news(news))
+
+
+def run_worker(fork: Fork, fds: list[int]) -> None:
+    """Be a worker in this process, and leave it at the end."""
+    setproctitle.setproctitle(f"ddloco worker of {fork.name}")
+    code = 1
+    try:
+        link = socket.socket(fileno=fds.pop(0))
+        if fork.turns:
+            os.dup2(fds.pop(0), 0)
+        shared = [fds.pop(0) if each else -1 for each in fork.shared]
+        server.run(fork.name, link, shared, fork.pinned, fork.turns)
+        code = 0
+    except SystemExit as error:  # From user code.
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:  # noqa: BLE001, as the interpreter does for a program of its own
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # There is nothing to save, and JAX exits slowly.
+
+
+def main() -> None:
+    """Serve on the socket whose descriptor is given on the command line."""
+    setproctitle.setproctitle("ddloco fork server")
+    gc.collect()
+    gc.freeze()  # So that workers need not copy what they only share.
+    forked = ForkServer(socket.socket(fileno=int(sys.argv[1]))).serve()
+    if forked is not None:
+        run_worker(*forked)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

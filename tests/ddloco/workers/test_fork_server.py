@@ -1,0 +1,45 @@
+"""The fork server, where the system has no process for it."""
+
+import errno
+import os
+import signal
+import socket
+
+import pytest
+
+from ddloco.workers.fork_server import ForkServer
+from ddloco.workers.forking import Fork, NotForked, decode_news, encode_fork
+
+
+@pytest.fixture
+def control():
+    """Both ends of a control socket; the signals of this process are as before afterwards."""
+    handler, wakeup = signal.getsignal(signal.SIGCHLD), signal.set_wakeup_fd(-1)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        yield ours, theirs
+    signal.signal(signal.SIGCHLD, handler)
+    signal.set_wakeup_fd(wakeup)
+
+
+def test_too_many_processes_are_an_answer(control, monkeypatch):
+    """The server goes on, and whoever asked is told why there is no worker."""
+
+    def fork():
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "fork", fork)
+    ours, theirs = control
+    status, status_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    link, link_there = socket.socketpair()
+    with status, link:
+        with status_there, link_there:
+            fds = [status_there.fileno(), link_there.fileno()]
+            socket.send_fds(ours, [encode_fork(Fork("learner-0.1", ()))], fds)
+        ours.shutdown(socket.SHUT_WR)
+        server = ForkServer(theirs)
+        assert server.serve() is None
+        server.close()
+        assert decode_news(status.recv(4096)) == NotForked("Resource temporarily unavailable")
+        assert status.recv(4096) == b"", "nothing of the worker is kept"
+        assert link.recv(4096) == b""
