@@ -1,166 +1,28 @@
-"""What each command does, and the exit codes that it ends with."""
+"""``ddloco run`` until its job has been loaded; ``run_job`` goes on.
+
+What the job needs takes about a second to import, and so does JAX in the fork server of its
+workers: with two modules, one is imported while the other is.
+"""
 
 import argparse
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-from typing import Any
+import os
 
-import trio
-from rich.console import Console
-from rich.progress import Progress
-
-from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
 from ddloco.cli.ask import complain
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import LOSS_FILE, TAPES
+from ddloco.config.job import load_job
 from ddloco.config.toml import ConfigError
-from ddloco.monitoring.metrics import Sink, in_words
-from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
-from ddloco.nodes.single_process import Cluster
-from ddloco.nodes.subprocesses import Processes
-from ddloco.runtime.signals import stop_on_signal
-from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
-from ddloco.workers.lone_baseline import run_baseline
-from ddloco.workers.process import WorkerDiedError
-from ddloco.workers.task import TaskError
-from replay import TapeError
-from replay.tape import SUFFIX
-from snapshot import SnapshotError, StorageError
+from ddloco.workers.environment import worker_environment
+from ddloco.workers.forking import started_early
 
 
 def run(given: argparse.Namespace) -> int:
     """``ddloco run``: run a whole job on this machine."""
     try:
         job = load_job(given.job, given.overrides, given.chaos)
-        module = pinned_text(job, given.job.parent)
-        folder = folder_for(job, given.folder, module)
-        if given.schedule is not None:
-            return _drive(given, job, folder)
-        _check_options(given, job)
-        terms = LaunchTerms(
-            processes=given.processes,
-            snapshot=given.snapshot,
-            overwrite=given.overwrite,
-            module=module,
-            asked=f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos",
-            fault=f"{given.chaos}: " if given.chaos else f"{given.job}: chaos.",
-        )
-        cluster, sinks = open_tracked(job, folder, terms, given.track)
-    except (ConfigError, TaskError, SnapshotError, StorageError) as error:
+    except ConfigError as error:
         return complain(error)
-    if job.job.method == "lone":
-        return _run_baseline(job, folder)
-    return _run_job(cluster, sinks)
+    # With --processes, each process has a server of its own.
+    names = () if given.processes else job.names()
+    with started_early([worker_environment(os.environ, job.worker_of(name)) for name in names]):
+        from ddloco.cli.run_job import run_loaded  # noqa: PLC0415, see above
 
-
-def _check_options(given: argparse.Namespace, job: Job) -> None:
-    if given.without or given.since is not None:
-        option = "--without" if given.without else "--since"
-        raise ConfigError(f"{option}: changes the merges of a recorded run; add --schedule RUN")
-    if given.chaos is not None and not given.processes:
-        raise ConfigError(f"--chaos {given.chaos}: applies to processes; add --processes")
-    if given.track and job.job.method == "lone":
-        raise ConfigError("--track: a lone learner has no merges to be tracked by")
-
-
-def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
-    """Train along the tapes of a simulation."""
-    from ddloco.replayer.scheduled_replay import ScheduledRun  # noqa: PLC0415, only --schedule
-
-    if given.track:
-        raise ConfigError("--track: not with --schedule; use ddloco track RUN afterwards")
-    if given.chaos is not None:
-        raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are those of the tapes")
-    console = Console()
-    try:
-        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task("training along the schedule", total=None)
-            update = partial(bar.update, task)
-            driven = ScheduledRun(
-                given.schedule,
-                job,
-                folder,
-                lambda events: update(completed=events),
-                without=given.without,
-                since=given.since,
-            )
-            update(total=driven.total)
-            trio.run(driven.run)
-    except (TapeError, WorkerRequestError) as error:
-        return complain(error)
-    except WorkerDiedError as error:
-        return complain(error, FOUND)
-    return _conclude_with(folder, driven.result, console.print)
-
-
-def _run_job(cluster: Cluster | Processes, sinks: list[Sink]) -> int:
-
-    console = Console()
-    terminated: list[str] = []
-
-    def terminate(reason: str) -> None:
-        terminated.append(reason)
-        cluster.request_stop(reason)
-
-    signals = partial(stop_on_signal, cluster.request_stop, terminate)
-    try:
-        ended = trio.run(run_job, cluster, console, signals, sinks)
-    except BaseExceptionGroup as group:
-        if group.subgroup(KeyboardInterrupt) is None:
-            raise
-        console.print("ended at once; the tapes hold everything up to here")
-        return FOUND
-    code = _conclude(ended, partial(console.print, soft_wrap=True))
-    return AGAIN if terminated and code == HELD else code
-
-
-def _conclude(ended: Ended, say: Callable[[str], None]) -> int:
-
-    if ended.outcome.bad_input is not None:
-        return complain(ended.outcome.bad_input)
-    if isinstance(ended.cluster, Processes) and ended.cluster.chaos is not None:
-        say(ended.cluster.chaos.summary())
-    for name, reason in ended.outcome.failures.items():
-        say(f"{name} failed: {reason}")
-    if ended.result is not None:
-        _conclude_with(ended.cluster.folder, ended.result, say)
-    return complain(ended.problem, FOUND) if ended.problem is not None else HELD
-
-
-def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[str], None]) -> int:
-    if result is None:
-        return complain(f"{folder}: the job ended without a result", FOUND)
-    loss = result["held_out_loss"]
-    scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
-    more = in_words(result.get("metrics") or {})
-    say(f"{scored}{more} at global step {result['t']}, {result['merges']} merges")
-    if result["status"] == "done" and not result["merges"]:
-        say(
-            "nothing was merged: the job was done before the first fragment was due; set more "
-            "job.steps, or a smaller sync.interval"
-        )
-    say(f"model {folder / MODEL_FILE}")
-    if (folder / LOSS_FILE).is_file():
-        say(f"losses {folder / LOSS_FILE}")
-    if not any((folder / TAPES).glob(f"*{SUFFIX}")):
-        return HELD  # Without tapes there is nothing to replay or to ask.
-    say(f"replay it with: ddloco replay {folder}")
-    say(f"look at it with: ddloco report {folder}")
-    if result["merges"]:
-        say(f"ask about a merge with: ddloco why {folder} merge {result['t']}")
-    return HELD
-
-
-def _run_baseline(job: Job, folder: Path) -> int:
-
-    console = Console()
-    try:
-        loss = trio.run(run_baseline, job, folder, console)
-    except WorkerRequestError as error:
-        return complain(error)
-    except WorkerDiedError as error:
-        return complain(error, FOUND)
-    scored = f"{loss:.4f}" if loss is not None else "unknown"
-    console.print(f"{job.job.method}: held-out loss {scored} after {job.job.steps} steps")
-    return HELD
+        return run_loaded(given, job)

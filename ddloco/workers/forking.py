@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
@@ -167,6 +167,12 @@ class ForkServerProcess:
         """Wait for its end, and say how it ended."""
         return _how(await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True))
 
+    def discard(self) -> None:
+        """Kill it; it has no workers."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+
     async def aclose(self) -> None:
         """Have it end, and wait for that."""
         self._control.close()
@@ -175,9 +181,31 @@ class ForkServerProcess:
             await self.how()
 
 
-_servers: trio.lowlevel.RunVar[dict[tuple[object, ...], ForkServerProcess]] = trio.lowlevel.RunVar(
-    "fork servers"
-)
+_Key = tuple[object, ...]
+
+_early: dict[_Key, ForkServerProcess] = {}
+"""Servers that were started before anything needs them."""
+
+_servers: trio.lowlevel.RunVar[dict[_Key, ForkServerProcess]] = trio.lowlevel.RunVar("fork servers")
+
+
+def _key(env: Mapping[str, str]) -> _Key:
+    """What workers of one server have in common: the environment, and the folder of the task."""
+    return (Path.cwd(), *sorted(env.items()))
+
+
+@contextmanager
+def started_early(envs: Iterable[Mapping[str, str]]) -> Iterator[None]:
+    """Start the fork servers of these environments, so that they import JAX while the caller does
+    something else. At the end, those that no worker has needed are killed."""
+    keys = {_key(env): env for env in envs}
+    _early.update({key: ForkServerProcess(env) for key, env in keys.items()})
+    try:
+        yield
+    finally:
+        for key in keys:
+            if key in _early:
+                _early.pop(key).discard()
 
 
 @asynccontextmanager
@@ -188,9 +216,9 @@ async def open_fork_server(env: Mapping[str, str]) -> AsyncIterator[ForkServerPr
         servers = _servers.get()
     except LookupError:
         _servers.set(servers := {})
-    key = (Path.cwd(), *sorted(env.items()))
+    key = _key(env)
     if key not in servers:
-        servers[key] = ForkServerProcess(env)
+        servers[key] = _early.pop(key, None) or ForkServerProcess(env)
     server = servers[key]
     server.workers += 1
     try:

@@ -15,6 +15,8 @@ import trio
 from ddloco.config.job import Worker
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
+from ddloco.workers.environment import worker_environment
+from ddloco.workers.forking import started_early
 from ddloco.workers.process import WorkerDiedError, open_worker
 
 WAIT_S = 30.0
@@ -35,6 +37,11 @@ async def opened():
 def command_of(pid: int) -> str:
     """A process as ``ps`` lists it."""
     return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that the main thread of a process has started."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def parent_of(pid: int) -> int:
@@ -84,6 +91,18 @@ async def test_workers_with_one_environment_have_one_server():
             wait_until_gone(*pids[1:], servers[2])
             assert isinstance(await answer_of(first), rpc.Failed)
         wait_until_gone(pids[0], servers[0])
+
+
+async def test_a_server_may_be_started_early():
+    """The first worker with its environment finds it there. One that nobody needed is gone."""
+    env, other = (worker_environment(os.environ, Worker(threads=n)) for n in (1, 2))
+    with closing(Arena()) as arena, started_early([env, other, env]):
+        early = set(children_of(os.getpid()))
+        async with open_worker("learner-0.1", arena, Worker(threads=1)) as process:
+            server = parent_of(await process.pid())
+            assert server in early
+        assert not is_running(server)
+    wait_until_gone(*early)
 
 
 async def test_it_is_listed_under_its_actors_name(opened):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.cli.run import _conclude_with
+from ddloco.cli.run_job import _conclude_with
 
 
 @pytest.mark.parametrize(
