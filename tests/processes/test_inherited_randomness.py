@@ -9,7 +9,8 @@ def test_a_vocabulary_from_a_set_is_the_same_in_a_replay(job, tools):
     def with_hash_seed(seed):
         return {**os.environ, "PYTHONHASHSEED": seed}
 
-    short = ("--set=job.task=tests.tasks:vocabulary", "--set=job.steps=8", "--set=task={}")
+    one = "--set=job.learners=1"
+    short = ("--set=job.task=tests.tasks:vocabulary", "--set=job.steps=8", one, "--set=task={}")
     ran = tools.call(job.command(*short), env=with_hash_seed("1"))
     assert ran.returncode == 0, ran.stdout + ran.stderr
 

@@ -402,7 +402,7 @@ def nobody_is_waited_for(patch):
     always(patch, Membership, "missing", False)
 
 
-@bug("unmerged-pulled", 11)
+@bug("unmerged-pulled", 20)
 def only_who_has_finished_a_step_is_pulled(patch):
     patch.setattr(Membership, "unmerged", Membership.able)
 
@@ -460,7 +460,7 @@ def more_syncs_are_under_way_than_may_be(patch):
     wrap(patch, Rounds, "_choose", choose)
 
 
-@bug("overlap", 8)
+@bug("overlap", 5)
 def a_fragment_may_be_under_way_twice(patch):
     def choose(old, self, at):
         if self._stopping or len(self.syncs) >= self._sync.overlap:
