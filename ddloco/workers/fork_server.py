@@ -3,9 +3,9 @@
 Importing JAX takes about a second of a core. A process that runs one host's actors starts one fork
 server for its workers, so that this second is spent once. The server is run as
 ``python -m ddloco.workers.fork_server SOCKET``. Each message on the socket asks for one worker: a
-``Fork``, with descriptors. What happens to the worker is told on a socket of its own; when its
-actor closes that, or stops writing to it, the worker is killed. Workers do not outlive the server,
-and the server does not outlive the process that started it.
+``Fork``, with descriptors. Another socket reports the worker's process id and how it
+ended; when the actor closes or shuts down its end of that one, the worker is killed. Workers do not
+outlive the server, and the server does not outlive the process that started it.
 
 A fork is safe here because no JAX backend has been opened yet: the only threads are those of
 numpy's OpenBLAS, which stops them before a fork and starts them again when they are needed.

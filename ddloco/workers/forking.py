@@ -27,12 +27,12 @@ FORK_FDS_MAX = 8
 """Descriptors of one request: the two sockets, standard input, and an arena's files."""
 
 NEWS_BYTES_MAX = 4096
-"""The size of what is told of a worker: a number, or why there is none."""
+"""The size of one message about a worker: a process id, an exit status, or a reason."""
 
 
 class Fork(Struct, frozen=True):
-    """Asks for a worker. The descriptors that come with it are: the socket for news of it, the
-    socket for its requests, standard input if it may stop at a prompt, and an arena's files.
+    """Asks for a worker. The descriptors that come with it are: the socket for messages about it,
+    the socket for its requests, standard input if it may stop at a prompt, and an arena's files.
 
     Attributes:
         name: the actor's incarnation.
@@ -76,7 +76,7 @@ class ForkedWorker:
     """A worker process that a server forks, or will fork.
 
     Args:
-        status: what is told of it arrives here.
+        status: messages about it arrive here.
         server: the fork server.
     """
 
@@ -115,11 +115,11 @@ class ForkedWorker:
                     case Began(pid):
                         self._pid = pid
                     case Ended(code):
-                        self._ended = _how(code)
+                        self._ended = _ending(code)
                     case NotForked(reason):
                         self._ended = f"could not be forked: {reason}"
                     case None:
-                        self._ended = await self._server.how()
+                        self._ended = await self._server.wait()
 
 
 class ForkServerProcess:
@@ -163,9 +163,9 @@ class ForkServerProcess:
         """Have it continue, if it was stopped together with its workers (SIGSTOP)."""
         self._process.send_signal(signal.SIGCONT)
 
-    async def how(self) -> str:
+    async def wait(self) -> str:
         """Wait for its end, and say how it ended."""
-        return _how(await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True))
+        return _ending(await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True))
 
     def discard(self) -> None:
         """Kill it; it has no workers."""
@@ -178,7 +178,7 @@ class ForkServerProcess:
         self._control.close()
         self.wake()
         with trio.CancelScope(shield=True):
-            await self.how()
+            await self.wait()
 
 
 _Key = tuple[object, ...]
@@ -210,8 +210,8 @@ def started_early(envs: Iterable[Mapping[str, str]]) -> Iterator[None]:
 
 @asynccontextmanager
 async def open_fork_server(env: Mapping[str, str]) -> AsyncIterator[ForkServerProcess]:
-    """Open the fork server of an environment, or use the one that is open already. The last who
-    uses it closes it."""
+    """Open the fork server of an environment, or use the one that is open already. It is
+    closed when its last worker is."""
     try:
         servers = _servers.get()
     except LookupError:
@@ -230,7 +230,7 @@ async def open_fork_server(env: Mapping[str, str]) -> AsyncIterator[ForkServerPr
             await server.aclose()
 
 
-def _how(code: int) -> str:
+def _ending(code: int) -> str:
     """How a process ended, with a likely cause if it was killed by a signal."""
     if code >= 0:
         return f"exit status {code}"

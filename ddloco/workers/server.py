@@ -678,7 +678,7 @@ def serve(link: socket.socket, trainer: Trainer) -> None:
 def leave_signals_to_parent() -> None:
     """Leave Ctrl-C, and a SIGTERM to the whole process group, to the actor.
 
-    Both signals have been blocked since before this process began (see ``open_worker``). They get
+    Both signals have been blocked since before the fork server began (see ``forking``). They get
     an empty handler instead of being ignored, so that child processes of user code have the usual
     ones.
     """

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.children import children_of
 from tests.hosts.hosts import Hosts, Loopback, Process, send
 from tests.reruns import look_at
 
@@ -142,13 +143,10 @@ class Cluster:
         self.processes[name].wait(WAIT_S)
 
     def kill_worker(self, name: str) -> None:
-        """SIGKILL an actor's JAX process alone."""
-        pid = self.processes[name].pid
-        children = " ".join(
-            path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")
-        )
-        (worker,) = children.split()
-        os.kill(int(worker), signal.SIGKILL)
+        """SIGKILL an actor's JAX process alone, and not the fork server that started it."""
+        (server,) = children_of(self.processes[name].pid)
+        (worker,) = children_of(server)
+        os.kill(worker, signal.SIGKILL)
 
     def incarnation(self, name: str) -> str:
         """An actor's newest."""

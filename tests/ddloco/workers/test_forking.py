@@ -18,6 +18,7 @@ from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.forking import started_early
 from ddloco.workers.process import WorkerDiedError, open_worker
+from tests.children import children_of
 
 WAIT_S = 30.0
 
@@ -37,11 +38,6 @@ async def opened():
 def command_of(pid: int) -> str:
     """A process as ``ps`` lists it."""
     return Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0")
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that the main thread of a process has started."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def parent_of(pid: int) -> int:
