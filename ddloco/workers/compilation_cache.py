@@ -5,13 +5,14 @@ keys name the program, the flags, the devices and the version of the compiler. P
 kinds may share a home, so each kind has a folder of its own.
 
 On some processors XLA rejects what it has compiled itself, and prints an error for every program
-(jax-ml/jax#38445). So one small program is tried first.
+(jax-ml/jax#38445). So one small program is tried first; that it was quiet is remembered in the
+folder.
 """
 
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -41,6 +42,24 @@ def settings_of(folder: Path) -> dict[str, str | int]:
         "jax_compilation_cache_max_size": CACHE_BYTES_MAX,
         "jax_persistent_cache_min_compile_time_secs": 0,
     }
+
+
+def was_quiet(folder: Path, what: str, load: Callable[[], object]) -> bool:
+    """Whether ``load`` prints nothing; it is asked again until it did so once.
+
+    Args:
+        folder: where that is remembered, in an empty file.
+        what: on what it may depend: the version of the compiler and its flags.
+        load: compiles and loads a program.
+    """
+    known = folder / f"quiet-{xxhash.xxh3_64_hexdigest(what.encode())}"
+    if known.exists():
+        return True
+    quiet = is_quiet(load)
+    if quiet:
+        with suppress(OSError):  # The next worker asks again.
+            known.touch()
+    return quiet
 
 
 def is_quiet(load: Callable[[], object]) -> bool:

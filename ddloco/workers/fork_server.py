@@ -25,7 +25,7 @@ from contextlib import suppress
 import setproctitle
 
 from ddloco.workers import server
-from ddloco.workers.forking import (
+from ddloco.workers.fork_protocol import (
     FORK_BYTES_MAX,
     FORK_FDS_MAX,
     Began,

@@ -17,7 +17,8 @@ from ddloco.config.job import Worker
 from ddloco.runtime.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
-from ddloco.workers.forking import Fork, ForkedWorker, open_fork_server
+from ddloco.workers.fork_protocol import Fork
+from ddloco.workers.forking import ForkedWorker, open_fork_server
 
 T = TypeVar("T")
 

@@ -37,8 +37,8 @@ from ddloco.workers.compilation_cache import (
     CACHE_DIR,
     PLACE,
     cache_folder,
-    is_quiet,
     settings_of,
+    was_quiet,
 )
 from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
@@ -133,6 +133,7 @@ class Trainer:
         random.seed(f"{request.seed}/{request.shard}")
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
+        keep_compiled_programs()
         self._seed = request.seed
         self._shard = request.shard
         self._params, names = shapes_and_names(task.init, self._seed)
@@ -158,7 +159,6 @@ class Trainer:
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
         self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
-        keep_compiled_programs()
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
 
     def _lay(self, plan: FragmentPlan) -> rpc.Laid:
@@ -214,10 +214,12 @@ class Trainer:
         if self._stated:
             return
         self._stated, begin = True, getattr(self._task, "init_state", None)
+        if begin is None:
+            return
         key = jax.random.key(self._seed)
         # So that random keys of two learners are two.
         own = key if self._shard is None else jax.random.fold_in(key, self._shard)
-        self._state = begin(own) if begin is not None else None
+        self._state = begin(own)
 
     def _step(
         self, params: Any, opt_state: Any, state: Any, batch: Any, place: tuple[Any, Any]
@@ -594,7 +596,8 @@ def fingerprint() -> dict[str, str]:
 def keep_compiled_programs() -> None:
     """Let JAX use the cache of compiled programs, unless the user has chosen one or it is noisy.
 
-    Called once the task's module has been imported, which may change JAX's settings.
+    Called once the task's module has been imported, which may change JAX's settings, and before
+    anything is compiled.
     """
     if PLACE in os.environ or getattr(jax.config, CACHE_DIR) is not None:
         return
@@ -612,7 +615,8 @@ def keep_compiled_programs() -> None:
             jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
             jax.clear_caches()
 
-    if not is_quiet(compiled_and_loaded):
+    made_by = f"jaxlib {version('jaxlib')} {os.environ.get('XLA_FLAGS', '')}"
+    if not was_quiet(folder, made_by, compiled_and_loaded):
         for name, value in before.items():
             jax.config.update(name, value)
 

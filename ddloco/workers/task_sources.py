@@ -59,19 +59,22 @@ def sources_of(module_name: str) -> dict[str, str]:
 
 def _loaded_from(root: Path) -> Iterator[tuple[str, Path]]:
     """Yield the modules loaded from a folder, with their files."""
-    # A worker has hundreds of modules from a few folders: links are followed once for each folder.
-    folders: dict[str, Path] = {}
+    # A worker has thousands of modules from a few hundred folders, nearly all of them elsewhere.
+    folders: dict[str, tuple[Path, bool]] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not file or not file.endswith(".py"):
             continue
         folder, own = os.path.split(file)
         if folder not in folders:
-            folders[folder] = Path(folder).resolve()
-        path = folders[folder] / own
+            found = Path(folder).resolve()
+            folders[folder] = found, found.is_relative_to(root)
+        resolved, inside = folders[folder]
+        path = resolved / own
         if path.is_symlink():
             path = path.resolve()
-        if path.is_relative_to(root) and "site-packages" not in path.relative_to(root).parts:
+            inside = path.is_relative_to(root)
+        if inside and "site-packages" not in path.relative_to(root).parts:
             yield name, path
 
 

@@ -19,6 +19,7 @@ from ddloco.workers.compilation_cache import (
     cache_folder,
     is_quiet,
     settings_of,
+    was_quiet,
 )
 from ddloco.workers.process import open_worker
 
@@ -46,6 +47,25 @@ def test_what_is_printed_is_noticed(quiet, capfd):
     assert "said\n" == capfd.readouterr().err
 
 
+def test_that_it_was_quiet_is_remembered(tmp_path):
+    """By what compiled; what was noisy is asked again, and a full disk costs a question only."""
+    asked = []
+
+    def quiet():
+        asked.append("quiet")
+
+    def noisy():
+        asked.append("noisy")
+        os.write(2, b"machine type does not match\n")
+
+    assert not was_quiet(tmp_path, "one", noisy)
+    assert was_quiet(tmp_path, "one", quiet)
+    assert was_quiet(tmp_path, "one", noisy)
+    assert not was_quiet(tmp_path, "another", noisy)
+    assert was_quiet(tmp_path / "missing", "one", quiet)
+    assert asked == ["noisy", "quiet", "noisy", "quiet"]
+
+
 @pytest.fixture
 def config(monkeypatch, tmp_path):
     """JAX's settings as a user has them who has set none; they are put back."""
@@ -61,7 +81,7 @@ def config(monkeypatch, tmp_path):
 
 def test_a_worker_uses_it(config, tmp_path, monkeypatch):
     """With a bounded size, in a folder that only the user may write to."""
-    monkeypatch.setattr(server, "is_quiet", lambda load: True)
+    monkeypatch.setattr(server, "was_quiet", lambda *_: True)
     server.keep_compiled_programs()
     folder = cache_folder({"XDG_CACHE_HOME": str(tmp_path)}, server.cpu_model())
     assert str(folder) == getattr(config, CACHE_DIR)
@@ -71,7 +91,7 @@ def test_a_worker_uses_it(config, tmp_path, monkeypatch):
 
 def test_where_it_is_noisy_it_is_not_used(config, monkeypatch):
     """XLA rejects its own programs on some processors, with an error for each."""
-    monkeypatch.setattr(server, "is_quiet", lambda load: False)
+    monkeypatch.setattr(server, "was_quiet", lambda *_: False)
     before = {name: getattr(config, name) for name in settings_of(Path())}
     server.keep_compiled_programs()
     assert before == {name: getattr(config, name) for name in before}
@@ -92,14 +112,15 @@ def test_a_home_that_cannot_be_written_to_is_no_error(config, monkeypatch, tmp_p
     assert getattr(config, CACHE_DIR) is None
 
 
-async def trained(steps):
-    """The whole state after so many steps in a worker process."""
+async def trained(steps, when_prepared=lambda: None):
+    """The whole state after so many steps in a worker process; calls ``when_prepared`` before."""
     with closing(Arena()) as arena:
         async with open_worker("learner-0", arena, Worker()) as process:
             task = "tests.tasks:regression"
             prepared = await process.expect(
                 rpc.Prepare(task, {}, Inner(), seed=1, shard=0, shards=1), rpc.Prepared
             )
+            when_prepared()
             plan = make_plan(prepared.leaves, fragments=1, interval=1, strategy="balanced")
             laid = await process.expect(rpc.Lay(plan), rpc.Laid)
             out = arena.allocate(laid.state_bytes)
@@ -114,10 +135,17 @@ async def test_it_changes_no_bit(monkeypatch, tmp_path):
     """Compiled, kept, and loaded: the same parameters and moments after three steps."""
     monkeypatch.delenv(PLACE, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept = await trained(3)
-    programs = {each.name for each in tmp_path.rglob("*-cache")}
-    assert any(name.startswith("jit__step-") for name in programs)
+
+    def programs():
+        return {each.name for each in tmp_path.rglob("*-cache")}
+
+    def the_first_are_kept():
+        assert any(name.startswith("jit__threefry_seed-") for name in programs())
+
+    kept = await trained(3, the_first_are_kept)
+    assert any(name.startswith("jit__step-") for name in programs())
+    before = programs()
     assert kept == await trained(3)
-    assert programs == {each.name for each in tmp_path.rglob("*-cache")}
+    assert before == programs()
     monkeypatch.setenv("JAX_ENABLE_COMPILATION_CACHE", "false")
     assert kept == await trained(3)

@@ -7,8 +7,8 @@ import socket
 
 import pytest
 
+from ddloco.workers.fork_protocol import Fork, NotForked, decode_news, encode_fork
 from ddloco.workers.fork_server import ForkServer
-from ddloco.workers.forking import Fork, NotForked, decode_news, encode_fork
 
 
 @pytest.fixture

@@ -1,0 +1,58 @@
+"""What an actor and its fork server say to each other.
+
+A module of its own, so that the server and the workers that it forks import no trio.
+"""
+
+from msgspec import Struct
+from msgspec.msgpack import Decoder, Encoder
+
+FORK_BYTES_MAX = 65536
+"""The size of one request: a name and two paths."""
+
+FORK_FDS_MAX = 8
+"""Descriptors of one request: the two sockets, standard input, and an arena's files."""
+
+NEWS_BYTES_MAX = 4096
+"""The size of one message about a worker: a process id, an exit status, or a reason."""
+
+
+class Fork(Struct, frozen=True):
+    """Asks for a worker. The descriptors that come with it are: the socket for messages about it,
+    the socket for its requests, standard input if it may stop at a prompt, and an arena's files.
+
+    Attributes:
+        name: the actor's incarnation.
+        shared: for each file of the arena, whether its descriptor comes along.
+        pinned: the file of the task's module, if that is a pinned one; else empty.
+        turns: the file by which workers take turns at the prompt; empty where none stops.
+    """
+
+    name: str
+    shared: tuple[bool, ...]
+    pinned: str = ""
+    turns: str = ""
+
+
+class Began(Struct, frozen=True, tag=True):
+    """The worker has this process id."""
+
+    pid: int
+
+
+class Ended(Struct, frozen=True, tag=True):
+    """The worker ended with this exit status; if it is negative, by this signal."""
+
+    code: int
+
+
+class NotForked(Struct, frozen=True, tag=True):
+    """There is no worker, for this reason of the system's."""
+
+    reason: str
+
+
+News = Began | Ended | NotForked
+encode_news = Encoder().encode
+decode_news = Decoder(News).decode
+encode_fork = Encoder().encode
+decode_fork = Decoder(Fork).decode
