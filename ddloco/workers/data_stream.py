@@ -62,16 +62,17 @@ class DataStream:
             raise ahead.error
         return ahead.batch
 
-    def draw_ahead(self) -> None:
-        """Draw the next batch before it is used; an exception waits until then, too."""
-        if self._ahead is not None:
-            return
-        ahead = _Ahead(self.position())
-        try:
-            ahead.batch = self._copied(self._batches.next())
-        except Exception as error:  # noqa: BLE001, whatever user code raises; see ``next``
-            ahead.error = error
-        self._ahead = ahead
+    def draw_ahead(self) -> Any:
+        """Draw the next batch before it is used, and return it; an exception waits until it is
+        used, too, and then this returns None."""
+        if self._ahead is None:
+            ahead = _Ahead(self.position())
+            try:
+                ahead.batch = self._copied(self._batches.next())
+            except Exception as error:  # noqa: BLE001, whatever user code raises; see ``next``
+                ahead.error = error
+            self._ahead = ahead
+        return self._ahead.batch
 
     def position(self) -> bytes:
         """The stream's position after the last batch used, as msgpack; empty if its ``state()`` is

@@ -154,6 +154,8 @@ class WorkExecutor:
         self.capture.plan = plan
         if learner and job.snapshot.wanted:
             await self.capture.warm()
+        if learner and job.job.method not in DATA_PARALLEL:
+            await self._process.expect(rpc.CompileAhead(), rpc.Ready)
         self.lay_out(plan)
         return prepared
 

@@ -73,6 +73,11 @@ class Touch(WorkerMessage, frozen=True):
     out: Span
 
 
+class CompileAhead(WorkerMessage, frozen=True):
+    """Compile the step while the parameters are on their way. The answer comes first; later
+    requests wait until it is compiled."""
+
+
 class CopyOut(WorkerMessage, frozen=True):
     """Write the whole state to ``out``; the answer contains the result of the last step."""
 
@@ -198,6 +203,7 @@ Request = (
     | Lay
     | Fill
     | Touch
+    | CompileAhead
     | CopyOut
     | Install
     | CopyFragments

@@ -100,6 +100,8 @@ class Trainer:
             case rpc.Touch(out):
                 self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
                 return rpc.Ready()
+            case rpc.CompileAhead():
+                return rpc.Ready()
             case rpc.CopyOut(out):
                 self._copy_out(self._leaves(), out)
                 own = [*jax.tree.leaves(self._opt_state), *self._layout.local_of(self._state)]
@@ -230,6 +232,20 @@ class Trainer:
         loss, (state, metrics) = found
         taken = self._take_step(params, opt_state, gradients, t, value=loss)
         return *taken, state, loss, metrics
+
+    def compile_ahead(self) -> None:
+        """Trace and compile the step, from the first batch and the shapes of everything else.
+
+        What user code raises meanwhile it will raise again in the step itself.
+        """
+        with contextlib.suppress(Exception):
+            batch = self._batches.draw_ahead()
+            params = jax.tree.map(
+                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._params
+            )
+            opt_state = jax.eval_shape(self._optimizer.init, params)
+            place = self._loss.number(1), np.int32(0)
+            self._update.lower(params, opt_state, self._state, batch, place).compile()
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
         self._begin_state()
@@ -664,8 +680,14 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
     return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
 
 
-def serve(link: socket.socket, trainer: Trainer) -> None:
-    """Answer requests until the actor closes the socket."""
+def serve(link: socket.socket, trainer: Trainer, *, ahead: bool) -> None:
+    """Answer requests until the actor closes the socket.
+
+    Args:
+        link: requests come and answers go here.
+        trainer: fulfils them.
+        ahead: whether the step is compiled before it runs, if that is asked for.
+    """
     stream = link.makefile("rb")
     while True:
         head = stream.read(rpc.LENGTH_BYTES)
@@ -677,6 +699,8 @@ def serve(link: socket.socket, trainer: Trainer) -> None:
         except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
             answer = failure(error)
         link.sendall(rpc.framed(answer))
+        if ahead and isinstance(request, rpc.CompileAhead):
+            trainer.compile_ahead()
 
 
 def leave_signals_to_parent() -> None:
@@ -710,4 +734,5 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
         sys.meta_path.append(PinnedFinder(Path(pinned)))
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(link, Trainer(ArenaView(shared)))
+        # A debugger is to open in a step, not before there is one.
+        serve(link, Trainer(ArenaView(shared)), ahead=not turns)

@@ -13,6 +13,7 @@ from ddloco.runtime.shared_memory import PAGE, Arena, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts
+from tests.tasks import Regression
 
 
 class Harness:
@@ -350,6 +351,32 @@ def test_a_stream_may_shuffle_its_data_while_the_step_before_is_computed(arena, 
     other.trainer._update = late
     for _ in range(3):
         assert harness.train() == other.train()
+
+
+@pytest.mark.parametrize("task", ["regression", "keyed", "stateful"])
+def test_a_step_that_was_compiled_ahead_is_not_traced_again(arena, task, monkeypatch):
+    """It gives the same bits, of the same batches."""
+    traced = []
+    before = Regression.loss
+    monkeypatch.setattr(Regression, "loss", lambda *args: traced.append(1) or before(*args))
+    plain, ahead = (Harness(arena, f"tests.tasks:{task}", warmup=5) for _ in range(2))
+    ahead.trainer.compile_ahead()
+    assert len(traced) == 1
+    for each in (plain, ahead):
+        each.begin()
+    steps = [ahead.train(), ahead.train()]
+    assert len(traced) == 1
+    assert [plain.train(), plain.train()] == steps
+
+
+def test_what_cannot_be_compiled_ahead_is_said_by_the_step(arena, monkeypatch):
+    """As if it had not been tried."""
+    harness = Harness(arena)
+    monkeypatch.setattr(Regression, "loss", lambda *_: 1 / 0)
+    harness.trainer.compile_ahead()
+    harness.begin()
+    with pytest.raises(ZeroDivisionError):
+        harness.train()
 
 
 def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
