@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 
+# Where this is set, each of the hundreds of processes of the tests compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo test slow soak check fix bench bench-peers simulate failures sweep docs pictures build lock
 
 help:  ## say what each target does

@@ -9,18 +9,18 @@ from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of, find
 from ddloco.simulation.sweep import sweep
 
-SEEDS = range(10_000, 10_150)
+SEEDS = range(10_000, 10_100)
 """Other worlds than those that `make simulate` begins with."""
 
 
 def test_every_invariant_holds_in_hostile_worlds():
-    """150 worlds, every check beside them; a failure names seed and invariant."""
+    """100 worlds, every check beside them; a failure names seed and invariant."""
     outcomes = list(sweep(fuzz.run, list(SEEDS), 2, lambda _: None))
 
     assert [] == [(each.seed, each.violation) for each in outcomes if each.violation]
-    assert 150 == len(outcomes)
-    assert sum(each.merges for each in outcomes) > 1400
-    assert sum(each.faults for each in outcomes) > 700
+    assert len(outcomes) == len(SEEDS)
+    assert sum(each.merges for each in outcomes) > 930
+    assert sum(each.faults for each in outcomes) > 460
 
 
 def cells(scenario, only, *overrides):

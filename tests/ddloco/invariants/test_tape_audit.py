@@ -1,6 +1,7 @@
 """The invariants on tapes: each can fail, by the bugs that worlds are held against, and by hand."""
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -52,6 +53,7 @@ def violated(tapes):
     return {each.invariant: each for each in Audit(tapes).run() if each.violation is not None}
 
 
+@cache
 def on_tapes():
     """What checks of worlds and of tapes alike can object to, from their source."""
     return {
