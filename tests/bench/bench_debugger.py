@@ -10,7 +10,7 @@ stepping by that of reading the same events alone, which any answer from a tape 
 so 6 s here.
 """
 
-import resource
+import os
 import subprocess
 import sys
 import tempfile
@@ -47,16 +47,19 @@ def measure(quick: bool) -> dict[str, Any]:
         read_s = _seconds(lambda: [sum(1 for _ in run.events(each)) for each in run.tapes])
         last = max(merge.t for merge in run.merges())
         syncer = run.syncers[0]
+        asked = {
+            "why_merge": _command("why", str(path), "merge", str(last)),
+            "why_event": _command(
+                "why", str(path), "event", f"{syncer}:{run.tapes[syncer].events}"
+            ),
+            "diff": _command("diff", str(path), str(path)),
+        }
         return {
             "events": events,
             "step_rate": events / stepped_s,
             "read_rate": events / read_s,
-            "why_merge_s": _command("why", str(path), "merge", str(last)),
-            "why_event_s": _command(
-                "why", str(path), "event", f"{syncer}:{run.tapes[syncer].events}"
-            ),
-            "diff_s": _command("diff", str(path), str(path)),
-            "peak_bytes": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+            **{f"{name}_s": seconds for name, (seconds, _) in asked.items()},
+            "peak_bytes": max(nbytes for _, nbytes in asked.values()),
         }
 
 
@@ -91,9 +94,16 @@ def _step(run: RecordedRun, incarnation: str) -> None:
         pass
 
 
-def _command(*arguments: str) -> float:
+def _command(*arguments: str) -> tuple[float, int]:
+    """Seconds of a command, and the peak of its resident memory, or of a process of its own."""
+    begun = perf_counter()
     command = [sys.executable, "-m", "ddloco", *arguments]
-    return _seconds(lambda: subprocess.run(command, check=True, capture_output=True, cwd=ROOT))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"ddloco {arguments[0]} ended with {process.returncode}")
+    return perf_counter() - begun, used.ru_maxrss * 1024
 
 
 def _seconds(do: Any) -> float:

@@ -22,6 +22,7 @@ import numpy as np
 from bench_roundtrip import plain, receive_into
 from tools import median, say
 
+from tests.children import descendants_of
 from tests.hosts.cluster import SYNCER, Cluster, wait_until
 from tests.hosts.hosts import Loopback
 
@@ -90,11 +91,9 @@ def available_bytes() -> float:
 
 
 def proportional_bytes(process: Any) -> float:
-    """Memory of an actor and its worker, what they share counted once."""
-    task = Path(f"/proc/{process.pid}/task")
-    children = " ".join(path.read_text() for path in task.glob("*/children")).split()
+    """Memory of an actor, its fork server and its worker, what they share counted once."""
     total = 0.0
-    for pid in (process.pid, *children):
+    for pid in (process.pid, *descendants_of(process.pid)):
         for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 total += float(line.split()[1]) * 1024

@@ -35,6 +35,8 @@ from typing import Any
 
 from tools import ROOT, median, median_interval, say, servant
 
+from tests.children import children_of
+
 JOB = ROOT / "examples" / "quickstart.toml"
 WARM_STEPS = 12
 ONE = {"NPROC": "1"}
@@ -120,11 +122,6 @@ def worker_of(parent: int, actor: str) -> int:
             if Path(f"/proc/{child}/cmdline").read_text().startswith(f"ddloco worker of {actor}"):
                 return child
     raise RuntimeError(f"{actor} has no worker")
-
-
-def children_of(pid: int) -> list[int]:
-    """The processes that a process without further threads has started."""
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 def peak_mb(pid: int) -> float:
