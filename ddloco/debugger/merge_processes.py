@@ -14,7 +14,7 @@ import msgspec
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_run import RecordedRun
 
-LONG_EVENTS = 100_000
+LONG_EVENTS = 30_000
 """From so many events of syncers on, a process of its own is worth the second that it takes to
 start."""
 
