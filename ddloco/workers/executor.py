@@ -14,7 +14,7 @@ import numpy as np
 import trio
 import xxhash
 
-from clocks import actor_of
+from clocks import actor_of, number_of
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.actors.events import WorkFailed, WorkResult
 from ddloco.config.job import DATA_PARALLEL, Job, Outer
@@ -111,6 +111,9 @@ class WorkExecutor:
         self._job = job
         self._task = task or job.job.task
         self._name = actor_of(incarnation)
+        self._is_first = number_of(incarnation) == 1
+        """Whether it draws its shard from the beginning. One that comes back takes a donor's state
+        first, which must not wait until a batch is drawn: the syncer would name another donor."""
         self._arrays = arrays
         self._process = process
         self._folder = folder
@@ -154,7 +157,7 @@ class WorkExecutor:
         self.capture.plan = plan
         if learner and job.snapshot.wanted:
             await self.capture.warm()
-        if learner and job.job.method not in DATA_PARALLEL:
+        if learner and self._is_first and job.job.method not in DATA_PARALLEL:
             await self._process.expect(rpc.CompileAhead(), rpc.Ready)
         self.lay_out(plan)
         return prepared

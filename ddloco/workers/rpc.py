@@ -74,8 +74,7 @@ class Touch(WorkerMessage, frozen=True):
 
 
 class CompileAhead(WorkerMessage, frozen=True):
-    """Compile the step while the parameters are on their way. The answer comes first; later
-    requests wait until it is compiled."""
+    """Begin to compile the step, while the parameters are on their way."""
 
 
 class CopyOut(WorkerMessage, frozen=True):

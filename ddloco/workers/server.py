@@ -14,6 +14,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -65,8 +66,11 @@ FULL_CHARS_MAX = 200_000
 class Trainer:
     """The task's parameters, optimizer state and data, and the operations on them."""
 
-    def __init__(self, arena: ArenaView) -> None:
+    def __init__(self, arena: ArenaView, *, ahead: bool = True) -> None:
         self._arena = arena
+        self._ahead = ahead
+        """Whether the step is compiled before it runs, if that is asked for."""
+        self._compiling: threading.Thread | None = None
         self._plan: FragmentPlan | None = None
         self._params: Any = None
         self._state: Any = None
@@ -101,6 +105,8 @@ class Trainer:
                 self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
                 return rpc.Ready()
             case rpc.CompileAhead():
+                if self._ahead:
+                    self._compile_ahead()
                 return rpc.Ready()
             case rpc.CopyOut(out):
                 self._copy_out(self._leaves(), out)
@@ -233,8 +239,9 @@ class Trainer:
         taken = self._take_step(params, opt_state, gradients, t, value=loss)
         return *taken, state, loss, metrics
 
-    def compile_ahead(self) -> None:
-        """Trace and compile the step, from the first batch and the shapes of everything else.
+    def _compile_ahead(self) -> None:
+        """Trace and compile the step in a thread, from the first batch and the shapes of everything
+        else. The batch is drawn here: a stream may want to be used in one thread only.
 
         What user code raises meanwhile it will raise again in the step itself.
         """
@@ -245,9 +252,18 @@ class Trainer:
             )
             opt_state = jax.eval_shape(self._optimizer.init, params)
             place = self._loss.number(1), np.int32(0)
-            self._update.lower(params, opt_state, self._state, batch, place).compile()
+            given = params, opt_state, self._state, batch, place
+            self._compiling = threading.Thread(target=self._compile, args=given, daemon=True)
+            self._compiling.start()
+
+    def _compile(self, *given: Any) -> None:
+        with contextlib.suppress(Exception):
+            self._update.lower(*given).compile()
 
     def _train(self, request: rpc.Train) -> rpc.Trained:
+        if self._compiling is not None:
+            self._compiling.join()
+            self._compiling = None
         self._begin_state()
         for fragment, span in request.overwrites:
             self._overwrite(fragment, self._arena.region(span.offset, span.nbytes))
@@ -680,14 +696,8 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
     return not ours and not installed and not path.is_relative_to(Path(os.__file__).parent)
 
 
-def serve(link: socket.socket, trainer: Trainer, *, ahead: bool) -> None:
-    """Answer requests until the actor closes the socket.
-
-    Args:
-        link: requests come and answers go here.
-        trainer: fulfils them.
-        ahead: whether the step is compiled before it runs, if that is asked for.
-    """
+def serve(link: socket.socket, trainer: Trainer) -> None:
+    """Answer requests until the actor closes the socket."""
     stream = link.makefile("rb")
     while True:
         head = stream.read(rpc.LENGTH_BYTES)
@@ -699,8 +709,6 @@ def serve(link: socket.socket, trainer: Trainer, *, ahead: bool) -> None:
         except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
             answer = failure(error)
         link.sendall(rpc.framed(answer))
-        if ahead and isinstance(request, rpc.CompileAhead):
-            trainer.compile_ahead()
 
 
 def leave_signals_to_parent() -> None:
@@ -735,4 +743,4 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         # A debugger is to open in a step, not before there is one.
-        serve(link, Trainer(ArenaView(shared)), ahead=not turns)
+        serve(link, Trainer(ArenaView(shared), ahead=not turns))

@@ -1,6 +1,7 @@
 """The JAX worker, asked in this process: a whole state given to another goes on to the bit."""
 
 import gc
+import time
 
 import jax
 import optax
@@ -360,8 +361,11 @@ def test_a_step_that_was_compiled_ahead_is_not_traced_again(arena, task, monkeyp
     before = Regression.loss
     monkeypatch.setattr(Regression, "loss", lambda *args: traced.append(1) or before(*args))
     plain, ahead = (Harness(arena, f"tests.tasks:{task}", warmup=5) for _ in range(2))
-    ahead.trainer.compile_ahead()
-    assert len(traced) == 1
+    ahead.ask(rpc.CompileAhead())
+    limit = time.monotonic() + 30.0
+    while not traced:
+        assert time.monotonic() < limit
+        time.sleep(0.01)
     for each in (plain, ahead):
         each.begin()
     steps = [ahead.train(), ahead.train()]
@@ -373,7 +377,7 @@ def test_what_cannot_be_compiled_ahead_is_said_by_the_step(arena, monkeypatch):
     """As if it had not been tried."""
     harness = Harness(arena)
     monkeypatch.setattr(Regression, "loss", lambda *_: 1 / 0)
-    harness.trainer.compile_ahead()
+    harness.ask(rpc.CompileAhead())
     harness.begin()
     with pytest.raises(ZeroDivisionError):
         harness.train()
