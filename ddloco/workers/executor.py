@@ -112,8 +112,8 @@ class WorkExecutor:
         self._task = task or job.job.task
         self._name = actor_of(incarnation)
         self._is_first = number_of(incarnation) == 1
-        """Whether it draws its shard from the beginning. One that comes back takes a donor's state
-        first, which must not wait until a batch is drawn: the syncer would name another donor."""
+        """Whether its data begins at the beginning. One that comes back goes to another place, so
+        a batch of the beginning would be drawn for nothing, which can take long."""
         self._arrays = arrays
         self._process = process
         self._folder = folder

@@ -74,7 +74,7 @@ class Touch(WorkerMessage, frozen=True):
 
 
 class CompileAhead(WorkerMessage, frozen=True):
-    """Begin to compile the step, while the parameters are on their way."""
+    """Draw the first batch and begin to compile the step, while the parameters are on their way."""
 
 
 class CopyOut(WorkerMessage, frozen=True):
