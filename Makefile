@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
 
-# Where this is set, each of the hundreds of processes of the tests compiles all modules again.
+# If this variable is set, each of the hundreds of processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test slow soak check fix bench bench-peers simulate failures sweep docs pictures build lock

@@ -5,8 +5,8 @@ keys name the program, the flags, the devices and the version of the compiler. P
 kinds may share a home, so each kind has a folder of its own.
 
 On some processors XLA rejects what it has compiled itself, and prints an error for every program
-(jax-ml/jax#38445). So one small program is tried first; that it was quiet is remembered in the
-folder.
+(jax-ml/jax#38445). So one small program is tried first, and a success is remembered in
+the folder.
 """
 
 import os
@@ -44,20 +44,20 @@ def settings_of(folder: Path) -> dict[str, str | int]:
     }
 
 
-def was_quiet(folder: Path, what: str, load: Callable[[], object]) -> bool:
-    """Whether ``load`` prints nothing; it is asked again until it did so once.
+def was_quiet(folder: Path, compiler: str, load: Callable[[], object]) -> bool:
+    """Whether ``load`` prints nothing, or printed nothing when another worker called it.
 
     Args:
-        folder: where that is remembered, in an empty file.
-        what: on what it may depend: the version of the compiler and its flags.
+        folder: the cache's; an empty file in it remembers that nothing was printed.
+        compiler: its version and flags; another compiler is tried again.
         load: compiles and loads a program.
     """
-    known = folder / f"quiet-{xxhash.xxh3_64_hexdigest(what.encode())}"
+    known = folder / f"quiet-{xxhash.xxh3_64_hexdigest(compiler.encode())}"
     if known.exists():
         return True
     quiet = is_quiet(load)
     if quiet:
-        with suppress(OSError):  # The next worker asks again.
+        with suppress(OSError):  # The next worker tries again.
             known.touch()
     return quiet
 

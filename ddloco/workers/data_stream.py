@@ -5,8 +5,8 @@ cursor of a step, which is sent with every report, stored in snapshots, and give
 returns, whose stream then goes to that position (``Batches.restore``). For a stream without such a
 state the used batches are drawn again, which takes as long as it took the first time.
 
-The next batch is drawn while the device computes a step. Until it is used, the stream's position
-remains the one before it.
+The next batch is drawn while the device computes a step, and the first one may be drawn to compile
+the step. Until a batch is used, the stream's position remains the one before it.
 """
 
 import sys

@@ -112,7 +112,7 @@ class WorkExecutor:
         self._task = task or job.job.task
         self._name = actor_of(incarnation)
         self._is_first = number_of(incarnation) == 1
-        """Whether its data begins at the beginning. One that comes back goes to another place, so
+        """Whether this is its first incarnation. A later one goes to another place in its data, so
         a batch of the beginning would be drawn for nothing, which can take long."""
         self._arrays = arrays
         self._process = process

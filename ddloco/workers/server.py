@@ -66,9 +66,9 @@ FULL_CHARS_MAX = 200_000
 class Trainer:
     """The task's parameters, optimizer state and data, and the operations on them."""
 
-    def __init__(self, arena: ArenaView, *, ahead: bool = True) -> None:
+    def __init__(self, arena: ArenaView, *, compiles_ahead: bool = True) -> None:
         self._arena = arena
-        self._ahead = ahead
+        self._compiles_ahead = compiles_ahead
         """Whether the step is compiled before it runs, if that is asked for."""
         self._compiling: threading.Thread | None = None
         self._plan: FragmentPlan | None = None
@@ -105,7 +105,7 @@ class Trainer:
                 self._arena.region(out.offset, out.nbytes)[::PAGE] = 0
                 return rpc.Ready()
             case rpc.CompileAhead():
-                if self._ahead:
+                if self._compiles_ahead:
                     self._compile_ahead()
                 return rpc.Ready()
             case rpc.CopyOut(out):
@@ -247,6 +247,8 @@ class Trainer:
         """
         with contextlib.suppress(Exception):
             batch = self._batches.draw_ahead()
+            if batch is None:
+                return
             params = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._params
             )
@@ -647,8 +649,8 @@ def keep_compiled_programs() -> None:
             jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.zeros(8)))
             jax.clear_caches()
 
-    made_by = f"jaxlib {version('jaxlib')} {os.environ.get('XLA_FLAGS', '')}"
-    if not was_quiet(folder, made_by, compiled_and_loaded):
+    compiler = f"jaxlib {version('jaxlib')} {os.environ.get('XLA_FLAGS', '')}"
+    if not was_quiet(folder, compiler, compiled_and_loaded):
         for name, value in before.items():
             jax.config.update(name, value)
 
@@ -743,4 +745,4 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         # A debugger is to open in a step, not before there is one.
-        serve(link, Trainer(ArenaView(shared), ahead=not turns))
+        serve(link, Trainer(ArenaView(shared), compiles_ahead=not turns))

@@ -95,7 +95,8 @@ def _step(run: RecordedRun, incarnation: str) -> None:
 
 
 def _command(*arguments: str) -> tuple[float, int]:
-    """Seconds of a command, and the peak of its resident memory, or of a process of its own."""
+    """Seconds of a command, and the peak of its resident memory or of that of a process that it
+    started, in bytes, whichever is larger."""
     begun = perf_counter()
     command = [sys.executable, "-m", "ddloco", *arguments]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT) as process:

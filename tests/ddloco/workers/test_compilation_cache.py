@@ -48,7 +48,7 @@ def test_what_is_printed_is_noticed(quiet, capfd):
 
 
 def test_that_it_was_quiet_is_remembered(tmp_path):
-    """By what compiled; what was noisy is asked again, and a full disk costs a question only."""
+    """For each compiler. After a noisy try, or if nothing can be written, it is tried again."""
     asked = []
 
     def quiet():
@@ -113,7 +113,10 @@ def test_a_home_that_cannot_be_written_to_is_no_error(config, monkeypatch, tmp_p
 
 
 async def trained(steps, when_prepared=lambda: None):
-    """The whole state after so many steps in a worker process; calls ``when_prepared`` before."""
+    """The whole state after so many steps in a worker process.
+
+    ``when_prepared`` is called before the first step, once the worker knows its task.
+    """
     with closing(Arena()) as arena:
         async with open_worker("learner-0", arena, Worker()) as process:
             task = "tests.tasks:regression"
