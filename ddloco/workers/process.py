@@ -59,8 +59,8 @@ async def _fitting(coming: Awaitable[rpc.Answer], answer_type: type[T]) -> T:
 
 @dataclass(frozen=True)
 class _Coming(Awaitable[T]):
-    """An answer that may be awaited once. Unlike a coroutine, it causes no warning if nobody awaits
-    it, as when a task is cancelled while it waits for an earlier answer."""
+    """An answer that may be awaited once. Unlike a coroutine, it causes no warning if it is never
+    awaited, as when a task is cancelled while it waits for an earlier answer."""
 
     wait: Callable[[], Awaitable[T]]
 

@@ -1,7 +1,7 @@
 """A live job under up to 100,000 messages that no peer may send: `tests/hosts/fuzz.py`, measured.
 
 Divided: how many times larger the syncer is at the end than after the first fifth, by the same of a
-syncer whose job runs beside it and that nobody fuzzes, since a job grows a little by itself; 1 is
+syncer whose job runs beside it and that is not fuzzed, since a job grows a little by itself; 1 is
 what it should be, and above 1.1 the line says that memory is not flat; after too few messages it
 judges nothing. What is resident now and then was larger in between, so the peak is told as well.
 The job has keys; two learners train meanwhile, and their merges are counted. The fuzzer shares the

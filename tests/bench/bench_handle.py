@@ -11,9 +11,9 @@ that an event costs the same however many there are. Aims: 30 us with 8, at most
 Beside it, in a second run under a profiler, which parts of ``handle`` the time goes to; and the
 largest single event, snapshot and merges included, against an aim of 100 ms with 1,024.
 
-A merge tells everybody, so its one event grows with M, and so does the clock of each message: it
-has an entry for each learner that was heard since. Both are shared by all events of a step, so
-what should stay the same is the mean.
+A merge is sent to all learners, so its one event grows with M, and so does the clock of each
+message: it has an entry for each learner that was heard since. Both are shared by all events of a
+step, so what should stay the same is the mean.
 
 The garbage collector is off while a job is played: in the world it would walk the learners, too,
 which in a real job are in other processes.

@@ -87,7 +87,7 @@ def run_job(method: str, seconds: float) -> dict[str, Any]:
             for name in LEARNERS:
                 hosts.line(name, "both", delay_s=DELAY_S, mbit=MBIT)
             cluster.start(SYNCER, *LEARNERS)
-            wait_until(lambda: everybody(cluster), "a merge of all four")
+            wait_until(lambda: all_merged(cluster), "a merge of all four")
             wait_until(lambda: min(map(cluster.steps, LEARNERS)) >= 2, "steps after the first")
             before, merges = sum(map(cluster.steps, LEARNERS)), len(cluster.merges())
             begun = time.monotonic()
@@ -105,6 +105,6 @@ def run_job(method: str, seconds: float) -> dict[str, Any]:
     }
 
 
-def everybody(cluster: Cluster) -> bool:
+def all_merged(cluster: Cluster) -> bool:
     """Whether there was a merge of all four."""
     return any(len(each["learners"]) == len(LEARNERS) for each in cluster.merges())

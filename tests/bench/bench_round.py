@@ -13,10 +13,10 @@ hub averages, for which the aim is 1.2. Then the same with 256 MiB.
   touched before; the hub looks at nothing, and passes a piece on once all four parts of it are
   there. It is measured in pieces of a fragment and as one piece, and the faster of the two is the
   floor: no hub that must wait for all four can know less about the bytes.
-* Beside it the same raw star whose hub averages with numpy (whoever brings the last part of a piece
-  adds them up), which is what merging would cost at the very least.
+* Beside it the same raw star whose hub averages with numpy (the thread that receives the last part
+  of a piece adds them up), which is what merging would cost at the very least.
 * And the same star over ZeroMQ and nothing else: pieces as in the product, sent and received by
-  pyzmq in blocking calls, looked at by nobody. What ours takes beyond it is the product's own.
+  pyzmq in blocking calls, which nothing reads. What ours takes beyond it is the product's own.
 
 A round lasts from telling all four processes to begin to the answer of the last. All kinds take
 turns, one round each.
@@ -323,7 +323,7 @@ def serve_raw_hub(connection: Connection, nbytes: int, pieces: int, average: boo
     ]
     for thread in threads:
         thread.start()
-    connection.recv()  # Nobody calls for long; threads end with the process.
+    connection.recv()  # It is not called for long; threads end with the process.
 
 
 class RawStar:

@@ -98,7 +98,7 @@ def servant(
 
 
 def _serve(target: Callable[..., None], connection: Connection, *arguments: Any) -> None:
-    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # Nobody asks any more.
+    with suppress(EOFError, BrokenPipeError, KeyboardInterrupt):  # No request will come.
         target(connection, *arguments)
 
 

@@ -83,7 +83,7 @@ def test_the_global_step_advances_every_step(fig2):
     assert list(range(1, 19)) == [t for _, t, *_ in fig2.merging.merges]
     times = [at for at, *_ in fig2.traced.launches][1:]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    # A window of at most a step is given once, when somebody begins to be missing.
+    # A window of at most a step is given once, when the first learner begins to be missing.
     assert max(gaps) <= 2.0
     assert sum(gaps) / len(gaps) <= 1.1
 

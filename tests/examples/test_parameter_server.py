@@ -98,7 +98,7 @@ def test_what_follows_a_snapshot_replays_alone(played, capsys):
     """Snapshots contain all actors, and a replay begins with one."""
     assert ddloco("snapshot", "verify", played) == 0
     listed = Store(played / "snapshots").snapshots()
-    # From one that is taken while everybody is sent home somebody may be absent.
+    # A snapshot taken while the workers are ended may lack some of them.
     whole = [each.id for each in listed if not each.manifest.absent]
     assert len(whole) >= 2
     assert all(len(each.manifest.parts) == 4 for each in listed if each.id in whole)

@@ -75,6 +75,6 @@ NOT_HERE = {
     "F31": "there are no snapshots of a whole run yet",
     "F32": "there are no snapshots of a whole run yet, so no markers",
     "F36": "there is one protocol version; another one is refused, see F22",
-    "F37": "no time-out can be configured, and nobody is expelled for silence",
+    "F37": "no time-out can be configured, and no actor is expelled for silence",
 }
 """Why nothing covers these."""

@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from ddloco.nodes.exit_codes import AGAIN
 from tests.hosts.cluster import SYNCER, WAIT_S, Cluster, wait_until
-from tests.hosts.scenarios import EVERYBODY, Fault, Scenario
+from tests.hosts.scenarios import EVERYONE, Fault, Scenario
 from tests.hosts.switch import Line
 
 MERGES_SEEN = 3
@@ -78,7 +78,7 @@ class Play:
         yield from sorted(moments, key=lambda each: each[0])
 
     def _whom(self, fault: Fault) -> list[str]:
-        return list(self.cluster.processes) if fault.who == EVERYBODY else [fault.who]
+        return list(self.cluster.processes) if fault.who == EVERYONE else [fault.who]
 
     # Faults.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 What = Literal["kill", "stop", "leave", "join", "kill-worker", "line", "wall"]
-EVERYBODY = "everybody"
+EVERYONE = "everyone"
 
 LONGER_THAN_ANY_TIMEOUT_S = 35.0
 """`transport.session.STALL_S` is the longest time-out of all, 30 s; a test holds this to it."""
@@ -67,7 +67,7 @@ class Scenario:
         covers: numbers of the fault catalogue.
         faults: what goes wrong; times count from when all learners take part in merges.
         goes_on: what must be seen while the faults last, before the first of them ends: "merges" of
-            whoever is left, "steps" of every learner that runs, or "nothing".
+            those that are left, "steps" of every learner that runs, or "nothing".
         without: learners without whom merges must go on meanwhile.
         happened: what the switch must have done to packets, as proof that the line was bad.
         links_hold: whether no learner may be lost, not even for a moment.
@@ -118,7 +118,7 @@ SCENARIOS = (
         (Fault("stop", "syncer", for_s=LONGER_THAN_ANY_TIMEOUT_S),),
         "steps",
     ),
-    Scenario("whole job killed", ("F6",), (Fault("kill", EVERYBODY),), "nothing", replay=True),
+    Scenario("whole job killed", ("F6",), (Fault("kill", EVERYONE),), "nothing", replay=True),
     Scenario("partition", ("F7",), (cut(),), without=ONE, happened=("cut",), replay=True),
     Scenario(
         "partition longer than any time-out",
@@ -193,8 +193,8 @@ SCENARIOS = (
         "wall clocks jump",
         ("F26",),
         (
-            Fault("wall", EVERYBODY, at_s=0.0, for_s=1.5, shift_s=86400.0),
-            Fault("wall", EVERYBODY, at_s=2.0, for_s=1.5, shift_s=-3600.0),
+            Fault("wall", EVERYONE, at_s=0.0, for_s=1.5, shift_s=86400.0),
+            Fault("wall", EVERYONE, at_s=2.0, for_s=1.5, shift_s=-3600.0),
         ),
         links_hold=True,
         replay=True,
@@ -202,7 +202,7 @@ SCENARIOS = (
     Scenario(
         "the machine is suspended",
         ("F27",),
-        (Fault("stop", EVERYBODY, for_s=LONGER_THAN_ANY_TIMEOUT_S),),
+        (Fault("stop", EVERYONE, for_s=LONGER_THAN_ANY_TIMEOUT_S),),
         "nothing",
         replay=True,
     ),

@@ -3,7 +3,7 @@
 Each host has one TUN device; what it sends is read here, delayed, dropped, doubled or damaged as
 its link says, and written to the device of the host that it is addressed to. That is honest to TCP
 and to what runs above it: a lost packet is sent again by the kernel, a partition is silence, and
-nobody is told. One thread, no packages, no kernel module but TUN.
+no sender is told. One thread, no packages, no kernel module but TUN.
 """
 
 import heapq
@@ -126,7 +126,7 @@ class Switch:
             except BlockingIOError:
                 return
             if packet[0] >> 4 != 4:
-                continue  # Nobody here speaks IPv6, but kernels try.
+                continue  # No actor here uses IPv6, but kernels try.
             source, target = (self._ports.get(packet[at : at + 4]) for at in (12, 16))
             if source is not None and target is not None:
                 self._pass(source, target, packet)

@@ -116,7 +116,7 @@ class Actors:
                 [*DDLOCO, role[0], *run, "--with-parent", *self._settings, *role[1:]],
                 cwd=WORK,
                 env={**os.environ, **self._environment(name)},
-                stdin=subprocess.PIPE,  # Nobody outlives the tests.
+                stdin=subprocess.PIPE,  # No actor outlives the tests.
                 stdout=said,
                 stderr=said,
                 start_new_session=True,

@@ -2,7 +2,7 @@
 
 ``python -m tests.processes.soak --minutes 10 --seed 7``. Processes are killed, stopped, slowed,
 sent away, cut off, delayed and reset, as the seed draws it; then everything is looked at: every
-invariant on the tapes (nobody's step waited for another, every token has one fate), the replay to
+invariant on the tapes (no step waited for another learner, every token has one fate), the replay to
 the bit, the held-out loss beside the same steps without faults, and whether memory stayed flat.
 """
 

@@ -73,7 +73,7 @@ class Terminal:
             if select.select([self._ours], [], [], 1.0)[0]:
                 try:
                     self.said += os.read(self._ours, 65536).decode()
-                except OSError:  # Linux's way to say that nobody has the other side any more.
+                except OSError:  # Linux reports so that no process has the other side open.
                     raise AssertionError(self.said) from None
         before, _, self.said = self.said.partition(found[0])
         return before, found[0]

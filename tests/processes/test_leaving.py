@@ -119,7 +119,7 @@ def test_sigterm_when_the_syncer_is_gone(started, tmp_path):
     started.job.wait_for("joined", 1)
     started.signal("syncer", signal.SIGKILL)
     started.running["syncer"].wait()
-    time.sleep(1.0)  # Something is said to nobody.
+    time.sleep(1.0)  # It sends messages that nobody receives.
 
     started.signal("learner-0")
     ended(one, AGAIN)  # It would take an hour if it waited for the step.
@@ -133,7 +133,7 @@ def test_sigterm_while_a_learner_starts(started):
     said, _ = one.communicate(timeout=WAIT_S)
     assert one.returncode in (AGAIN, -signal.SIGTERM), (
         said
-    )  # Before Python runs, nobody can answer.
+    )  # Before Python runs, no handler is set.
     assert "Traceback" not in said
 
 

@@ -32,7 +32,7 @@ def test_each_run_has_its_own(job, tools, tmp_path):
     assert all(id_ in listed.stdout for id_ in ids[1])
     assert not any(id_ in listed.stdout for id_ in ids[0])
 
-    # Whoever has another key did not record this run.
+    # A user with another key did not record this run.
     other = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "others")}
     command = [*tools.DDLOCO, "replay", str(runs[0]), "--from", "latest"]
     assert tools.call(command, env=other).returncode == 2

@@ -179,15 +179,15 @@ def test_one_is_taken_on_request(pictures, tools):
     asked.append(take(tools, job, "--json"))
     running.send_signal(signal.SIGINT)
     said, _ = running.communicate(timeout=60)
-    nobody = take(tools, job, "--timeout=0.3")
+    unanswered = take(tools, job, "--timeout=0.3")
 
     assert 0 == running.returncode, said
     assert [0, 0] == [each.returncode for each in asked], asked
     told = json.loads(asked[1].stdout)
     assert [asked[0].stdout.strip(), told["id"]] == [each["id"] for each in pictures.listed()]
     assert ["learner-0.1", "learner-1.1", "syncer.1"] == told["participants"]
-    assert 1 == nobody.returncode
-    assert nobody.stderr.startswith("ddloco: no answer from tcp://127.0.0.1:")
+    assert 1 == unanswered.returncode
+    assert unanswered.stderr.startswith("ddloco: no answer from tcp://127.0.0.1:")
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_what_is_wrong_is_refused_by_name(
     job = Job(tmp_path, JOB.format(steps=steps, first=first, last=last, every=every, factor=factor))
     loss = result(job)
     log = job.log()
-    # On a busy machine anybody may also be late, and near the noise of another direction.
+    # On a busy machine any learner may also be late, and near the noise of another direction.
     refused = [
         line for line in log if line["event"] == "refused" and line["reason"].startswith(said)
     ]

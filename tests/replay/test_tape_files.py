@@ -220,7 +220,7 @@ def test_killed_at_every_byte_of_a_new_file(tmp_path):
         assert (6, None) == (opened.events, opened.closed)
     last.unlink()
     assert list(range(1, 7)) == numbers(open_tapes(tmp_path)[0])
-    # The file before it being gone as well, nobody could know that nothing is missing.
+    # If the file before it were gone too, it could not be known that nothing is missing.
     last.write_bytes(b"")
     before[-1].unlink()
     with pytest.raises(TapeError, match=r"a\.1@6\.tape: .*events 4 to 6, which came before it"):

@@ -3,8 +3,8 @@
 A puppet has the name and the sessions of one actor of a job that is not there. What it says is
 drawn from the types themselves, so a new body or field is drawn as soon as it exists; values are
 what is near the truth, at the edges of what a field may hold, or beyond. Every message is encoded,
-decoded and judged as at a real door; what passes is handled. Nothing may be raised, and nobody may
-end because of it.
+decoded and judged as at a real door; what passes is handled. Nothing may be raised, and no actor
+may end because of it.
 """
 
 import random
@@ -251,8 +251,8 @@ class Puppet:
         return numbers[-8:] or [0]
 
     def _names(self) -> list[str]:
-        everybody = [node.incarnation for node in self.world.nodes.values()]
-        return [*everybody, *map(actor_of, everybody), self.who, self.name]
+        incarnations = [node.incarnation for node in self.world.nodes.values()]
+        return [*incarnations, *map(actor_of, incarnations), self.who, self.name]
 
     def _snapshots(self) -> list[str]:
         node = self.world.nodes[self.target]

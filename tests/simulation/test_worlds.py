@@ -76,12 +76,12 @@ def test_heterogeneous_hardware():
         case.name: run_case(case, world, 0).values
         for case, world in cases_of(find("heterogeneous"), ["scenario.hours=0.3"])
     }
-    synchronous, hasty, patient, everybody, unmerged = rows.values()
+    synchronous, hasty, patient, everyone, unmerged = rows.values()
 
     assert abs(synchronous["goodput"] - 84) < 2.0
     assert hasty["goodput"] > 99.5
     assert patient["goodput"] > 99.5
-    assert hasty["taking part"] + 1.0 < patient["taking part"] < everybody["taking part"] + 0.1
+    assert hasty["taking part"] + 1.0 < patient["taking part"] < everyone["taking part"] + 0.1
     assert unmerged["taking part"] > 99.5
     assert unmerged["by fragment"] > patient["by fragment"] + 2.0
 

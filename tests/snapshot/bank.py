@@ -111,7 +111,7 @@ class Bank:
         """How many things happen for each fault, about; 0 when there are none at all."""
         self.lanes = script.among([("bulk",), ("bulk", "control")])
         self.now = 0.0
-        self.accounts, self.former, self.everybody = {}, {}, {}
+        self.accounts, self.former, self.everyone = {}, {}, {}
         """Those that run, by actor; the dead, by actor; and all, by incarnation."""
         self.sessions, self.ledger = [], []
         self.faults = 0
@@ -151,7 +151,7 @@ class Bank:
         """The next incarnation of an account."""
         before = self.former.pop(actor, None)
         name = f"{actor}.{number_of(before.name) + 1 if before else 1}"
-        self.accounts[actor] = self.everybody[name] = Account(name, self.lanes)
+        self.accounts[actor] = self.everyone[name] = Account(name, self.lanes)
 
     def crash(self, account):
         """An account dies; the others notice sooner or later."""
@@ -183,7 +183,7 @@ class Bank:
 
     def lose(self, session, end, reason):
         """One end gives a session up; what it has sent may still arrive."""
-        peer, me = session.other(end), self.everybody[end]
+        peer, me = session.other(end), self.everyone[end]
         joined = session.up.pop(end)
         if not session.up:
             self.sessions.remove(session)
@@ -244,7 +244,7 @@ class Bank:
     def deliver(self, session, source, lane):
         """The oldest message of a channel arrives."""
         kind, what, clock = session.queues[source, lane].popleft()
-        me, channel = self.everybody[session.other(source)], (source, lane)
+        me, channel = self.everyone[session.other(source)], (source, lane)
         self.tick(me, clock, source)
         match kind:
             case "hello":
@@ -354,7 +354,7 @@ class Bank:
 
     def give_up_end(self, session, end):
         """One end finds that a session is broken."""
-        self.tick(self.everybody[end])
+        self.tick(self.everyone[end])
         self.lose(session, end, "broken")
 
     def settle(self):

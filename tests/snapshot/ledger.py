@@ -34,11 +34,11 @@ def check_discard(bank, discard):
 def check_commit(bank, commit):
     """Cut, channels, states and names of one snapshot."""
     parts = {part.who: part for part in commit.parts}
-    cuts = {name: bank.everybody[name].cuts[commit.snapshot] for name in parts}
+    cuts = {name: bank.everyone[name].cuts[commit.snapshot] for name in parts}
     assert cuts == {name: part.number for name, part in parts.items()}
     assert [] == inconsistencies({name: VectorClock(part.clock) for name, part in parts.items()})
     assert not parts.keys() & commit.absent.keys()
-    assert all(commit.absent.values()), "whoever is absent is so for a reason"
+    assert all(commit.absent.values()), "each absent actor has a reason"
     named = {peer for part in parts.values() for peer in part.peers}
     assert named <= parts.keys() | commit.absent.keys()
     assert all(len(part.contents) == 2 and not part.failed for part in parts.values())
@@ -48,7 +48,7 @@ def check_commit(bank, commit):
     check_states(bank, commit.snapshot, cuts)
     if bank.calm and not any("under way already" in why for why in commit.absent.values()):
         assert not commit.absent
-        assert parts.keys() == bank.everybody.keys()
+        assert parts.keys() == bank.everyone.keys()
 
 
 def check_channels(bank, snapshot, cuts):
@@ -66,7 +66,7 @@ def check_channels(bank, snapshot, cuts):
     recorded = {
         (name, channel): [line.id for line in said]
         for name in cuts
-        for channel, said in bank.everybody[name].flights[snapshot]
+        for channel, said in bank.everyone[name].flights[snapshot]
         if channel[0] in cuts
     }
     assert flying == recorded, "what was in flight, and what was recorded"
@@ -75,7 +75,7 @@ def check_channels(bank, snapshot, cuts):
 def check_states(bank, snapshot, cuts):
     """Money is what the present had at their cuts, tokens are in one place each; where all that
     ever was is present and nothing broke, none is missing."""
-    states = {name: bank.everybody[name].states[snapshot] for name in cuts}
+    states = {name: bank.everyone[name].states[snapshot] for name in cuts}
     for name, (money, made, merged) in states.items():
         sent = [each for each in bank.ledger if each.sender == name and each.sent <= cuts[name]]
         came = [
@@ -90,11 +90,11 @@ def check_states(bank, snapshot, cuts):
     flights = [
         line
         for name in cuts
-        for (peer, _), said in bank.everybody[name].flights[snapshot]
+        for (peer, _), said in bank.everyone[name].flights[snapshot]
         if peer in cuts
         for line in said
     ]
-    whole = cuts.keys() == bank.everybody.keys() and not bank.faults
+    whole = cuts.keys() == bank.everyone.keys() and not bank.faults
     if whole:
         total = sum(money for money, *_ in states.values()) + sum(line.amount for line in flights)
         assert MONEY * len(cuts) == total, "money is neither made nor lost"

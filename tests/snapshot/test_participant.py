@@ -63,7 +63,7 @@ def test_banks_differ_widely():
                     continue
                 seen["absent" if outcome.absent else "all"] += len(outcome.parts) > 1
                 seen.update("absent: " + why.rpartition(": ")[2] for why in outcome.absent.values())
-                accounts = [bank.everybody[part.who] for part in outcome.parts]
+                accounts = [bank.everyone[part.who] for part in outcome.parts]
                 seen["in flight"] += any(account.flights[snapshot] for account in accounts)
     for what, least in {
         "1 lanes": 100,

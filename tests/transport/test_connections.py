@@ -85,7 +85,7 @@ class Listener:
 async def until(holds):
     """Wait until something holds."""
     with trio.fail_after(30):
-        while not holds():  # noqa: ASYNC110, nobody tells
+        while not holds():  # noqa: ASYNC110, there is no event to wait for
             await trio.sleep(LOOK_S / 4)
 
 

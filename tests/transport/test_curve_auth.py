@@ -184,7 +184,7 @@ async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
         await learner.dial(address, route="syncer/control", identity="learner-0.1/control")
         nursery.start_soon(listener._receive, listener._listening, inbox.deliver)
         learner.send_nowait("syncer/control", [b"let me in"])
-        if fallback:  # It is in, as nobody: the second lock holds.
+        if fallback:  # It is connected, without an identity: the second check refuses it.
             with trio.fail_after(WAIT_S):
                 await counted(listener, "arrivals_refused_identity")
         else:
@@ -231,7 +231,7 @@ def test_who_owns_which_name():
     assert keys.owner("syncer-3.1") == keys.owner("syncer.1") == "syncer"
     assert keys.owner("observer-9") == "observer-9"
     assert keys.owner("observer-8") == "observer"
-    for nobody in (
+    for stranger in (
         "learner-7",
         "learner",
         "learner-0-x",
@@ -240,7 +240,7 @@ def test_who_owns_which_name():
         "backup-1",
         "",
     ):
-        assert keys.owner(nobody) is None
+        assert keys.owner(stranger) is None
 
 
 async def test_dialling_somebody_without_a_key_is_a_mistake():
@@ -300,7 +300,7 @@ async def over_curve():
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     async with open_context() as context:
         ends = [
-            ZmqEndpoint(context, linger_s=0.5, curve=Everybody(PAIRS[name][1], PUBLIC))
+            ZmqEndpoint(context, linger_s=0.5, curve=AdmitsAll(PAIRS[name][1], PUBLIC))
             for name in ("syncer", "learner-1")
         ]
         try:
@@ -310,7 +310,7 @@ async def over_curve():
                 await end.aclose()
 
 
-class Everybody(Curve):
+class AdmitsAll(Curve):
     """Names of the suite are made up; the syncer is dialled, all the others are learner-1."""
 
     def owner(self, peer):

@@ -33,7 +33,7 @@ def numbers(bodies):
 
 
 def say_hello(pair, session):
-    """What anybody could say under the dialling side's name."""
+    """What any process could send under the dialling side's name."""
     for lane in LANES:
         hello = Hello(AGREED)
         pair.tell(pair.hub, MessageArrived(SPOKE, lane, SPOKE, session, 0, {SPOKE: 1}, hello))
@@ -170,7 +170,7 @@ def test_a_true_clock_of_our_last_event_is_no_breach(pair):
     pair.settle()
     pair.send(pair.spoke, Pull(2, 0))
     answer = pair.lose(pair.spoke, CONTROL)
-    assert "hub.1" not in answer.clock, "nobody is told what it said itself"
+    assert "hub.1" not in answer.clock, "no actor is told what it sent itself"
     pair.tell(pair.hub, replace(answer, clock={**answer.clock, "hub.1": newest}))
 
     assert pair.spoke.links.clock["hub.1"] == newest

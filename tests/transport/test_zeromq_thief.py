@@ -58,7 +58,7 @@ async def test_nobody_takes_a_route_from_a_connection_that_lives():
     async with one_line() as (address, listener, owner, heard, told):
         for _ in range(5):
             await steal(address)
-        while listener.statistics().arrivals_refused_taken < 5:  # noqa: ASYNC110, nobody tells
+        while listener.statistics().arrivals_refused_taken < 5:  # noqa: ASYNC110, no event to wait for
             await trio.sleep(0.01)
         listener.send_nowait(IDENTITY, [b"still there?"])
         await told.wait_count(1)

@@ -65,7 +65,7 @@ def go_on(wired):
 def test_a_learner_dies(phase):
     """It is absent, and named, as long as its part has not come; then it is part of the picture.
 
-    Nobody waits for it, nothing is held any more, and the next snapshot is one of the others.
+    No actor waits for it, no message is held any more, and the next snapshot is one of the others.
     """
     wired = WiredActors(ANNA, BERT)
     play(wired, phase + 1)

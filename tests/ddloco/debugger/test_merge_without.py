@@ -51,15 +51,15 @@ def test_each_tensor_moves_as_far_as_the_same_sums_say(folder, arrays):
         inputs = arrays["theta"], arrays["momentum"], given, segments
         return merge_fragment(*inputs, lr=outer.lr, momentum_factor=outer.momentum).theta
 
-    everybody = merged(arrays["shares"])
+    all_three = merged(arrays["shares"])
     rest = merged([each for each in arrays["shares"] if not each[0].startswith(LEFT_OUT)])
     start = 0
     by_name = {each.name: each for each in told.tensors}
     for leaf in plan.fragments[p]:
         part = slice(start, start + leaf.size)
         start += leaf.size
-        moved = np.linalg.norm(rest[part].astype(float) - everybody[part].astype(float))
-        update = np.linalg.norm(everybody[part].astype(float) - arrays["theta"][part].astype(float))
+        moved = np.linalg.norm(rest[part].astype(float) - all_three[part].astype(float))
+        update = np.linalg.norm(all_three[part].astype(float) - arrays["theta"][part].astype(float))
         each = by_name.pop(leaf.name)
         assert (each.difference, each.update) == (pytest.approx(moved), pytest.approx(update))
         assert each.relative == pytest.approx(moved / update)

@@ -160,7 +160,7 @@ def test_who_is_past_and_who_is_yet_to_come(place):
     assert 12 == start_point.heard("syncer.1")
     former = ["learner-0.1", WHO, "learner-0.3", "syncer.1"]
     assert [True, False, False, False] == [start_point.is_former(who) for who in former]
-    # Also of somebody who is absent from the snapshot, of whose former self no clock says a word.
+    # Also of an actor absent from the snapshot, whose earlier incarnation is in no clock.
     assert "syncer.1" not in start_point.starts
     assert start_point.is_past("syncer.0")
 

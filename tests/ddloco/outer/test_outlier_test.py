@@ -1,4 +1,4 @@
-"""Which contributions of a merge are not believed, and what is not held against anybody."""
+"""Which contributions of a merge are refused as outliers, and what is no reason to refuse one."""
 
 import math
 

@@ -83,7 +83,7 @@ def test_the_first_that_no_tape_begins_behind(run):
     run.record("learner-2.1", 9, begins=5)
     assert (
         [] == run.usable_snapshots()
-    )  # Nobody in them had heard of it, and its beginning is gone.
+    )  # No actor in them had received from it, and its beginning is gone.
 
 
 def test_tapes_that_begin_can_begin_anywhere(run):
@@ -146,7 +146,9 @@ def test_who_was_left_out_and_goes_on():
     assert not cut.leaves_out(Taped("d.1", after=1, **{"b.1": 9}))
     assert [False, False, True] == [cut.precedes(Taped("a.1", after)) for after in (0, 3, 4)]
     assert [False, False] == [cut.precedes(Taped("c.1", after)) for after in (0, 9)]
-    former = Taped("c.0", after=9, **{"b.1": 9})  # Of somebody who is absent, and was heard of.
+    former = Taped(
+        "c.0", after=9, **{"b.1": 9}
+    )  # Of an absent actor that others had received from.
     assert not cut.precedes(former)
     assert not cut.leaves_out(former)
     assert [False, True] == [cut.precedes(Taped("d.1", after)) for after in (0, 1)]

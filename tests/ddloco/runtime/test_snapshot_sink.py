@@ -40,7 +40,7 @@ def test_both_take_the_same_digests(store):
 
 
 def test_snapshots_stand_in_order_of_their_commits(store):
-    """Whoever has taken them; with the job that they belong to, and the absent actors."""
+    """It names the actors whose parts it has, their job, and the absent actors."""
     sink = StoreSink(store, FACTS)
     for number in (7, 3):
         sink.commit(NAME.format(number), [part(sink, number)], {"learner-0.1": "it is gone"})

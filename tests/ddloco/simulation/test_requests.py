@@ -1,4 +1,4 @@
-"""When hostile worlds take snapshots: often, seldom, asked for by anybody; and mostly never."""
+"""When hostile worlds take snapshots: often, seldom, on any actor's request, or, mostly, never."""
 
 from ddloco.actors.events import SnapshotRequested
 from ddloco.config.faults import Fault

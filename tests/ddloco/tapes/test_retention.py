@@ -93,7 +93,7 @@ OTHER_JOB = job_from({"job": {"task": "none:none", "seed": 1}}, "test")
         (6, [ME, OTHER], {"job": OTHER_JOB}),
         (5, [ME, OTHER], {}),
     ],
-    ids=["not in it", "somebody absent", "another job", "another run of the same name"],
+    ids=["not in it", "an actor is absent", "another job", "another run of the same name"],
 )
 def test_snapshots_that_do_not_count(tmp_path, number, who, more):
     """Beside one that does they are none: nothing goes, until there is another one that does."""

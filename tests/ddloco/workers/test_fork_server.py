@@ -23,7 +23,7 @@ def control():
 
 
 def test_too_many_processes_are_an_answer(control, monkeypatch):
-    """The server goes on, and whoever asked is told why there is no worker."""
+    """The server continues, and the actor that asked is told why there is no worker."""
 
     def fork():
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))

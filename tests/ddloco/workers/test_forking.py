@@ -90,7 +90,7 @@ async def test_workers_with_one_environment_have_one_server():
 
 
 async def test_a_server_may_be_started_early():
-    """The first worker with its environment finds it there. One that nobody needed is gone."""
+    """The first worker with its environment finds it there. One that no worker needed is gone."""
     env, other = (worker_environment(os.environ, Worker(threads=n)) for n in (1, 2))
     of_other_tests = set(children_of(os.getpid()))
     with closing(Arena()) as arena, started_early([env, other, env]):
@@ -118,7 +118,7 @@ async def test_a_killed_worker_says_so_and_others_go_on(opened):
 
 
 async def test_workers_end_with_their_server(opened):
-    """None stays behind that nobody could end; its actor is told."""
+    """No worker is left that no process could end, and its actor is told."""
     process = await opened("learner-0.1")
     pid = await process.pid()
     os.kill(parent_of(pid), signal.SIGKILL)

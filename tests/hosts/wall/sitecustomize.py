@@ -1,7 +1,7 @@
 """A wall clock that jumps: this process and its workers read it shifted by what a file says.
 
-The kernel has no namespace for the wall clock, and setting the machine's would harm everybody on
-it. So Python's ways to read it are replaced before anything else is imported; the monotonic ones
+The kernel has no namespace for the wall clock, and setting the machine's would harm every process
+on it. So Python's ways to read it are replaced before anything else is imported; the monotonic ones
 are not. Below Python nothing is shifted: libzmq and XLA read monotonic clocks.
 """
 

@@ -41,12 +41,12 @@ def test_a_job_is_plain_sgd_on_the_mean_gradient(World, job):
     world = World(job(steps=10), {"learner-1": 1.7}, arithmetic=True)
     world.run(99.0)
     assert world.over
-    everybody = tuple(f"learner-{n}.1" for n in range(3))
-    assert [(t, everybody) for t in range(1, 11)] == [(t, who) for _, t, who in merges(world)]
+    everyone = tuple(f"learner-{n}.1" for n in range(3))
+    assert [(t, everyone) for t in range(1, 11)] == [(t, who) for _, t, who in merges(world)]
     size = world.plan.total_bytes // 4
     theta = target(f"start of {world.job.job.seed}", size).astype(np.float64)
     for _ in range(10):
-        theta -= 0.1 * np.mean([theta - target(name, size) for name in everybody], axis=0)
+        theta -= 0.1 * np.mean([theta - target(name, size) for name in everyone], axis=0)
     found = world.nodes[SYNCER].contents["theta/0/10"].array
     np.testing.assert_allclose(found, theta, rtol=1e-4, atol=1e-5)
 
@@ -61,7 +61,7 @@ def test_every_step_waits_for_the_slowest(World, job):
     assert max(gaps) < 3.2
 
 
-def test_it_stops_until_everybody_is_back(World, job):
+def test_it_stops_until_everyone_is_back(World, job):
     """Not elastic: no step without a replica, and none for as long as its program starts again."""
     world = World(job())
     world.run(10.2)
@@ -121,7 +121,7 @@ def test_gradients_of_survivors_are_kept(World, job, elastic):
         assert len(asked) <= merges(world)[-1][1] + 1
 
 
-def test_everybody_gone_is_no_end(World, job):
+def test_everyone_gone_is_no_end(World, job):
     """An elastic job, too, waits for a first replica; then it continues with those that are
     there."""
     world = World(job(elastic=True, learners=2))
@@ -139,7 +139,7 @@ def test_everybody_gone_is_no_end(World, job):
     assert 40 == merges(world)[-1][1]
 
 
-def test_a_job_begins_with_everybody(World, job):
+def test_a_job_begins_with_everyone(World, job):
     """An elastic one, too: nothing is done until all have come."""
     world = World(job(elastic=True))
     world.kill("learner-2")

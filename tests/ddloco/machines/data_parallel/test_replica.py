@@ -100,7 +100,7 @@ def test_parameters_without_an_array_are_none(replica):
 
 
 def test_a_first_loss_that_is_no_number_ends_it(replica):
-    """It is the task's fault, and is said before anybody's time is spent."""
+    """The task is at fault, and this is reported before any step."""
     replica.handle(1.0, parameters(0))
     effects = replica.handle(2.0, done(1, loss=float("nan")))
     assert [Drop("in/0"), Drop("out/1")] == effects[:2]

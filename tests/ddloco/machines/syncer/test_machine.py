@@ -455,7 +455,7 @@ def test_what_the_merge_refuses_is_attributed(open_harness):
 def test_when_all_are_refused_the_version_stays(open_harness):
     """Nothing is merged, the new arrays are dropped, and the sync is repeated.
 
-    Whoever was refused gets what there is, instead of what it has.
+    A refused learner gets the newest version instead of its own.
     """
     harness = open_harness(A, overlap=1)
     harness.report(A)

@@ -6,12 +6,12 @@ from ddloco.config.job import Sync
 from ddloco.machines.syncer.pacing import PULL_S_MAX, PULL_S_MIN, PULL_S_UNKNOWN, Pacing
 
 
-def somebody(until):
+def one_missing(until):
     """There is a learner to wait for."""
     return True
 
 
-def nobody(until):
+def none_missing(until):
     """There is none."""
     return False
 
@@ -52,35 +52,35 @@ def test_the_first_sync_has_no_floor(pacing):
 def test_no_quorum_no_time(pacing):
     """Below K nothing is launched, whatever the hour."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    assert pacing.wait_until(999.0, waiting, able=1, missing=somebody) is None
+    assert pacing.wait_until(999.0, waiting, able=1, missing=one_missing) is None
 
 
 def test_the_floor_holds_though_everybody_is_there(pacing):
     """A full quorum before the floor waits for the floor."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    assert 101.0 == pacing.wait_until(100.6, waiting, able=3, missing=nobody)
+    assert 101.0 == pacing.wait_until(100.6, waiting, able=3, missing=none_missing)
 
 
 def test_the_window_opens_at_the_quorum(pacing):
     """Gamma times what two steps of overlap hide: 0.5 * (2 - 0.2) = 0.9 s, for the missing."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    assert pytest.approx(101.9) == pacing.wait_until(101.0, waiting, able=2, missing=somebody)
-    assert pytest.approx(101.9) == pacing.wait_until(101.4, waiting, able=2, missing=somebody)
+    assert pytest.approx(101.9) == pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
+    assert pytest.approx(101.9) == pacing.wait_until(101.4, waiting, able=2, missing=one_missing)
 
 
-def test_the_window_closes_when_nobody_is_missing(pacing):
+def test_the_window_closes_when_none_missing_is_missing(pacing):
     """With the last one there, waiting longer brings nothing."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    pacing.wait_until(101.0, waiting, able=2, missing=somebody)
-    assert 101.5 >= pacing.wait_until(101.5, waiting, able=3, missing=nobody)
+    pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
+    assert 101.5 >= pacing.wait_until(101.5, waiting, able=3, missing=none_missing)
 
 
 def test_a_lost_quorum_begins_again(pacing):
     """When the quorum falls apart, the window starts anew with the next one."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    pacing.wait_until(101.0, waiting, able=2, missing=somebody)
-    assert pacing.wait_until(101.2, waiting, able=1, missing=somebody) is None
-    assert pytest.approx(104.9) == pacing.wait_until(104.0, waiting, able=2, missing=somebody)
+    pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
+    assert pacing.wait_until(101.2, waiting, able=1, missing=one_missing) is None
+    assert pytest.approx(104.9) == pacing.wait_until(104.0, waiting, able=2, missing=one_missing)
 
 
 @pytest.mark.parametrize(("sync_s", "window"), [(0.2, 0.9), (5.0, 0.0)])
@@ -89,7 +89,7 @@ def test_the_window_is_never_negative(pacing, sync_s, window):
     pacing.sync_s.value = sync_s
     waiting = pacing.await_sync(101.0, 8, 0)
     assert pytest.approx(101.0 + window) == pacing.wait_until(
-        101.0, waiting, able=2, missing=somebody
+        101.0, waiting, able=2, missing=one_missing
     )
 
 
@@ -97,13 +97,13 @@ def test_the_window_is_at_most_so_many_steps(pacing):
     """A large overlap does not stretch the window beyond ``grace_steps_max`` steps."""
     pacing.sync = Sync(overlap=20, quorum=2, grace=0.5, grace_steps_max=1.0)
     waiting = pacing.await_sync(101.0, 8, 0)
-    assert 102.0 == pacing.wait_until(101.0, waiting, able=2, missing=somebody)
+    assert 102.0 == pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
 
 
 def test_a_launch_measures_the_wait_for_its_quorum(pacing):
     """From the floor to the quorum; early quorums count as no wait."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    pacing.wait_until(103.0, waiting, able=2, missing=nobody)
+    pacing.wait_until(103.0, waiting, able=2, missing=none_missing)
     pacing.launch(103.0, waiting, [])
     assert pytest.approx(0.2) == pacing.quorum_s.value
     assert (103.0, 8) == (pacing.launched_at, pacing.launched_t)
