@@ -286,7 +286,7 @@ def test_where_nothing_listens(refused, tmp_path, file, address):
 @pytest.mark.parametrize("address", [*ADDRESSES, "tcp://127.0.0.1:0", "tcp://127.0.0.1:*", "file:",
                                      "tcp://*:5", "ipc://*", "file:/dev/null", "file:/tmp",
                                      "file:\0"])  # fmt: skip
-def test_what_nobody_dials(refused, tmp_path, file, address):
+def test_an_address_that_is_never_dialled(refused, tmp_path, file, address):
     """Neither a learner nor an observer dials such an address."""
     if address:
         refused(["status", address])

@@ -50,7 +50,7 @@ def resumed_step(world):
     )
 
 
-def test_everybody_takes_part_before_and_after(fig2):
+def test_all_learners_take_part_before_and_after(fig2):
     """While both train, every sync averages both; the job ends in good order."""
     before = merges_between(fig2, 2.0, STALL_AT_S)
     after = merges_between(fig2, STALL_AT_S + STALL_S + 1.0, 99.0)

@@ -32,7 +32,7 @@ ELSEWHERE = {
     ),
     "F20": (
         "tests/hosts/test_fuzz.py::test_a_live_job_is_fuzzed",
-        "tests/transport/test_curve_auth.py::test_half_open_connections_stop_nobody",
+        "tests/transport/test_curve_auth.py::test_half_open_connections_stop_no_other",
         "tests/processes/test_keys.py::test_a_foreign_key_keeps_its_holder_waiting",
     ),
     "F21": (

@@ -137,7 +137,7 @@ def test_sigterm_while_a_learner_starts(started):
     assert "Traceback" not in said
 
 
-def test_nobody_answers_a_stop(started):
+def test_no_process_answers_a_stop(started):
     """One line, and exit code 1."""
     found = call([*DDLOCO, "stop", started.address, "--timeout", "0.5"])
 
@@ -241,14 +241,14 @@ def test_learners_follow_a_syncer_whose_address_is_in_a_file(started, tmp_path):
     assert before != address.read_text()
 
 
-def test_nobody_waits_for_ever(started, tmp_path):
+def test_no_wait_is_for_ever(started, tmp_path):
     """Without a syncer a learner leaves with one line."""
     one = started.learner("learner-0", *LONG, "--patience", "1", folder=tmp_path / "a")
     assert f"left: syncer does not answer at {started.address} for 1 s" in ended(one, AGAIN)
 
 
 @pytest.mark.slow
-def test_nobody_waits_for_ever_for_those_who_were_there(started, tmp_path):
+def test_no_wait_for_former_actors_is_for_ever(started, tmp_path):
     """A learner whose syncer is gone, and a syncer whose learners are, leave with one line."""
     started.syncer(*LONG)
     two = started.learner("learner-1", *LONG, "--patience", "2", folder=tmp_path / "b")

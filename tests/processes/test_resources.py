@@ -170,7 +170,7 @@ def test_limits_are_named(job, tools, limit, how, said):
 
 
 @pytest.mark.slow
-def test_a_thousand_idle_connections_end_nobody(job, tools):
+def test_a_thousand_idle_connections_end_no_process(job, tools):
     """A syncer with 1,024 descriptors, which a thousand foreign connections hold: idle ones make
     room, learners join, and the job comes to its end and replays."""
     address = f"tcp://127.0.0.1:{free_port()}"

@@ -78,7 +78,7 @@ def pictures(job, tools):
     return Run(job, tools)
 
 
-def test_a_job_takes_snapshots_of_everybody(run):
+def test_a_job_takes_snapshots_of_all_actors(run):
     """Every so many steps, unless one is still being written, and at the end: all are in, every
     byte is as it was written."""
     taken = run.seen("snapshot taken")

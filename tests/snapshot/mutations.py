@@ -209,7 +209,7 @@ def only_direct_peers_are_expected(patch):
 
 
 @bug
-def whoever_is_silent_is_waited_for_for_ever(patch):
+def a_silent_actor_is_waited_for_for_ever(patch):
     patch.setattr(Participant, "overdue", lambda *_: [])
 
 

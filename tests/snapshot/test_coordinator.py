@@ -34,7 +34,7 @@ def outcome(gathering):
     return list(present), absent, gathering.problem(present)
 
 
-def test_everybody_that_somebody_knows_is_awaited():
+def test_every_known_actor_is_awaited():
     """Each part names its peers; an actor that left or is lost is not waited for."""
     gathering = Gathering("hub:1", "hub")
     assert ["hub"] == gathering.awaited()
@@ -58,7 +58,7 @@ def test_a_part_that_comes_after_all_counts():
     assert {} == gathering.absent()
 
 
-def test_whoever_is_silent_or_could_not_write_is_absent():
+def test_an_actor_that_is_silent_or_could_not_write_is_absent():
     """Named with the reason."""
     present, absent, problem = gathered(part("hub", "a", "b"), part("a", "hub", failed="disk full"))
     assert (["hub"], {"a": "disk full", "b": "silent"}, None) == (present, absent, problem)

@@ -163,7 +163,7 @@ def test_a_former_peer_that_may_still_hear_is_named():
     assert {} == one.captured("i.1:4", "flight")[0].part.lost
 
 
-def test_whoever_joins_hears_of_all_that_is_under_way():
+def test_an_actor_that_joins_is_told_of_all_snapshots_under_way():
     """Also who was a peer at the cut: the marker that it was sent may have been lost."""
     one = me()
     one.marker(0.0, "i.1:3", A, lambda: now(2, "a.1", "b.1"))

@@ -88,7 +88,7 @@ def test_what_is_young_may_be_under_way(either, take, draft):
     assert [3, 2] == orders(either)
 
 
-def test_what_is_old_and_nobody_s_goes(store, root, take, draft):
+def test_what_is_old_and_unused_goes(store, root, take, draft):
     """Blobs of a snapshot that never came to be, and partial files, go once they are old."""
     take(store, 1)
     draft(store, 2)

@@ -263,7 +263,7 @@ def test_bytes_are_no_arrays(either):
         either.read_tensors(blob.digest)
 
 
-def test_a_url_that_nobody_knows_is_one_line():
+def test_an_unknown_url_is_one_line():
     """An unknown kind of URL, and one whose package is missing, say what would be right."""
     with pytest.raises(SnapshotError, match=r"^nothing://x: "):
         Store("nothing://x")

@@ -169,7 +169,7 @@ async def test_who_is_not_read_is_not_cut(context, listener):
     assert listening.cut == 0
 
 
-async def test_a_message_of_very_many_parts_holds_up_nobody(context, listener):
+async def test_a_message_of_very_many_parts_delays_no_other(context, listener):
     """It is let go a few parts at a time, others are heard meanwhile; its sender is cut off."""
     listening, address = listener
     raw = await trio.to_thread.run_sync(connected, address)

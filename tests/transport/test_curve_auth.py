@@ -116,7 +116,7 @@ async def test_who_has_not_the_right_key_stays_out(keys, reason, address):
         assert listener.statistics().messages_received == 1
 
 
-async def test_a_listener_without_keys_hears_nobody_with_keys():
+async def test_a_listener_without_keys_hears_no_peer_with_keys():
     """A dialler never sends to a process that cannot prove to be the listener."""
     async with open_context() as context, trio.open_nursery() as nursery:
         impostor, inbox = ZmqEndpoint(context), Inbox()
@@ -144,7 +144,7 @@ async def test_a_stolen_identity_is_not_heard():
         await good_peer_is_heard(inbox, dial)
 
 
-async def test_a_key_of_the_job_detaches_nobody_else():
+async def test_a_key_of_the_job_detaches_no_other_peer():
     """A peer that dials under another's route with a key of its own, again and again, is not heard;
     the owner is answered all the while, and its connection never has to be mended."""
     async with syncer() as (listener, inbox, dial), trio.open_nursery() as nursery:
@@ -165,7 +165,7 @@ async def test_a_key_of_the_job_detaches_nobody_else():
 
 
 @pytest.mark.parametrize("fallback", [False, True])
-async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
+async def test_without_a_handler_no_peer_is_admitted(monkeypatch, fallback):
     """Without a ZAP handler a peer is refused; where libzmq lets it in, it has no name."""
     if fallback:
         real = zmq.Socket.setsockopt
@@ -196,7 +196,7 @@ async def test_without_a_handler_nobody_gets_in(monkeypatch, fallback):
         await listener.aclose()
 
 
-async def test_half_open_connections_stop_nobody():
+async def test_half_open_connections_stop_no_other():
     """Connections that never say a word, or say nonsense, keep no good peer out."""
     async with syncer() as (_, inbox, dial):
         host, port = dial.address.removeprefix("tcp://").split(":")
@@ -243,7 +243,7 @@ def test_who_owns_which_name():
         assert keys.owner(stranger) is None
 
 
-async def test_dialling_somebody_without_a_key_is_a_mistake():
+async def test_dialling_a_peer_without_a_key_is_an_error():
     """There is no falling back to a connection without keys."""
     async with open_context() as context:
         endpoint = ZmqEndpoint(context, curve=curve("learner-0"))

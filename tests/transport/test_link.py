@@ -359,7 +359,7 @@ def test_an_outbox_too_full_gives_the_link_up(pair):
     assert pair.hub.freed[-1] == "one too many"
 
 
-def test_what_is_said_to_nobody_is_counted_and_holds_nothing(new_pair):
+def test_what_is_sent_to_no_peer_is_counted_and_holds_nothing(new_pair):
     """Without a link nothing is sent, nothing waits, no array is held."""
     side = new_pair().hub
 

@@ -265,7 +265,7 @@ def test_a_peer_whose_session_another_process_raised_goes_beyond(pair):
     assert pair.spoke.links.peers() == [HUB]
 
 
-def test_whoever_has_counted_too_far_begins_again(new_pair):
+def test_a_side_that_counted_too_far_begins_again(new_pair):
     """That session is unknown, and its number is far from the first: the next dial is accepted."""
     pair = new_pair()
     pair.queues = {key: [] for key in pair.queues}
@@ -381,7 +381,7 @@ def test_a_lane_whose_bytes_still_arrive_is_not_given_up(pair):
     assert "stalled" not in pair.spoke.links.counters
 
 
-def test_bytes_that_arrive_of_no_open_lane_are_nobodys(pair):
+def test_bytes_of_no_open_lane_are_dropped(pair):
     """Those of an unknown peer, or of a link that has just been lost."""
     before = {lane: list(waiting) for lane, waiting in pair.queues.items()}
     pair.tell(pair.hub, BytesArrived("unknown_peer.1", BULK, 10))

@@ -153,7 +153,7 @@ class Network(RuleBasedStateMachine):
         key=st.sampled_from(["", "", "k", "l"]),
         count=st.sampled_from([1, 2, 9]),
     )
-    def somebody_speaks(self, route, key, count):
+    def an_actor_speaks(self, route, key, count):
         self.say(route, key, count)
 
     def some_queue(self, data):
@@ -216,7 +216,7 @@ class Network(RuleBasedStateMachine):
                 assert of_key == sorted(set(of_key))
 
     @invariant()
-    def nobody_knows_more_of_an_actor_than_happened_there(self):
+    def no_clock_is_ahead_of_its_actor(self):
         for actor, other in product(self.actors.values(), repeat=2):
             assert actor.clock[other.incarnation] <= other.number
 

@@ -20,7 +20,7 @@ def test_the_last_holder_frees():
     assert len(handles) == 0
 
 
-def test_letting_go_of_what_nobody_holds_is_a_mistake_of_ours():
+def test_releasing_what_is_not_held_is_a_programming_error():
     """A double free is never silent."""
     handles = Handles()
 

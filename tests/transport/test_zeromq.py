@@ -142,7 +142,7 @@ async def test_many_receivers_share_one_socket():
     assert messages == sorted(got, key=lambda parts: int(parts[0]))
 
 
-async def test_closing_wakes_everybody():
+async def test_closing_wakes_all_that_wait():
     """Readers and writers that wait on a socket get ClosedResourceError when it closes."""
     woken = []
 
@@ -196,7 +196,7 @@ async def test_a_part_beyond_reading_ends_only_its_own_connection():
     assert inbox.messages == {"other": [(b"still here",)], "rude-again": [(b"hello",)]}
 
 
-async def test_what_is_not_read_waits_with_whoever_said_it():
+async def test_what_is_not_read_waits_with_its_sender():
     """A listener that does not come to reading takes in a few messages of a connection, whatever
     its own sends may queue; the system's buffers hold some more of them, and that is all."""
     part = bytes(512 * 1024)

@@ -52,7 +52,7 @@ async def steal(address, identity=b"learner-0.1/control"):
         thief.close()
 
 
-async def test_nobody_takes_a_route_from_a_connection_that_lives():
+async def test_no_peer_takes_a_route_from_a_connection_that_lives():
     """Another process names the owner's route again and again: none of it is heard, and the owner
     is answered at once."""
     async with one_line() as (address, listener, owner, heard, told):
@@ -78,7 +78,7 @@ async def test_a_route_is_free_once_its_connection_has_gone():
     assert heard.messages[IDENTITY] == [(b"mine",), (b"stolen",)]
 
 
-async def test_whoever_was_robbed_of_its_identity_is_heard_again():
+async def test_a_peer_whose_identity_was_taken_is_heard_again():
     """A connection of the very same identity comes and goes, as after a break that only one side
     has noticed; the owner, who goes on sending, is heard afterwards, and answered."""
     async with one_line() as (address, listener, owner, heard, told):
@@ -99,7 +99,7 @@ async def test_whoever_was_robbed_of_its_identity_is_heard_again():
     assert mended >= 1
 
 
-async def test_a_line_that_nobody_needs_to_answer_is_left_alone():
+async def test_a_connection_that_needs_no_answer_is_left_alone():
     """A peer that sends and gets no message keeps its connection: the listener answers a probe,
     below everything else; nothing is lost, and nothing else arrives on either side."""
     async with one_line() as (_, listener, owner, heard, told):

@@ -120,7 +120,7 @@ def test_what_is_witnessed_is_not_counted_again():
     assert actor.clock.frozen() == expected
 
 
-def test_what_nobody_witnessed_is_counted_when_it_is_handled():
+def test_what_no_clock_has_is_counted_when_it_is_handled():
     """In a replay ``witness`` is not called before; also when the very same event comes twice."""
     actor = joined()
     event, before = arrived(1, Pull(1, 0), clock={PEER: 7}), actor.number
@@ -131,7 +131,7 @@ def test_what_nobody_witnessed_is_counted_when_it_is_handled():
     assert (actor.number, actor.learned) == (before + 2, {})
 
 
-def test_whoever_is_retired_leaves_the_clock():
+def test_a_retired_actor_leaves_the_clock():
     """Incarnations below the floor are forgotten, older ones too; others and oneself stay."""
     actor = joined()
     known = {PEER: 2, "third.1": 3, "third.2": 4, "third.3": 1, "other.1": 5}
@@ -157,7 +157,7 @@ def test_an_old_message_does_not_bring_the_retired_back():
     assert [type(event) for event in actor.machine.heard[-1:]] == [MessageArrived]
 
 
-def test_nobody_is_told_of_the_retired():
+def test_no_peer_is_told_of_retired_actors():
     """A clock that leaves after the retirement has no entry of them."""
     said = [Send(PEER, CONTROL, Pull(2, 0))]
     actor = joined({StopRequested: [Retire({"third": 2}), *said]})
@@ -169,7 +169,7 @@ def test_nobody_is_told_of_the_retired():
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 10**6, 2**63 - 2])
-def test_nobody_moves_an_actors_own_count(ahead):
+def test_no_peer_moves_an_actors_own_count(ahead):
     """A message that knows this event or later ones counts no tick, and breaks the link."""
     actor = joined()
     number = actor.number + 1

@@ -213,7 +213,7 @@ def test_who_joins_in_the_middle_hears_of_the_cut_first(wired):
     assert [ANNA, HUB] == seen["parts"]
 
 
-def test_a_part_whose_way_is_gone_is_told_to_nobody(wired):
+def test_a_part_whose_route_is_gone_is_not_sent(wired):
     """The actor that began the snapshot waits until its timer, then commits without the part."""
     wired.ask(HUB, TakeSnapshot())
     for lane in LANES:
@@ -239,7 +239,7 @@ def test_markers_that_do_not_come_are_waited_for_so_long(wired):
     assert TimerFired not in {type(event) for event in wired.actors[HUB].machine.heard}
 
 
-def test_whoever_is_told_of_a_snapshot_passes_it_on():
+def test_an_actor_that_learns_of_a_snapshot_passes_it_on():
     """Three in a row: the far one's part comes by way of the hub."""
     wired = WiredActors(ANNA, BERT)
     wired.tell(ANNA, SnapshotRequested())
@@ -274,7 +274,7 @@ def test_a_marker_of_no_snapshot_is_refused(wired, snapshot):
     assert ["$.body.snapshot"] * 2 == refusals(wired)
 
 
-def test_whoever_begins_snapshots_too_often_is_refused(wired):
+def test_a_peer_that_begins_snapshots_too_often_is_refused(wired):
     """Each captures a whole state; a flood of markers captures a bounded number of them."""
     for _ in range(int(BEGUN_AT_ONCE)):
         wired.ask(ANNA, TakeSnapshot())
@@ -307,7 +307,7 @@ def absurd_parts():
 
 
 @pytest.mark.parametrize(("part", "field"), absurd_parts())
-def test_a_part_that_nobody_recorded_is_refused(part, field):
+def test_a_part_that_was_not_recorded_is_refused(part, field):
     """A peer's part must be possible, and a peer cannot send the part of a linked actor."""
     wired = WiredActors(ANNA, BERT)
     wired.ask(HUB, TakeSnapshot())

@@ -99,7 +99,7 @@ def test_one_line_says_what_is_wrong(words, said, tmp_path, capsys):
     ("what", "said"),
     [("raise", "KeyError: 'gone' (test_perform.py:"), ("work", "NotImplementedError: no compute")],
 )
-def test_a_failure_ends_everybody_and_replays(what, said, tmp_path, capsys):
+def test_a_failure_ends_all_actors_and_replays(what, said, tmp_path, capsys):
     """Where it was is said; the others are asked to stop; the replay fails in the same place."""
     run = tmp_path / "run"
     assert perform(f"{HERE}:program", "--dir", run, "--set", f"what={what}") == 1

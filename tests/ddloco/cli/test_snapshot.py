@@ -149,7 +149,7 @@ def test_take_says_why_there_is_none(monkeypatch, capsys, said, line):
         (["tcp://127.0.0.1:5", "--timeout", "0.2"], 1, "no answer from tcp://127.0"),
     ],
 )
-def test_take_wants_somebody_to_ask(capsys, arguments, code, said):
+def test_take_wants_an_address_to_ask(capsys, arguments, code, said):
     """Bad input exits with 2, an address without an answer with 1, each with one line."""
     assert code == ddloco("take", *arguments)
     out, err = capsys.readouterr()

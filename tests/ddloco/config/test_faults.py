@@ -105,7 +105,7 @@ def test_what_cannot_happen_to_the_syncer(what):
 
 
 @pytest.mark.parametrize("what", ["crash", "stall", "slow", "leave", "join", *LINK_KINDS])
-def test_what_happens_to_nobody(what):
+def test_a_fault_of_no_actor_is_refused(what):
     """An actor that the job does not have is named, with those that it has."""
     faults = Faults(fault=(Fault(what, "learner-0"), Fault(what, "learner-7")))
 

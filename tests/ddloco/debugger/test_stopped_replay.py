@@ -34,7 +34,7 @@ def call(folder, capsys):
 
 
 @pytest.mark.parametrize("target", ["syncer.1:300", "learner-2.1:55", "learner-1.2:9"])
-def test_everybody_stands_where_the_event_knew_them(run, target):
+def test_all_actors_stand_where_the_event_knew_them(run, target):
     """The cut is the causal past of the event, without the event itself."""
     who, number = run.resolve(target)
     known = {**run.clock(who, number).wire(), who: number - 1}
@@ -75,7 +75,7 @@ def test_arrays_are_those_that_the_merge_made(run):
         at.array("theta/0/9999")
 
 
-def test_the_command_shows_where_everybody_stands(call):
+def test_the_command_shows_where_all_actors_stand(call):
     """Plain, as JSON, and with what is at hand."""
     code, out, _ = call("--until", "merge:40")
     assert code == 0

@@ -68,7 +68,7 @@ def test_the_order_is_causal(run):
         seen[event.actor] = event.number
 
 
-def test_who_spoke_with_nobody_keeps_its_own_times(tmp_path):
+def test_an_actor_without_messages_keeps_its_own_times(tmp_path):
     """There is nothing to estimate an offset from."""
     write(tmp_path, "a.1", [(1.0, None)])
     write(tmp_path, "b.1", [(2.0, None)])

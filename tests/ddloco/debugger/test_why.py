@@ -124,7 +124,7 @@ def test_a_loss_that_leaves_its_band_for_good_is_found_at_its_first_step(bad):
     assert 4.3 < usual < 4.6
 
 
-def test_with_two_voters_nobody_is_blamed():
+def test_with_two_voters_neither_is_blamed():
     """With two voters no learner is blamed."""
     absent = Absence("b.1", "its contribution was refused", "s.1:9", 1.0, -0.7)
     other = Absence("a.1", "its contribution was refused", "s.1:9", 1.0, -0.7)

@@ -82,7 +82,7 @@ def test_names_are_found_in_the_source():
 
 
 LONG = {
-    "nobody is told what it lacks", "bulk has no markers", "the wrong one is refused",
+    "no learner is told what it lacks", "bulk has no markers", "the wrong one is refused",
     "bulk gets no credit", "a link is dialled once", "a new link forgets what was merged",
     "more syncs are under way than may be",
 }  # fmt: skip

@@ -73,7 +73,7 @@ async def test_status(autojump_clock, syncer):
         assert ("s", 3) == (told["address"], told["t"])
 
 
-async def test_nobody_answers(autojump_clock, syncer):
+async def test_no_syncer_answers(autojump_clock, syncer):
     """After the timeout one line says who does not answer, and what to look at."""
     observer = await syncer.observer("elsewhere")
     begun = trio.current_time()
@@ -256,7 +256,7 @@ async def test_a_job_that_ends_before_its_snapshot(autojump_clock, syncer):
     assert ("ended", "enough") == (said.event, said.fields["reason"])
 
 
-async def test_a_snapshot_that_nobody_begins(autojump_clock, syncer):
+async def test_a_snapshot_that_no_actor_begins(autojump_clock, syncer):
     """A syncer that answers and begins none is given up after the timeout: the door was busy."""
     begun = trio.current_time()
     with pytest.raises(UnansweredError, match="s: no snapshot was begun within 5 s"):
@@ -264,7 +264,7 @@ async def test_a_snapshot_that_nobody_begins(autojump_clock, syncer):
     assert pytest.approx(5.0) == trio.current_time() - begun
 
 
-async def test_nobody_to_take_a_snapshot(autojump_clock, syncer):
+async def test_no_syncer_to_take_a_snapshot(autojump_clock, syncer):
     """Where no syncer is, it is said so, and what to look at."""
     with pytest.raises(UnansweredError, match="no answer from elsewhere: is a syncer"):
         await (await syncer.observer("elsewhere")).snapshot()

@@ -81,7 +81,7 @@ def test_board_shows_faults():
     assert board.troubles == ["learner-1: crash", "learner-1: cut for 2.2 s"]
 
 
-def test_steps_that_nobody_merges_are_not_good():
+def test_steps_that_are_not_merged_are_not_good():
     """Before the first merge it is unknown; below the quorum nothing is merged, however they train.
     One that has no link trains on, and its steps do not bring it back."""
     board = Board(JOB)

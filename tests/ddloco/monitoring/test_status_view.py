@@ -161,7 +161,7 @@ def test_durations(duration, said):
     assert said == seconds(duration)
 
 
-def test_of_many_learners_those_are_shown_that_somebody_may_look_at():
+def test_of_many_learners_the_remarkable_are_shown():
     """A thousand rows are of no use: the silent, the refused and the late ones are in the table."""
     members = [{"learner": f"learner-{n}.1", "step": n, "heard_s": 0.1} for n in range(1000)]
     members[500] |= {"silent": True, "heard_s": 99.0}

@@ -200,7 +200,7 @@ async def test_who_leaves_is_not_asked_again(world, autojump_clock):
     assert there.log("fault skipped")[0]["reason"] == "it is leaving already"
 
 
-async def test_what_happens_to_nobody_is_skipped(world, autojump_clock):
+async def test_a_fault_of_an_absent_actor_is_skipped(world, autojump_clock):
     """Who is gone, or was never there, cannot be harmed; the log says why nothing happened."""
     async with world(
         Fault("crash", "learner-1", at_s=1.0, for_s=9.0),

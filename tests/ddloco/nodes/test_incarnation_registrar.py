@@ -80,7 +80,7 @@ def test_tapes_count_wherever_they_are(harness, tmp_path):
     assert Granted(9) == harness.ask("learner-0.2/grant")
 
 
-def test_whoever_goes_on_from_a_snapshot_keeps_its_number_once(harness):
+def test_an_actor_that_resumes_keeps_its_number_once(harness):
     """Under the number that it had at the cut; the next one that asks for it gets a new one."""
     assert Granted(3) == harness.ask("learner-0.1/grant", exact=3)
     assert Granted(4) == harness.ask("learner-0.2/grant", exact=3)
@@ -104,7 +104,7 @@ def test_other_settings_are_named_and_refused(harness):
 
 
 @pytest.mark.parametrize("route", ["learner-3.1/grant", "syncer.1/grant", "x/grant", "/grant"])
-def test_nobody_else_has_a_number(harness, route):
+def test_other_names_have_no_number(harness, route):
     """A name that is not of this job is refused, and the lead asks no shard."""
     assert isinstance(harness.ask(route), Denied)
     assert not (harness.folder / "kept").exists()
@@ -131,7 +131,7 @@ def test_what_is_no_question_is_not_answered(harness, frames):
 
 
 @pytest.mark.parametrize("how", ["known", "exact"])
-def test_nobody_uses_the_numbers_up(harness, how):
+def test_the_numbers_cannot_be_used_up(harness, how):
     """What an asker says of its former selves is believed so far; it is told, and others go on."""
     answer = harness.ask(**{how: NUMBER_MAX})
     assert isinstance(answer, Denied)

@@ -76,7 +76,7 @@ async def test_who_will_come_back_is_waited_for(processes):
         (FakeChild(0), {}),
     ],
 )
-async def test_only_ends_that_nobody_wanted_are_failures(processes, child, failures):
+async def test_only_unwanted_ends_are_failures(processes, child, failures):
     """What chaos kills has not failed; what fails on its own has, also on the way out."""
     await end(processes, "learner-0", child)
     assert failures == processes.outcome.failures
@@ -89,7 +89,7 @@ async def test_a_failure_is_not_forgotten(processes):
     assert processes.outcome.failures == {"learner-0": "it broke"}
 
 
-async def test_nobody_is_brought_back_at_the_end(processes):
+async def test_no_process_is_brought_back_at_the_end(processes):
     """Once the job is ending no process is started any more."""
     processes._dialled = {"learner-0": ["tcp://127.0.0.1:1"]}
     processes.awaited = {"learner-0"}

@@ -319,7 +319,7 @@ async def test_a_break_of_one_side_reaches_the_other(breaks):
         await until(lambda: not ends.proxy.connections)
 
 
-async def test_nobody_behind_it_looks_like_nobody():
+async def test_a_target_that_is_away_looks_away():
     """When the syncer is gone, a new connection is broken at once."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
@@ -335,7 +335,7 @@ async def test_nobody_behind_it_looks_like_nobody():
         nursery.cancel_scope.cancel()
 
 
-async def test_no_more_connections_than_anybody_needs():
+async def test_no_more_connections_than_needed():
     """One too many is broken at once; when another is gone there is room again."""
     async with relayed() as ends:
         pairs = [await ends.connect() for _ in range(CONNECTIONS_MAX)]

@@ -153,7 +153,7 @@ def test_one_alone_has_no_direction_to_be_held_against():
     assert outlier_test.measured[0].cosine is None
 
 
-def test_where_nobody_agrees_nobody_is_doubted():
+def test_where_none_agree_none_is_an_outlier():
     """Three that pull apart, as around an optimum of none of them: their sum is zero."""
     merge = Merge(3, common=0.0)
     merge.deltas[2] = -merge.deltas[0] - merge.deltas[1]

@@ -186,7 +186,7 @@ def test_who_finishes_says_goodbye(begun):
     assert [] == keeper.peers
 
 
-def test_nothing_is_said_to_nobody(begun):
+def test_nothing_is_sent_without_a_receiver(begun):
     """A message to an actor that is not linked is dropped."""
     keeper, _ = begun
     keeper._asked = []

@@ -102,7 +102,7 @@ def test_another_jobs_snapshots_are_not_looked_at(run):
     assert ["syncer.1-10", "syncer.1-20", "syncer.1-30"] == run.usable_snapshots()
 
 
-def test_a_snapshot_that_somebody_who_goes_on_is_missing_from_comes_last(tmp_path):
+def test_a_snapshot_without_an_actor_that_continues_comes_last(tmp_path):
     """As one of which a tape is gone: either replay has a gap. Who had ended is not missing."""
     run = Run(tmp_path)
     run.take(10, absent=(B,), a=4, b=3, s=10)

@@ -28,7 +28,7 @@ def test_a_learner_that_is_left_out_keeps_its_place():
     assert (change.outer_at(9, NOW), change.outer_at(10, NOW)) == (BEFORE, NOW)
 
 
-def test_a_merge_of_nobody_is_refused():
+def test_a_merge_of_no_learner_is_refused():
     """It would be repeated, and the run would part from its schedule."""
     change = WhatIf(0, ("learner-0", "learner-1"), BEFORE)
     with pytest.raises(ConfigError, match=r"global step 4 has only contributions of learner-1;"):

@@ -541,7 +541,7 @@ async def test_a_route_without_a_lane_is_refused(open_cluster, autojump_clock):
     assert {"done"} == {finish.status for finish in job.finishes.values()}
 
 
-async def test_what_nobody_linked_sends_breaks_nothing(open_cluster, autojump_clock):
+async def test_messages_of_unlinked_peers_break_nothing(open_cluster, autojump_clock):
     """Garbage from a peer without a link is counted; no peer's lane breaks."""
     job = open_cluster()
 

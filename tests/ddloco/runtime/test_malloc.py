@@ -41,7 +41,7 @@ def test_what_a_burst_has_freed_is_kept_and_then_given_back():
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's heap")
-def test_somebody_looks_now_and_then():
+def test_memory_is_trimmed_now_and_then():
     """While an actor runs; what lies free is given back without being asked for."""
     told = run("""
         import trio, trio.testing

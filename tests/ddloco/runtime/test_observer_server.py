@@ -154,7 +154,7 @@ async def test_a_status_is_made_at_most_so_often():
 
 
 @pytest.mark.parametrize("broken", [lambda: 1 / 0, lambda: {"x": object()}])
-async def test_a_status_that_fails_harms_nobody(broken):
+async def test_a_status_that_fails_ends_no_actor(broken):
     """A machine that cannot describe itself is reported as the bug that it is, and goes on."""
     async with opened("a") as (stand, guest):
         stand.window._status = broken
@@ -354,7 +354,7 @@ async def test_so_many_at_once():
         assert "64 observers" in guests[-1].said(Sorry)[0].reason
 
 
-async def test_silent_observers_lock_nobody_out():
+async def test_silent_observers_keep_no_other_out():
     """However many follow: a status is told, the end is asked for; and who has not spoken lately
     makes room for who follows now."""
     names = [str(n) for n in range(OBSERVERS_MAX + 1)]

@@ -89,7 +89,7 @@ def test_a_newer_incarnation_takes_the_place_of_what_its_former_self_left(arriva
         assert (len(arrivals), buffers.held) == (1, 1)
 
 
-def test_others_and_older_ones_disturb_nobody(arrivals):
+def test_other_and_older_messages_change_nothing(arrivals):
     """Another actor or another lane gives nothing up; a former self that still speaks is refused
     while the newer one is in the middle of a message."""
     senders = [("learner-0.2", "bulk"), ("learner-1.7", "bulk"), ("learner-0.3", "control")]

@@ -241,7 +241,7 @@ def replace_unasked(self, fragment, newer):
 
 
 @bug("heal-progress", 0)
-def a_difference_is_sent_to_whoever_reports_the_version_before(patch):
+def a_difference_is_sent_to_learners_at_the_version_before(patch):
     def tell(old, self, at, member, p, *, instead=False):
         member.sent[p] = member.holds(p)
         return old(self, at, member, p, instead=instead)
@@ -398,7 +398,7 @@ def the_grace_window_has_no_end_of_steps(patch):
 
 
 @bug("quorum-or-grace", 55)
-def nobody_is_waited_for(patch):
+def no_learner_is_waited_for(patch):
     always(patch, Membership, "missing", False)
 
 
@@ -834,7 +834,7 @@ def norms_are_not_looked_at(patch):
 
 
 @bug("wrong-refused", 9, deluded("bit"))
-def whoever_is_believed_once_is_believed_for_ever(patch):
+def a_learner_believed_once_is_believed_for_ever(patch):
     after(patch, OutlierHistory, "norm", lambda self, usual: usual and 1e9)
     patch.setattr(outlier_test, "MAJORITY", 99)
 
@@ -886,7 +886,7 @@ def steps_count_since_the_last_telling(patch):
 
 
 @bug("starts-over", 9, deluded("norm"))
-def whoever_is_refused_for_ever_is_sent_one_fragment(patch):
+def a_learner_refused_for_ever_is_sent_one_fragment(patch):
     always(patch, Membership, "strike", [])
 
 
@@ -904,7 +904,7 @@ def refusals_are_forgotten_at_once(patch):
 
 
 @bug("heal-progress", 0)
-def nobody_is_told_what_it_lacks(patch):
+def no_learner_is_told_what_it_lacks(patch):
     always(patch, Member, "lacks", False)
 
 
@@ -965,7 +965,7 @@ def who_was_lost_once_is_never_pulled(patch):
 
 
 @bug("participation", REBORN_FRESH)
-def whoever_has_come_back_is_not_fresh(patch):
+def a_learner_that_has_come_back_is_not_fresh(patch):
     def report(old, self, at, progress):
         problem = old(self, at, progress)
         self.fresh = self.fresh and self.incarnation.endswith(".1")

@@ -82,7 +82,7 @@ def what_messages_brought_is_not_written(patch):
 
 
 @bug("snapshot-terminates", 1)
-def nobody_looks_whether_markers_are_late(patch):
+def it_is_not_checked_whether_markers_are_late(patch):
     after(patch, Cutting, "mark", lambda _self, effects: [
         each for each in effects if not isinstance(each, SetTimer)
     ])  # fmt: skip

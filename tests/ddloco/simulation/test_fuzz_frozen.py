@@ -83,13 +83,13 @@ def nothing_was_sent(actor):
             lane.outbox.sent = 0
 
 
-def nobody_holds_arrays(actor):
+def no_actor_holds_arrays(actor):
     actor.handles.__init__()
 
 
 @pytest.mark.parametrize(
     "forget",
-    [the_links_have_a_clock_of_their_own, nothing_was_sent, nobody_holds_arrays],
+    [the_links_have_a_clock_of_their_own, nothing_was_sent, no_actor_holds_arrays],
 )
 def test_what_is_forgotten_is_noticed(refrozen, monkeypatch, forget):
     """A state that lacks something, or shares less than before, leads to another trail."""

@@ -35,7 +35,7 @@ def test_time_together_is_in_all_of_them(lists):
     assert expected == together(lists)
 
 
-def test_together_needs_everybody():
+def test_together_needs_all_learners():
     """One that was never down makes the time of all of them nothing."""
     assert 0.0 == together([[(0.0, 9.0)], []])
     assert 2.5 == together([[(0.0, 4.5)], [(2.0, 9.0)]])
@@ -67,7 +67,7 @@ def test_time_of_steps_is_good(ledger):
     assert 100.0 / 3600 == results["hours"]
 
 
-def test_it_is_down_only_when_everybody_is(ledger):
+def test_it_is_down_only_when_all_learners_are(ledger):
     """One away is no loss of uptime; both away is, for as long as both are."""
     kept, world = ledger
     world.run(10.0)

@@ -18,7 +18,7 @@ def test_the_defaults_make_a_world(make_job):
     assert world.over
 
 
-def test_everybody_has_a_stream_of_their_own(make_job):
+def test_each_learner_has_a_stream_of_its_own(make_job):
     """What one draws changes nothing for the other; a seed changes all of them."""
     drawn = {}
 

@@ -43,7 +43,7 @@ def test_links_stay_wide_enough():
             assert all(each.mbit >= MBIT_MIN for each in drawn.faults)
 
 
-def test_whoever_is_there_can_be_asked():
+def test_any_actor_that_is_there_can_be_asked():
     """Others are not."""
     drawn = draw(1)
     world, told = World(drawn.job, drawn.physics), []

@@ -117,7 +117,7 @@ async def test_who_is_no_learner_leaves_nothing(stand, whole, route):
     assert "is not an incarnation of a learner of this job" in stand.notes[0][1]["reason"]
 
 
-async def test_nobody_writes_in_anothers_name(stand, tmp_path):
+async def test_no_sender_writes_in_anothers_name(stand, tmp_path):
     """A tape that says it is another's, or another job's, is none of this sender's."""
     for header in ({"incarnation": "learner-1.1"}, {"incarnation": "syncer.1"}, {"job_id": "x"}):
         answer = await stand.ship(tape_bytes(tmp_path, **header))
@@ -340,7 +340,7 @@ async def test_a_lane_is_taken_aside():
     assert (1, 4) == (len(came), len(aside))
 
 
-async def test_nobody_fills_a_disk(stand, autojump_clock, monkeypatch):
+async def test_no_sender_fills_a_disk(stand, autojump_clock, monkeypatch):
     """Of one actor so much arrives at once and so much a second, under whatever numbers; the rest
     is not answered, and may be said again. Others are not held up."""
     monkeypatch.setattr(receiver_module, "ACTOR_BYTES_AT_ONCE", 3000)

@@ -108,7 +108,7 @@ def test_snapshots_that_do_not_count(tmp_path, number, who, more):
     assert [3, 6, 9] == stand.begins()
 
 
-def test_former_incarnations_go_when_nobody_needs_them(tmp_path):
+def test_former_incarnations_go_when_they_are_not_needed(tmp_path):
     """They stay until their successor is in as many snapshots; other actors' files always stay."""
     stand = Stand(tmp_path, me="learner-0.3")
     stand.record(3, last=5)
@@ -194,7 +194,7 @@ def test_a_place_that_cannot_be_read_costs_room_only(tmp_path, monkeypatch):
     assert [3] == stand.begins()
 
 
-def test_nobody_is_asked_where_nothing_can_go(tmp_path, monkeypatch):
+def test_no_snapshot_is_read_where_nothing_can_go(tmp_path, monkeypatch):
     """As long as there are no more files than snapshots, a place is not looked at."""
     stand = Stand(tmp_path)
     stand.record(3, last=5)

@@ -58,7 +58,7 @@ def test_a_replay_stops_in_the_tasks_own_frame(turns, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("typed", ["q\n", "exit\n", ""])
-def test_whoever_leaves_is_not_asked_again(turns, monkeypatch, capsys, typed):
+def test_a_worker_that_leaves_is_not_asked_again(turns, monkeypatch, capsys, typed):
     """Not in this worker and not in another; without a terminal it goes on as well."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     breakpoints.install("learner-0.1", str(turns))

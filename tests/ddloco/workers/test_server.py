@@ -149,7 +149,7 @@ def test_a_spoilt_state_is_taken_back_as_such(arena):
     assert out.data.tobytes() == after[True] != after[False]
 
 
-def test_whoever_goes_on_knows_what_its_last_step_had_brought(arena):
+def test_a_resumed_worker_knows_the_result_of_its_last_step(arena):
     """A second snapshot within the same step says the same of it as the first."""
     before = Harness(arena)
     before.begin()

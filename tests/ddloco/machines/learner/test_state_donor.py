@@ -86,13 +86,13 @@ def test_pieces_of_the_copy_are_cut_as_they_are_asked_for(lending):
     assert [Keep("state/5"), Keep(cut.out)] == of(Keep, effects)
 
 
-def test_whoever_asks_of_a_copy_that_is_gone_begins_anew(lending):
+def test_a_request_for_a_copy_that_is_gone_begins_anew(lending):
     """Piece 7 of that one may not exist of this one."""
     (cut,) = of(EncodePiece, lending.machine.wanted(20.0, StateWanted(BERT, 4, 7)))
     assert 0 == cut.piece
 
 
-def test_a_copy_that_nobody_asks_for_is_let_go(lending):
+def test_a_copy_that_is_not_asked_for_is_released(lending):
     """Those who are being served still get their piece; the next request makes a new copy."""
     assert Drop("state/5") in lending.machine.expire()
     assert [] == lending.machine.expire()

@@ -186,7 +186,7 @@ def test_a_quorum_of_two_waits_for_the_second(open_harness):
     assert [(A, 1, 1), (B, 1, 1)] == pulls(harness.report(B))[:2]
 
 
-def test_one_launch_a_step_whoever_reports(open_harness):
+def test_one_launch_a_step_whichever_learner_reports(open_harness):
     """The floor: with K=1 four learners' reports make one sync a step, not four."""
     harness = open_harness(A, B, C, steps=100, interval=4, overlap=3)
     launched = []
@@ -297,7 +297,7 @@ def test_shares_are_in_learner_order(open_harness):
     assert [(A, 128.0), (B, 192.0), (C, 64.0)] == [(s.name, s.weight) for s in merge.shares]
 
 
-def test_everybody_is_told_also_who_took_no_part(open_harness):
+def test_all_are_told_also_those_that_took_no_part(open_harness):
     """A merged fragment goes to all learners, and its old arrays are dropped."""
     harness = open_harness(A, B, C)
     harness.report(A)
@@ -359,7 +359,7 @@ def test_a_sync_without_answers_is_repeated(open_harness):
     assert [(A, 1, 1)] == pulls(harness.report(A, after_s=1.0))
 
 
-def test_a_sync_closes_when_whoever_is_missing_is_lost(open_harness):
+def test_a_sync_closes_when_the_missing_learner_is_lost(open_harness):
     """A learner that dies after its pull is not waited for."""
     harness = open_harness(A, B, quorum=2)
     harness.report(A)
@@ -770,7 +770,7 @@ def test_without_a_budget_tokens_are_not_counted(make_job, leaves):
     assert harness.machine.status(harness.at).merged_tokens is None
 
 
-def test_whoever_comes_back_goes_on_counting(budget):
+def test_a_learner_that_comes_back_continues_its_count(budget):
     """From what was kept with the fragments; a job that was over is over."""
     harness = budget(
         [Kept(p, p + 3, {}, {}, b"digest", 16) for p in range(P)], incarnation="syncer.2"
@@ -1075,7 +1075,7 @@ def test_the_last_global_step_ends_the_job(open_harness):
     assert [Finish("done", "global step 1")] == of(Finish, finish)
 
 
-def test_whoever_does_not_leave_is_left_behind(open_harness):
+def test_a_learner_that_does_not_leave_is_left_behind(open_harness):
     """The shutdown timer bounds how long the syncer waits for goodbyes."""
     harness, effects = stopping(open_harness, A)
     (shutdown,) = [timer for timer in of(SetTimer, effects) if timer.timer == SHUTDOWN]
@@ -1095,7 +1095,7 @@ def test_a_goodbye_after_the_farewell_is_no_surprise(open_harness):
     assert of(Finish, harness.tell(ModelSaved(of(SaveModel, effects)[0].work, b"digest")))
 
 
-def test_whoever_joins_at_the_end_is_told(open_harness):
+def test_a_learner_that_joins_at_the_end_is_told(open_harness):
     """A learner that comes (back) while the job winds up is told to stop, too."""
     harness, _ = stopping(open_harness, A)
     harness.tell(PeerLost(A, "gap"))

@@ -122,7 +122,7 @@ def test_who_may_contribute(member, steps, merged, oldest, may):
     assert may is member.may_contribute(0, oldest)
 
 
-def test_nobody_contributes_before_a_report(member):
+def test_no_learner_contributes_before_a_report(member):
     """A learner that has said nothing is not pulled."""
     member.fresh = True
     assert not member.may_contribute(0, -9)

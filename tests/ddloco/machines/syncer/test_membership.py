@@ -73,7 +73,7 @@ def test_a_newer_incarnation_takes_the_place(three):
     assert 4 == three.epoch
 
 
-def test_everybody_is_told_who_has_gone(three):
+def test_all_learners_are_told_which_have_gone(three):
     """The roster goes to all members, over the control lane, the newest word in place of older."""
     effects = join(three, A2)
     roster = Roster(4, {"learner-0": 2})
@@ -179,7 +179,7 @@ def test_what_is_recovered_of_former_selves_is_forgotten(membership):
     assert {A2: [-1, 5], B1: [1, -1]} == membership.merged
 
 
-def test_nothing_is_retired_where_nobody_came_back(membership):
+def test_nothing_is_retired_where_no_learner_came_back(membership):
     """A first syncer's start, and a later one's over learners that never died."""
     assert [] == membership.recovered()
     membership.recover(0, {A1: 3, B1: 1}, {})

@@ -55,7 +55,7 @@ def test_no_quorum_no_time(pacing):
     assert pacing.wait_until(999.0, waiting, able=1, missing=one_missing) is None
 
 
-def test_the_floor_holds_though_everybody_is_there(pacing):
+def test_the_floor_holds_though_all_are_there(pacing):
     """A full quorum before the floor waits for the floor."""
     waiting = pacing.await_sync(100.5, 8, 0)
     assert 101.0 == pacing.wait_until(100.6, waiting, able=3, missing=none_missing)

@@ -41,7 +41,7 @@ def test_without_others_nothing_is_missing():
     assert not alone.knows("learner-0.1")
 
 
-def test_the_model_is_whole_when_everybody_has_sent(shards):
+def test_the_model_is_whole_when_all_shards_have_sent(shards):
     """One's own parameters in their places, the others' in theirs."""
     assert ["syncer-1", "syncer-2"] == shards.missing()
     for peer, p in ((ONE, 1), (TWO, 2), (ONE, 4)):

@@ -18,7 +18,7 @@ def shutdown():
     return JobShutdown("done", "global step 9", 9, 7, evaluating=41)
 
 
-def test_the_end_begins_with_word_to_everybody(shutdown):
+def test_the_end_begins_with_a_message_to_all(shutdown):
     """Stop to each, then the evaluation and the saving of all fragments, then the timer."""
     effects = shutdown.begin(100.0, PEERS, THETAS, 42, 2.0)
     stop = Stop(9, "global step 9")

@@ -56,7 +56,7 @@ def test_one_that_is_under_way_at_the_end_is_not_the_last(asked):
     assert policy.over
 
 
-def test_nobody_waits_for_ever():
+def test_no_wait_is_for_ever():
     """A place that hangs costs the job's end so long and no longer."""
     policy = SnapshotPolicy(SnapshotTable(every_s=5.0))
     policy.end(9.0)
@@ -73,7 +73,7 @@ def test_a_job_without_snapshots_does_not_wait():
     assert [] == policy.end(9.0)
 
 
-def test_one_that_somebody_asked_for_counts():
+def test_one_that_was_asked_for_counts():
     """It is under way without us; what became of it is heard like of our own."""
     policy = SnapshotPolicy(SnapshotTable(every_s=3.0))
     assert [] == policy.heard(SnapshotRequested())

@@ -126,7 +126,7 @@ def test_requests_go_to_the_donor_and_pieces_to_who_asked(harness):
     assert 0 == harness.relay.held()
 
 
-def test_nobody_speaks_for_another(harness):
+def test_no_learner_sends_for_another(harness):
     """Only the donor that was named gives, only who was told so asks."""
     harness.come()
     assert [] == harness.piece(donor=C1)

@@ -107,7 +107,7 @@ def test_more_bandwidth_never_hurts(setting, method):
 
 
 @given(settings_())
-def test_nobody_simulates_more_than_the_link_carries(setting):
+def test_no_row_is_more_than_the_link_carries(setting):
     """Bytes over bandwidth bound the wall time from below, whatever is hidden behind what."""
     gbit = copy_gbit(setting) * reduction_copies(setting.sites)
     round_s = setting.interval * setting.step_s
