@@ -22,9 +22,6 @@ from ddloco.workers.forking import ForkedWorker, open_fork_server
 
 T = TypeVar("T")
 
-READ_BYTES = 65536
-"""Answers are short; only the description of a very large model needs more than one read."""
-
 EXIT_S_MAX = 5.0
 """How long, in seconds, to wait for the exit status of a worker whose socket has closed."""
 
@@ -172,7 +169,7 @@ class WorkerProcess:
     async def _receive(self, nbytes: int) -> None:
         """Wait until so many bytes have been received."""
         while len(self._received) < nbytes:
-            piece = await self._stream.receive_some(READ_BYTES)
+            piece = await self._stream.receive_some(rpc.READ_BYTES)
             if not piece:
                 raise EOFError
             self._received += piece

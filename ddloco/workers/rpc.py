@@ -5,6 +5,8 @@ shared memory, and a ``Span`` gives their place. Each request gets one answer, i
 may be sent before the former one is answered.
 """
 
+import selectors
+import socket
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -15,6 +17,9 @@ from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.runtime.shared_memory import Region
 
 LENGTH_BYTES = 4
+
+READ_BYTES = 65536
+"""Messages are short; only the description of a very large model needs more than one read."""
 
 
 class Span(Struct, frozen=True, array_like=True):
@@ -223,3 +228,40 @@ def framed(message: WorkerMessage) -> bytes:
     """A message with its length in front."""
     body = encode(message)
     return len(body).to_bytes(LENGTH_BYTES, "little") + body
+
+
+class RequestReader:
+    """Reads the actor's requests from a socket.
+
+    It waits with epoll instead of in ``recv``. The kernel moves a process that sleeps in ``recv``
+    to the core of the sender, which it expects to sleep soon; but the actor has reports to write,
+    and the worker would wait for them: 0.4 ms before each step, on two cores.
+    """
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(link, selectors.EVENT_READ)
+        self._received = bytearray()
+
+    def next(self) -> Request | None:
+        """Wait for the next request; returns None once the actor has closed the socket."""
+        start = LENGTH_BYTES
+        if not self._receive(start):
+            return None
+        stop = start + int.from_bytes(self._received[:start], "little")
+        if not self._receive(stop):
+            return None
+        request = decode_request(self._received[start:stop])
+        del self._received[:stop]
+        return request
+
+    def _receive(self, nbytes: int) -> bool:
+        """Wait until so many bytes are there; returns False if the socket closes before that."""
+        while len(self._received) < nbytes:
+            self._selector.select()
+            piece = self._link.recv(READ_BYTES)
+            if not piece:
+                return False
+            self._received += piece
+        return True

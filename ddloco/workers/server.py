@@ -292,11 +292,11 @@ class Trainer:
         self._batches.draw_ahead()  # While the device computes the step: its loss comes later.
         if first:
             self._check_same(once, self._digests(self._params, self._state, loss))
-        self._spoilt = not bool(np.isfinite(loss))
+        loss = float(loss)  # Waits for the device.
+        self._spoilt = not math.isfinite(loss)
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
-        numbers = float(loss), tokens, digest, self._cursor()
-        self._last = rpc.Trained(*numbers, said(metrics))
+        self._last = rpc.Trained(loss, tokens, digest, self._cursor(), said(metrics))
         return self._last
 
     @property
@@ -700,12 +700,8 @@ def _is_users(frame: traceback.FrameSummary) -> bool:
 
 def serve(link: socket.socket, trainer: Trainer) -> None:
     """Answer requests until the actor closes the socket."""
-    stream = link.makefile("rb")
-    while True:
-        head = stream.read(rpc.LENGTH_BYTES)
-        if len(head) < rpc.LENGTH_BYTES:
-            return
-        request = rpc.decode_request(stream.read(int.from_bytes(head, "little")))
+    requests = rpc.RequestReader(link)
+    while (request := requests.next()) is not None:
         try:
             answer = trainer.answer(request)
         except Exception as error:  # noqa: BLE001, reported to the actor, whatever a task raises
