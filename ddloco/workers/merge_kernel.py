@@ -22,7 +22,9 @@ LIBRARY = "_merge_kernel.so"
 _COMPILED = {np.dtype(np.float32): 0, np.dtype(np.uint16): 1}
 """The wire dtypes that the compiled loops read, with how they are told."""
 
-_SAMPLE_ROWS = 5
+_SAMPLE_ROWS, _SAMPLE_COUNT = 5, 11
+"""More rows than are summed at a time, and two groups of contributions that are read together,
+with some that are read one by one."""
 
 
 @cache
@@ -118,7 +120,9 @@ def _kind(raws: Sequence[NDArray[Any]]) -> int | None:
 def _same_bits(one: BlockKernel, other: BlockKernel) -> bool:
     """Whether two kernels give the same bits on a sample with a row that is not whole."""
     rng = np.random.default_rng(0)
-    theta, momentum, *values = rng.standard_normal((5, _SAMPLE_ROWS * LANES + 7), np.float32)
+    theta, momentum, *values = rng.standard_normal(
+        (2 + _SAMPLE_COUNT, _SAMPLE_ROWS * LANES + 7), np.float32
+    )
     halves = [(value.view(np.uint32) >> 16).astype(np.uint16) for value in values]
     return all(
         _results(one, theta, momentum, raws) == _results(other, theta, momentum, raws)
@@ -131,6 +135,7 @@ def _results(
 ) -> tuple[Any, ...]:
     out, momentum_out = np.empty_like(theta), np.empty_like(theta)
     squares = kernel.change_squares(theta, raws)
-    square = kernel.weighted_change(theta, raws, [0.3, 0.1, 0.7], out)
+    factors = [0.3 + 0.1 * number for number in range(len(raws))]
+    square = kernel.weighted_change(theta, raws, factors, out)
     kernel.step(theta, momentum, (1.7, 0.7, 0.9), (out, momentum_out))
     return squares, square, out.tobytes(), momentum_out.tobytes()

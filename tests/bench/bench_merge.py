@@ -17,6 +17,7 @@ import numpy as np
 
 from ddloco.outer.block_kernel import BlockKernel, NumpyKernel
 from ddloco.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.workers.merge_kernel import merge_kernel
 
 LEARNERS = 8
@@ -27,6 +28,7 @@ DTYPES = ("float32", "bfloat16")
 
 def measure(quick: bool) -> dict[str, Any]:
     """Times in seconds and shares of the floor, with one and with two threads, by wire dtype."""
+    keep_freed_memory()  # As a syncer does.
     scale, repeats = (16, 2) if quick else (1, 7)
     kernels = (merge_kernel(), NumpyKernel())
     return {

@@ -10,10 +10,12 @@ that floor is fair. Progress goes to standard error, one line for each result to
 
 import argparse
 import json
+import multiprocessing
 import os
 import sys
 import time
 import traceback
+from concurrent.futures import ProcessPoolExecutor
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,7 +56,7 @@ def main() -> int:
         begun, before = time.perf_counter(), machine()
         say(f"{name} ...")
         try:
-            figures[name] = bench.measure(given.quick)
+            figures[name] = in_own_process(name, quick=given.quick)
         except Exception:  # noqa: BLE001, the others still have something to say
             failed = True
             print(f"{name}: failed\n{traceback.format_exc()}", flush=True)
@@ -71,6 +73,19 @@ def main() -> int:
     if target is not None:
         target.write_text(json.dumps(figures, indent=2) + "\n")
     return int(failed)
+
+
+def in_own_process(name: str, *, quick: bool) -> Any:
+    """The figures of a benchmark, measured in a process of its own: what one leaves in memory
+    neither slows the next one down nor counts as its peak."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn) as pool:
+        return pool.submit(measured, name, quick).result()
+
+
+def measured(name: str, quick: bool) -> Any:
+    """Measure, in the process of that benchmark."""
+    return import_module(f"bench_{name}").measure(quick)
 
 
 def machine() -> dict[str, Any]:

@@ -36,7 +36,7 @@ def as_wire(values, dtype):
 
 @given(
     size=st.sampled_from([1, 7, LANES - 1, LANES, LANES + 1, 3 * LANES, 5 * LANES + 130]),
-    learners=st.integers(1, 5),
+    learners=st.integers(1, 11),
     dtype=st.sampled_from(["float32", "bfloat16", "float16", "float64"]),
     scale=st.sampled_from(SCALES),
     bad=st.sampled_from([0.0, -0.0, np.nan, np.inf]),
