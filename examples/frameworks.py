@@ -174,7 +174,7 @@ def _is_array(leaf: Any) -> bool:
 
 
 class GrainStream:
-    """Batches from a Grain pipeline, which says itself where it stands.
+    """Batches from a Grain pipeline, which reports its own position.
 
     Args:
         dataset: a `grain.IterDataset`, endless: with `repeat()`.
@@ -200,7 +200,7 @@ class FromGrain(Equinox):
     """The Equinox task with a finite data set, shuffled and batched by Grain."""
 
     def batches(self, *, shard: int, shards: int, seed: int) -> GrainStream:
-        """Every so many-th point for each shard; endless, and shuffled anew in every epoch."""
+        """Every so many-th point for each shard; endless, and shuffled again in every epoch."""
         grain = importlib.import_module("grain")
         points = Points(0, 0, 4096).next()
         source = [{"x": x, "y": y} for x, y in zip(points["x"], points["y"], strict=True)]
@@ -213,7 +213,7 @@ class TorchStream:
     """Batches from a map-style data set of PyTorch, with a position.
 
     The order of the items is a function of seed, shard and epoch, so the number of batches that
-    were used says where the stream stands, also while workers of the loader are ahead of it.
+    were used gives the position of the stream, also while workers of the loader are ahead of it.
 
     Args:
         dataset: anything with a length and items; random augmentation must depend on the item only.
@@ -276,7 +276,7 @@ class FromTorch(BatchNorm):
     """The classifier with batch normalisation, with a finite data set of PyTorch."""
 
     def batches(self, *, shard: int, shards: int, seed: int) -> Any:
-        """Every so many-th point for each shard; endless, and shuffled anew in every epoch."""
+        """Every so many-th point for each shard; endless, and shuffled again in every epoch."""
         return TorchStream(Table(4096), batch=64, shard=shard, shards=shards, seed=seed)
 
 

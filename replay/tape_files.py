@@ -1,8 +1,8 @@
 """A chain: the files of one incarnation, each of which begins where the one before it ends.
 
-Most tapes are one file, ``NAME.tape``. One that is bounded by snapshots goes on in another file,
-``NAME@EVENT.tape``, after each of its cuts, so that what lies before a cut can be dropped without
-a byte being written anew. A reader sees one tape.
+Most tapes are one file, ``NAME.tape``. One that is bounded by snapshots continues in another file,
+``NAME@EVENT.tape``, after each of its cuts, so that what is before a cut can be dropped without
+a byte being written again. A reader sees one tape.
 
 A process that is killed while it begins a file leaves one that ends within its header. The file
 before it is whole then, so the chain is, too, and ends there; so does one whose disk was full at
@@ -115,7 +115,7 @@ def _check_joint(before: Tape | None, last: int, file: Tape) -> None:
     if before is None:
         return
     if before.truncated_at is not None:
-        problem = f"ends within a record, though {file.path.name} goes on after it"
+        problem = f"ends within a record, though {file.path.name} continues after it"
         raise TapeError(before.path, before.truncated_at, problem)
     after = file.header.after
     if after > last:

@@ -13,5 +13,5 @@ def descendants_of(pid: int) -> list[int]:
     """The process ids of its children, of their children, and so on."""
     found = children_of(pid)
     for child in found:
-        found += children_of(child)  # The loop goes on with these.
+        found += children_of(child)  # The loop continues with these.
     return found

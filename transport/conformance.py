@@ -331,7 +331,7 @@ async def check_closing(make: Make) -> None:
 
 
 async def check_disconnect(make: Make) -> None:
-    """A route that was disconnected reaches no peer, others go on, and it may be dialled again."""
+    """A disconnected route reaches no peer, others continue, and it may be dialled again."""
     async with make() as bench, trio.open_nursery() as nursery:
         at_listener, at_dialler = Inbox(), Inbox()
         address = await connect(bench)
@@ -361,7 +361,7 @@ async def check_disconnect(make: Make) -> None:
 
 
 async def check_one_run(make: Make) -> None:
-    """A second concurrent `run` raises BusyResourceError, and the first goes on."""
+    """A second concurrent `run` raises BusyResourceError, and the first continues."""
     async with _meeting(make) as (bench, at_listener, _):
         await send_patiently(bench.dialler, BULK, [b"x"])
         await at_listener.wait_count(1)

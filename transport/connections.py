@@ -250,8 +250,8 @@ def connections_max() -> int:
 def _break(peer: socket.socket) -> None:
     """Break a connection whose descriptor libzmq will close.
 
-    After `shutdown` libzmq would go on reading for as long as the peer sends. Connecting the socket
-    to `AF_UNSPEC` resets a tcp connection at once and discards its unread bytes.
+    After `shutdown` libzmq would continue reading for as long as the peer sends. Connecting
+    the socket to `AF_UNSPEC` resets a tcp connection at once and discards its unread bytes.
     """
     nowhere = struct.pack("=H14x", socket.AF_UNSPEC)
     if peer.family == socket.AF_UNIX or _libc.connect(peer.fileno(), nowhere, len(nowhere)):

@@ -62,7 +62,7 @@ class Faults:
         if not 0 <= least <= greatest or self.reorder_s < 0:
             raise ValueError("delays are not negative, and the least is not above the greatest")
         if not all(0 <= p <= 1 for p in (self.loss, self.duplication, self.reorder)):
-            raise ValueError("a probability lies between 0 and 1")
+            raise ValueError("a probability is between 0 and 1")
         if self.bandwidth_bytes_s is not None and self.bandwidth_bytes_s <= 0:
             raise ValueError("bandwidth is positive: to stop a link, partition it")
 

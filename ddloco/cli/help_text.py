@@ -94,7 +94,7 @@ take a snapshot of a running job, list and verify a run's snapshots, export a mo
 replay what came after one:
   ddloco replay runs/first --from latest
 
-A job takes snapshots by itself with every_s or every_steps in [snapshot] of its job file. With
+A job takes snapshots regularly with every_s or every_steps in [snapshot] of its job file. With
 keep = "2 snapshots" and ship = false in [tape], its tapes hold only what came after them."""
 
 SIMULATIONS = """\

@@ -429,7 +429,7 @@ def _add_track(orders: Orders) -> None:
     add = command.add_argument
     add("folder", metavar="RUN", type=Path, help="a run folder")
     add("--to", metavar="TRACKER", action="append", required=True, help=f"{TRACKERS}; repeatable")
-    add("--follow", action="store_true", help="go on until the job ends")
+    add("--follow", action="store_true", help="continue until the job ends")
     command.set_defaults(run="track")
 
 

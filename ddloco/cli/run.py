@@ -1,4 +1,4 @@
-"""``ddloco run`` until its job has been loaded; ``run_job`` goes on.
+"""``ddloco run`` until its job has been loaded; ``run_job`` does the rest.
 
 What the job needs takes about a second to import, and so does JAX in the fork server of its
 workers: with two modules, one is imported while the other is.

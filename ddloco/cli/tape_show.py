@@ -39,7 +39,7 @@ class Wanted:
     around: str = ""
 
     def has(self, event: TimelineEvent) -> bool:
-        """Whether an event is to be shown, wherever it stands."""
+        """Whether an event is to be shown, wherever it is on the tape."""
         body = event.body or {}
         if self.actor and self.actor not in {event.actor, actor_of(event.actor)}:
             return False

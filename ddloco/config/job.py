@@ -221,7 +221,7 @@ class TapeTable(Section, frozen=True):
         ship: whether learners' tapes are sent to the syncer's run folder while they are written.
         segment_bytes: largest segment that is sent, in bytes.
         segment_s: longest time that a segment waits before it is sent, in seconds.
-        keep: "2 snapshots" deletes what lies before the second newest snapshot; empty keeps
+        keep: "2 snapshots" deletes what is before the second newest snapshot; empty keeps
             everything. Needs ``ship = false`` and a ``[snapshot]`` schedule.
     """
 

@@ -1,6 +1,6 @@
 """The status of a whole job at one event: every actor at what that event knew of it.
 
-The causal past of an event is a consistent cut: each actor stands at its own entry in the event's
+The causal past of an event is a consistent cut: each actor is shown at its own entry in the event's
 clock. Actors of which the event knew nothing are left out.
 """
 

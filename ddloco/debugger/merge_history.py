@@ -150,7 +150,7 @@ class MergeHistory:
     """Walks along a syncer's tape and yields its merges.
 
     Args:
-        stepper: along the tape; it stands where the history begins.
+        stepper: along the tape; it is where the history begins.
         learners: the names of the job's learners.
     """
 

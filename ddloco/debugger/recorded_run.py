@@ -96,7 +96,7 @@ class RecordedRun:
         return found
 
     def stepper(self, incarnation: str) -> Stepper[Actor]:
-        """Return a new stepper along the tape of an incarnation; it stands at the beginning.
+        """Return a new stepper along the tape of an incarnation; it is at the beginning.
 
         Raises:
             ConfigError: there is no such tape.
@@ -115,7 +115,7 @@ class RecordedRun:
         )
 
     def walker(self, incarnation: str) -> Stepper[Actor]:
-        """Return this run's own stepper along a tape; it stands where it was left.
+        """Return this run's own stepper along a tape; it is where it was left.
 
         Raises:
             ConfigError, SnapshotError: see ``stepper``.

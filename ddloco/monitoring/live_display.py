@@ -245,7 +245,7 @@ class LogTail:
         """The complete lines since the last call; lines torn by a full disk are skipped.
 
         Args:
-            until: events, the first of which ends the answer; the next call goes on after it.
+            until: events, the first of which ends the answer; the next call continues after it.
         """
         if not self._path.exists():
             return []

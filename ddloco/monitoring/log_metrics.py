@@ -135,4 +135,4 @@ async def track_run(
             metrics.close()
         raise
     except Exception as error:  # noqa: BLE001, whatever the tracker's package raises
-        say(f"tracking has ended, the job goes on: {in_one_line(error)[:300]}")
+        say(f"tracking has ended, the job continues: {in_one_line(error)[:300]}")

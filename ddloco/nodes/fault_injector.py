@@ -68,7 +68,7 @@ class Actors(Protocol):
         ...
 
     async def bring(self, name: str) -> None:
-        """Start an actor's command again; it becomes the next incarnation by itself."""
+        """Start an actor's command again; it becomes the next incarnation."""
         ...
 
 
@@ -312,7 +312,7 @@ class Chaos:
                 del self._factors[victim]
 
     async def _take_turns(self, victim: Victim, factors: list[float]) -> None:
-        """Stop and go on, until no factor is left or the process has ended."""
+        """Stop and continue the process in turns, until no factor is left or it has ended."""
         try:
             while factors and not victim.ended.is_set():
                 share = 1.0

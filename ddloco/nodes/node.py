@@ -265,7 +265,7 @@ class Hosted(HostedActor):
     async def _aside(self, what: Callable[[], Awaitable[None]]) -> None:
         try:
             await what()
-        except Exception as error:  # noqa: BLE001, the actor goes on without it
+        except Exception as error:  # noqa: BLE001, the actor continues without it
             said = f"this is a bug: {type(error).__name__}: {first_of(error)}"
             self.note("aside failed", {"reason": said})
 

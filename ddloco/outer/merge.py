@@ -373,7 +373,7 @@ def _blocks(chunk: _Chunk) -> Iterable[slice]:
 
 
 def _view(contribution: Contribution, segment: Segment, block: slice) -> NDArray[Any]:
-    """A block's elements in a contribution, in their wire dtype; copied only if the block lies in
+    """A block's elements in a contribution, in their wire dtype; copied only if the block is in
     two pieces."""
     itemsize = _itemsize(segment)
     first = segment.offset + (block.start - segment.start) * itemsize

@@ -148,7 +148,7 @@ class UserActor:
         self.finish(reason, "failed")
 
     def stop(self, reason: str) -> None:
-        """The run shall end: because of Ctrl-C, or because another actor here has failed."""
+        """The run is to end: because of Ctrl-C, or because another actor here has failed."""
         self.finish(reason, "stopped")
 
     def snapshot_settled(self, snapshot: str, failed: str) -> None:

@@ -55,7 +55,7 @@ def replay_of_job(
         folder: the run folder.
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
-        snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
+        snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
         task: what is called in place of the task that the tapes name.
         salvage: whether to read damaged tapes up to the damage.
         turns: the file by which workers take turns at the terminal, where the task's own

@@ -63,7 +63,7 @@ def replay_of_program(
         folder: the run folder, or any set of its tapes.
         progress: called with the number of events played so far.
         warn: called with what differs before the replay starts.
-        snapshot: one to begin with, by id or ``latest``; what lies before its cut is not played.
+        snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
         program: what is called in place of the program that the tapes name.
         salvage: whether to read damaged tapes up to the damage.
 

@@ -43,7 +43,7 @@ class Replay:
         names: the actors that the run had.
         open_runner: opens what plays a tape.
         counted: the classes of events that the report counts, by their names in the report.
-        start_point: the snapshot to begin with, if any; what lies before its cut is not played.
+        start_point: the snapshot to begin with, if any; what is before its cut is not played.
         progress: called with the number of events played so far.
         limits: the clock of an event: each tape is replayed up to its entry. By default, tapes are
             replayed to their ends.

@@ -88,7 +88,7 @@ class ReplayState:
 
     def conclude(self) -> Report:
         """Order the differences, name the gaps, and return the report."""
-        # A larger sum of entries never stands before a smaller one in causal order.
+        # A larger sum of entries never comes before a smaller one in causal order.
         self.report.divergences.sort(key=lambda each: (sum(each.clock.values()), each.actor))
         for name, (heard, messages) in sorted(self._lost.items()):
             last = self._tapes[name].events

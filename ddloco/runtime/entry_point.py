@@ -30,7 +30,7 @@ PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 
 PINNED = re.compile(r"main_([0-9a-f]{16})")
 """The name of a pinned module, which contains the first digits of the SHA-256 of its text. Its text
-was taken from a script or a notebook, and lies in the run folder."""
+was taken from a script or a notebook, and is in the run folder."""
 
 
 class NamedError(ValueError):
@@ -111,7 +111,7 @@ def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
     Args:
         kind: the kind of object that it makes, for error messages.
         spec: the entry point.
-        folder: where a pinned module lies.
+        folder: where a pinned module is.
 
     Raises:
         NamedError: there is no such module, or it has no source file.

@@ -193,7 +193,7 @@ class ObserverServer:
             try:
                 facts = self._status()
                 encode(facts)
-            except Exception as error:  # noqa: BLE001, the job goes on without a status
+            except Exception as error:  # noqa: BLE001, the job continues without a status
                 facts = {"problem": f"this is a bug; no status: {type(error).__name__}: {error}"}
             self._told = now, facts
         return self._told[1]

@@ -249,7 +249,7 @@ def place_outside(
     """Split a user's name of a snapshot with ``find``, for a run that will write to ``folder``.
 
     Raises:
-        SnapshotError: the store lies in that folder.
+        SnapshotError: the store is in that folder.
     """
     place, snapshot = find(said)
     if "://" not in place and Path(place).is_relative_to(folder.absolute()):

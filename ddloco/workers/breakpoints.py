@@ -2,7 +2,7 @@
 
 A worker is a process of its own. In a replay with ``--pdb`` it has the terminal of the command, and
 one worker at a time is at its prompt; the others wait. A live run does not wait at a prompt:
-the job goes on, and says once for each place where it would have stopped.
+the job continues, and says once for each place where it would have stopped.
 """
 
 import fcntl
@@ -134,7 +134,7 @@ class _Debugger(pdb.Pdb):
         self._turn.leave()
         self.clear_all_breaks()
         with suppress(OSError):
-            self.message("the replay goes on without stopping; Ctrl-C ends it")
+            self.message("the replay continues without stopping; Ctrl-C ends it")
         self.set_continue()
         return True
 

@@ -54,7 +54,7 @@ class DataStream:
         self._ahead: _Ahead | None = None
 
     def next(self) -> Any:
-        """The next batch; it has arrays of its own, which a stream that goes on does not change."""
+        """The next batch; it has arrays of its own, which the stream does not change later."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return self._copied(self._batches.next())

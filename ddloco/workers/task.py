@@ -50,8 +50,8 @@ class Task(Protocol):
     file's [inner] table; `evaluate(self, params) -> float`, a held-out loss, jitted by the task.
 
     `init_state(self, key)` returns what is carried from step to step and not trained, any pytree of
-    arrays. Then `loss` has a parameter `state` and returns it anew, with the loss; `evaluate` may
-    have such a parameter too.
+    arrays. Then `loss` has a parameter `state` and returns the new one with the loss; `evaluate`
+    may have such a parameter too.
 
     `hugging_face(self, params)` returns the files of a model folder for other libraries, by name:
     plain data or text, and arrays by name for a name that ends with `.safetensors`. It may have a
@@ -146,7 +146,7 @@ def task_digest(spec: str, run_folder: Path | None = None) -> str:
 
     Args:
         spec: the task, as ``module:function``.
-        run_folder: where the module lies if it was taken from a script or a notebook.
+        run_folder: where the module is if it was taken from a script or a notebook.
 
     Raises:
         TaskError: there is no such module, or it has no source file.

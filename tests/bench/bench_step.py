@@ -170,7 +170,7 @@ class GatedTime:
 
 
 def serve_job(connection: Connection, path: Path, block: int) -> None:
-    """The job; says how long each block took, and goes on when told."""
+    """The job; says how long each block took, and continues when told."""
     import trio
 
     from ddloco.config.job import load_job

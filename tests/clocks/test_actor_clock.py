@@ -105,7 +105,7 @@ def test_before_the_first_event_there_is_nothing():
 
 
 def test_what_is_forgotten_is_not_told():
-    """It is in no delta any more, and is learned anew if a message names it again."""
+    """It is in no delta any more, and is learned again if a message names it again."""
     clock = RunningClock(ME)
     clock.tick({"a.1": 3, "b.1": 1}, "x")
     clock.forget(["a.1", "nobody.1"])

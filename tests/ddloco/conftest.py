@@ -91,7 +91,7 @@ class World(worlds.World):
         self._hung.setdefault(self.nodes[actor], [])
 
     def resume(self, actor):
-        """It goes on; whatever waited happens now, in order."""
+        """It continues; whatever waited happens now, in order."""
         node = self.nodes[actor]
         for work in self._hung.pop(node, []):
             self.push(self.now, node, self._end_work, work)

@@ -27,7 +27,7 @@ from transport.zeromq import ZmqEndpoint, open_context
 
 OPEN = Path("/proc/self/fd")
 STEPS_MAX = 100_000
-"""No world here has as many checkpoints: a loop that goes on for ever is a failure."""
+"""No world here has as many checkpoints: a loop that continues for ever is a failure."""
 
 
 class Aim(Instrument):

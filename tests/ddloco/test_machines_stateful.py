@@ -87,7 +87,7 @@ def stateful(World, make_job, **more):
 
         @rule(index=st.integers(0, 3), then=PAUSES)
         def resume(self, index, then):
-            """A learner goes on."""
+            """A learner continues."""
             self.tell("resume", self.learner(index), then=then)
 
         @rule(index=st.integers(0, 3), then=PAUSES)

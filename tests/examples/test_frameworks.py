@@ -22,7 +22,7 @@ STEPS = 60
 @pytest.mark.parametrize(("name", "package"), TASKS, ids=[name for name, _ in TASKS])
 @pytest.mark.filterwarnings("default")  # Of other packages.
 def test_it_learns_and_hands_over_all_of_it(arena, name, package):
-    """Most held-out points are right; who takes over the state goes on to the bit."""
+    """Most held-out points are right; who takes over the state continues to the bit."""
     pytest.importorskip(package)
     pytest.importorskip({"from_grain": "equinox"}.get(name, package))
     donor = Harness(arena, task=f"examples.frameworks:{name}", lr=3e-3)

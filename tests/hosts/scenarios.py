@@ -68,7 +68,7 @@ class Scenario:
         faults: what goes wrong; times count from when all learners take part in merges.
         goes_on: what must be seen while the faults last, before the first of them ends: "merges" of
             those that are left, "steps" of every learner that runs, or "nothing".
-        without: learners without whom merges must go on meanwhile.
+        without: learners without whom merges must continue meanwhile.
         happened: what the switch must have done to packets, as proof that the line was bad.
         links_hold: whether no learner may be lost, not even for a moment.
         refused: whether the syncer must have refused a message; otherwise it must not.

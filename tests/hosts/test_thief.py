@@ -36,8 +36,8 @@ def rob(cluster, lanes):
 @pytest.mark.slow
 @pytest.mark.parametrize("lanes", [LANES, ("control",), ("bulk",)], ids=["both", "control", "bulk"])
 def test_a_learner_that_was_robbed_of_its_name_takes_part_again(tmp_path, lanes):
-    """Merges go on without it; it is in one again, as the same incarnation, and so is its word that
-    the job is over."""
+    """Merges continue without it; later it is in one again, as the same incarnation, and is told
+    that the job is over."""
     hosts, cluster = start(tmp_path)
     with hosts:
         cluster.start(SYNCER, ROBBED, "learner-1")

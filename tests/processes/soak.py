@@ -167,8 +167,8 @@ def soak(
     compare: bool = True,
     until: Until = lambda _: True,
 ) -> Soak:
-    """Do it all; what came of it. The run goes on, if need be, until it is as far as ``until`` asks
-    of its folder."""
+    """Do it all, and return the results. If need be, the run continues until it is as far as
+    ``until`` asks of its folder."""
     found, run, memory = Soak(), folder / "run", Memory(folder / "run")
     code, said = rage(folder, minutes * 60, seed, memory, learners, until)
     faults = [line for line in said.splitlines() if line.startswith("chaos:")]

@@ -151,7 +151,7 @@ SETTINGS = ("job.learners=2", "job.steps=100000", "task.step_s=0.05")
 
 
 def test_who_comes_back_takes_over_a_peers_state(job, tools):
-    """With its moments, and where its own data goes on; the donor's steps go on, all replays."""
+    """With its moments, and where its own data continues; the donor steps on, and all replays."""
     with Actors(job, 1, SETTINGS, lambda _: {}) as actors:
         for name in ("syncer", "learner-0", "learner-1"):
             actors.start(name)

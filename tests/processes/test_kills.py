@@ -9,7 +9,7 @@ import pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_run_with_a_kill_at_any_moment_replays(job, tools, seed):
-    """A learner or its worker killed at a random moment: the rest goes on, the tapes replay."""
+    """A learner or its worker killed at a random moment: the rest continues, the tapes replay."""
     rng = random.Random(seed)
     running = job.start("--processes", "--set=job.steps=100000", "--set=task.step_s=0.02")
     job.wait_for("merge", rng.randint(1, 12))

@@ -80,7 +80,7 @@ ALONE = ("--set=job.steps=100000", "--set=job.learners=1", "--set=task.step_s=0.
 
 def test_sigterm_means_leave_and_come_back_and_stop_ends_the_job(started):
     """A learner, then the syncer, get SIGTERM as a group and twice: both leave with 75, the job
-    goes on when they are started again, and ``ddloco stop`` ends it with exit status 0 for all."""
+    continues when they are started again, and ``ddloco stop`` ends it with exit status 0."""
     started.syncer(*ALONE)
     first = started.learner("learner-0", *ALONE)
     started.job.wait_for("merge", 4)
@@ -224,7 +224,7 @@ def test_of_two_twins_the_newer_wins(started, tmp_path):
 
 @pytest.mark.slow
 def test_learners_follow_a_syncer_whose_address_is_in_a_file(started, tmp_path):
-    """The syncer moves to another port; the learner reads its address again, and goes on."""
+    """The syncer moves to another port; the learner reads its address again, and continues."""
     more = ALONE
     at = f"file:{started.job.run_folder / 'syncer.address'}"
     words = ["--name", "learner-0", *more]

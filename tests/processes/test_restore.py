@@ -185,7 +185,7 @@ def test_shards_that_were_through_go_on(tmp_path):
 
 @pytest.mark.slow
 def test_one_learner_takes_its_own_state_in_a_job_that_went_on(tmp_path):
-    """Alone in its job it has no peer to ask: without the snapshot its moments would begin anew.
+    """Alone in its job it has no peer to ask: without the snapshot its moments would begin again.
     The syncer has gone on meanwhile, and all of it replays."""
     job = Job(tmp_path, JOB + SNAPSHOTS)
     few = ("--set=job.learners=1", *LONG, "--set=snapshot.keep=1000", "--join")

@@ -101,7 +101,7 @@ def test_processes_with_a_kill_and_a_slow_learner(job, tools):
     job.wait_until(lambda: len({who for m in job.merges() for who in m["learners"]}) == 3)
     listed = tools.call(["pgrep", "-f", f"{job.run_folder}.*--name learner-1"]).stdout.split()
     tools.kill(int(listed[0]))
-    # What was under way may still be merged; then the others go on without it.
+    # What was under way may still be merged; then the others continue without it.
     job.wait_until(lambda: without("learner-1.1", job.merges()[-8:]))
     said = job.stop(running)
     replayed = tools.replay(job.run_folder)
@@ -119,7 +119,7 @@ def without(who, merges):
 
 
 def test_a_worker_that_dies_is_an_event(job, tools):
-    """A learner whose JAX process is killed fails by name; the others go on, the tapes replay."""
+    """A learner whose JAX process is killed fails by name; others continue, and tapes replay."""
     running = job.start(*UNTIL_STOPPED)
     job.wait_for("merge", 5)
     tools.kill(*worker_pids(tools, "learner-1.1", running))

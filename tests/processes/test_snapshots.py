@@ -192,7 +192,7 @@ def test_one_is_taken_on_request(pictures, tools):
 
 @pytest.mark.slow
 def test_a_data_parallel_job_takes_none(pictures, tools):
-    """A request is refused with the reason, leaves nothing, and the job goes on."""
+    """A request is refused with the reason, leaves nothing, and the job continues."""
     job = pictures.job
     running = job.start("--processes", "--set=job.method=data-parallel", "--set=job.steps=100000")
     job.wait_for("merge", 3)
@@ -283,7 +283,7 @@ def tiny(tmp_path):
 
 @pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
 def test_a_place_that_cannot_be_written(pictures, tmp_path, form):
-    """The job goes on to its end and replays; the log says once for each what happened, and why."""
+    """The job ends well and replays; the log says once for each what happened, and why."""
     place = tmp_path / "file"
     place.write_text("mine")
     below = place / "snapshots"  # A place that is a file itself is refused at the start.

@@ -81,7 +81,7 @@ def test_a_tape_that_cannot_be_written_stops_its_actor(tape_path, small_disk):
 
 
 def test_a_tape_that_cannot_be_written_is_dropped_where_the_job_says_so(tape_path, small_disk):
-    """With on_error "drop" the actor goes on, the reason is kept, and no more is written."""
+    """With on_error "drop" the actor continues, the reason is kept, and no more is written."""
     recorder = Recorder(TapeWriter(tape_path, HEADER), "drop")
     size = tape_path.stat().st_size
 

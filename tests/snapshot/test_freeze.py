@@ -382,7 +382,7 @@ def test_planted_bugs_of_containers_are_noticed(monkeypatch):
 
 
 def test_an_older_state_names_the_version_that_reads_it():
-    """One line says what to go on with."""
+    """One line says what to continue with."""
     with pytest.raises(FreezeError, match=r"format 1, this version reads 2; ddloco 0\.1 reads it"):
         thaw(garbage(None, version=1), TRUSTED)
 

@@ -170,7 +170,7 @@ def test_a_damaged_snapshot_is_no_reason_for_another_to_go(store, root, take):
 
 
 def test_a_damaged_manifest_is_set_aside(store, root, take):
-    """It is named, retention goes on, and it is there under another name for who wants to look."""
+    """It is named and renamed, so that it can be looked at; retention continues."""
     for order in (1, 2, 3):
         take(store, order)
     (root / "snapshots" / "syncer.1-30.json").write_bytes(b"{}")

@@ -102,7 +102,7 @@ def test_a_message_that_overtakes_the_second_welcome_finds_a_peer_that_has_joine
 
 
 def test_a_lost_second_welcome_is_asked_for_again(new_pair):
-    """A link with one lane dumb is given up when its timer is due, and shaken anew."""
+    """A link with one lane dumb is given up when its timer is due, and shaken again."""
     pair = new_pair()
     for lane in LANES:
         pair.deliver(pair.spoke, lane)

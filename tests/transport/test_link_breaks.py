@@ -57,7 +57,7 @@ def test_a_duplicate_is_dropped_and_counted(pair):
 def test_a_welcome_to_a_handshake_that_was_given_up_is_stale(new_pair, lane):
     """A lane that breaks while hands are shaken ends that session; nothing said is lost in it.
 
-    Found by the stateful test: the late Welcome opened a link whose numbers had started anew, and
+    Found by the stateful test: the late Welcome opened a link whose numbers had started again, and
     the first message was dropped as a duplicate of Hello.
     """
     pair = new_pair()

@@ -80,7 +80,7 @@ async def test_a_route_is_free_once_its_connection_has_gone():
 
 async def test_a_peer_whose_identity_was_taken_is_heard_again():
     """A connection of the very same identity comes and goes, as after a break that only one side
-    has noticed; the owner, who goes on sending, is heard afterwards, and answered."""
+    has noticed; the owner, who continues sending, is heard afterwards, and answered."""
     async with one_line() as (address, listener, owner, heard, told):
         await steal(address, listener._identity_of(IDENTITY))
         await heard.wait_count(2)

@@ -94,7 +94,7 @@ def test_who_goes_on_in_another_run_leaves_what_was_written_of_snapshots():
 
 
 def test_a_state_that_is_no_plain_data_is_no_part_of_a_snapshot():
-    """The actor goes on, holds nothing for it, and says why."""
+    """The actor continues, holds nothing for it, and says why."""
     actor = joined()
     actor.machine.key = lambda: 0
     actor.handles.hold("theta/0/0")

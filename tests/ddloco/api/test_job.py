@@ -87,7 +87,7 @@ def test_parameters_of_another_task_are_refused(finished, tmp_path):
 
 
 def test_a_handle_watches_snapshots_and_stops(tmp_path):
-    """The caller goes on; the snapshot has the parameters, a stop ends in good order, and the job
+    """The caller continues; the snapshot has the parameters, a stop ends in good order, and the job
     continues from the snapshot in another run."""
     job = make(steps=100_000)
     with job.start(tmp_path / "run") as handle:
@@ -120,7 +120,7 @@ def test_an_exception_ends_a_job_in_the_background(tmp_path):
 
 
 def test_under_asyncio(tmp_path):
-    """A handle can be awaited, and the event loop goes on meanwhile."""
+    """A handle can be awaited, and the event loop continues meanwhile."""
 
     async def both():
         handle, ticks = make(learners=1).start(tmp_path / "run"), 0

@@ -301,7 +301,7 @@ async def mute_after(syncer, seconds):
 
 
 async def test_until_a_signal():
-    """A signal ends what would go on for ever, and is no failure."""
+    """A signal ends what would continue for ever, and is no failure."""
     from ddloco.monitoring.watch import until_signal
 
     async def act():

@@ -46,7 +46,7 @@ def test_board_keeps_the_newest_of_everything():
 
 
 def test_a_loss_that_is_no_number_is_passed_over():
-    """In the log it is null; the picture goes on with those that are numbers."""
+    """In the log it is null; the picture continues with those that are numbers."""
     board = Board(JOB)
     for line in (step(0, 1, 1.0), step(0, 2, 2.0)):
         board.take({**line, "loss": None if line["step"] == 2 else 0.5})

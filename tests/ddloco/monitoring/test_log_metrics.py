@@ -195,7 +195,7 @@ async def test_a_tracker_that_fails_does_not_end_the_job(tmp_path):
     with trio.move_on_after(0):
         await track_run(tmp_path, JOB, [cancelled], trio.Event(), said.append)
 
-    assert said == ["tracking has ended, the job goes on: OSError: the server is gone"]
+    assert said == ["tracking has ended, the job continues: OSError: the server is gone"]
     assert cancelled.closed
 
 

@@ -222,7 +222,7 @@ async def test_a_fault_of_an_absent_actor_is_skipped(world, autojump_clock):
 
 
 async def test_stalls_overlap(world, autojump_clock):
-    """Two stalls at once: it goes on when the second is over, not before."""
+    """Two stalls at once: it continues when the second is over, not before."""
     async with world(
         Fault("stall", "syncer", at_s=1.0, for_s=4.0), Fault("stall", "syncer", at_s=2.0, for_s=1.0)
     ) as there:

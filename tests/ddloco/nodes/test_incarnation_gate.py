@@ -101,7 +101,7 @@ def test_the_lead_tells_a_shard_all_numbers(tmp_path):
 
 
 def test_a_lead_without_its_folder_gives_no_number_that_a_shard_has_seen(tmp_path):
-    """The learner's folder is lost, too: numbers go on where the shard knows they were."""
+    """The learner's folder is lost, too: numbers continue where the shard knows they were."""
     lead = Lead(tmp_path)
     assert lead.number() is None
     lead.ask(Known({"learner-0": 3, "learner-1": 10**9 - 1}), SHARD)
@@ -135,7 +135,7 @@ async def test_a_number_that_is_given_is_told_to_the_shards_at_once(tmp_path):
 
 @pytest.mark.parametrize("there", [True, False])
 async def test_a_shard_asks_at_an_unknown_number_and_every_few_seconds(autojump_clock, there):
-    """Not more often than that, however many come; and goes on when the lead is away."""
+    """Not more often than that, however many come; and continues when the lead is away."""
     gate, _ = gate_of(Known({"learner-0": 2}))
     gate._endpoint.there = there
     with trio.move_on_after(ASK_S + 1):

@@ -132,7 +132,7 @@ def test_what_is_no_question_is_not_answered(harness, frames):
 
 @pytest.mark.parametrize("how", ["known", "exact"])
 def test_the_numbers_cannot_be_used_up(harness, how):
-    """What an asker says of its former selves is believed so far; it is told, and others go on."""
+    """An actor's claim about its former incarnations is accepted up to a limit; others continue."""
     answer = harness.ask(**{how: NUMBER_MAX})
     assert isinstance(answer, Denied)
     assert "the newest number of learner-0 here" in answer.reason
@@ -166,7 +166,7 @@ def test_who_was_never_given_is_not_heard(harness, lane):
 
 
 def test_a_lead_that_has_lost_its_folder_hears_who_is_there(harness):
-    """Learners that outlived it go on under their numbers; later ones come after those."""
+    """Learners that outlived it continue under their numbers; later ones come after those."""
     assert harness.registrar.heeds("learner-0.7/control")
     assert not harness.registrar.heeds("learner-0.8/control")
     assert Granted(8) == harness.ask()

@@ -56,7 +56,7 @@ async def test_the_last_end_is_the_syncer_s_to_follow(processes):
 
 
 async def test_who_will_come_back_is_waited_for(processes):
-    """The job goes on without a learner as long as one is to come."""
+    """The job continues without a learner as long as one is to come."""
     processes.awaited = {"learner-0"}
     await end(processes, "learner-0", FakeChild(-KILL, doomed=True))
     await end(processes, "learner-1", FakeChild(-KILL, doomed=True))

@@ -265,7 +265,7 @@ async def test_bandwidth_is_shared_by_all_connections():
 
 
 async def test_a_narrow_link_is_wide_again_at_once():
-    """What waited for a slow link does not go on waiting when it is slow no more."""
+    """What waited for a slow link does not continue waiting when it is slow no more."""
     async with relayed() as ends:
         learner, syncer = await ends.connect()
         narrow = Fault("bandwidth", "learner-0", mbit=1e-9)
@@ -287,7 +287,7 @@ async def test_the_lowest_bandwidth_counts():
 
 
 async def test_a_reset_is_seen_as_one_by_both_sides():
-    """Both ends get ECONNRESET, no orderly end; what is on the way is lost; then they go on."""
+    """Both ends get ECONNRESET, no orderly end; what is on the way is lost; then they continue."""
     async with relayed() as ends:
         learner, syncer = await ends.connect()
         ends.proxy.begin(CUT)

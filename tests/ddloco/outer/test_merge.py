@@ -195,7 +195,7 @@ def test_embeddings_are_averaged():
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_a_value_that_is_not_finite_refuses_the_whole_learner(bad, dtype):
-    """One NaN or Inf anywhere, and nothing of that learner is used; the rest goes on."""
+    """One NaN or Inf anywhere, and nothing of that learner is used; the rest continues."""
     theta, values = normal(0, SIZE), normal(1, 3, SIZE)
     segments = segments_of(dtypes=("float32", dtype, "float32"))
     expected = merged(theta, values[[0, 2]], segments=segments)

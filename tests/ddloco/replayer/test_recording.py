@@ -49,7 +49,7 @@ def said(capsys):
 
 
 def rewrite(path, record=lambda each: each, **header):
-    """Write a tape anew, with another header or other records; all its checks are right."""
+    """Write a tape again, with another header or other records; all its checks are right."""
     read = Tape(path)
     other = path.with_suffix(".other")
     writer = TapeWriter(other, msgspec.structs.replace(read.header, **header))
@@ -206,7 +206,7 @@ def test_own_runs_are_known(tmp_path, monkeypatch):
 
 
 def test_a_key_is_for_its_owner_alone(tmp_path, monkeypatch):
-    """And where none can be kept, runs go on without a mark."""
+    """And where none can be kept, runs continue without a mark."""
     job = job_from({"job": {"task": "x:y"}}, "test")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     open_folder(tmp_path / "run", job)

@@ -397,7 +397,7 @@ async def test_a_tape_that_cannot_be_written_ends_its_actor(
 
 
 async def test_a_tape_may_be_given_up(open_cluster, autojump_clock, monkeypatch):
-    """With on_error=drop the job goes on without, and the recorder knows why."""
+    """With on_error=drop the job continues without, and the recorder knows why."""
     job = open_cluster(on_error="drop")
     monkeypatch.setattr("replay.tape.os.write", FullDisk(60))
     await job.run()
@@ -456,7 +456,7 @@ def header(sender, job_id, body, tensors=()):
     ],
 )
 async def test_what_breaks_a_limit_is_refused(open_cluster, autojump_clock, change, field):
-    """It is counted and logged with its field, the link begins anew, and the job goes on."""
+    """It is counted and logged with its field, the link begins again, and the job continues."""
     job = open_cluster(steps=20)
 
     async def flood():
@@ -498,7 +498,7 @@ async def test_learners_join_as_soon_as_the_syncer_listens(
 
 async def test_hellos_without_end_end_nothing(open_cluster, autojump_clock):
     """Of a thousand Hellos of one actor, each with a later session, a few are admitted; the
-    rest is counted, breaks no lane, and the job goes on merging."""
+    rest is counted, breaks no lane, and the job continues merging."""
     job = open_cluster(steps=40)
 
     async def flood():

@@ -155,7 +155,7 @@ async def test_a_status_is_made_at_most_so_often():
 
 @pytest.mark.parametrize("broken", [lambda: 1 / 0, lambda: {"x": object()}])
 async def test_a_status_that_fails_ends_no_actor(broken):
-    """A machine that cannot describe itself is reported as the bug that it is, and goes on."""
+    """A machine that cannot describe itself is reported as the bug that it is, and continues."""
     async with opened("a") as (stand, guest):
         stand.window._status = broken
         await guest.say(Ask("status"))
@@ -330,7 +330,7 @@ async def test_who_is_silent_is_forgotten_and_may_come_back():
 
 
 async def test_a_full_queue_loses_news_too():
-    """Where the socket takes no more, the news is dropped and counted; the actor goes on."""
+    """Where the socket takes no more, the news is dropped and counted; the actor continues."""
     async with opened("a") as (stand, guest):
         await guest.say(Ask("follow"))
         stand.fabric.queue_messages_max = 0

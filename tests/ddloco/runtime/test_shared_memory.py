@@ -177,7 +177,7 @@ def test_what_has_no_room_in_memory_lies_in_a_file(small_place, tmp_path):
 
 
 def test_without_room_anywhere_one_line_says_what_helps(small_place):
-    """And not a signal; what has room goes on."""
+    """And not a signal; what has room continues."""
     arena = Arena([small_place, small_place])
     with pytest.raises(OSError, match="no room to share 1,048,576 bytes") as raised:
         arena.allocate(2**20)

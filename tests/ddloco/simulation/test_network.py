@@ -251,7 +251,7 @@ def test_a_cut_loses_nothing(World, make_job, direction):
 
 
 def test_a_reset_loses_what_is_on_the_way(World, make_job):
-    """Both sides notice, and shake hands again; the job goes on."""
+    """Both sides notice, and shake hands again; the job continues."""
     world = befallen(World, make_job, fault("reset"))
     assert ["learner-0.1"] == [fields["learner"] for _, fields in world.observed("lost")][:1]
     assert 3 == len(world.observed("joined"))

@@ -93,7 +93,7 @@ def whole(tmp_path):
 
 
 async def test_a_tape_arrives_in_segments(stand, whole):
-    """Each is answered with what is there; a syncer that starts again knows it, and goes on."""
+    """Each is answered with what is there; a syncer that starts again knows it, and continues."""
     assert Has(1, 0, digest_of(b"")) == await stand.say(Ask(0))
     assert Has(2, 300) == await stand.ship(whole[:300])
     stand.again()
@@ -176,7 +176,7 @@ async def test_garbage_is_refused(stand):
 
 
 async def test_a_full_disk_is_waited_for(stand, whole, monkeypatch):
-    """The log says it; what was there stays a tape, and goes on once there is room."""
+    """The log says it; what was there stays a tape, and continues once there is room."""
     await stand.ship(whole[:300])
     real = receiver_module.os.write
     with monkeypatch.context() as full:

@@ -36,7 +36,7 @@ def stopping(times=1):
 
 
 def test_a_live_run_says_it_once_for_each_place(capsys):
-    """And goes on."""
+    """And continues."""
     breakpoints.install("learner-0.1", "")
     assert 3 == stopping(3)
     said = capsys.readouterr().err
@@ -59,7 +59,7 @@ def test_a_replay_stops_in_the_tasks_own_frame(turns, monkeypatch, capsys):
 
 @pytest.mark.parametrize("typed", ["q\n", "exit\n", ""])
 def test_a_worker_that_leaves_is_not_asked_again(turns, monkeypatch, capsys, typed):
-    """Not in this worker and not in another; without a terminal it goes on as well."""
+    """Not in this worker and not in another; without a terminal it continues as well."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(typed))
     breakpoints.install("learner-0.1", str(turns))
     assert 3 == stopping(3)

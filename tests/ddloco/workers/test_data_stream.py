@@ -117,7 +117,7 @@ def test_data_that_end_are_missed_when_the_batch_is_used():
 
 
 def test_batches_have_arrays_of_their_own():
-    """A stream may change its arrays when it goes on."""
+    """A stream may change its arrays when it continues."""
     data = np.arange(4)
 
     class InPlace(Documents):

@@ -35,7 +35,7 @@ def received(theirs):
 
 
 async def test_requests_are_sent_before_the_former_is_answered(pair):
-    """So that the worker goes on at once. Answers that arrive together are told apart."""
+    """So that the worker continues at once. Answers that arrive together are told apart."""
     process, theirs = pair
     coming = [answer for each in REQUESTS for answer in process.ask(each)]
     assert REQUESTS == [received(theirs) for _ in REQUESTS]

@@ -1,4 +1,4 @@
-"""The JAX worker, asked in this process: a whole state given to another goes on to the bit."""
+"""The JAX worker, asked in this process: a whole state given to another continues to the bit."""
 
 import gc
 import time
@@ -126,8 +126,8 @@ def test_without_the_moments_it_would_not(arena):
 
 
 def test_a_spoilt_state_is_taken_back_as_such(arena):
-    """A learner that continues from a snapshot after a loss of NaN begins its moments anew with the
-    next global fragment, as it would have done without the snapshot."""
+    """A learner that continues from a snapshot after a loss of NaN begins its moments again with
+    the next global fragment, as it would have done without the snapshot."""
     donor = Harness(arena)
     donor.begin()
     for _ in range(3):
@@ -219,7 +219,7 @@ def test_memory_that_is_touched_is_the_actors_own(arena):
     assert [0, 7, 0, 7] == region.data[[0, 1, PAGE, PAGE + 1]].tolist()
 
 
-# Moments that are made anew, and schedules that are not.
+# Moments that are made again, and schedules that are not.
 
 COSINE = optax.cosine_decay_schedule(0.1, 1000)
 
@@ -251,12 +251,12 @@ def test_schedules_go_on_where_moments_begin_anew(name):
         _, state = optimizer.update(gradients, state, params)
     counts = schedule_counts(state)
     assert set(counts) == {4 if "every two" in name else 8}
-    anew = with_counts(fresh, counts, 8)
-    assert counts == schedule_counts(anew)
+    again = with_counts(fresh, counts, 8)
+    assert counts == schedule_counts(again)
     moved = {
         jax.tree_util.keystr(path)
         for (path, one), other in zip(
-            jax.tree.leaves_with_path(fresh), jax.tree.leaves(anew), strict=True
+            jax.tree.leaves_with_path(fresh), jax.tree.leaves(again), strict=True
         )
         if not bool((one == other).all())
     }

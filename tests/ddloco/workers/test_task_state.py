@@ -89,7 +89,7 @@ def test_without_what_is_local_it_would_not(arena):
 
 
 def test_a_global_fragment_replaces_what_is_merged_and_leaves_the_rest(arena):
-    """The mean comes from the others, the count goes on."""
+    """The mean comes from the others, the count continues."""
     harness = Harness(arena, task=STATEFUL)
     harness.begin()
     harness.train()

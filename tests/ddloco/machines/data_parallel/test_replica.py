@@ -148,7 +148,7 @@ def test_what_ends_it(replica, event, status):
 
 
 def test_a_lost_link_is_seen_and_waited_for(replica):
-    """Its links dial again; the gradient under way goes on."""
+    """Its links dial again; the gradient under way continues."""
     replica.handle(1.0, parameters(0))
     [seen] = replica.handle(1.5, PeerLost(SYNCER, "gone"))
     assert Observe("syncer lost", {"reason": "gone", "step": 0}) == seen

@@ -246,7 +246,7 @@ def test_without_a_link_nothing_is_said(training):
 
 
 def test_overwrite_waits_for_the_step_boundary_and_resets_counters(training):
-    """A newer fragment goes in with the next step; its counters restart, the others go on."""
+    """A newer fragment goes in with the next step; its counters restart, the others continue."""
     assert [] == of(RunStep, training.say(GlobalFragment(1, 4)))
     effects = training.finish_step()
     (before,) = said(Progress, effects)
@@ -378,7 +378,7 @@ def test_a_first_loss_that_is_no_number_is_bad_input(harness, loss):
 
 
 def test_a_later_loss_that_is_no_number_is_only_seen(training):
-    """Later the syncer refuses what is not finite; the learner goes on."""
+    """Later the syncer refuses what is not finite; the learner continues."""
     assert of(RunStep, training.finish_step(loss=math.nan))
 
 

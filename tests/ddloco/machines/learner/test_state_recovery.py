@@ -31,7 +31,7 @@ def piece(index, who=DONOR, copy=3, pieces=4):
 
 
 def test_nothing_is_asked_before_a_donor_is_named():
-    """Nor is it known where the data goes on."""
+    """Nor is it known where the data continues."""
     recovery = Recovery("syncer")
     assert (None, False) == (recovery.batches, recovery.complete)
     assert [] == recovery.resume(Resume(7, ""))

@@ -479,7 +479,7 @@ def refused_whole(harness, times):
 
 def test_a_job_of_which_nothing_is_believed_any_more_fails(open_harness, monkeypatch):
     """It would repeat for ever: a model that makes NaN of everything does not come back. The line
-    says why; one accepted contribution in between and it is counted anew."""
+    says why; one accepted contribution in between and it is counted again."""
     monkeypatch.setattr("ddloco.machines.syncer.machine.FRUITLESS_MAX", 5)
     harness = open_harness(A, overlap=1)
     refused_whole(harness, 4)
@@ -638,7 +638,7 @@ def refused_in_turn(harness, times):
 
 def test_three_refusals_in_a_row_and_everything_is_sent(open_harness):
     """To be taken instead of what was trained; the log and the status say of whom and why;
-    then it is counted anew."""
+    then it is counted again."""
     harness = open_harness(A, B, quorum=2, overlap=1, steps=40, staleness=30)
     for index, effects in enumerate(refused_in_turn(harness, 6)):
         instead = [
@@ -783,7 +783,7 @@ def test_a_learner_that_comes_back_continues_its_count(budget):
 
 
 def test_only_what_was_not_kept_is_made(recovered):
-    """Fragment 0 is made anew; of the others the arrays that were found are held."""
+    """Fragment 0 is made again; of the others the arrays that were found are held."""
     harness = recovered()
     assert [(0,)] == [make.fragments for make in of(MakeParameters, harness.found)]
     assert [{"t": 5, "fragments": 2}] == observed("recovered", harness.found)

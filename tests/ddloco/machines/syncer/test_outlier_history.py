@@ -128,7 +128,7 @@ def test_tokens_of_a_step_have_a_band(outliers):
 
 
 def test_tokens_refused_for_long_are_the_usual(outliers):
-    """Such as a batch that has grown for all; one accepted in between begins the count anew."""
+    """Such as a batch that has grown for all; one accepted in between begins the count again."""
     for t in range(1, 5):
         learn(outliers, t, {A: 2.0})
     for _ in range(PATIENCE - 1):

@@ -76,7 +76,7 @@ def test_the_window_closes_when_none_missing_is_missing(pacing):
 
 
 def test_a_lost_quorum_begins_again(pacing):
-    """When the quorum falls apart, the window starts anew with the next one."""
+    """When the quorum falls apart, the window starts again with the next one."""
     waiting = pacing.await_sync(100.5, 8, 0)
     pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
     assert pacing.wait_until(101.2, waiting, able=1, missing=one_missing) is None

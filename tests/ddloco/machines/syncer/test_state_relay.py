@@ -70,7 +70,7 @@ def test_who_comes_back_is_told_where_its_data_goes_on_and_whose_state_to_take(h
 
 
 def test_before_everything_was_merged_once_globals_are_as_good():
-    """Who comes back still hears where its data goes on; who is new needs nothing."""
+    """Who comes back still hears where its data continues; who is new needs nothing."""
     harness = Harness(merged=False)
     assert [(A2, Resume(17, ""))] == said(harness.come())
     assert [(A2, Resume(17, ""))] == said(harness.come())  # The first one may have been lost.

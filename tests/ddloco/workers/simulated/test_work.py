@@ -94,7 +94,7 @@ def test_a_step_counts_for_every_fragment(shops):
 
 
 def test_an_overwrite_restarts_its_fragment(shops):
-    """The others go on; where there are numbers, those of the fragment are the new ones' child."""
+    """The others continue; with arithmetic, the fragment's numbers follow from the new ones."""
     _, learner, _ = shops
     array = None
     if learner.contents["host/1"].array is not None:
