@@ -59,7 +59,10 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def convert(plain: Any, kind: type[T], source: str) -> T:
-    """Convert plain data to a table.
+    """Convert plain data to a table, whose dicts are sorted by key.
+
+    A tape sorts the keys of a job's dicts, too. Machines hold the job, and a replay compares their
+    states byte by byte, so the order in a file must not matter.
 
     Raises:
         ConfigError: a field is unknown, missing, of a wrong type or out of bounds.
@@ -67,7 +70,7 @@ def convert(plain: Any, kind: type[T], source: str) -> T:
     for path, problem in _impossible(plain):
         raise ConfigError(f"{source}: {path}: {problem}")
     try:
-        return msgspec.convert(plain, kind)
+        return msgspec.convert(_sorted(plain), kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_in_words(str(error), kind)}") from None
 
@@ -89,6 +92,15 @@ def _impossible(plain: Any) -> Iterator[tuple[str, str]]:
             yield _short(path), f"{value}: want a finite number"
         elif isinstance(value, str) and "\0" in value and not free:
             yield _short(path), "has a NUL byte"
+
+
+def _sorted(plain: Any) -> Any:
+    """Plain data whose tables are sorted by key; it is not nested deeper than ``DEPTH_MAX``."""
+    if isinstance(plain, dict):
+        return {key: _sorted(plain[key]) for key in sorted(plain, key=str)}
+    if isinstance(plain, list | tuple):
+        return [_sorted(each) for each in plain]
+    return plain
 
 
 def _short(path: str) -> str:

@@ -46,6 +46,17 @@ def test_the_digest_is_on_disk_before_any_effect_is_done(tape_path):
     assert closed == Closed(2, "failed")
 
 
+def test_an_event_keeps_the_order_of_its_dicts(tape_path):
+    """The machine sees that order, so it must be the same in the replay."""
+    recorder = Recorder(TapeWriter(tape_path, HEADER))
+
+    recorder.event(1, 0.5, {}, {"type": "Said", "body": {"y": 1, "x": 2}})
+    recorder.close(1, "done")
+
+    record, _ = Tape(tape_path).records()
+    assert list(msgpack.unpackb(record.event)["body"]) == ["y", "x"]
+
+
 def test_equal_effects_have_equal_digests():
     """The digest depends on the effects and their order, not on the order of a mapping."""
     one, two = SetTimer("a", 1.0), SetTimer("b", 1.0)

@@ -171,6 +171,18 @@ def test_a_bad_field_is_named_with_its_file(path, more, says):
     assert any(each in line for each in says.split("|")), line
 
 
+def test_options_are_ordered_as_a_tape_orders_them(path):
+    """Machines hold the job, and their states are compared by their bytes."""
+    path.write_text(
+        '[job]\ntask = "tiny:Task"\n[task]\nwide = 2\ndeep = [{b = 1, a = 2}]\n'
+        "[learner.learner-2]\nshard = 1\n[learner.learner-1]\nshard = 0\n"
+    )
+    job = load_job(path)
+    assert list(job.task) == ["deep", "wide"]
+    assert list(job.task["deep"][0]) == ["a", "b"]
+    assert list(job.learner) == ["learner-1", "learner-2"]
+
+
 def test_a_missing_task_is_named(path):
     """A job without a task, or without its table, says which key is missing."""
     assert refusal(path, "") == f"{path}: missing key `job`"
