@@ -66,13 +66,11 @@ def replay(given: argparse.Namespace) -> int:
     shown = bar.add_task("replaying", total=None)
 
     lines = _Lines(console)
+    warn = _Differences(console).add
 
     def progress(events: int) -> None:
         bar.update(shown, completed=events)
         lines.at(events)
-
-    def warn(what: str) -> None:
-        console.print(f"differs from the recording: {what}")
 
     with _turns(wanted=given.pdb) as given.turns:
         try:
@@ -111,6 +109,28 @@ def _turns(*, wanted: bool) -> Iterator[Path | None]:
         return
     with NamedTemporaryFile(prefix="ddloco-turns-") as file:
         yield Path(file.name)
+
+
+class _Differences:
+    """Prints what differs before the replay starts; what several actors share is printed once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._first: dict[str, str] = {}
+        self._shared: set[tuple[str, str]] = set()
+
+    def add(self, what: str) -> None:
+        """Print a difference, ``ACTOR: WHAT``, or that the actor has one of another actor's."""
+        actor, _, said = what.partition(": ")
+        first = self._first.setdefault(said, actor)
+        if first == actor:
+            self._print(what)
+        elif (actor, first) not in self._shared:
+            self._shared.add((actor, first))
+            self._print(f"{actor}: as {first}")
+
+    def _print(self, said: str) -> None:
+        self._console.print(f"differs from the recording: {said}")
 
 
 class _Lines:

@@ -1,7 +1,6 @@
 """``ddloco tape show``: one line per event."""
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 from clocks import actor_of
 from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
+from ddloco.debugger.exports import json_line
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.timeline import TimelineEvent, timeline
 from ddloco.nodes.exit_codes import HELD
@@ -70,7 +70,7 @@ def show(
         events = _around(events, wanted.around)
     for event in events:
         if wanted.has(event):
-            yield json.dumps(event.as_dict()) if as_json else line(event, full=full)
+            yield json_line(event.as_dict()) if as_json else line(event, full=full)
 
 
 def _around(events: list[TimelineEvent], ref: str) -> list[TimelineEvent]:

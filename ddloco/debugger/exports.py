@@ -4,9 +4,10 @@ All times are on one axis (``timeline``). Only tapes are decoded; no machine is 
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
+
+import msgspec
 
 from clocks import actor_of
 from ddloco.debugger.timeline import TimelineEvent, timeline
@@ -26,6 +27,11 @@ class Span(NamedTuple):
     fields: dict[str, Any]
 
 
+def json_line(plain: Any) -> str:
+    """JSON on one line; a number that is NaN or infinite is null, because JSON has neither."""
+    return msgspec.json.encode(plain).decode()
+
+
 def export_jsonl(tapes: Sequence[Tape]) -> Iterator[str]:
     """Yield one JSON object per event, in causal order: name, times, clock and fields.
 
@@ -33,7 +39,7 @@ def export_jsonl(tapes: Sequence[Tape]) -> Iterator[str]:
         TapeError: a tape cannot be read.
     """
     for event in timeline(tapes):
-        yield json.dumps(event.as_dict())
+        yield json_line(event.as_dict())
 
 
 def export_shiviz(tapes: Sequence[Tape]) -> Iterator[str]:
@@ -46,7 +52,7 @@ def export_shiviz(tapes: Sequence[Tape]) -> Iterator[str]:
     """
     for event in timeline(tapes):
         yield f"{event.common_at:.4f} s {event_name(event)}"
-        yield f"{event.actor} {json.dumps(event.clock.wire())}"
+        yield f"{event.actor} {json_line(event.clock.wire())}"
 
 
 def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
@@ -89,7 +95,7 @@ def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
         lines += _perfetto_event(event, place, zero)
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     for index, line in enumerate(lines):
-        yield json.dumps(line) + ("," if index + 1 < len(lines) else "")
+        yield json_line(line) + ("," if index + 1 < len(lines) else "")
     yield "]}"
 
 
@@ -146,7 +152,7 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
         name = {"key": "service.name", "value": {"stringValue": actor}}
         scope = {"scope": {"name": "ddloco"}, "spans": told}
         resources.append({"resource": {"attributes": [name]}, "scopeSpans": [scope]})
-    yield json.dumps({"resourceSpans": resources})
+    yield json_line({"resourceSpans": resources})
 
 
 def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, Any]:

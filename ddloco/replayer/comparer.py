@@ -1,6 +1,5 @@
 """Compares the events of a tape with what happens again: messages, results of work, snapshots."""
 
-import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, final
@@ -119,7 +118,7 @@ class Comparer:
                 report.unverified += 1
                 report.gaps.append(f"{self._name}:{record.n}: {said}, and is not in the snapshot")
             return None
-        if msgspec.structs.replace(found, handle=event.handle) != event:
+        if not same(msgspec.structs.replace(found, handle=event.handle), event):
             raise self._differs(record, event, describe(event), describe(found))
         self._state.report.payloads += bool(event.handle)
         return self._start.payload(found)
@@ -128,7 +127,7 @@ class Comparer:
         self, record: tape.Event, event: MessageArrived[Any], posted: Posted
     ) -> None:
         said = posted.said
-        if (event.body, event.clock) != (said.body, said.clock):
+        if event.clock != said.clock or not _arrives_as(event.body, said.body):
             got = f"{describe(said.body)} with clock {said.clock}"
             recorded = f"{describe(event.body)} with clock {event.clock}"
             raise self._differs(record, event, recorded, got)
@@ -191,20 +190,27 @@ async def open_comparison(
 
 def difference_of(recorded: Any, found: Any) -> str | None:
     """Return what kind of difference two results have, in words; None if they are equal."""
-    if _bits(recorded) == _bits(found):
-        return None
     if type(recorded) is not type(found):
         return "the work ended otherwise"
     fields = recorded.__struct_fields__
-    differ = (name for name in fields if getattr(recorded, name) != getattr(found, name))
-    return f"differs in {', '.join(differ)}"
+    differ = [name for name in fields if not same(getattr(recorded, name), getattr(found, name))]
+    return f"differs in {', '.join(differ)}" if differ else None
 
 
-def _bits(event: Any) -> tuple[bytes, bytes]:
-    """What must be equal of a result: its encoding, and the bits of its loss (NaN has many)."""
-    loss = getattr(event, "loss", None)
-    bits = struct.pack("<d", loss) if isinstance(loss, float) else b""
-    return msgspec.msgpack.encode(event), bits
+def same(one: Any, other: Any) -> bool:
+    """Whether two values have the same type and bits: NaN is the same as NaN, 0.0 is not -0.0."""
+    return type(one) is type(other) and msgspec.msgpack.encode(one) == msgspec.msgpack.encode(other)
+
+
+def _arrives_as(body: Any, said: Any) -> bool:
+    """Whether what a sender said arrives as ``body``.
+
+    They are not equal if a learner reports that its loss is NaN, and have other bits if a field of
+    type float was set to an integer.
+    """
+    if body == said:
+        return True
+    return same(body, msgspec.msgpack.decode(msgspec.msgpack.encode(said), type=type(said)))
 
 
 def changed_facts(name: str, then: Mapping[str, str], now: Mapping[str, str]) -> list[str]:

@@ -32,7 +32,7 @@ from ddloco.protocol.events import (
     StepFinished,
     first_tensor,
 )
-from ddloco.replayer.comparer import difference_of
+from ddloco.replayer.comparer import difference_of, same
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import Mismatch
@@ -196,7 +196,7 @@ class JobExecutor:
         if isinstance(recorded, StepFinished) and isinstance(found, StepFinished):
             if recorded.batch != found.batch:
                 return f"the data differs: another batch for inner step {recorded.step}"
-            if recorded.loss != found.loss:
+            if not same(recorded.loss, found.loss):
                 step = recorded.step
                 return f"the arithmetic differs: the same batch has another loss at {step}"
         return hint

@@ -10,6 +10,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from ddloco.cli.parser import parser
 from ddloco.cli.tape_export import tape_export
+from ddloco.debugger.exports import json_line
 
 SHIVIZ = re.compile(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})")
 """The default expression of ShiViz, from its manual."""
@@ -74,8 +75,8 @@ def test_spans_are_read_by_the_protocol_of_opentelemetry(export, run):
     """Parsed by its own message type, which refuses unknown fields. OTLP writes ids in hex where
     protobuf's JSON has base64."""
     text = re.sub(
-        r'"(traceId|spanId)": "([0-9a-f]+)"',
-        lambda found: f'"{found[1]}": "{b64encode(bytes.fromhex(found[2])).decode()}"',
+        r'"(traceId|spanId)":"([0-9a-f]+)"',
+        lambda found: f'"{found[1]}":"{b64encode(bytes.fromhex(found[2])).decode()}"',
         export("otlp").read_text(),
     )
     request = Parse(text, ExportTraceServiceRequest())
@@ -95,3 +96,8 @@ def test_no_file_is_overwritten(export, capsys, folder):
     assert tape_export(parser().parse_args(words)) == 2
     assert "File exists" in capsys.readouterr().err
     assert path.read_bytes() == before
+
+
+def test_a_number_that_json_does_not_have_is_null():
+    """Perfetto, as any reader in a browser, refuses a file with NaN in it."""
+    assert json_line({"loss": float("nan"), "norm": float("inf")}) == '{"loss":null,"norm":null}'
