@@ -6,9 +6,10 @@ started from scripts, notebooks and asyncio alike. What a run leaves is what ``d
 
 import asyncio
 import contextlib
+import math
 import threading
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self
@@ -47,6 +48,9 @@ from snapshot import id_of
 
 LOOK_S = 0.1
 """Between two looks at the log while a snapshot is taken, in seconds."""
+
+WAKE_S = 0.5
+"""Between two looks for a Ctrl-C while a caller waits for the end, in seconds."""
 
 SNAPSHOT_S = 60.0
 """How long a snapshot may take unless the caller says otherwise, in seconds."""
@@ -306,7 +310,7 @@ class Handle:
         self._scope = trio.CancelScope()
         self._token: trio.lowlevel.TrioToken | None = None
         self._begun = threading.Event()
-        self._future: Future[FinishedRun] = Future()
+        self._future: futures.Future[FinishedRun] = futures.Future()
         threading.Thread(target=self._work, name=f"ddloco {self.path}").start()
         self._begun.wait()
 
@@ -360,7 +364,8 @@ class Handle:
             TaskError: the task cannot be used.
             JobError: the job did not end well.
         """
-        return self._future.result(timeout)
+        self._wait_for_end(math.inf if timeout is None else timeout)
+        return self._future.result(0)
 
     def stop(self, reason: str = "asked to stop by Handle.stop") -> None:
         """Ask the job to end in good order: the model is scored and saved. Returns at once."""
@@ -373,11 +378,21 @@ class Handle:
         """
         self.stop(reason)
         try:
-            self._future.exception()
+            self._wait_for_end()
         except KeyboardInterrupt:
             self._soon(self._scope.cancel)
-            self._future.exception()
+            self._wait_for_end()
             raise
+
+    def _wait_for_end(self, timeout: float = math.inf) -> None:
+        """Wait until the job has ended, at most ``timeout`` seconds.
+
+        It wakes up every ``WAKE_S`` seconds. The system may deliver the signal of a Ctrl-C to any
+        thread, but Python raises KeyboardInterrupt in the main thread, and only when that runs.
+        """
+        while not self.done and timeout > 0.0:
+            futures.wait([self._future], min(timeout, WAKE_S))
+            timeout -= WAKE_S
 
     def snapshot(self, timeout: float = SNAPSHOT_S) -> str:
         """Take a snapshot of the job, which continues meanwhile; returns its path.

@@ -218,6 +218,32 @@ def test_importing_ddloco_is_cheap():
     assert "has no attribute 'nothing'" in done.stdout
 
 
+def test_ctrl_c_may_arrive_in_another_thread():
+    """The system chooses a thread for a signal; the one that waits is interrupted all the same."""
+    code = """
+    import signal, threading, time
+    from concurrent.futures import Future
+    from ddloco.api.job import Handle
+
+    def interrupt():
+        time.sleep(0.3)  # Until the main thread waits.
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    handle = Handle.__new__(Handle)
+    handle._future = Future()
+    threading.Thread(target=interrupt).start()
+    try:
+        handle.wait()
+    except KeyboardInterrupt:
+        print("interrupted")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout == "interrupted\n"
+
+
 def test_ctrl_c_in_a_script(tmp_path):
     """The job ends in good order, the script sees KeyboardInterrupt, and its task replays."""
     script = """
