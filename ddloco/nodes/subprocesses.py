@@ -102,8 +102,8 @@ class Child:
 
 
 def last_words(said: str) -> str:
-    """The last line with text in it, without the frame of an exception group."""
-    lines = [line.strip(" |+-") for line in said.splitlines()]
+    """The last line with text in it, without the name of the command or an exception's frame."""
+    lines = [line.strip(" |+-").removeprefix("ddloco: ") for line in said.splitlines()]
     return next((line for line in reversed(lines) if line), "")
 
 

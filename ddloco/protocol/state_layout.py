@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from transport import Bytes, aligned
+from transport import Bytes, Pieces, aligned
 
 PIECE_BYTES = 16 * 2**20
 """A state is sent in pieces of 16 MiB: large enough that the cost of a request is negligible, small
@@ -41,17 +41,14 @@ class Moments:
     def write(self, leaves: Sequence[Any], state: Bytes) -> None:
         """Copy the leaves to their positions and set the padding to zero, since the memory may have
         been used before."""
-        for leaf, view in zip(leaves, self._views(state), strict=True):
+        for leaf, view in zip(leaves, self.read(state), strict=True):
             np.copyto(view, np.asarray(leaf))
         stops = [start for start, _, _ in self._leaves[1:]] + [self.stop] * bool(self._leaves)
         for (start, shape, dtype), stop in zip(self._leaves, stops, strict=True):
             state[start + _nbytes(shape, dtype) : stop] = 0
 
-    def read(self, state: Bytes) -> list[Any]:
-        """Copies of the leaves."""
-        return [view.copy() for view in self._views(state)]
-
-    def _views(self, state: Bytes) -> list[Any]:
+    def read(self, state: Bytes | Pieces) -> list[Any]:
+        """The leaves, as views of ``state`` except for those that lie in several pieces of it."""
         views: list[Any] = []
         for start, shape, dtype in self._leaves:
             size = _nbytes(shape, dtype)

@@ -67,6 +67,15 @@ class Arrays:
         region.data[:] = data
         return region
 
+    def share(self, data: Bytes, lent: list[Region]) -> Region:
+        """The region that consists of these bytes; if they are not in the arena, a copy, which is
+        added to ``lent`` and must be freed."""
+        region = self.shared.find(data)
+        if region is None:
+            region = self.lend(data)
+            lent.append(region)
+        return region
+
     def discard(self, data: Bytes) -> None:
         """Free bytes that were allocated in the arena; others are left to Python."""
         region = self.arena.find(data) if self.arena is not None else None

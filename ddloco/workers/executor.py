@@ -253,14 +253,9 @@ class WorkExecutor:
     def _run_step(self, work: RunStep) -> Awaitable[StepFinished]:
         self.capture.trains = True
         spans: list[tuple[int, rpc.Span]] = []
-        borrowed: list[Region] = []
+        lent: list[Region] = []
         for each in work.overwrites:
-            data = self._arrays.get(each.handle).data
-            region = self._arena.find(data)
-            if region is None:
-                region = self._arena.allocate(len(data))
-                region.data[:] = data
-                borrowed.append(region)
+            region = self._arrays.share(self._arrays.get(each.handle).data, lent)
             spans.append((each.fragment, rpc.span_of(region)))
         copies = self._copies_of(work)
         out = self._arena.allocate(self.plan.total_bytes) if work.out else None
@@ -277,7 +272,7 @@ class WorkExecutor:
             for _, copy in copies:
                 copy.written.set()
             trained = fitting(await answer, rpc.Trained)
-            for region in borrowed:
+            for region in lent:
                 self._arena.free(region)
             if out is not None:
                 self._arrays.put(work.out, HostCopy(out))

@@ -50,7 +50,7 @@ from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout
-from transport import DTYPES, Bytes, aligned
+from transport import DTYPES, Bytes, Pieces, aligned
 
 STEP_MAX = 2**31 - 1
 """The largest global step that fits JAX's integers."""
@@ -185,9 +185,9 @@ class Trainer:
         if own is not None and own.drawn:
             self._leave_out(own.drawn, own.last.cursor if own.last is not None else b"")
         regions = [self._arena.region(each.offset, each.nbytes) for each in request.pieces]
-        state = np.concatenate(regions) if len(regions) > 1 else regions[0]
+        state = Pieces(regions)
         params = self._read_leaves(state)
-        leaves = [jnp.array(leaf) for leaf in self._moments.read(state)]
+        leaves = [jnp.array(leaf, copy=True) for leaf in self._moments.read(state)]
         numbers = (*params, *leaves)
         sound = own is not None or all(bool(jnp.isfinite(leaf).all()) for leaf in numbers)
         if not sound:
@@ -451,9 +451,9 @@ class Trainer:
         assert self._plan is not None, "laid out before anything is copied"
         return self._plan
 
-    def _views(self, fragment: int, data: Bytes) -> list[tuple[int, Any]]:
-        """(leaf index, array view) of each tensor in a fragment's bytes."""
-        begin = self._laid.fragment_slice(fragment)[0]
+    def _views(self, fragment: int, data: Bytes | Pieces, at: int = 0) -> list[tuple[int, Any]]:
+        """(leaf index, array view) of each tensor in a fragment's bytes, which begin at ``at``."""
+        begin = self._laid.fragment_slice(fragment)[0] - at
         views: list[tuple[int, Any]] = []
         for index, leaf in enumerate(self._laid.fragments[fragment]):
             start = self._laid.tensor_offset(fragment, index) - begin
@@ -480,8 +480,8 @@ class Trainer:
         self._fill_in(leaves, fragment, data)
         self._take_in(leaves)
 
-    def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes) -> None:
-        for index, view in self._views(fragment, data):
+    def _fill_in(self, leaves: list[Any], fragment: int, data: Bytes | Pieces, at: int = 0) -> None:
+        for index, view in self._views(fragment, data, at):
             # The region will be reused, so the device array must not share its memory.
             leaves[index] = jnp.array(view, copy=True)
 
@@ -489,11 +489,10 @@ class Trainer:
         """Read everything that is in fragments: of a model or of a gradient."""
         return self._read_leaves(self._arena.region(span.offset, span.nbytes))
 
-    def _read_leaves(self, source: Bytes) -> list[Any]:
+    def _read_leaves(self, source: Bytes | Pieces) -> list[Any]:
         leaves: list[Any] = [None] * len(self._names)
         for fragment in range(len(self._laid.fragments)):
-            start, stop = self._laid.fragment_slice(fragment)
-            self._fill_in(leaves, fragment, source[start:stop])
+            self._fill_in(leaves, fragment, source, self._laid.fragment_slice(fragment)[0])
         return leaves
 
     def _copy_out(self, leaves: list[Any], span: rpc.Span) -> None:

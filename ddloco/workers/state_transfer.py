@@ -9,6 +9,7 @@ from ddloco.protocol.effects import CopyState, EncodePiece, InstallState
 from ddloco.protocol.events import PieceEncoded, StateCopied, StateInstalled
 from ddloco.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
 from ddloco.runtime.array_table import Arrays, HostCopy
+from ddloco.runtime.shared_memory import Region
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, WorkerRequestError
 from transport import Bytes, Payload, aligned, describe
@@ -73,10 +74,10 @@ class StateWork:
         """Have the worker install a state from its pieces."""
         pieces = [self._arrays.get(handle) for handle in work.pieces]
         whole = [each.region if isinstance(each, HostCopy) else each for each in pieces]
-        regions = [self._arrays.lend(each.data) for each in whole]
-        request = rpc.Install(tuple(rpc.span_of(region) for region in regions))
-        installed = await self._process.expect(request, rpc.Installed)
-        for region in regions:
+        lent: list[Region] = []
+        spans = tuple(rpc.span_of(self._arrays.share(each.data, lent)) for each in whole)
+        installed = await self._process.expect(rpc.Install(spans), rpc.Installed)
+        for region in lent:
             self._arrays.shared.free(region)
         return StateInstalled(work.work, installed.sound)
 

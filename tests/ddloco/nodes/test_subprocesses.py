@@ -71,7 +71,7 @@ async def test_who_will_come_back_is_waited_for(processes):
     [
         (FakeChild(-KILL), {"learner-0": "killed by SIGKILL"}),
         (FakeChild(-KILL, doomed=True), {}),
-        (FakeChild(1, "Traceback\nddloco: a bug\n", doomed=True), {"learner-0": "ddloco: a bug"}),
+        (FakeChild(1, "Traceback\nddloco: a bug\n", doomed=True), {"learner-0": "a bug"}),
         (FakeChild(1), {"learner-0": "exit status 1"}),
         (FakeChild(0), {}),
     ],
@@ -104,6 +104,7 @@ async def test_no_process_is_brought_back_at_the_end(processes):
 def test_last_words():
     """The last line that says something, out of its frame."""
     assert last_words("  | ValueError: no\n  +-------\n\n") == "ValueError: no"
+    assert last_words("one\nddloco: bad\n") == "bad"
     assert last_words("") == ""
 
 

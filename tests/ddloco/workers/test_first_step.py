@@ -43,7 +43,7 @@ def test_a_donated_state_comes_back():
 
 
 def test_a_restored_state_may_be_donated_too():
-    """It shares no memory with the copy that it came from."""
+    """The copy that it came from does not change."""
     tree = {"weights": jnp.arange(1024.0)}
     saved = SavedTree(tree)
     kept = saved._leaves[0].data
