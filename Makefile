@@ -26,8 +26,9 @@ demo: $(STAMP)  ## train three learners on real text, then replay the run bit fo
 	$(BIN)/ddloco run examples/quickstart.toml --dir runs/demo --overwrite
 	$(BIN)/ddloco replay runs/demo
 
-test: check  ## lint, types, import rules and all tests except the slow ones
+test: check  ## lint, types, import rules, all tests except the slow ones, and a sample of those
 	$(BIN)/python -m pytest -q -n auto --dist loadfile --no-loadscope-reorder --rerun-show-tracebacks
+	$(BIN)/python -m pytest -q -n auto --dist loadfile --rerun-show-tracebacks -m slow @tests/slow_sample.txt
 
 slow: $(STAMP)  ## the tests that take minutes
 	$(BIN)/python -m pytest -q -m slow --rerun-show-tracebacks
