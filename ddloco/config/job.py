@@ -449,10 +449,13 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
 def job_from(plain: Any, source: str) -> Job:
     """Check plain data against the schema, and its fields against each other.
 
+    The job's dicts are sorted by key, as on a tape: machines hold the job, and a replay compares
+    their states byte by byte, so the order in a file must not matter.
+
     Raises:
         ConfigError: as for ``load_job``.
     """
-    job = convert(plain, Job, source)
+    job = convert(plain, Job, source, sort_keys=True)
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")

@@ -58,11 +58,14 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{shown}: not TOML: {error}") from None
 
 
-def convert(plain: Any, kind: type[T], source: str) -> T:
-    """Convert plain data to a table, whose dicts are sorted by key.
+def convert(plain: Any, kind: type[T], source: str, *, sort_keys: bool = False) -> T:
+    """Convert plain data to a table.
 
-    A tape sorts the keys of a job's dicts, too. Machines hold the job, and a replay compares their
-    states byte by byte, so the order in a file must not matter.
+    Args:
+        plain: what a TOML file has.
+        kind: the type of the table.
+        source: the file, for errors.
+        sort_keys: sort the dicts in it by key; otherwise they keep the order of the file.
 
     Raises:
         ConfigError: a field is unknown, missing, of a wrong type or out of bounds.
@@ -70,7 +73,7 @@ def convert(plain: Any, kind: type[T], source: str) -> T:
     for path, problem in _impossible(plain):
         raise ConfigError(f"{source}: {path}: {problem}")
     try:
-        return msgspec.convert(_sorted(plain), kind)
+        return msgspec.convert(_sorted(plain) if sort_keys else plain, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{source}: {_in_words(str(error), kind)}") from None
 
