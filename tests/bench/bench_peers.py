@@ -27,16 +27,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from bench_round import (
-    AVERAGING,
-    FRAGMENTS,
-    LEARNERS,
-    RAW,
-    Learner,
-    start_ours,
-    start_raw,
-    timed,
-)
+from bench_round import AVERAGING, RAW, Learner, start_raw, timed
+from star import FRAGMENTS, LEARNERS, start_ours
 from tools import EXIT_S_MAX, median, median_interval, peers_python
 
 SCRIPT = Path(__file__).with_name("peer_round.py")

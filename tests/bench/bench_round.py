@@ -4,11 +4,8 @@ Divided: the product's seconds by those of raw TCP moving the same bytes in the 
 processes to a hub, the hub to all four), which is the floor, and by those of the same star whose
 hub averages, for which the aim is 1.2. Then the same with 256 MiB.
 
-* Ours: each learner encodes its 16 fragments of 4 MiB as in a job (copy and digests in a thread),
-  sends them in chunks through codec and ZmqEndpoint; the hub assembles, checks digests, merges a
-  fragment (RDA and Nesterov, in a thread, by the product's ``WorkExecutor``) once all four
-  parts of it are there, and sends the result to all; each learner assembles it into shared memory
-  and checks digests. Links, machines, pacing and tapes are not in it.
+* Ours: the product's encoding, codec, endpoint, assembly, digests and merges of 16 fragments, as
+  ``star`` says. Links, machines, pacing and tapes are not in it.
 * Raw: sockets with TCP_NODELAY, one thread for each direction of each connection, memory that was
   touched before; the hub looks at nothing, and passes a piece on once all four parts of it are
   there. It is measured in pieces of a fragment and as one piece, and the faster of the two is the
@@ -30,32 +27,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
-import trio
 import zmq
-from bench_roundtrip import JOB, LISTENER, opened, plain, receive_into
+from bench_roundtrip import plain, receive_into
+from star import FRAGMENTS, LEARNERS, start_ours
 from tools import Servant, median, median_interval, say, servant
 
-from ddloco.config.job import job_from
-from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.protocol.messages import Contribution, GlobalFragment, Said
-from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.runtime.malloc import keep_freed_memory
-from ddloco.runtime.shared_memory import Arena
-from ddloco.workers.executor import WorkExecutor
-from ddloco.workers.fragment_store import FragmentHistory
-from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
 from transport.codec import CHUNK_BYTES
 from transport.endpoint import RECEIVE_QUEUE_MESSAGES_MAX, SEND_QUEUE_MESSAGES_MAX
-
-LEARNERS = 4
-FRAGMENTS = 16
-TENSORS = 4  # of each fragment
 
 RAW = {"raw by fragment": (FRAGMENTS, False), "raw whole": (1, False)}
 AVERAGING = {"averaging by fragment": (FRAGMENTS, True), "averaging whole": (1, True)}
@@ -129,176 +112,6 @@ def lines(figures: dict[str, Any]) -> list[str]:
         )
         for each in figures["sizes"]
     ]
-
-
-# Ours.
-
-
-def make_plan(nbytes: int) -> FragmentPlan:
-    """Fragments of equal tensors."""
-    elements = nbytes // 4 // FRAGMENTS // TENSORS
-    fragments = tuple(
-        tuple(Leaf(f"layer/{p:02}/{i}", (elements,), "float32") for i in range(TENSORS))
-        for p in range(FRAGMENTS)
-    )
-    return FragmentPlan(fragments, tuple(range(FRAGMENTS)), FRAGMENTS)
-
-
-def make_executor(incarnation: str, arrays: Arrays, plan: FragmentPlan) -> WorkExecutor:
-    """The product's own, without a JAX process, which these kinds of work don't need."""
-    job = job_from({"job": {"task": "none:none", "learners": LEARNERS}}, "bench")
-    none: Any = None  # Neither a process nor snapshots.
-    executor = WorkExecutor(
-        job, incarnation, arrays, none, folder=Path(), keep=FragmentHistory(), sink=none
-    )
-    executor.lay_out(plan)
-    return executor
-
-
-def start_ours(stack: ExitStack, nbytes: int) -> list[Servant]:
-    hub = stack.enter_context(servant(serve_hub, nbytes))
-    address = hub.answer()
-    return [
-        stack.enter_context(servant(serve_learner, address, nbytes, f"learner-{m}.1"))
-        for m in range(LEARNERS)
-    ]
-
-
-class Sender:
-    """Sends one actor's messages, numbered per peer."""
-
-    def __init__(self, endpoint: Any, sender: str) -> None:
-        self.codec: Codec[Any] = Codec(Said, JOB)
-        self._endpoint, self._sender = endpoint, sender
-        self._said: dict[str, int] = defaultdict(int)
-
-    def send(self, route: str, body: Any, payload: Any) -> None:
-        """Encode and send."""
-        number = self._said[route]
-        self._said[route] += 1
-        header = Header(
-            version=PROTOCOL_VERSION,
-            job=JOB,
-            sender=self._sender,
-            session=1,
-            seq=number,
-            clock={self._sender: number},
-            body=body,
-            tensors=payload.tensors,
-        )
-        for frames in self.codec.encode(header, payload):
-            self._endpoint.send_nowait(route, frames)
-
-
-class Hub:
-    """Merges each fragment once all parts are there, and tells all learners."""
-
-    def __init__(self, endpoint: Any, nbytes: int, nursery: trio.Nursery) -> None:
-        self._plan = make_plan(nbytes)
-        self._arrays = Arrays(Arena())
-        self._executor = make_executor("syncer.1", self._arrays, self._plan)
-        self._sender = Sender(endpoint, LISTENER)
-        self._assemblers: dict[str, Assembler[Any]] = {}
-        self._nursery = nursery
-        self._work = 0
-        self._parts: dict[int, dict[str, str]] = defaultdict(dict)
-        self._globals: list[tuple[str, str, str]] = []
-        for p in range(FRAGMENTS):
-            start, stop = self._plan.fragment_slice(p)
-            self._globals.append((f"theta/{p}/0", f"momentum/{p}/0", ""))
-            for handle in self._globals[p][:2]:
-                self._arrays.put(handle, np.zeros((stop - start) // 4, np.float32))
-
-    async def deliver(self, arrival: Any) -> None:
-        """Take one ZeroMQ message."""
-        if arrival.route not in self._assemblers:
-            self._assemblers[arrival.route] = Assembler(self._sender.codec)
-        message = self._assemblers[arrival.route].feed(arrival.frames)
-        if message is None:
-            return
-        self._work += 1
-        p, parts = message.header.body.fragment, self._parts[message.header.body.fragment]
-        handle = parts[arrival.route] = f"in/{self._work}"
-        self._arrays.put(handle, message.payload)
-        if len(parts) == LEARNERS:
-            self._nursery.start_soon(self._merge, p, dict(parts))
-            parts.clear()
-
-    async def _merge(self, p: int, parts: dict[str, str]) -> None:
-        self._work += 1
-        number = self._work
-        theta, momentum, wire = self._globals[p]
-        out = (f"theta/{p}/{number}", f"momentum/{p}/{number}", f"wire/{p}/{number}")
-        shares = tuple(Share(route, parts[route], 1.0, 0) for route in sorted(parts))
-        done = await self._executor.do(
-            MergeFragment(number, number, p, theta, momentum, shares, {}, {}, out)
-        )
-        assert len(done.accepted) == LEARNERS, done
-        self._globals[p] = out
-        for handle in (theta, momentum, wire, *parts.values()):
-            self._arrays.free(handle)
-        payload = self._arrays.get(out[2])
-        for route in parts:
-            self._sender.send(route, GlobalFragment(p, number), payload)
-
-
-def serve_hub(connection: Connection, nbytes: int) -> None:
-    """The syncer's side; says its address, then serves until it is told to end."""
-    keep_freed_memory()
-
-    async def main() -> None:
-        async with opened() as endpoint, trio.open_nursery() as nursery:
-            connection.send(await endpoint.listen("tcp://127.0.0.1:*"))
-            nursery.start_soon(endpoint.run, Hub(endpoint, nbytes, nursery).deliver)
-            await trio.to_thread.run_sync(connection.recv)
-            nursery.cancel_scope.cancel()
-
-    trio.run(main)
-
-
-def serve_learner(connection: Connection, address: str, nbytes: int, incarnation: str) -> None:
-    """A learner's side: at each word one round."""
-    keep_freed_memory()
-    route = f"{LISTENER}/{BULK}"
-
-    async def main() -> None:
-        arrays = Arrays(Arena())
-        plan = make_plan(nbytes)
-        executor = make_executor(incarnation, arrays, plan)
-        rng = np.random.default_rng(list(incarnation.encode()))
-        region = arrays.arena.allocate(plan.total_bytes)
-        region.data.view(np.float32)[:] = 0.01 * rng.standard_normal(nbytes // 4, np.float32)
-        arrays.put("host", HostCopy(region))
-        async with opened() as endpoint:
-            await endpoint.dial(address, route=route, identity=f"{incarnation}/{BULK}")
-            sender = Sender(endpoint, incarnation)
-            assembler = Assembler(sender.codec, allocate=arrays.allocate)
-            missing, whole = 0, trio.Event()
-
-            async def deliver(arrival: Any) -> None:
-                nonlocal missing
-                message = assembler.feed(arrival.frames)
-                if message is not None:
-                    arrays.put("in", message.payload)
-                    arrays.free("in")
-                    missing -= 1
-                    if not missing:
-                        whole.set()
-
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(endpoint.run, deliver)
-                while await trio.to_thread.run_sync(connection.recv):
-                    missing, whole = FRAGMENTS, trio.Event()
-                    for p in range(FRAGMENTS):
-                        await executor.do(EncodeFragment(p, p, "host", f"out/{p}"))
-                        payload = arrays.get(f"out/{p}")
-                        sender.send(route, Contribution(1, p, 0, 1, 1, 1), payload)
-                        arrays.free(f"out/{p}")
-                    await whole.wait()
-                    connection.send("whole")
-                nursery.cancel_scope.cancel()
-
-    trio.run(main)
 
 
 # Raw.

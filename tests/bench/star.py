@@ -1,0 +1,297 @@
+"""The product's star of a round: learners send their fragments, a hub merges, all get the result.
+
+Four learners and a hub are processes of their own. Each learner encodes its fragments as in a job
+(copy and digests, or a compressed difference, in a thread) and sends them in pieces through codec
+and ``ZmqEndpoint``. The hub assembles, checks digests, merges a fragment (RDA and Nesterov, in a
+thread, by the product's ``WorkExecutor``) once all parts of it are there, and sends the result to
+all; each learner assembles it and checks digests, or adds the difference to the version before.
+Links, machines, pacing and tapes are not in it.
+"""
+
+from collections import defaultdict
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import trio
+from bench_roundtrip import JOB, LISTENER, opened
+from shaped_link import Place, enter
+from tools import Servant, servant
+
+from ddloco.config.job import job_from
+from ddloco.protocol.effects import (
+    DecodeFragment,
+    Differences,
+    EncodeFragment,
+    MergeFragment,
+    Share,
+)
+from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.protocol.messages import Contribution, GlobalFragment, Said
+from ddloco.runtime.array_table import Arrays, HostCopy
+from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.runtime.shared_memory import Arena
+from ddloco.workers.executor import WorkExecutor
+from ddloco.workers.fragment_store import FragmentHistory
+from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header
+
+LEARNERS = 4
+FRAGMENTS = 16
+TENSORS = 4  # of each fragment
+
+WHOLE = "float32"
+LOOPBACK = Place("", "127.0.0.1")
+
+
+def start_ours(
+    stack: ExitStack,
+    nbytes: int,
+    form: str = WHOLE,
+    places: tuple[Place, Place] = (LOOPBACK, LOOPBACK),
+) -> list[Servant]:
+    """The processes of four learners, whose rounds begin and end at a word.
+
+    Args:
+        stack: ends them and the hub.
+        nbytes: of the parameters of each.
+        form: of what is sent, as in ``[compress]``.
+        places: where the hub runs, and the learners.
+    """
+    hub = stack.enter_context(servant(serve_hub, nbytes, form, places[0]))
+    address = hub.answer()
+    return [
+        stack.enter_context(
+            servant(serve_learner, address, nbytes, form, places[1], f"learner-{m}.1")
+        )
+        for m in range(LEARNERS)
+    ]
+
+
+def make_plan(nbytes: int) -> FragmentPlan:
+    """Fragments of equal tensors."""
+    elements = nbytes // 4 // FRAGMENTS // TENSORS
+    fragments = tuple(
+        tuple(Leaf(f"layer/{p:02}/{i}", (elements,), "float32") for i in range(TENSORS))
+        for p in range(FRAGMENTS)
+    )
+    return FragmentPlan(fragments, tuple(range(FRAGMENTS)), FRAGMENTS)
+
+
+def make_executor(
+    incarnation: str, arrays: Arrays, plan: FragmentPlan, form: str = WHOLE
+) -> WorkExecutor:
+    """The product's own, without a JAX process, which these kinds of work don't need."""
+    settings = {
+        "job": {"task": "none:none", "learners": LEARNERS},
+        "compress": {"up": form, "down": form},
+    }
+    none: Any = None  # Neither a process nor snapshots.
+    executor = WorkExecutor(
+        job_from(settings, "bench"),
+        *(incarnation, arrays, none),
+        folder=Path(),
+        keep=FragmentHistory(),
+        sink=none,
+    )
+    executor.lay_out(plan)
+    return executor
+
+
+class Sender:
+    """Sends one actor's messages, numbered per peer."""
+
+    def __init__(self, endpoint: Any, sender: str) -> None:
+        self.codec: Codec[Any] = Codec(Said, JOB)
+        self._endpoint, self._sender = endpoint, sender
+        self._said: dict[str, int] = defaultdict(int)
+
+    def send(self, route: str, body: Any, payload: Any) -> None:
+        """Encode and send."""
+        number = self._said[route]
+        self._said[route] += 1
+        header = Header(
+            version=PROTOCOL_VERSION,
+            job=JOB,
+            sender=self._sender,
+            session=1,
+            seq=number,
+            clock={self._sender: number},
+            body=body,
+            tensors=payload.tensors,
+        )
+        for frames in self.codec.encode(header, payload):
+            self._endpoint.send_nowait(route, frames)
+
+
+class Hub:
+    """Merges each fragment once all parts are there, and tells all learners."""
+
+    def __init__(self, endpoint: Any, nbytes: int, form: str, nursery: trio.Nursery) -> None:
+        self._plan = make_plan(nbytes)
+        self._compresses = form != WHOLE
+        self._arrays = Arrays(Arena())
+        self._executor = make_executor("syncer.1", self._arrays, self._plan, form)
+        self._sender = Sender(endpoint, LISTENER)
+        self._assemblers: dict[str, Assembler[Any]] = {}
+        self._nursery = nursery
+        self._work = 0
+        self._parts: dict[int, dict[str, str]] = defaultdict(dict)
+        self._globals: list[tuple[str, ...]] = []
+        for p in range(FRAGMENTS):
+            start, stop = self._plan.fragment_slice(p)
+            zeros = np.zeros((stop - start) // 4, np.float32)
+            self._globals.append(self._names(p, 0))
+            self._arrays.put(f"theta/{p}/0", zeros)
+            self._arrays.put(f"momentum/{p}/0", zeros)
+            self._arrays.put(f"wire/{p}/0", self._executor.layouts.sent(p, zeros))
+            if self._compresses:
+                self._arrays.put(f"held/{p}/0", self._executor.layouts.sent(p, zeros))
+
+    def _names(self, p: int, number: int) -> tuple[str, ...]:
+        """The handles of a version."""
+        kinds = ("theta", "momentum", "wire", *(("held", "difference") * self._compresses))
+        return tuple(f"{kind}/{p}/{number}" for kind in kinds)
+
+    async def deliver(self, arrival: Any) -> None:
+        """Take one ZeroMQ message."""
+        if arrival.route not in self._assemblers:
+            self._assemblers[arrival.route] = Assembler(self._sender.codec)
+        message = self._assemblers[arrival.route].feed(arrival.frames)
+        if message is None:
+            return
+        self._work += 1
+        p, parts = message.header.body.fragment, self._parts[message.header.body.fragment]
+        handle = parts[arrival.route] = f"in/{self._work}"
+        self._arrays.put(handle, message.payload)
+        if len(parts) == LEARNERS:
+            self._nursery.start_soon(self._merge, p, dict(parts))
+            parts.clear()
+
+    async def _merge(self, p: int, parts: dict[str, str]) -> None:
+        self._work += 1
+        number = self._work
+        before, made = self._globals[p], self._names(p, number)
+        shares = tuple(Share(route, parts[route], 1.0, 0) for route in sorted(parts))
+        differences = None
+        if self._compresses:
+            anchors = dict.fromkeys(parts, before[0])
+            differences = Differences(anchors, before[3], made[3:])
+        done = await self._executor.do(
+            MergeFragment(
+                *(number, number, p, before[0], before[1], shares, {}, {}, made[:3]),
+                differences=differences,
+            )
+        )
+        assert len(done.accepted) == LEARNERS, done
+        self._globals[p] = made
+        for handle in (*before[:4], *parts.values()):
+            self._arrays.free(handle)
+        payload = self._arrays.get(made[-1])
+        for route in parts:
+            self._sender.send(route, GlobalFragment(p, number), payload)
+        if self._compresses:
+            self._arrays.free(made[-1])
+
+
+def serve_hub(connection: Connection, nbytes: int, form: str, place: Place) -> None:
+    """The syncer's side; says its address, then serves until it is told to end."""
+    enter(place)
+    keep_freed_memory()
+
+    async def main() -> None:
+        async with opened() as endpoint, trio.open_nursery() as nursery:
+            connection.send(await endpoint.listen(f"tcp://{place.address}:*"))
+            nursery.start_soon(endpoint.run, Hub(endpoint, nbytes, form, nursery).deliver)
+            await trio.to_thread.run_sync(connection.recv)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+
+
+class BenchLearner:
+    """A learner's side of a round: what it sends is the same in every round.
+
+    Args:
+        nbytes: of its parameters.
+        form: of what is sent.
+        incarnation: its name, from which its parameters are drawn.
+    """
+
+    def __init__(self, nbytes: int, form: str, incarnation: str) -> None:
+        self.arrays = Arrays(Arena())
+        self._plan = make_plan(nbytes)
+        self._compresses = form != WHOLE
+        self._executor = make_executor(incarnation, self.arrays, self._plan, form)
+        rng = np.random.default_rng(list(incarnation.encode()))
+        region = self.arrays.arena.allocate(self._plan.total_bytes)
+        region.data.view(np.float32)[:] = 0.01 * rng.standard_normal(nbytes // 4, np.float32)
+        self.arrays.put("host", HostCopy(region))
+        self._versions = [""] * FRAGMENTS
+        self._work = 0
+        if self._compresses:
+            for p in range(FRAGMENTS):
+                self._versions[p] = f"version/{p}"
+                zeros = np.zeros(nbytes // 4 // FRAGMENTS, np.float32)
+                self.arrays.put(self._versions[p], self._executor.layouts.sent(p, zeros))
+
+    async def encode(self, p: int) -> Any:
+        """The payload of a contribution."""
+        await self._executor.do(EncodeFragment(p, p, "host", "out", base=self._versions[p]))
+        payload = self.arrays.get("out")
+        self.arrays.free("out")
+        return payload
+
+    async def take(self, p: int, payload: Any) -> None:
+        """Take a global fragment."""
+        self._work += 1
+        arrived = f"in/{self._work}"
+        self.arrays.put(arrived, payload)
+        if self._compresses:
+            before, after = self._versions[p], f"version/{p}/{self._work}"
+            await self._executor.do(DecodeFragment(self._work, p, before, arrived, after))
+            self._versions[p] = after
+            self.arrays.free(before)
+        self.arrays.free(arrived)
+
+
+def serve_learner(
+    connection: Connection, address: str, nbytes: int, form: str, place: Place, incarnation: str
+) -> None:
+    """A learner's side: at each word one round."""
+    enter(place)
+    keep_freed_memory()
+    route = f"{LISTENER}/{BULK}"
+
+    async def main() -> None:
+        learner = BenchLearner(nbytes, form, incarnation)
+        async with opened() as endpoint, trio.open_nursery() as nursery:
+            await endpoint.dial(address, route=route, identity=f"{incarnation}/{BULK}")
+            sender = Sender(endpoint, incarnation)
+            assembler = Assembler(sender.codec, allocate=learner.arrays.allocate)
+            missing, whole = 0, trio.Event()
+
+            async def take(p: int, payload: Any) -> None:
+                nonlocal missing
+                await learner.take(p, payload)
+                missing -= 1
+                if not missing:
+                    whole.set()
+
+            async def deliver(arrival: Any) -> None:
+                message = assembler.feed(arrival.frames)
+                if message is not None:
+                    nursery.start_soon(take, message.header.body.fragment, message.payload)
+
+            nursery.start_soon(endpoint.run, deliver)
+            while await trio.to_thread.run_sync(connection.recv):
+                missing, whole = FRAGMENTS, trio.Event()
+                for p in range(FRAGMENTS):
+                    payload = await learner.encode(p)
+                    sender.send(route, Contribution(1, p, 0, 1, 1, 1), payload)
+                await whole.wait()
+                connection.send("whole")
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
