@@ -13,7 +13,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
-$(STAMP): requirements.txt pyproject.toml hatch_build.py ddloco/workers/merge_kernel.c
+$(STAMP): requirements.txt pyproject.toml hatch_build.py $(wildcard ddloco/workers/*.c)
 	$(PYTHON) -c 'import sys; sys.exit("ddloco needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; try make PYTHON=python3.12" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.txt

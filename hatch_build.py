@@ -5,8 +5,9 @@ so that their imports can be checked, and common words in the user's ``site-pack
 wheel they are parts of ``ddloco._packages``, and every import of them names them there. Nothing
 else of the source changes, no line moves, and an editable install has the tree as it is.
 
-Where there is a C compiler, the arithmetic of merges is compiled, and the wheel is one for this
-platform; elsewhere numpy computes the same bits (``ddloco/workers/merge_kernel.py``).
+Where there is a C compiler, the arithmetic of merges and of compression is compiled, and the wheel
+is one for this platform; elsewhere numpy computes the same bits (``ddloco/workers/merge_kernel.py``
+and ``quantization_kernel.py``).
 """
 
 import ast
@@ -24,7 +25,12 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 ROOMS = ("clocks", "replay", "snapshot", "transport")
 HOME = "ddloco._packages"
 
-KERNEL, LIBRARY = "ddloco/workers/merge_kernel.c", "ddloco/workers/_merge_kernel.so"
+KERNELS = {
+    "ddloco/workers/merge_kernel.c": "ddloco/workers/_merge_kernel.so",
+    "ddloco/workers/quantization_kernel.c": "ddloco/workers/_quantization_kernel.so",
+}
+"""Sources and the libraries that are made of them."""
+
 COMPILE = ("-O3", "-shared", "-fPIC", "-ffp-contract=off", "-fno-math-errno")
 """No fused multiply-add: the bits must not depend on which instructions a processor has."""
 
@@ -38,12 +44,12 @@ class Rooms(BuildHookInterface):
         """Write the wheel's tree into a temporary folder, and name it."""
         root = Path(self.root)
         if version == "editable":
-            compile_kernel(root, root)
+            compile_kernels(root, root)
             return
         self._made = made = Path(tempfile.mkdtemp(prefix="ddloco-wheel-"))
         write_tree(root, made)
         build_data["force_include"][str(made / "ddloco")] = "ddloco"
-        if compile_kernel(root, made):
+        if compile_kernels(root, made):
             platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"] = False
             build_data["tag"] = f"py3-none-{platform}"
@@ -55,20 +61,25 @@ class Rooms(BuildHookInterface):
             shutil.rmtree(self._made)
 
 
-def compile_kernel(root: Path, made: Path) -> bool:
-    """Compile the arithmetic of merges, if this machine has a C compiler (``CC``, or ``cc``).
+def compile_kernels(root: Path, made: Path) -> bool:
+    """Compile the arithmetic, if this machine has a C compiler (``CC``, or ``cc``).
 
     Args:
         root: the source tree.
-        made: the folder of the tree that gets the library; an old one there is deleted.
+        made: the folder of the tree that gets the libraries; old ones there are deleted.
 
     Returns:
-        Whether the library is there.
+        Whether all libraries are there.
     """
-    library, partial = made / LIBRARY, made / f"{LIBRARY}.partial"
-    library.unlink(missing_ok=True)
     compiler = shlex.split(os.environ.get("CC", "cc"))
-    command = [*compiler, *COMPILE, "-o", str(partial), str(root / KERNEL)]
+    done = [_compiled(compiler, root / each, made / so) for each, so in KERNELS.items()]
+    return all(done)
+
+
+def _compiled(compiler: list[str], source: Path, library: Path) -> bool:
+    partial = library.with_name(f"{library.name}.partial")
+    library.unlink(missing_ok=True)
+    command = [*compiler, *COMPILE, "-o", str(partial), str(source)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=COMPILE_S_MAX)  # noqa: S603
     except (OSError, subprocess.SubprocessError):
@@ -84,7 +95,7 @@ def write_tree(root: Path, made: Path) -> None:
         root: the source tree.
         made: the folder into which it is written.
     """
-    unread = shutil.ignore_patterns("__pycache__", Path(LIBRARY).name)
+    unread = shutil.ignore_patterns("__pycache__", *(Path(so).name for so in KERNELS.values()))
     shutil.copytree(root / "ddloco", made / "ddloco", ignore=unread)
     for room in ROOMS:
         shutil.copytree(root / room, made / "ddloco" / "_packages" / room, ignore=unread)

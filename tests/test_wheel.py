@@ -137,21 +137,28 @@ def test_an_import_that_would_not_move_is_refused():
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_the_wheel_has_the_compiled_arithmetic(site):
     """It is compiled when the wheel is built, and the wheel is one for this platform then."""
-    code = "from ddloco.workers.merge_kernel import merge_kernel; print(type(merge_kernel()))"
+    code = (
+        "from ddloco.workers.merge_kernel import merge_kernel; print(type(merge_kernel()));"
+        "from ddloco.workers.quantization_kernel import quantizer; print(type(quantizer()))"
+    )
     tags = next(site.glob("ddloco-*.dist-info/WHEEL")).read_text()
 
-    assert "CompiledKernel" in run(PYTHON, "-c", code, cwd=site.parent)
+    used = run(PYTHON, "-c", code, cwd=site.parent)
+    assert "CompiledKernel" in used
+    assert "CompiledQuantizer" in used
     assert "Tag: py3-none-linux_" in tags
 
 
 def test_without_a_compiler_there_is_no_library(tmp_path, monkeypatch):
     """Nothing fails, and a library of an earlier source does not stay."""
-    (tmp_path / hatch_build.LIBRARY).parent.mkdir(parents=True)
-    (tmp_path / hatch_build.LIBRARY).write_bytes(b"old")
+    libraries = [tmp_path / each for each in hatch_build.KERNELS.values()]
+    for library in libraries:
+        library.parent.mkdir(parents=True, exist_ok=True)
+        library.write_bytes(b"old")
     monkeypatch.setenv("CC", "/no/such/compiler")
 
-    assert not hatch_build.compile_kernel(CHECKOUT, tmp_path)
-    assert not (tmp_path / hatch_build.LIBRARY).exists()
+    assert not hatch_build.compile_kernels(CHECKOUT, tmp_path)
+    assert not any(library.exists() for library in libraries)
 
 
 def test_the_parts_of_a_report_are_in_the_wheel(site):

@@ -31,7 +31,6 @@ from ddloco.config.run_folder import check_place
 from ddloco.config.toml import ConfigError
 from ddloco.network.keys import keys_of
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.outer.block_kernel import BlockKernel
 from ddloco.protocol.compression import encoded_bytes
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime.entry_point import pinned_file
@@ -39,6 +38,7 @@ from ddloco.runtime.shared_memory import MEMORY_FOLDER, Arena
 from ddloco.workers import rpc
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker
+from ddloco.workers.quantization_kernel import CompiledQuantizer, quantizer
 from ddloco.workers.task import TaskError, task_digest
 from ddloco.workers.task_sources import SOURCE
 
@@ -118,7 +118,8 @@ def findings(
     """Look at everything, in order; with a job also at what it needs."""
     yield python()
     yield from packages()
-    yield arithmetic(merge_kernel())
+    yield arithmetic("merges", compiled=isinstance(merge_kernel(), CompiledKernel))
+    yield arithmetic("compression", compiled=isinstance(quantizer(), CompiledQuantizer))
     yield clock(time.time())
     yield files(job, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
     yield disk(Path.cwd())
@@ -165,12 +166,12 @@ def packages(
     yield Finding("packages", "ok", f"{', '.join(shown)}, and {len(found) - len(shown)} more")
 
 
-def arithmetic(kernel: BlockKernel) -> Finding:
-    """Whether the arithmetic of merges is compiled."""
-    if isinstance(kernel, CompiledKernel):
-        return Finding("merges", "ok", "their arithmetic is compiled")
-    said = "their arithmetic is numpy's: the same bits, more slowly"
-    return Finding("merges", "ok", said, "to compile it, install a C compiler, then ddloco again")
+def arithmetic(check: str, *, compiled: bool) -> Finding:
+    """Whether the arithmetic of merges, or of compression, is compiled."""
+    if compiled:
+        return Finding(check, "ok", "the arithmetic is compiled")
+    said = "the arithmetic is numpy's: the same bits, more slowly"
+    return Finding(check, "ok", said, "to compile it, install a C compiler, then ddloco again")
 
 
 def _numbers(said: str) -> tuple[int, ...]:

@@ -47,31 +47,29 @@ class FragmentCompression:
         """
         p = work.fragment
         host: HostCopy = self._arrays.get(work.source)
-        data = host.part(*self._layouts.plan.fragment_slice(p))
-        difference = self._layouts.flat(p, data)
-        difference -= self._layouts.flat(p, self._arrays.get(work.base).data)
-        if work.error:
-            difference += self._arrays.get(work.error)
-        up = self._settings.up
-        payload = self._layouts.compressed(p, difference, up, self._noise(work.source, p))
-        if not work.error_out:
-            return payload, None
-        # A difference with NaN is refused as a whole: nothing of it may stay behind.
-        lost = difference - self._layouts.decompressed(p, payload.data, up)
-        np.nan_to_num(lost, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+        elements = self._layouts.segments(p)[-1].stop
+        # Of a difference that is not finite nothing is kept: the syncer will refuse it as a whole.
+        lost = np.empty(elements, np.float32) if work.error_out else None
+        payload = self._layouts.compressed(
+            *(p, self._settings.up),
+            host.part(*self._layouts.plan.fragment_slice(p)),
+            self._arrays.get(work.base).data,
+            error=self._arrays.get(work.error) if work.error else None,
+            lost=lost,
+            noise_seed=self._noise(work.source, p),
+        )
         return payload, lost
 
     def version(self, fragment: int, base: Bytes, difference: Bytes) -> Payload:
         """The version of a fragment that a compressed difference to ``base`` leads to."""
-        flat = self._layouts.flat(fragment, base)
-        flat += self._layouts.decompressed(fragment, difference, self._settings.down)
+        flat = self._layouts.decompressed(fragment, self._settings.down, difference, base)
         return self._layouts.sent(fragment, flat)
 
     def to_send(self, work: MergeFragment, theta: F32, held: Payload) -> tuple[Payload, Payload]:
         """A merged version as learners will hold it, and the difference that leads them there."""
         p, down = work.fragment, self._settings.down
-        change = theta - self._layouts.flat(p, held.data)
-        difference = self._layouts.compressed(p, change, down, self._noise(f"{work.t}", p))
+        noise_seed = self._noise(f"{work.t}", p)
+        difference = self._layouts.compressed(p, down, theta, held.data, noise_seed=noise_seed)
         return self.version(p, held.data, difference.data), difference
 
     def merged(self, work: MergeFragment) -> tuple[list[Contribution], tuple[Segment, ...]]:
@@ -86,14 +84,11 @@ class FragmentCompression:
             return contributions, self._layouts.segments(p)
         contributions = []
         for share, payload in given:
-            data = payload.data
             if share.name in more.anchors:
                 anchor: F32 = self._arrays.get(more.anchors[share.name])
-                flat = self._layouts.decompressed(p, data, self._settings.up)
-                with np.errstate(all="ignore"):
-                    flat += anchor
+                flat = self._layouts.decompressed(p, self._settings.up, payload.pieces, anchor)
             else:
-                flat = self._layouts.flat(p, data)
+                flat = self._layouts.flat(p, payload.data)
             contributions.append(Contribution(share.name, share.weight, flat.view(np.uint8)))
         return contributions, self._layouts.flat_segments(p)
 

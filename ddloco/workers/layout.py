@@ -15,8 +15,8 @@ from ddloco.outer.merge import Segment, fragment_segments
 from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
 from ddloco.runtime.array_table import F32
-from ddloco.workers.quantization import decode, encode
-from transport import DTYPES, Bytes, Payload, aligned, copy_payload, describe
+from ddloco.workers.quantization_kernel import quantizer
+from transport import DTYPES, Bytes, Payload, Pieces, aligned, copy_payload, describe
 
 
 class Layouts:
@@ -77,36 +77,72 @@ class Layouts:
         )
 
     def compressed(
-        self, fragment: int, flat: F32, form: Format, noise_seed: int | None = None
+        self,
+        fragment: int,
+        form: Format,
+        values: Bytes | F32,
+        base: Bytes | F32,
+        *,
+        error: F32 | None = None,
+        lost: F32 | None = None,
+        noise_seed: int | None = None,
     ) -> Payload:
-        """A difference between two versions of a fragment, compressed; see ``quantization``."""
+        """The difference between two versions of a fragment, compressed; see ``Quantizer.encode``.
+
+        Args:
+            fragment: its number.
+            form: the format.
+            values: the new version, as bytes or flat.
+            base: the version before, as bytes or flat.
+            error: what earlier compressions lost, flat.
+            lost: filled with what this compression loses, flat.
+            noise_seed: of stochastic rounding.
+        """
         layout = compressed_layout(self.plan, fragment, form)
         data = np.zeros(sum(aligned(shape[0]) for _, shape, _ in layout), np.uint8)
         at = 0
         for number, ((_, (size,), _), segment) in enumerate(
             zip(layout, self.segments(fragment), strict=True)
         ):
-            seed = None if noise_seed is None else noise_seed + number
-            encode(flat[segment.start : segment.stop], form, data[at : at + size], seed)
+            part = slice(segment.start, segment.stop)
+            quantizer().encode(
+                _tensor(segment, values),
+                form,
+                data[at : at + size],
+                base=_tensor(segment, base),
+                error=None if error is None else error[part],
+                noise_seed=None if noise_seed is None else noise_seed + number,
+                lost=None if lost is None else lost[part],
+            )
             at += aligned(size)
         return Payload(describe(data, layout), data)
 
-    def decompressed(self, fragment: int, data: Bytes, form: Format) -> F32:
-        """The flat difference that a compressed payload stands for."""
+    def decompressed(
+        self, fragment: int, form: Format, data: Bytes | Pieces, base: Bytes | F32
+    ) -> F32:
+        """The version, flat, that a compressed payload leads to from ``base``."""
         segments = self.segments(fragment)
         flat = np.empty(segments[-1].stop, np.float32)
         at = 0
         for (_, (size,), _), segment in zip(
             compressed_layout(self.plan, fragment, form), segments, strict=True
         ):
-            elements = segment.stop - segment.start
-            flat[segment.start : segment.stop] = decode(data[at : at + size], form, elements)
+            part = flat[segment.start : segment.stop]
+            quantizer().decode(data[at : at + size], form, part, base=_tensor(segment, base))
             at += aligned(size)
         return flat
 
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
         """The bytes of a global fragment, whether merged here or received from another syncer."""
         return stored.data if isinstance(stored, Payload) else self.wire(fragment, stored)
+
+
+def _tensor(segment: Segment, stored: Any) -> F32:
+    """A tensor of a fragment, given as bytes or flat, in float32; copied only to convert it."""
+    if stored.dtype == np.float32:
+        return stored[segment.start : segment.stop]
+    ((_, view),) = _views((segment,), stored)
+    return view.astype(np.float32, copy=False)
 
 
 def _views(segments: tuple[Segment, ...], data: Bytes) -> list[tuple[slice, Any]]:

@@ -14,12 +14,14 @@ The bits are the same on every CPU of one architecture and with any number of th
 an elementwise operation, a maximum, or a sum in a fixed order, and none calls BLAS. A block with
 NaN or Inf decodes to values that are not finite, so that the merge refuses it.
 
-Speed: all arrays of a chunk fit into the second-level cache. Adjacent codes are packed as one
-wider integer, and unpacked by a table with an entry for each byte.
+There are two implementations, which give the same bytes: numpy's, here, and a compiled one, which
+is several times as fast (``workers.quantization_kernel``). Here all arrays of a chunk fit into the
+second-level cache; adjacent codes are packed as one wider integer, and unpacked by a table with an
+entry for each byte.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -60,6 +62,72 @@ _MIDDLE = frozenset({"int8", "int4"})
 
 _ROUND = np.float32(1.5 * 2**_MANTISSA_BITS)
 """Adding it rounds to the nearest integer, or the even one, and leaves that in the lowest bits."""
+
+
+class Quantizer(Protocol):
+    """Compresses differences and adds them up again; all arrays but bytes are flat float32."""
+
+    def encode(
+        self,
+        values: F32,
+        form: Format,
+        out: U8,
+        *,
+        base: F32 | None = None,
+        error: F32 | None = None,
+        noise_seed: int | None = None,
+        lost: F32 | None = None,
+    ) -> None:
+        """Compress ``values - base + error``.
+
+        Args:
+            values: the new parameters, or a difference if there is no ``base``.
+            form: the format.
+            out: uint8 of length ``encoded_bytes(values.size, form)``, which is filled.
+            base: what its receiver adds the difference to.
+            error: what earlier compressions lost.
+            noise_seed: rounds stochastically, with noise from this seed; None rounds to nearest.
+            lost: filled with what this compression loses, 0 where that is not finite.
+        """
+        ...
+
+    def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
+        """Write ``base`` plus the differences that compressed bytes stand for to ``out``."""
+        ...
+
+
+class NumpyQuantizer:
+    """``Quantizer`` in numpy."""
+
+    def encode(
+        self,
+        values: F32,
+        form: Format,
+        out: U8,
+        *,
+        base: F32 | None = None,
+        error: F32 | None = None,
+        noise_seed: int | None = None,
+        lost: F32 | None = None,
+    ) -> None:
+        """See ``Quantizer.encode``."""
+        with np.errstate(all="ignore"):
+            difference = values if base is None else values - base
+            if error is not None:
+                difference = difference + error
+            encode(difference, form, out, noise_seed)
+            if lost is not None:
+                np.subtract(difference, decode(out, form, values.size), out=lost)
+                np.nan_to_num(lost, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
+
+    def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
+        """See ``Quantizer.decode``."""
+        difference = decode(data, form, out.size)
+        with np.errstate(all="ignore"):
+            out[:] = difference if base is None else base + difference
+
+
+NUMPY = NumpyQuantizer()
 
 
 class _Scratch:

@@ -1,7 +1,7 @@
 """Compression of fragments: the codec against a copy of memory, and rounds over a shaped link.
 
-The codec's floor is one copy of the same float32 array in the same run, on one core: what any
-processing of it costs at least.
+The codec compresses the difference of two float32 arrays, and adds it up again. Its floor is one
+copy of such an array in the same run, on one core: what any processing of it costs at least.
 
 A round is that of ``star``: four learners send 64 MiB of parameters each, the hub merges, and all
 receive the result. Compressed rounds are divided by the same round with whole fragments, in turns:
@@ -17,14 +17,18 @@ from typing import Any
 
 import numpy as np
 from bench_round import Learner, timed
+from numpy.typing import NDArray
 from shaped_link import can_shape, shaped_link
 from star import LEARNERS, LOOPBACK, WHOLE, start_ours
 from tools import median, median_interval, say
 
-from ddloco.protocol.compression import encoded_bytes
-from ddloco.workers.quantization import decode, encode
+from ddloco.protocol.compression import BITS, Format, encoded_bytes
+from ddloco.workers.quantization import NUMPY, Quantizer
+from ddloco.workers.quantization_kernel import quantizer
 
-FORMATS = ("bfloat16", "int8", "int4", "e3m0", "int2", "int1")
+F32 = NDArray[np.float32]
+
+FORMATS: tuple[Format, ...] = ("bfloat16", "int8", "int4", "e3m0", "int2", "int1")
 ROUNDS_OF = (WHOLE, "bfloat16", "int8", "int4", "e3m0", "int1")
 LINK_BITS_S = 1e9
 REPEATS = 7
@@ -51,6 +55,7 @@ def codec(quick: bool) -> dict[str, Any]:
     elements = 2**16 if quick else 2**22
     values = np.random.default_rng(1).normal(size=elements).astype(np.float32)
     values *= np.float32(1e-3)
+    base = np.zeros_like(values)
     copy = np.empty_like(values)
     floor_s = best(lambda: np.copyto(copy, values), quick)
     found: dict[str, Any] = {
@@ -58,17 +63,23 @@ def codec(quick: bool) -> dict[str, Any]:
         "copy_gb_s": values.nbytes / floor_s / 1e9,
     }
     for form in FORMATS:
-        out = np.empty(encoded_bytes(elements, form), np.uint8)
-        encode_s = best(lambda: encode(values, form, out), quick)  # noqa: B023, used at once
-        noisy_s = best(lambda: encode(values, form, out, 7), quick)  # noqa: B023
-        decode_s = best(lambda: decode(out, form, elements), quick)  # noqa: B023
         found[form] = {
-            "bits": 8 * out.nbytes / elements,
-            "encode_gb_s": values.nbytes / encode_s / 1e9,
-            "stochastic_gb_s": values.nbytes / noisy_s / 1e9,
-            "decode_gb_s": values.nbytes / decode_s / 1e9,
+            kind: rates(by, form, values, base, quick)
+            for kind, by in (("best", quantizer()), ("numpy", NUMPY))
         }
     return found
+
+
+def rates(by: Quantizer, form: Format, values: F32, base: F32, quick: bool) -> dict[str, float]:
+    """Those of making and compressing a difference, and of adding it up again."""
+    out, read = np.empty(encoded_bytes(values.size, form), np.uint8), np.empty_like(values)
+    work = {
+        "encode_gb_s": lambda: by.encode(values, form, out, base=base),
+        "stochastic_gb_s": lambda: by.encode(values, form, out, base=base, noise_seed=7),
+        "decode_gb_s": lambda: by.decode(out, form, read, base=base),
+    }
+    found = {name: values.nbytes / best(each, quick) / 1e9 for name, each in work.items()}
+    return {"bits": 8 * out.nbytes / values.size, **found}
 
 
 def rounds(where: str, places: Any, quick: bool) -> dict[str, Any]:
@@ -108,16 +119,21 @@ def lines(figures: dict[str, Any]) -> list[str]:
     """One line for each format, and for each format of a round."""
     said = [f"a copy of {figures['mb']:.0f} MiB: {figures['copy_gb_s']:.1f} GB/s of one core"]
     for form in FORMATS:
-        each = figures[form]
+        best_of, numpys = figures[form]["best"], figures[form]["numpy"]
         said.append(
-            f"{form}: {each['bits']:.3f} bits; encodes {each['encode_gb_s']:.2f} GB/s "
-            f"({each['stochastic_gb_s']:.2f} stochastically), decodes {each['decode_gb_s']:.2f}"
+            "{0}: {bits:.3f} bits; encodes {encode_gb_s:.1f} GB/s ({stochastic_gb_s:.1f} "
+            "stochastically), decodes {decode_gb_s:.1f}{1}".format(
+                form, " (aim 2)" if BITS[form] == 4 else "", **best_of
+            )
+            + "; numpy {encode_gb_s:.1f} ({stochastic_gb_s:.1f}) and {decode_gb_s:.1f}".format(
+                **numpys
+            )
         )
     names = {"link": "a link of 1 Gbit/s", "loopback": "loopback"}
     for where, found in figures["rounds"].items():
         shape = f"{found['megabytes']:.0f} MiB x {LEARNERS}"
         for form, each in found["forms"].items():
-            aim = AIMS[where] if form in {"int4", "e3m0"} else ""
+            aim = AIMS[where] if BITS[form] == 4 else ""
             low, high = each["interval"]
             said.append(
                 f"{form} over {names[where]}: a round {each['times']:.2f} times as fast as whole "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ddloco.config.job import Job
 from ddloco.protocol.compression import Format, encoded_bytes
 from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
-from ddloco.workers.quantization import decode, encode
+from ddloco.workers.quantization_kernel import quantizer
 
 if TYPE_CHECKING:
     from ddloco.workers.simulated.work import Content
@@ -53,8 +53,10 @@ class SimulatedCompression:
         if self._settings.rounding == "stochastic":
             seed = xxhash.xxh3_64_intdigest(f"{self._seed}/{what}".encode())
         data = np.zeros(encoded_bytes(values.size, form), np.uint8)
-        encode(values, form, data, seed)
-        return decode(data, form, values.size)
+        quantizer().encode(values, form, data, noise_seed=seed)
+        read = np.empty_like(values)
+        quantizer().decode(data, form, read)
+        return read
 
 
 def contributed(work: MergeFragment, share: Share, contents: Mapping[str, "Content"]) -> F32 | None:

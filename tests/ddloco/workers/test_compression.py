@@ -86,7 +86,7 @@ def test_error_feedback_makes_up_for_what_was_lost(make_job):
             out = f"error/0/{n}" if feedback else ""
             work = EncodeFragment(n, 0, "host/1", "out", "in/1", error, out)
             payload, lost = side.compression.contribution(work)
-            total += side.layouts.decompressed(0, payload.data, "int1")
+            total += side.layouts.decompressed(0, "int1", payload.data, np.zeros_like(base))
             if feedback:
                 side.arrays.put(out, lost)
                 error = out

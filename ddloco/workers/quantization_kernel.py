@@ -1,0 +1,124 @@
+"""Compression of differences, compiled: each block is made, scaled and packed in the first cache.
+
+``quantization_kernel.c`` is compiled when ddloco is installed, by ``hatch_build.py``, on a machine
+that has a C compiler. Without it numpy computes the same bytes, more slowly: this module compares
+the two on a sample before it takes the compiled one.
+"""
+
+import ctypes
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddloco.protocol.compression import BLOCK, Format, encoded_bytes
+from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
+
+LIBRARY = "_quantization_kernel.so"
+"""The compiled file, beside this one."""
+
+_FORMS: dict[Format, int] = {
+    form: number for number, form in enumerate(("bfloat16", "int8", "int4", "e3m0", "int2", "int1"))
+}
+"""The formats that the compiled loops know, with how they are told; "float32" is left to numpy."""
+
+_SAMPLE = 5 * BLOCK + 7
+"""Whole blocks, and a part of one."""
+
+
+@cache
+def quantizer() -> Quantizer:
+    """The fastest compression that this installation has."""
+    try:
+        compiled = CompiledQuantizer(ctypes.CDLL(str(Path(__file__).with_name(LIBRARY))))
+    except OSError:
+        return NUMPY
+    return compiled if _same_bytes(compiled, NUMPY) else NUMPY
+
+
+class CompiledQuantizer:
+    """``Quantizer`` in C.
+
+    Args:
+        library: ``quantization_kernel.c``, compiled. Its functions run without the GIL.
+    """
+
+    def __init__(self, library: ctypes.CDLL) -> None:
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        self._encode = library.ddloco_encode
+        self._encode.argtypes = [*[pointer] * 3, size, ctypes.c_int, *[pointer] * 3]
+        self._encode.restype = None
+        self._decode = library.ddloco_decode
+        self._decode.argtypes = [pointer, pointer, size, ctypes.c_int, pointer]
+        self._decode.restype = None
+
+    def encode(
+        self,
+        values: F32,
+        form: Format,
+        out: U8,
+        *,
+        base: F32 | None = None,
+        error: F32 | None = None,
+        noise_seed: int | None = None,
+        lost: F32 | None = None,
+    ) -> None:
+        """See ``Quantizer.encode``."""
+        told = _FORMS.get(form)
+        if told is None or not _in_rows(values, base, error, lost, out):
+            NUMPY.encode(
+                *(values, form, out), base=base, error=error, noise_seed=noise_seed, lost=lost
+            )
+            return
+        assert out.size == encoded_bytes(values.size, form), "the format's size"
+        read, noise = (_at(values), _at(base), _at(error)), _noise(noise_seed)
+        self._encode(*read, values.size, told, _at(noise), _at(out), _at(lost))
+
+    def decode(self, data: U8, form: Format, out: F32, *, base: F32 | None = None) -> None:
+        """See ``Quantizer.decode``."""
+        told = _FORMS.get(form)
+        if told is None or not _in_rows(data, out, base):
+            NUMPY.decode(data, form, out, base=base)
+            return
+        assert data.size == encoded_bytes(out.size, form), "the format's size"
+        self._decode(_at(data), _at(base), out.size, told, _at(out))
+
+
+def _at(array: NDArray[Any] | None) -> int | None:
+    return None if array is None else array.ctypes.data
+
+
+def _in_rows(*arrays: NDArray[Any] | None) -> bool:
+    """Whether C can read and write the arrays where they are."""
+    return all(each is None or (each.flags.c_contiguous and each.flags.aligned) for each in arrays)
+
+
+def _noise(seed: int | None) -> NDArray[np.uint64] | None:
+    """The state of the generator from which numpy would draw; a copy that C may change."""
+    if seed is None:
+        return None
+    state: Any = np.random.SFC64(seed).state
+    return np.array(state["state"]["state"], np.uint64)
+
+
+def _same_bytes(one: Quantizer, other: Quantizer) -> bool:
+    """Whether two implementations give the same bytes on a sample with numbers of all kinds."""
+    arrays = np.random.default_rng(0).standard_normal((3, _SAMPLE), np.float32)
+    arrays[0, :BLOCK] *= np.float32(1e-33)
+    arrays[0, BLOCK], arrays[0, 2 * BLOCK] = np.nan, np.inf
+    return all(
+        _results(one, form, arrays, seed) == _results(other, form, arrays, seed)
+        for form in _FORMS
+        for seed in (None, 11)
+    )
+
+
+def _results(by: Quantizer, form: Format, arrays: F32, seed: int | None) -> tuple[bytes, ...]:
+    values, base, error = arrays
+    out = np.empty(encoded_bytes(values.size, form), np.uint8)
+    lost, read = np.empty_like(values), np.empty_like(values)
+    by.encode(values, form, out, base=base, error=error, noise_seed=seed, lost=lost)
+    by.decode(out, form, read, base=base)
+    return out.tobytes(), lost.tobytes(), read.tobytes()
