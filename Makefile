@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PEERS := .venv-peers
+# GradientMail needs Python 3.12 or newer.
+PYTHON_3_12 ?= python3.12
 
 # If this variable is set, each of the hundreds of processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -49,12 +51,15 @@ fix: $(STAMP)  ## repair what the linter and formatter can
 bench: $(STAMP)  ## every figure as a ratio against a floor in the same run (half an hour or more)
 	$(BIN)/python tests/bench/run.py --page docs/performance.md
 
-$(PEERS)/.installed: tests/bench/peers.txt
-	$(PYTHON) -m venv $(PEERS)
-	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/bench/peers.txt
+$(PEERS)/%/.installed: tests/bench/peers_%.txt
+	@mkdir -p $(PEERS)
+	$(if $(filter gradientmail,$*),$(PYTHON_3_12),$(PYTHON)) -m venv $(PEERS)/$*
+	$(PEERS)/$*/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
-bench-peers: $(STAMP) $(PEERS)/.installed  ## install torch and torchft into .venv-peers, and compare a round with theirs
+# Peers that cannot be installed here are left out of the comparison.
+bench-peers: $(STAMP)  ## install gloo, torchft, hivemind, Flower and GradientMail into .venv-peers/, and compare a round with theirs
+	-$(MAKE) --keep-going $(patsubst tests/bench/peers_%.txt,$(PEERS)/%/.installed,$(wildcard tests/bench/peers_*.txt))
 	$(BIN)/python tests/bench/run.py peers
 
 simulate: $(STAMP)  ## 2,000 hostile worlds, every invariant checked beside them (under five minutes)

@@ -156,7 +156,7 @@ def account(merges: list[dict[str, Any]], at: int, kind: str, who: str) -> dict[
 
 def torchft(quick: bool) -> dict[str, Any] | str:
     """What its survivors needed, by when the third was stopped; or why that is not known."""
-    python = peers_python()
+    python = peers_python("torch")
     if python is None:
         return "not measured, not installed (make bench-peers)"
     found: dict[str, Any] = {}

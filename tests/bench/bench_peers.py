@@ -13,49 +13,76 @@ lasts from telling all four processes to begin to the answer of the last.
   where a star moves 512. It cannot go on without one of the four.
 * torchft: a quorum, its all-reduce over Gloo, and a vote on the result, which is how its users
   average among replicas that come and go.
+* hivemind: matchmaking over its DHT, and a butterfly all-reduce. Flower: FedAvg over gRPC.
+  GradientMail, the nearest relative, in its fastest form: its mailbox is a folder in memory, looked
+  at every 20 ms, and it is set to plain averaging of one fragment.
 
-Both have one thread for arithmetic in each process, as four processes share two cores, and are
-measured with 16 tensors at once and with one; the faster counts. `make bench-peers` installs them
-in an environment of their own. Where that is missing a line says so, and the rest is measured.
+The peers have one thread for arithmetic in each process, as four processes share two cores. gloo
+and torchft are measured with 16 tensors at once and with one; the faster counts. Those that need
+seconds take turns with ours in fewer rounds. `make bench-peers` installs them in environments of
+their own. Where one is missing a line says so, and the rest is measured.
 """
 
 import os
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench_round import AVERAGING, RAW, Learner, start_raw, timed
 from star import FRAGMENTS, LEARNERS, start_ours
 from tools import EXIT_S_MAX, median, median_interval, peers_python
 
 SCRIPT = Path(__file__).with_name("peer_round.py")
-VERSIONS = "from importlib.metadata import version as v; print(v('torch'), v('torchft'))"
 SHAPES = {"by fragment": FRAGMENTS, "whole": 1}
-PEERS = ("gloo", "torchft")
+
+
+class PeerKind(NamedTuple):
+    """A peer: its environment, the package whose version is said, and its name in words."""
+
+    environment: str
+    package: str
+    name: str
+    aim: str = ""
+
+
+QUICK = {
+    "gloo": PeerKind("torch", "torch", "gloo's all-reduce, torch", " (aim 1)"),
+    "torchft": PeerKind("torch", "torchft", "torchft"),
+}
+SLOW = {
+    "hivemind": PeerKind("hivemind", "hivemind", "hivemind"),
+    "flower": PeerKind("flower", "flwr", "Flower"),
+    "gradientmail": PeerKind("gradientmail", "gradientmail", "GradientMail"),
+}
+PEERS = QUICK | SLOW
+NAMES = {"raw": "raw TCP", "averaging": "raw TCP whose hub averages"}
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """Seconds of every round, by kind, and ratios to the peers'."""
-    nbytes, rounds = (1 << 20, 2) if quick else (64 << 20, 20)
-    python = peers_python()
+    nbytes = (1 if quick else 64) << 20
+    there = {kind: peers_python(each.environment) for kind, each in PEERS.items()}
+    pythons = {kind: python for kind, python in there.items() if python is not None}
     with ExitStack() as stack:
         kinds: dict[str, Sequence[Learner]] = {"ours": start_ours(stack, nbytes)}
         for name, (pieces, average) in (RAW | AVERAGING).items():
             kinds[name] = start_raw(stack, nbytes, pieces, average)
-        for peer in PEERS if python is not None else ():
+        for kind in QUICK.keys() & pythons.keys():
             for shape, pieces in list(SHAPES.items())[: 1 if quick else None]:
-                kinds[f"{peer} {shape}"] = start_peer(stack, python, peer, nbytes, pieces)
-        seconds = timed(kinds, rounds)  # The peers check their first round, which warms.
-    return {
-        "peers": compared(seconds),
-        "ours_s": median(seconds["ours"]),
-        "seconds": seconds,
-        "versions": versions(python) if python is not None else "",
-        "megabytes": nbytes / 2**20,
-    }
+                kinds[f"{kind} {shape}"] = start_peer(stack, pythons[kind], kind, nbytes, pieces)
+        found = compared(timed(kinds, 2 if quick else 20))  # Peers check their first round.
+    with ExitStack() as stack:
+        kinds = {"ours": start_ours(stack, nbytes)}
+        for kind in SLOW.keys() & pythons.keys():
+            kinds[f"{kind} whole"] = start_peer(stack, pythons[kind], kind, nbytes, 1)
+        if len(kinds) > 1:
+            found |= compared(timed(kinds, 1 if quick else 5))
+    versions = {kind: version(python, PEERS[kind].package) for kind, python in pythons.items()}
+    return {"peers": found, "versions": versions, "megabytes": nbytes / 2**20}
 
 
 def compared(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
@@ -64,7 +91,7 @@ def compared(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     A ratio is that of a round of ours and the peer's in the same turn.
     """
     found: dict[str, dict[str, Any]] = {}
-    for peer in ("raw", "averaging", *PEERS):
+    for peer in (*NAMES, *PEERS):
         shapes = [kind for kind in seconds if kind.startswith(f"{peer} ")]
         if not shapes:
             continue
@@ -73,6 +100,7 @@ def compared(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
         ratios = [ours / theirs for ours, theirs in turns]
         found[peer] = {
             "shape": fastest.removeprefix(f"{peer} "),
+            "ours_s": median(seconds["ours"]),
             "median_s": median(seconds[fastest]),
             "ratio": median(ratios),
             "interval": median_interval(ratios),
@@ -82,31 +110,26 @@ def compared(seconds: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
 
 def lines(figures: dict[str, Any]) -> list[str]:
     """The figures in words."""
-    ours, shape = figures["ours_s"], f"{figures['megabytes']:.0f} MiB x {LEARNERS}"
-    torch, _, torchft = figures["versions"].partition(" ")
-    names = {
-        "raw": "raw TCP",
-        "averaging": "raw TCP whose hub averages",
-        "gloo": f"gloo's all-reduce (torch {torch})",
-        "torchft": f"torchft {torchft}",
-    }
-    aims = {"averaging": " (aim 1.2)", "gloo": " (aim 1)"}
-    said = []
+    shape, said = f"{figures['megabytes']:.0f} MiB x {LEARNERS}", []
     for peer, each in figures["peers"].items():
+        name, aim = NAMES.get(peer, ""), " (aim 1.2)" if peer == "averaging" else ""
+        if peer in PEERS:
+            name = f"{PEERS[peer].name} {figures['versions'][peer]}"
+            aim = PEERS[peer].aim
         low, high = each["interval"]
         said.append(
-            f"{each['ratio']:.2f} times {names[peer]}, 95 % {low:.2f} to {high:.2f}"
-            f"{aims.get(peer, '')}: {shape} in {ours:.3f} s against {each['median_s']:.3f} s "
-            f"({each['shape']})"
+            f"{each['ratio']:.3g} times {name}, 95 % {low:.3g} to {high:.3g}{aim}: {shape} in "
+            f"{each['ours_s']:.3f} s against {each['median_s']:.3f} s ({each['shape']})"
         )
-    if not figures["versions"]:
-        said.append(f"{' and '.join(PEERS)}: not measured, not installed (make bench-peers)")
+    missing = [each.name for kind, each in PEERS.items() if kind not in figures["versions"]]
+    if missing:
+        said.append(f"{', '.join(missing)}: not measured, not installed (make bench-peers)")
     return said
 
 
-def versions(python: str) -> str:
-    """Those of torch and torchft."""
-    asked = [python, "-c", VERSIONS]
+def version(python: str, package: str) -> str:
+    """That of a package in an environment."""
+    asked = [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"]
     return subprocess.run(asked, capture_output=True, check=True, text=True).stdout.strip()
 
 
@@ -143,10 +166,11 @@ def start_peer(
     stack: ExitStack, python: str, kind: str, nbytes: int, pieces: int
 ) -> Sequence[Learner]:
     """Four processes of a peer, ended with the stack."""
-    if kind == "torchft":
-        meeting = stack.enter_context(started(python, "lighthouse", LEARNERS)).answer()
-    else:
+    if kind == "gloo":
         meeting = str(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "meeting")
+    else:
+        served = stack.enter_context(started(python, kind, "serve", LEARNERS, nbytes))
+        meeting = served.answer()
     processes = [
         stack.enter_context(started(python, kind, rank, LEARNERS, meeting, nbytes, pieces))
         for rank in range(LEARNERS)
@@ -158,7 +182,7 @@ def start_peer(
 
 @contextmanager
 def started(python: str, *words: object) -> Iterator[Peer]:
-    """A process of the script, ended on leaving."""
+    """A process of the script; on leaving it and all that it has started are ended."""
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen(
             [python, str(SCRIPT), *map(str, words)],
@@ -167,9 +191,16 @@ def started(python: str, *words: object) -> Iterator[Peer]:
             stderr=log,
             text=True,
             env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
+            start_new_session=True,
         )
         try:
             yield Peer(process, Path(log.name))
         finally:
-            process.kill()
-            process.communicate(timeout=EXIT_S_MAX)
+            assert process.stdin is not None
+            with suppress(OSError):  # It may have ended already.
+                process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=EXIT_S_MAX)
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()

@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
-"""The Python that has the peers, installed by `make bench-peers`."""
+PEERS = ROOT / ".venv-peers"
+"""The environments of the peers, installed by `make bench-peers`: one for each requirements file
+``peers_NAME.txt``."""
 
 ANSWER_S_MAX = 300.0
 EXIT_S_MAX = 5.0
@@ -29,9 +30,10 @@ def say(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)
 
 
-def peers_python() -> str | None:
-    """The Python of other projects that are measured beside this one; None if it is missing."""
-    return str(PEERS) if PEERS.exists() else None
+def peers_python(environment: str) -> str | None:
+    """The Python of an environment of peers; None if it is not installed."""
+    python = PEERS / environment / "bin" / "python"
+    return str(python) if python.exists() else None
 
 
 class Servant:
