@@ -11,6 +11,7 @@ were the sender's whole clock, and keeps no clock per lane.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from clocks.causality import Order
 
@@ -25,6 +26,9 @@ CHARACTER_BYTES_MAX = 4
 
 NUMBER_DIGITS_MAX = 9
 """Digits of an incarnation's number: one restart per second for thirty years."""
+
+NAMES_REMEMBERED = 4096
+"""Names whose parts are remembered: each message asks for those of all entries of its clock."""
 
 
 class ClockError(ValueError):
@@ -108,12 +112,14 @@ class VectorClock:
         return self.compare(other) is Order.BEFORE
 
 
+@lru_cache(NAMES_REMEMBERED)
 def actor_of(incarnation: str) -> str:
     """``learner-3`` for ``learner-3.2``; a name without an incarnation is returned unchanged."""
     actor, dot, number = incarnation.rpartition(".")
     return actor if dot and number.isdecimal() else incarnation
 
 
+@lru_cache(NAMES_REMEMBERED)
 def number_of(incarnation: str) -> int:
     """2 for ``learner-3.2``; 0 for a name without a number."""
     number = incarnation.rpartition(".")[2]
