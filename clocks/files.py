@@ -6,10 +6,13 @@ end, so a process that can create files in a folder could block a command for ev
 """
 
 import errno
+import fcntl
 import os
 import stat
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from typing import IO
 
 _KINDS = {
     stat.S_IFDIR: "a folder",
@@ -51,3 +54,21 @@ def read_regular(path: str | Path, most: int = -1) -> bytes:
         while len(data) < most and (piece := file.read(most - len(data))):
             data += piece
         return bytes(data)
+
+
+def mark_in_use(file: IO[bytes]) -> None:
+    """Mark an open file as in use until it is closed or its process ends; see ``is_in_use``."""
+    with suppress(OSError):  # Some network file systems have no locks.
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether a process has the file open and marked; False if it does not exist."""
+    try:
+        with open_regular(path) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False

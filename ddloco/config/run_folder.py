@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import tomli_w
 
-from clocks import read_regular
+from clocks import is_in_use, read_regular
 from ddloco.config.job import Job, load_job
 from ddloco.config.toml import ConfigError
 from ddloco.config.trust import MARK_FILE, leave_mark
@@ -76,11 +76,15 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
             kept.
 
     Raises:
-        ConfigError: it cannot be created, or contains a run.
+        ConfigError: it cannot be created, or contains a run that may not be deleted.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if overwrite:
+            if is_in_use(folder / LOG_FILE):
+                raise ConfigError(
+                    f"{folder}: a run is under way there; stop it, or choose another --dir"
+                )
             for path in (*folder.glob("*.address"), *(folder / name for name in CONTENTS)):
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         if (folder / "tapes").exists() and not join:

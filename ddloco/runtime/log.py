@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import structlog
 
-from clocks import actor_of
+from clocks import actor_of, mark_in_use
 
 FIRST = ("event", "actor", "at", "date", "ref")
 """Fields at the beginning of every line, for readability."""
@@ -80,6 +80,7 @@ class _Lines:
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
+        mark_in_use(self._file)
         self._torn = False
         """Whether the last line was written only in part."""
 

@@ -7,6 +7,7 @@ from ddloco.config.run_folder import next_folder, open_folder, place_of, run_of,
 from ddloco.config.toml import ConfigError
 from ddloco.config.trust import MARK_FILE
 from ddloco.nodes.node import sink_of
+from ddloco.runtime.log import ActorLog
 from snapshot import Entry, Part, Store
 
 JOB = job_from({"job": {"task": "x:y"}, "learner": {"learner-1": {"factor": 2.0}}}, "test")
@@ -34,6 +35,20 @@ def test_a_run_is_never_overwritten_by_accident(tmp_path):
     assert not (tmp_path / "tapes").exists()
     assert not (tmp_path / "snapshots").exists()
     assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_a_run_that_is_under_way_is_not_overwritten(tmp_path):
+    """As long as one of its actors has the log open."""
+    open_folder(tmp_path, JOB)
+    logs = [ActorLog(tmp_path / "log.jsonl", f"learner-{n}.1") for n in (0, 1)]
+    for log in logs:
+        with pytest.raises(ConfigError, match=f"{tmp_path}: a run is under way there"):
+            open_folder(tmp_path, JOB, overwrite=True)
+        assert (tmp_path / "job.toml").exists()
+        log.close()
+
+    open_folder(tmp_path, JOB, overwrite=True)
+    assert not (tmp_path / "log.jsonl").exists()
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
