@@ -781,5 +781,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except KeyboardInterrupt:
-        code = 1
+        code = interrupted()
+    except BaseExceptionGroup as group:
+        # What else has failed has failed because of it: a terminal interrupts workers, too.
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        code = interrupted()
     sys.exit(code)
+
+
+def interrupted() -> int:
+    """Say that Ctrl-C has ended the command; returns its exit code."""
+    print("ddloco: interrupted", file=sys.stderr)
+    return 1

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from ddloco.cli import parser as module
 from ddloco.cli.parser import main
 
 HEAVY = ("jax", "numpy", "trio", "zmq", "rich", "msgspec")
@@ -94,3 +95,39 @@ def test_misspelled_words_are_answered(words, said, capsys):
 
     assert left.value.code == 2
     assert capsys.readouterr().err.strip().endswith(said)
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        KeyboardInterrupt(),
+        BaseExceptionGroup("tasks", [KeyboardInterrupt()]),
+        BaseExceptionGroup(
+            "tasks", [ExceptionGroup("", [OSError("a worker died")]), KeyboardInterrupt()]
+        ),
+    ],
+    ids=["alone", "in a group", "with another"],
+)
+def test_ctrl_c_ends_a_command_with_one_line(raised, monkeypatch, capsys):
+    """However the event loop reports it; what failed because of it is not printed."""
+
+    def interrupted(_):
+        raise raised
+
+    monkeypatch.setattr(module, "command_named", lambda _: interrupted)
+    with pytest.raises(SystemExit) as ended:
+        module.main(["replay", "nowhere"])
+
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "ddloco: interrupted\n"
+
+
+def test_another_group_of_errors_is_a_bug(monkeypatch):
+    """Its traceback is not hidden."""
+
+    def failed(_):
+        raise ExceptionGroup("tasks", [ValueError("a bug")])
+
+    monkeypatch.setattr(module, "command_named", lambda _: failed)
+    with pytest.raises(ExceptionGroup):
+        module.main(["replay", "nowhere"])
