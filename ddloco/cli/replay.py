@@ -195,12 +195,16 @@ def _print_report(report: Report) -> None:
         for name in report.dependent:
             print(f"{name}: not replayed to its end, since what follows depends on a difference")
         return
-    counts = "".join(f"{count} {what}, " for what, count in report.counts.items())
-    compared = f"{report.events} events, {counts.removesuffix(', ')} and {report.payloads} payloads"
+    counts = "".join(f"{count:,} {what}, " for what, count in report.counts.items())
+    compared = (
+        f"{report.events:,} events, {counts.removesuffix(', ')} and {report.payloads:,} payloads"
+    )
     if report.identical:
         print(f"identical: {compared} executed again, every one equal to the bit")
+    elif report.unverified:
+        print(f"no difference in {compared}, but {report.unverified:,} results were not verified")
     else:
-        print(f"no difference in {compared}, but {report.unverified} results were not verified")
+        print(f"no difference in {compared}, but parts of the run are missing")
 
 
 def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int:

@@ -77,6 +77,8 @@ def replay_of_job(
         job.names(),
         opener.open,
         COUNTED,
+        # Learners speak with syncers only. One that is in the snapshot has taken part.
+        optional=job.learner_names() if start_point is None else (),
         start_point=start_point,
         progress=progress,
         limits=limits,

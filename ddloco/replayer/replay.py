@@ -40,7 +40,8 @@ class Replay:
 
     Args:
         tapes: all of them.
-        names: the actors that the run had.
+        names: the actors that the run may have had.
+        optional: those of them without whose tape the replay is complete if nothing came from them.
         open_runner: opens what plays a tape.
         counted: the classes of events that the report counts, by their names in the report.
         start_point: the snapshot to begin with, if any; what is before its cut is not played.
@@ -59,6 +60,7 @@ class Replay:
         open_runner: OpenRunner,
         counted: Mapping[str, type],
         *,
+        optional: Collection[str] = (),
         start_point: StartPoint[Any] | None = None,
         progress: Callable[[int], None] = lambda _: None,
         limits: Mapping[str, int] | None = None,
@@ -84,6 +86,7 @@ class Replay:
             self.tapes,
             missing,
             report,
+            optional=optional,
             start_point=start_point,
             counted=counted,
             progress=progress,

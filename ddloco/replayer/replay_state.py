@@ -18,6 +18,7 @@ class ReplayState:
         tapes: those that are replayed.
         missing: the actors of the run that have no tape.
         report: where findings are written.
+        optional: the actors that are no gap if nothing came from them: they never took part.
         start_point: the snapshot to begin with, if any.
         counted: the classes of events that the report counts, by their names in the report.
         progress: called with the number of events played so far.
@@ -30,6 +31,7 @@ class ReplayState:
         missing: Collection[str],
         report: Report,
         *,
+        optional: Collection[str],
         start_point: StartPoint[Any] | None,
         counted: Mapping[str, type],
         progress: Callable[[int], None],
@@ -47,6 +49,7 @@ class ReplayState:
         """Of tapes that lost their ends the newest event that others heard of, and messages."""
         self._parted: set[str] = set()
         self._missing = dict.fromkeys(missing, 0)
+        self._optional = frozenset(optional)
 
     def posted_by(self, sender: str, number: int) -> bool:
         """Whether there is a tape to check a message of the sender's event ``number`` against."""
@@ -97,6 +100,9 @@ class ReplayState:
                 f"{messages} of its messages were taken from the others' tapes"
             )
         for actor, messages in self._missing.items():
+            if not messages and actor in self._optional:
+                self.report.notes.append(f"{actor}: never took part")
+                continue
             said = f"; {messages} of its messages were taken from the others' tapes"
             self.report.gaps.append(f"{actor}: no tape{said if messages else ''}")
         return self.report
