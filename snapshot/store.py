@@ -91,12 +91,12 @@ class Store:
         inventory = take_inventory(self._place, manifest)
         if inventory.unread:
             raise StorageError(inventory.unread[0])
-        problems = lacking(self._place, inventory)
+        absent = lacking(self._place, inventory)
         wrong = manifest_problem(manifest)
-        if wrong is not None:
-            problems.insert(0, wrong)
+        problems = absent if wrong is None else [wrong, *absent]
         if problems:
-            raise SnapshotError(f"{path}: is not committed: {_some(problems)}")
+            helps = ". Do all actors write their parts to this place?" if absent else ""
+            raise SnapshotError(f"{path}: is not committed: {_some(problems)}{helps}")
         whole = msgspec.structs.replace(manifest, nbytes=inventory.nbytes)
         self._place.settle([blob_name(digest) for digest in inventory.blobs])
         data = encode_manifest(whole)

@@ -188,3 +188,5 @@ def test_the_tutorial_works(tmp_path):
             check=False,
         )
         assert ended.returncode == 0, f"{command}\n{ended.stdout[-2000:]}{ended.stderr[-2000:]}"
+    tapes = tmp_path / "runs" / "second" / "tapes"
+    assert (tapes / "learner-1.2.tape").exists(), "learner-1 was not started again"

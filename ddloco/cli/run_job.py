@@ -134,6 +134,8 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     more = in_words(result.get("metrics") or {})
     say(f"{scored}{more} at global step {result['t']}, {result['merges']} merges")
+    if result["status"] == "stopped":
+        say("the job was stopped before its end")
     if result["status"] == "done" and not result["merges"]:
         say(
             "nothing was merged: the job was done before the first fragment was due; set more "

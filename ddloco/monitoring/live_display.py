@@ -166,7 +166,8 @@ class Board:
         if not self.merges:
             return None
         linked = sum(not view.lost for view in self.learners.values())
-        if linked < self.job.sync.quorum and self.result is None:
+        done, whole, _ = self.stage()
+        if linked < self.job.sync.quorum and done < whole and self.result is None:
             return 0.0
         alive = sum(view.alive_s for view in self.learners.values())
         return sum(view.busy_s for view in self.learners.values()) / alive if alive else None

@@ -54,7 +54,7 @@ class Refusals:
             count: int = getattr(counts, counter)
             if count > self._told[counter]:
                 newest = self._endpoint.refusals[counter]
-                fields = {"count": count, "address": newest.address, "reason": newest.reason}
-                driver.note(event, fields)
+                where = {"address": newest.address} if newest.address else {}
+                driver.note(event, {"count": count, **where, "reason": newest.reason})
                 self._told[counter], grown = count, True
         return grown
