@@ -3,7 +3,8 @@
 It consists of two unnamed files whose descriptors the worker inherits: one in memory, if the system
 supports that, and one in the folder for temporary files, used when the first is full. Both vanish
 with the last process that has them open, even after SIGKILL. Regions are mapped one by one, so the
-files can grow; freed regions are reused for the same size.
+files can grow. Freed regions are reused for the same size. The memory of those that are not needed
+soon is given back to the system: a whole model, or a donor's state, passes through only once.
 
 Space is reserved before it is mapped: writing to a page for which a full file system has no room
 kills a process with SIGBUS.
@@ -16,7 +17,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 
@@ -28,6 +29,13 @@ MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108, a place that tempfile may use, n
 FILE_OFFSETS = 2**48
 """An offset also identifies its file: those of the second file begin here, beyond any file's
 size."""
+
+KEPT_FREE = 4
+"""Freed regions of one size that keep their memory: about as many fragments are on their way in a
+learner at a time. Giving memory back and touching it anew costs about as much as two copies."""
+
+GIVEN_BACK_BYTES_MIN = 2**20
+"""Smaller regions keep their memory."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM})
 
@@ -58,6 +66,9 @@ class Arena:
             raise self._no_room(0)
         self._ends = [0 for _ in self._files]
         self._free: dict[int, list[Region]] = {}
+        """By size; the one that was freed last is the last."""
+        self._given_back: dict[int, list[Region]] = {}
+        """By size, free regions without memory."""
         self._by_address: dict[int, Region] = {}
 
     def filenos(self) -> tuple[int, ...]:
@@ -73,6 +84,9 @@ class Arena:
         pool = self._free.get(nbytes)
         if pool:
             return pool.pop()
+        for region in self._given_back.get(nbytes, ()):
+            if self._take_again(region):
+                return region
         for index in range(len(self._files)):
             region = self._reserve(index, nbytes)
             if region is not None:
@@ -96,6 +110,20 @@ class Arena:
         self._ends[index] += span
         return Region(index * FILE_OFFSETS + offset, data)
 
+    def _take_again(self, region: Region) -> bool:
+        """Reserve the memory of a region that was given back; False if the file system is full."""
+        index, offset = divmod(region.offset, FILE_OFFSETS)
+        file, nbytes = self._files[index], len(region.data)
+        assert file is not None, "the region lies in it"
+        try:
+            os.posix_fallocate(file.fileno(), offset, _span(nbytes))
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            return False
+        self._given_back[nbytes].remove(region)
+        return True
+
     def _no_room(self, nbytes: int) -> OSError:
         first, second = map(str, self._folders)
         said = f"no room to share {nbytes:,} bytes with the worker, nor in {second}"
@@ -109,7 +137,11 @@ class Arena:
 
     def free(self, region: Region) -> None:
         """Make a region available for reuse; it must not be read any more."""
-        self._free.setdefault(len(region.data), []).append(region)
+        nbytes = len(region.data)
+        pool = self._free.setdefault(nbytes, [])
+        pool.append(region)
+        if len(pool) > KEPT_FREE and nbytes >= GIVEN_BACK_BYTES_MIN and _give_back(pool[0]):
+            self._given_back.setdefault(nbytes, []).append(pool.pop(0))
 
     def close(self) -> None:
         """Close the files; mappings stay valid as long as their arrays."""
@@ -153,3 +185,14 @@ def _span(nbytes: int) -> int:
 def _map(fileno: int, offset: int, nbytes: int) -> Bytes:
     mapped = mmap.mmap(fileno, _span(nbytes), offset=offset)
     return np.frombuffer(mapped, np.uint8, nbytes)
+
+
+def _give_back(region: Region) -> bool:
+    """Give a region's memory back, for all processes that map it; False if that is not possible."""
+    view: Any = region.data.base  # A memoryview of the mapping.
+    mapped: mmap.mmap = view.obj
+    try:
+        mapped.madvise(mmap.MADV_REMOVE)
+    except OSError:
+        return False  # Not every file system can have holes in a file.
+    return True

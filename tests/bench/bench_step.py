@@ -21,9 +21,9 @@ Beside it, in every round, a block of the same bare loop with all cores (NPROC u
 
 The same ratio follows for parameters of 1, 100 and 1,000 MB in a task whose step is bound by memory
 (``large_task``), so that every copy of a parameter shows: the hardest case for a learner.
-Aim: 0.99 or more. Beside it the peak of resident memory, the kernel's ``VmHWM``, of the learner's
-worker and of the bare loop: the worker's first step runs twice, and host copies are in memory that
-it shares with the actor.
+Aim: 0.99 or more. Beside it the resident memory of the learner's worker and of the bare loop, its
+peak and what is left at the end: the worker's first step runs twice, and host copies are in memory
+that it shares with the actor.
 """
 
 import tempfile
@@ -98,7 +98,8 @@ def pairs_of(
             beside()
             if pair % 4 == 3:
                 say(f"pair {pair + 1} of {pairs}: {1e3 * jobs[-1]:.1f} ms, {1e3 * bares[-1]:.1f}")
-        peaks = peak_mb(worker_of(job.process.pid, "learner-0")), peak_mb(bare.process.pid)
+        processes = worker_of(job.process.pid, "learner-0"), bare.process.pid
+        (peak, end), (bare_peak, bare_end) = map(resident_mb, processes)
     ratios = [b / j for b, j in zip(bares, jobs, strict=True)]
     low, high = median_interval(ratios)
     return {
@@ -110,8 +111,10 @@ def pairs_of(
         "job_s": median(jobs),
         "bare_s": median(bares),
         "ratios": ratios,
-        "peak_mb": peaks[0],
-        "bare_peak_mb": peaks[1],
+        "peak_mb": peak,
+        "end_mb": end,
+        "bare_peak_mb": bare_peak,
+        "bare_end_mb": bare_end,
     }
 
 
@@ -124,10 +127,11 @@ def worker_of(parent: int, actor: str) -> int:
     raise RuntimeError(f"{actor} has no worker")
 
 
-def peak_mb(pid: int) -> float:
-    """The peak of a process's resident memory so far, in MB."""
+def resident_mb(pid: int) -> tuple[float, float]:
+    """A process's resident memory in MB: its peak so far, and now."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+    peak, now = (int(status.split(f"{key}:")[1].split()[0]) / 1024 for key in ("VmHWM", "VmRSS"))
+    return peak, now
 
 
 def lines(figures: dict[str, Any]) -> list[str]:
@@ -135,13 +139,15 @@ def lines(figures: dict[str, Any]) -> list[str]:
     return [
         "{ratio:.4f} of the bare JAX loop's speed at NPROC=1, 95 % {low:.4f} to {high:.4f} "
         "(aim 0.99): {0:.2f} ms a step in the job, {1:.2f} ms bare, {2:.2f} ms bare with all cores;"
-        " {pairs} pairs of {block} steps; at most {peak_mb:,.0f} and {bare_peak_mb:,.0f} MB".format(
+        " {pairs} pairs of {block} steps; at most {peak_mb:,.0f} "
+        "and {bare_peak_mb:,.0f} MB, {end_mb:,.0f} and {bare_end_mb:,.0f} at the end".format(
             *(1e3 * figures[key] for key in ("job_s", "bare_s", "all_cores_s")), **figures
         ),
         *(
             "{0:,} MB, bound by memory: {ratio:.3f}, 95 % {low:.3f} to {high:.3f} (aim 0.99): "
             "{1:.1f} ms a step in the job, {2:.1f} ms bare; {pairs} pairs of {block} steps; "
-            "at most {peak_mb:,.0f} and {bare_peak_mb:,.0f} MB".format(
+            "at most {peak_mb:,.0f} and {bare_peak_mb:,.0f} MB, {end_mb:,.0f} and "
+            "{bare_end_mb:,.0f} at the end".format(
                 int(size), 1e3 * each["job_s"], 1e3 * each["bare_s"], **each
             )
             for size, each in figures["large"].items()

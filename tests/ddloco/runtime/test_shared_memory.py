@@ -1,5 +1,6 @@
 """Memory shared with a worker: regions that do not overlap, are used again, and are seen."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.shared_memory import PAGE, Arena, ArenaView
+from ddloco.runtime.shared_memory import FILE_OFFSETS, KEPT_FREE, PAGE, Arena, ArenaView
 from transport import Payload
 
 CHILD = """
@@ -79,6 +80,60 @@ def test_a_freed_region_is_used_again(arena):
     assert arena.allocate(200).offset not in {one.offset, two.offset}
     assert arena.allocate(100) is one
     assert arena.allocate(100).offset not in {one.offset, two.offset}
+
+
+def held(arena):
+    """The bytes that the arena's files take."""
+    return sum(os.fstat(each).st_blocks * 512 for each in arena.filenos() if each >= 0)
+
+
+def test_memory_that_is_not_needed_soon_is_given_back(arena):
+    """A model that passes through in ten fragments leaves the memory of some, not of all."""
+    regions = [arena.allocate(2**20) for _ in range(10)]
+    for region in regions:
+        region.data[:] = 1
+    view = ArenaView(arena.filenos())
+    seen = view.region(regions[0].offset, 2**20)
+    assert held(arena) == 10 * 2**20
+
+    for region in regions:
+        arena.free(region)
+
+    assert held(arena) == KEPT_FREE * 2**20
+    again = [arena.allocate(2**20) for _ in range(10)]
+    assert {each.offset for each in again} == {each.offset for each in regions}
+    assert held(arena) == 10 * 2**20, "reserved before it is used"
+    regions[0].data[:] = 7
+    assert set(seen) == {7}
+    assert arena.find(regions[0].data) is regions[0]
+
+
+def test_small_regions_keep_their_memory(arena):
+    """Giving it back would cost more than it is worth."""
+    regions = [arena.allocate(PAGE) for _ in range(10)]
+    for region in regions:
+        arena.free(region)
+
+    assert held(arena) == 10 * PAGE
+
+
+def test_memory_that_cannot_be_taken_again_is_looked_for_elsewhere(arena, monkeypatch):
+    """The file system has become full in the meantime: the other file has room, or nothing has."""
+    regions = [arena.allocate(2**20) for _ in range(KEPT_FREE + 1)]
+    for region in regions:
+        arena.free(region)
+    for _ in range(KEPT_FREE):
+        arena.allocate(2**20)
+    full, reserve = arena.filenos()[0], os.posix_fallocate
+
+    def filled(file, offset, length):
+        if file == full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(file, offset, length)
+
+    monkeypatch.setattr(os, "posix_fallocate", filled)
+
+    assert arena.allocate(2**20).offset >= FILE_OFFSETS
 
 
 def test_what_lies_elsewhere_is_not_found(arena):
