@@ -32,7 +32,7 @@ DROPPED_AT_ONCE = 256
 """Excess parts dropped before other tasks get a turn: a third of a millisecond of work."""
 
 _Result = TypeVar("_Result")
-_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)
+_IN, _OUT, _EVENTS = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
 _NOBLOCK, _SNDMORE = int(zmq.NOBLOCK), int(zmq.SNDMORE)
 """As plain numbers: joining two of zmq's flags takes a microsecond."""
 
@@ -60,6 +60,8 @@ class TrioSocket:
         self._parked = {_IN: trio.lowlevel.ParkingLot(), _OUT: trio.lowlevel.ParkingLot()}
         self._leader: trio.CancelScope | None = None
         self._leader_wants = 0
+        self._events = 0
+        """What the socket could do after the newest libzmq call."""
         self._dropping = False
         self._dropped = 0
         self.source = -1
@@ -136,7 +138,7 @@ class TrioSocket:
             try:
                 result = self._try(attempt)
             except trio.WouldBlock:
-                if not self._learn() & want:
+                if not self._events & want:
                     await self._wait_woken(want)
                 elif want == _IN:  # it became readable in the meantime
                     await trio.lowlevel.checkpoint()
@@ -162,7 +164,7 @@ class TrioSocket:
         """Read EVENTS, as is required after every libzmq call, and wake the tasks concerned."""
         if self._socket.closed:
             return 0
-        events = int(self._socket.getsockopt(zmq.EVENTS))
+        self._events = events = int(self._socket.getsockopt(_EVENTS))
         for want, lot in self._parked.items():
             if lot and events & want:
                 lot.unpark()
@@ -176,16 +178,20 @@ class TrioSocket:
         return events
 
     async def _wait_woken(self, want: int) -> None:
+        """Wait until it is worth another try, which must follow without a checkpoint."""
         if self._leader is not None:
             await self._parked[want].park()
             return
-        with trio.CancelScope() as scope:
-            self._leader, self._leader_wants = scope, want
-            try:
-                await trio.lowlevel.wait_readable(self._fd)
-            finally:
-                self._leader = None
-                self._learn()
+        try:
+            with trio.CancelScope() as scope:
+                self._leader, self._leader_wants = scope, want
+                try:
+                    await trio.lowlevel.wait_readable(self._fd)
+                finally:
+                    self._leader = None
+        except BaseException:
+            self._learn()  # No try follows that would promote another leader.
+            raise
 
     def _receive(self, parts_max: int) -> list[Frame]:
         if self._dropping:
