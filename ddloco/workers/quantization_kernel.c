@@ -218,6 +218,7 @@ INLINE void encode_block(float *values, const enum form form, size_t count, uint
     union codes codes;
     uint16_t noise[BLOCK] = {0};
     float scale = scale_of(values, form, count);
+    scale = isnan(scale) ? float_of(0x7FC00000) : scale; /* One of many. */
     float factor = scale >= SCALE_MIN ? 1.0f / scale : 0.0f;
     int sound = isfinite(scale);
     if (random)
