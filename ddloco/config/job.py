@@ -5,20 +5,22 @@ Every key except the task has a default. An error is one line that names the fil
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from ddloco.config.faults import LARGE, SYNCER, Faults, Whole, impossible
 from ddloco.config.span import snapshots_said, unbounded
-from ddloco.config.toml import ConfigError, Section, convert, read_toml
+from ddloco.config.toml import DEPTH_MAX, ConfigError, Section, convert, read_toml
 from ddloco.config.trust import digest_of
 from ddloco.protocol.compression import Format, Rounding
 from ddloco.protocol.fragment_plan import FragmentPlan, Leaf, make_plan, wire_layout
 from transport import PROTOCOL_VERSION, layout_problem
+
+T = TypeVar("T")
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
@@ -436,14 +438,62 @@ def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = Non
     if chaos is not None:
         plain["chaos"] = read_toml(chaos)
         convert(plain["chaos"], Faults, str(chaos))
-    for override in overrides:
-        override_said(plain, override)
-    if chaos is not None:
-        job = convert(plain, Job, str(path))
-        problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
-        if problem is not None:
-            raise ConfigError(f"{chaos}: {problem}")
-    return job_from(plain, str(path))
+
+    def check(changed: Any, source: str) -> Job:
+        if chaos is not None:
+            job = convert(changed, Job, source)
+            problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
+            if problem is not None:
+                raise ConfigError(f"{chaos}: {problem}")
+        return job_from(changed, source)
+
+    return with_overrides(plain, overrides, check, str(path))
+
+
+def with_overrides(
+    plain: dict[str, Any], overrides: Sequence[str], check: Callable[[Any, str], T], source: str
+) -> T:
+    """Apply ``key=value`` overrides to plain data, and check the result.
+
+    Args:
+        plain: what a file has; it is not changed.
+        overrides: from the command line.
+        check: gets the result and its source; returns it as a table.
+        source: the file, for errors. An error that an override makes names this override instead.
+
+    Raises:
+        ConfigError: an override has another form, or ``check`` raised.
+    """
+    changed = _tables_copied(plain)
+    for said in overrides:
+        override_said(changed, said)
+    try:
+        return check(changed, source)
+    except ConfigError as error:
+        blamed = _first_with(str(error), plain, overrides, check, source)
+        if blamed is None:
+            raise
+    return check(changed, f"--set {_shown(blamed)}")
+
+
+def _first_with(
+    problem: str,
+    plain: dict[str, Any],
+    overrides: Sequence[str],
+    check: Callable[[Any, str], Any],
+    source: str,
+) -> str | None:
+    """The first override that makes the problem; None if the file has it without any."""
+    changed = _tables_copied(plain)
+    for said in (None, *overrides):
+        if said is not None:
+            override_said(changed, said)
+        try:
+            check(changed, source)
+        except ConfigError as error:
+            if str(error) == problem:
+                return said
+    return None
 
 
 def job_from(plain: Any, source: str) -> Job:
@@ -462,6 +512,16 @@ def job_from(plain: Any, source: str) -> Job:
     return job
 
 
+def _tables_copied(plain: dict[str, Any], depth: int = DEPTH_MAX) -> dict[str, Any]:
+    """Plain data whose tables may be changed; what is nested too deep to be valid is shared."""
+    if not depth:
+        return plain
+    return {
+        key: _tables_copied(each, depth - 1) if isinstance(each, dict) else each
+        for key, each in plain.items()
+    }
+
+
 def override_said(plain: dict[str, Any], said: str) -> None:
     """Apply an override in the form used on the command line: ``sync.quorum=2``.
 
@@ -476,9 +536,13 @@ def override_said(plain: dict[str, Any], said: str) -> None:
     except ValueError:  # Not TOML, or an impossible date or number.
         value = text  # Treat a bare word as a string, since shells remove the quotes.
     if not equals or ("." not in key and not isinstance(value, dict)):
-        shown = said[:200] if said.isprintable() else ascii(said[:200])
-        raise ConfigError(f"--set {shown}: want section.key=value, such as sync.quorum=2")
+        raise ConfigError(f"--set {_shown(said)}: want section.key=value, such as sync.quorum=2")
     override(plain, key.strip(), value, source=f"--set {said}")
+
+
+def _shown(said: str) -> str:
+    """An override for one line of text."""
+    return said[:200] if said.isprintable() else ascii(said[:200])
 
 
 def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:

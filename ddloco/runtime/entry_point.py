@@ -28,6 +28,9 @@ PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 """The packages of this distribution; users may have modules with the same names."""
 
 
+OPTIONS_CHARS_MAX = 200
+"""Of the options of a call in an error line: a line is to be read at a glance."""
+
 PINNED = re.compile(r"main_([0-9a-f]{16})")
 """The name of a pinned module, which contains the first digits of the SHA-256 of its text. Its text
 was taken from a script or a notebook, and is in the run folder."""
@@ -67,8 +70,14 @@ def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
     try:
         return function(**options)
     except Exception as error:
-        said = in_one_line(error)
-        raise NamedError(f"{kind} {spec!r}: {function_name} failed: {said}") from error
+        said = f"{function_name} failed: {in_one_line(error)}{_with_options(options)}"
+        raise NamedError(f"{kind} {spec!r}: {said}") from error
+
+
+def _with_options(options: Mapping[str, Any]) -> str:
+    """The end of an error line: the options of the call, which may be what is wrong."""
+    shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"; its options: {shown[:OPTIONS_CHARS_MAX]}" if options else ""
 
 
 def pinned_name(text: str) -> str:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from ddloco.config.faults import Fault, Whole, schedule
-from ddloco.config.job import Job, job_from, override, override_said
+from ddloco.config.job import Job, job_from, override, with_overrides
 from ddloco.config.toml import ConfigError, Section, convert, read_toml
 from ddloco.protocol.tape_facts import TENSORS
 from ddloco.simulation.chips import ChipPace, Chips, More, Seconds
@@ -199,9 +199,13 @@ def cases_of(path: Path, overrides: Sequence[str] = ()) -> list[tuple[Case, Scen
         varied = deepcopy(plain)
         for key, value in case.set.items():
             override(varied, key, value, source=f"{path}: case {case.name}")
-        for said in overrides:
-            override_said(varied, said)
-        scenario = convert(varied, Scenario, f"{path}: case {case.name}")
-        scenario.resolved(f"{path}: case {case.name}")
+        scenario = with_overrides(varied, overrides, _checked, f"{path}: case {case.name}")
         found.append((case, scenario))
     return found
+
+
+def _checked(plain: Any, source: str) -> Scenario:
+    """A scenario whose job can be run."""
+    scenario = convert(plain, Scenario, source)
+    scenario.resolved(source)
+    return scenario

@@ -58,8 +58,9 @@ class Client:
                 return []
 
 
-def program(what=""):
+def program(what="", clients=1):
     """A server and its client."""
+    assert len(range(clients)) == 1
     roles = {"server": Role(lambda: Server(what)), "client": Role(Client, dials=("server",))}
     return Program(roles, said=Hi | Ho, happened=Computed)
 
@@ -83,6 +84,7 @@ def perform(*words):
         (["--at", "server=nowhere"], "--at server: nowhere: unknown kind of address"),
         (["--set", "what"], "--set what: want key=value"),
         (["--set", "who=1"], "does not take these options"),
+        (["--set", "clients=x"], "interpreted as an integer; its options: clients='x'"),
         (["--keys", "nowhere"], "nowhere"),
         (["--from", "nowhere/x.1-3"], "nowhere/snapshots/x.1-3.json: is missing"),
     ],

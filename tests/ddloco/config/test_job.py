@@ -285,6 +285,22 @@ def test_an_override_is_checked_as_the_file_is(path, override, says):
     assert says in refusal(path, MINIMAL, override)
 
 
+@pytest.mark.parametrize(
+    ("more", "overrides", "said"),
+    [
+        ("", ["job.steps=abc"], "--set job.steps=abc: job.steps: Expected `int`, got `str`"),
+        ("", ["job.stepz=3"], "--set job.stepz=3: job: unknown key `stepz`; did you mean"),
+        ("", ["job.seed=1", "sync.quorum=9", "job.steps=3"], "--set sync.quorum=9: sync.quorum: a"),
+        ("", ["learner.learner-1.factor=x"], "--set learner.learner-1.factor=x: learner[...]"),
+        ("steps = 'abc'", ["job.seed=1"], "{path}: job.steps: Expected `int`, got `str`"),
+        ("steps = 'abc'", ["sync.quorum=x"], "{path}: job.steps: Expected `int`, got `str`"),
+    ],
+)
+def test_the_line_names_what_a_bad_value_came_from(path, more, overrides, said):
+    """The override on the command line if that is what is wrong, and else the file."""
+    assert refusal(path, MINIMAL + more, *overrides).startswith(said.format(path=path))
+
+
 # The resolved job.
 
 
