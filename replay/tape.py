@@ -58,8 +58,24 @@ class TapeError(ValueError):
     """A tape that cannot be read or written; the text names file and byte."""
 
     def __init__(self, path: Path | str, byte: int, problem: str) -> None:
-        super().__init__(f"{path}: byte {byte}: {problem}")
+        super().__init__(self.line(path, byte, problem))
         self.path, self.byte, self.problem = Path(path), byte, problem
+
+    def line(self, path: Path | str, byte: int, problem: str) -> str:
+        """The text."""
+        return f"{path}: byte {byte}: {problem}"
+
+
+class NoTapesError(TapeError):
+    """A folder in which tapes were to be is missing, or has none."""
+
+    def __init__(self, folder: Path, problem: str) -> None:
+        super().__init__(folder, 0, problem)
+
+    def line(self, path: Path | str, byte: int, problem: str) -> str:
+        """The text; there is no byte to name."""
+        del byte
+        return f"{path}: {problem}"
 
 
 class UnbegunError(TapeError):

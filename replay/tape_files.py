@@ -21,6 +21,7 @@ from replay.tape import (
     Closed,
     Effects,
     Event,
+    NoTapesError,
     Raised,
     Tape,
     TapeError,
@@ -30,6 +31,9 @@ from replay.tape import (
 
 EVENT_SEPARATOR = "@"
 """Stands in a file's name before the event that it begins after; in no actor's name."""
+
+RUNS_NAMED = 2
+"""Run folders that are named when a folder of runs is given for one of them."""
 
 
 def follow(writer: TapeWriter, after: int, clock: dict[str, int]) -> TapeWriter:
@@ -147,7 +151,7 @@ def open_tapes(
     inner = folder / "tapes" if (folder / "tapes").is_dir() else folder
     paths = sorted(inner.glob(f"*{SUFFIX}"), key=lambda path: path.name.encode())
     if not paths:
-        raise TapeError(folder, 0, f"no tapes here: neither tapes/*{SUFFIX} nor *{SUFFIX}")
+        raise NoTapesError(folder, _without_tapes(folder))
     if wanted is not None:
         paths = [path for path in paths if wanted(whose(path)[0])] or paths
     files: dict[str, list[Tape]] = {}
@@ -164,6 +168,16 @@ def open_tapes(
         _forgive(error, tapes)
     _check_job(list(tapes.values()))
     return list(tapes.values())
+
+
+def _without_tapes(folder: Path) -> str:
+    """What is wrong with a folder that has no tapes, and the newest run folders in it."""
+    if not folder.is_dir():
+        return "no such folder"
+    tapes = {path: path.stat().st_mtime for path in folder.glob("*/tapes") if path.is_dir()}
+    newest = sorted(tapes, key=lambda path: tapes[path], reverse=True)[:RUNS_NAMED]
+    runs = " or ".join(str(path.parent) for path in newest if any(path.glob(f"*{SUFFIX}")))
+    return f"no tapes here; want a run folder{', such as ' if runs else ''}{runs}"
 
 
 def _named(path: Path, *, salvage: bool) -> Tape:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from ddloco.cli.ask import complain
+from ddloco.config.run_folder import make_folder
 from ddloco.config.toml import ConfigError
 from ddloco.nodes.exit_codes import HELD
 
@@ -81,7 +82,7 @@ def _project(source: Path, template: str, name: str) -> dict[str, bytes]:
 def _put(folder: Path, files: dict[str, bytes]) -> tuple[list[Path], list[Path]]:
     made: list[Path] = []
     left: list[Path] = []
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, data in files.items():
         target = folder / name
         try:

@@ -78,8 +78,8 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
     Raises:
         ConfigError: it cannot be created, or contains a run that may not be deleted.
     """
+    make_folder(folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         if overwrite:
             if is_in_use(folder / LOG_FILE):
                 raise ConfigError(
@@ -98,6 +98,20 @@ def open_folder(folder: Path, job: Plain, *, overwrite: bool = False, join: bool
     except OSError as error:
         raise ConfigError(f"{folder}: {error.strerror}") from None
     return folder
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those that it is in.
+
+    Raises:
+        ConfigError: it cannot be made; says why.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{folder}: is a file, want a folder") from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: this folder cannot be made: {error.strerror}") from None
 
 
 def holds_job(folder: Path, job: Job) -> bool:

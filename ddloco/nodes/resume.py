@@ -25,7 +25,7 @@ from ddloco.protocol.events import Kept, OwnState
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime import resume
 from ddloco.runtime.array_table import Arrays, HostCopy, Stored
-from ddloco.runtime.resume import Start, StartPoint, payload_from, place_and_id, place_outside
+from ddloco.runtime.resume import Start, StartPoint, existing_place, payload_from, place_outside
 from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
@@ -43,18 +43,18 @@ OWN_STATE = "own state"
 
 
 def place_said(said: str) -> tuple[str, str]:
-    """As ``place_and_id``; for a run whose job has ``snapshot.place``, the newest snapshot there.
+    """As ``existing_place``; for a run whose job has ``snapshot.place``, the newest snapshot there.
 
     Raises:
         ConfigError: the run's job file cannot be read.
-        SnapshotError: the place cannot be opened, or has no snapshot of this run.
+        SnapshotError: the place is missing, cannot be opened, or has no snapshot of this run.
     """
     folder = Path(said)
     job = (
         load_job(folder / JOB_FILE) if "://" not in said and (folder / JOB_FILE).is_file() else None
     )
     if job is None or not job.snapshot.place:
-        return place_and_id(said)
+        return existing_place(said)
     place = job.snapshot.place
     found = Store(place, run_of_place(job, folder)).find(NEWEST)
     return (place if "://" in place else str(Path(place).absolute())), found

@@ -243,8 +243,26 @@ def place_and_id(said: str) -> tuple[str, str]:
     return (place if "://" in place else str(Path(place).absolute())), snapshot
 
 
+def existing_place(said: str) -> tuple[str, str]:
+    """As ``place_and_id``, for a folder that must hold snapshots.
+
+    Raises:
+        SnapshotError: it is missing, or holds none.
+    """
+    place, snapshot = place_and_id(said)
+    if "://" in place or Store(place).exists():
+        return place, snapshot
+    folder = Path(said)
+    if not folder.exists() and (snapshot == NEWEST or "." in snapshot):  # An id, as syncer.1-1042.
+        folder = folder.parent
+    if not folder.exists():
+        raise SnapshotError(f"{folder}: no such folder")
+    want = "want a run folder, RUN/snapshots/ID or RUN/snapshots/latest"
+    raise SnapshotError(f"{folder}: there are no snapshots; {want}")
+
+
 def place_outside(
-    said: str, folder: Path, find: Callable[[str], tuple[str, str]] = place_and_id
+    said: str, folder: Path, find: Callable[[str], tuple[str, str]] = existing_place
 ) -> tuple[str, str]:
     """Split a user's name of a snapshot with ``find``, for a run that will write to ``folder``.
 

@@ -1,5 +1,6 @@
 """Folders of tapes, and chains of files: joined, with holes, and killed while one was begun."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -81,11 +82,22 @@ def test_the_tapes_of_a_folder_are_opened_in_order_of_names(tmp_path):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    """Where no tape is, the folder is named."""
-    with pytest.raises(TapeError, match=rf"{tmp_path}: byte 0: no tapes here"):
+    """Where no tape is, the folder is named; one that is missing is said to be."""
+    with pytest.raises(TapeError, match=rf"^{tmp_path}: no tapes here; want a run folder$"):
         open_tapes(tmp_path)
-    with pytest.raises(TapeError, match="no tapes here"):
+    with pytest.raises(TapeError, match=rf"^{tmp_path}/nowhere: no such folder$"):
         open_tapes(tmp_path / "nowhere")
+
+
+def test_a_folder_of_runs_names_the_newest(tmp_path):
+    """Two of its runs with tapes, so that the next command can be right."""
+    for second, name in enumerate(("old", "older-run", "new", "newer")):
+        write(tmp_path / name / "tapes" / "a.1.tape")
+        os.utime(tmp_path / name / "tapes", (second, second))
+    with pytest.raises(TapeError) as caught:
+        open_tapes(tmp_path)
+    said = f"no tapes here; want a run folder, such as {tmp_path}/newer or {tmp_path}/new"
+    assert f"{tmp_path}: {said}" == str(caught.value)
 
 
 def test_tapes_of_two_jobs_in_one_folder_are_refused(tmp_path):

@@ -86,7 +86,7 @@ def perform(*words):
         (["--set", "who=1"], "does not take these options"),
         (["--set", "clients=x"], "interpreted as an integer; its options: clients='x'"),
         (["--keys", "nowhere"], "nowhere"),
-        (["--from", "nowhere/x.1-3"], "nowhere/snapshots/x.1-3.json: is missing"),
+        (["--from", "nowhere/x.1-3"], "nowhere: no such folder"),
     ],
 )
 def test_one_line_says_what_is_wrong(words, said, tmp_path, capsys):

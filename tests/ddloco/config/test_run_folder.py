@@ -1,5 +1,7 @@
 """A run folder is made, joined, replaced, and never overwritten by accident."""
 
+from pathlib import Path
+
 import pytest
 
 from ddloco.config.job import job_from, load_job
@@ -52,11 +54,15 @@ def test_a_run_that_is_under_way_is_not_overwritten(tmp_path):
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    """A file where the folder should be: one line with the path."""
+    """A file where the folder should be, or a place for none: one line with path and reason."""
     (tmp_path / "file").write_text("")
 
-    with pytest.raises(ConfigError, match="file/run: Not a directory"):
+    with pytest.raises(ConfigError, match="file/run: this folder cannot be made: Not a directory"):
         open_folder(tmp_path / "file" / "run", JOB)
+    with pytest.raises(ConfigError, match=r"file: is a file, want a folder$"):
+        open_folder(tmp_path / "file", JOB)
+    with pytest.raises(ConfigError, match=r"^/proc/x: this folder cannot be made: No such file"):
+        open_folder(Path("/proc/x"), JOB)
 
 
 def test_next_folder_is_the_first_free_number(tmp_path):

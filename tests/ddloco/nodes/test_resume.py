@@ -219,6 +219,24 @@ def test_a_run_or_its_place_means_the_newest(tmp_path, said):
     assert ("s3://bucket/run", "latest") == place_and_id("s3://bucket/run/latest")
 
 
+@pytest.mark.parametrize(
+    ("said", "refused"),
+    [
+        ("nope", "nope: no such folder"),
+        ("nope-1", "nope-1: no such folder"),
+        ("nope/snapshots/latest", "nope/snapshots: no such folder"),
+        ("nope/snapshots/syncer.1-7", "nope/snapshots: no such folder"),
+        ("run", "run: there are no snapshots; want a run folder, RUN/snapshots/ID or"),
+    ],
+)
+def test_a_place_that_is_not_there_is_named(tmp_path, said, refused):
+    """As it was given, and not as a snapshot whose name is wrong."""
+    (tmp_path / "run").mkdir()
+    with pytest.raises(SnapshotError) as caught:
+        place_said(f"{tmp_path}/{said}")
+    assert str(caught.value).startswith(f"{tmp_path}/{refused}")
+
+
 def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     """Its snapshots would be overwritten."""
     place.whole()
