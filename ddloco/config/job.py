@@ -24,6 +24,15 @@ T = TypeVar("T")
 
 Positive = Annotated[int, Meta(ge=1, le=2**63 - 1)]
 Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[\w-][\w.-]*\Z",
+        description='letters, digits, "-", "_" and ".", not beginning with "."',
+    ),
+]
 
 LEARNERS_MAX = 1024
 """The largest job that was measured. Each message has a clock with an entry per actor, so the
@@ -58,7 +67,7 @@ class JobTable(Section, frozen=True):
     """
 
     task: str
-    name: Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\w-][\w.-]*\Z")] = "job"
+    name: Name = "job"
     seed: Whole = 0
     steps: Positive = 500
     tokens: Positive | None = None

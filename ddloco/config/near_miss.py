@@ -46,6 +46,13 @@ def choices(kind: Any, path: str) -> tuple[str, ...]:
     return tuple(map(str, get_args(found))) if get_origin(found) is Literal else ()
 
 
+def described(kind: Any, path: str) -> str:
+    """What the bounds of the value at a path say in words; empty if they say nothing."""
+    table, _, name = path.rpartition(".")
+    bounds = getattr(_fields(_at(kind, table)).get(name), "__metadata__", ())
+    return next((each.description for each in bounds if each.description), "")
+
+
 def _at(kind: Any, path: str) -> Any:
     """The type at a path, such as ``sync.pull``, ``learner[...].env`` or ``chaos.fault[0]``."""
     for part in re.findall(r"\[[^]]*]|[^.[]+", path):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from clocks import read_regular
-from ddloco.config.near_miss import choices, did_you_mean, near_key
+from ddloco.config.near_miss import choices, described, did_you_mean, near_key
 
 T = TypeVar("T", bound="Section")
 
@@ -122,6 +122,8 @@ def _in_words(error: str, kind: Any) -> str:
     name = problem.partition("`")[2].rstrip("`")
     if problem.startswith("unknown key"):
         problem += near_key(kind, where, name)
+    if "matching regex" in problem:
+        problem = f"want {described(kind, where)}"
     allowed = choices(kind, where)
     if allowed and problem.startswith("Invalid enum value"):
         given = problem.partition("'")[2].rstrip("'")

@@ -1,11 +1,15 @@
 """A misspelled name is answered with the one that was meant; a name like no other is not."""
 
+from typing import get_args, get_type_hints
+
 import pytest
 
-from ddloco.config.job import job_from
+from ddloco.config.faults import Faults
+from ddloco.config.job import Job, job_from
 from ddloco.config.near_miss import did_you_mean
-from ddloco.config.toml import ConfigError
+from ddloco.config.toml import ConfigError, Section
 from ddloco.runtime.entry_point import NamedError, called, check_function, source_digest
+from ddloco.simulation.scenario import Scenario
 
 FAULT = {"what": "crash", "who": "learner-1", "at_s": 1.0}
 
@@ -35,6 +39,22 @@ def test_keys_and_choices(plain, said):
         assert line.endswith("did you mean fresh?")
     else:
         assert line.endswith(said)
+
+
+@pytest.mark.parametrize("kind", [Job, Faults, Scenario])
+def test_no_regex_reaches_a_user(kind):
+    """Whatever has a pattern says in words what it wants, for the error line."""
+
+    def bounds(part):
+        for each in get_type_hints(part, include_extras=True).values():
+            yield from getattr(each, "__metadata__", ())
+            for inner in (each, *get_args(each)):
+                if isinstance(inner, type) and issubclass(inner, Section):
+                    yield from bounds(inner)
+
+    found = list(bounds(kind))
+    assert found
+    assert all(each.description for each in found if each.pattern)
 
 
 def test_names_that_are_like_no_other():
