@@ -4,6 +4,7 @@ The line names the file and the field, and says what would be valid.
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,9 @@ FILE_BYTES_MAX = 16 * 2**20
 
 DEPTH_MAX = 32
 """Nesting of tables and lists: five levels are used, and a task's options may have more."""
+
+KEY_CHARS_MAX = 80
+"""Of a key in an error line; longer ones are not keys of any table here."""
 
 FREE = ("task", "options")
 """Tables with contents defined by users; their numbers may have any value."""
@@ -42,20 +46,35 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not TOML.
     """
     shown = str(path) if str(path).isprintable() else ascii(str(path))
+    text = ""
     try:
         data = read_regular(path, FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigError(f"{shown}: cannot be read: it has more than {FILE_BYTES_MAX} bytes")
         # Accept the line ends of all systems, as for a file opened as text.
-        return tomllib.loads(data.decode().replace("\r\n", "\n"))
+        text = data.decode().replace("\r\n", "\n")
+        return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{shown}: not TOML: {' '.join(str(error).split())}") from None
+        said = _twice(str(error), text) or " ".join(str(error).split())
+        raise ConfigError(f"{shown}: not TOML: {said}") from None
     except RecursionError:
         raise ConfigError(f"{shown}: not TOML that can be read: nested too deep") from None
     except ValueError as error:  # An impossible date, or a number of thousands of digits.
         raise ConfigError(f"{shown}: not TOML: {error}") from None
+
+
+def _twice(error: str, text: str) -> str:
+    """The parser's error about a key that is set twice, with the key; empty if the error is
+    another, or the key is not on the line that the error names."""
+    place = re.fullmatch(r"Cannot overwrite a value (\(at line ([0-9]+), column [0-9]+\))", error)
+    if place is None:
+        return ""
+    lines = [line.partition("=")[0].strip() for line in text.split("\n") if "=" in line]
+    key = text.split("\n")[int(place[2]) - 1].partition("=")[0].strip()
+    found = lines.count(key) > 1 and key.isprintable() and 0 < len(key) <= KEY_CHARS_MAX
+    return f"`{key}` is set twice {place[1]}" if found else ""
 
 
 def convert(plain: Any, kind: type[T], source: str, *, sort_keys: bool = False) -> T:

@@ -71,6 +71,24 @@ def test_what_is_no_toml_is_named(tmp_path, data):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[a]\nseed = 3\nsteps = 1\n seed=4 # more\n", "`seed` is set twice (at line 4"),
+        ('"x y" = 1\r\n"x y" = 2\r\n', '`"x y"` is set twice (at line 2, column 10)'),
+        ("a = [\n]\na = [\n1\n]\n", "Cannot overwrite a value (at line 5, column 2)"),
+        ("a = 1\na.b = 2\n", "Cannot overwrite a value (at line 2"),
+    ],
+)
+def test_a_key_that_is_set_twice_is_named(tmp_path, text, said):
+    """If it is on the line that the parser names; otherwise its words stay."""
+    path = tmp_path / "x.toml"
+    path.write_bytes(text.encode())
+    with pytest.raises(ConfigError) as caught:
+        read_toml(path)
+    assert str(caught.value).startswith(f"{path}: not TOML: {said}")
+
+
 def test_sections_are_frozen_and_strict():
     """A table cannot be changed once read, nor say more than it may."""
     assert issubclass(Section, Struct)
