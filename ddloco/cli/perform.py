@@ -13,12 +13,13 @@ from typing import Any
 import trio
 from rich.console import Console
 
+from clocks import actor_of
 from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain
 from ddloco.config.addresses import check_dial, check_listen
 from ddloco.config.job import override_said
-from ddloco.config.run_folder import SNAPSHOTS, address_file, next_folder, open_folder
-from ddloco.config.toml import ConfigError
+from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS, address_file, next_folder, open_folder
+from ddloco.config.toml import ConfigError, read_toml
 from ddloco.monitoring.live_display import follow
 from ddloco.monitoring.watch import say
 from ddloco.network.endpoints import dial, new_endpoint
@@ -33,7 +34,7 @@ from ddloco.runtime.entry_point import NamedError
 from ddloco.runtime.resume import Start, StartPoint, place_outside
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.tapes.code_version import code_version
-from snapshot import SnapshotError, StorageError
+from snapshot import SnapshotError, StorageError, Store
 from transport.curve_auth import Curve
 from transport.zeromq import ZmqEndpoint, open_context
 
@@ -135,7 +136,36 @@ def _check_binds(
 def _start_point(loaded: LoadedProgram, said: str, folder: Path) -> StartPoint[Start] | None:
     if not said:
         return None
-    return program_start_point(*place_outside(said, folder), loaded)
+    place, snapshot = place_outside(said, folder)
+    try:
+        return program_start_point(place, snapshot, loaded)
+    except SnapshotError:
+        _check_roles(place, snapshot, loaded)
+        raise
+
+
+def _check_roles(place: str, snapshot: str, loaded: LoadedProgram) -> None:
+    """Refuse a snapshot of actors that the program does not have.
+
+    Raises:
+        SnapshotError: names them, and the options with which the run was recorded, if its folder
+            is there.
+    """
+    names = sorted({actor_of(part.who) for part in Store(place).load(snapshot).parts})
+    strange = [name for name in names if name not in loaded.program.roles]
+    if strange:
+        said = f"the snapshot has {', '.join(strange)}, this program does not"
+        raise SnapshotError(f"{place}: {said}{_recorded_with(Path(place).parent / JOB_FILE)}")
+
+
+def _recorded_with(job_file: Path) -> str:
+    """The end of an error line: the options that a program was recorded with."""
+    try:
+        options: dict[str, Any] = read_toml(job_file).get("options", {})
+    except ConfigError:
+        return ""
+    said = " ".join(f"--set {name}={value}" for name, value in options.items())
+    return f"; it was recorded {f'with {said}' if said else 'without --set'}"
 
 
 async def _run(

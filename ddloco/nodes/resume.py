@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,7 @@ class JobStart(Start):
     def _check_plan(self, executor: WorkExecutor) -> None:
         plan = getattr(self.actor.machine, "_plan", None)
         if plan is not None and plan.digest != executor.plan.digest:
-            said = f"the task's parameters are cut in another way than {self.part.who}'s"
-            raise WorkerRequestError(rpc.Failed("task", said))
+            raise WorkerRequestError(rpc.Failed("task", plan_difference(executor.plan, plan)))
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Continue in a run whose job has other settings."""
@@ -138,6 +138,24 @@ class JobStart(Start):
         digest = xxhash.xxh3_128_digest(self.worker.data)
         step, versions = machine.stands
         return OwnState(snapshot, step, versions, OWN, digest)
+
+
+def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
+    """The first difference between a job's plan and that of its snapshot: what sets it, and both
+    values."""
+    ours, theirs = (
+        {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in chain.from_iterable(each)}
+        for each in (now.fragments, then.fragments)
+    )
+    for name in sorted({**ours, **theirs}):
+        if ours.get(name) != theirs.get(name):
+            both = f"is {ours.get(name, 'missing')}, the snapshot has {theirs.get(name, 'none')}"
+            return f"task: parameter {name!r} {both}"
+    if len(now.fragments) != len(then.fragments):
+        return f"sync.fragments: {len(now.fragments)}, the snapshot has {len(then.fragments)}"
+    if now.interval != then.interval:
+        return f"sync.interval: {now.interval}, the snapshot has {then.interval}"
+    return "sync.fragmentation: another one than the snapshot's; set it as it was"
 
 
 def steps_under_way(actor: Actor) -> list[RunStep]:

@@ -122,6 +122,14 @@ def test_a_run_goes_on_from_one(played, tmp_path):
     assert ddloco("replay", more) == 0
 
 
+def test_actors_that_a_program_lacks_are_named(played, tmp_path, capsys):
+    """Those of the snapshot, and the options with which the run was recorded."""
+    fewer = ("--set", "trainers=2", "--dir", tmp_path / "fewer", "--from", played)
+    assert ddloco("perform", PROGRAM, *fewer) == 2
+    said = "the snapshot has trainer-2, this program does not; it was recorded with --set versions"
+    assert capsys.readouterr().err == f"ddloco: {played}/snapshots: {said}=1000000\n"
+
+
 def test_other_arithmetic_is_named(played, monkeypatch, capsys):
     """The first result that comes out in another way, by actor and event."""
     monkeypatch.setattr(parameter_server, "RATE", 0.2)

@@ -230,7 +230,7 @@ def test_what_cannot_be_gone_on_from_is_said_in_one_line(pictured, tmp_path):
     place = pictured.run_folder / "snapshots"
     for said, folder, word in (
         (place / "syncer.1-1", tmp_path / "a", "syncer.1-1"),
-        (tmp_path / "nowhere" / "latest", tmp_path / "b", "holds no intact snapshot"),
+        (tmp_path / "nowhere" / "latest", tmp_path / "b", "nowhere: no such folder"),
         (place / "latest", pictured.run_folder, "choose another folder"),
     ):
         command = ["run", str(pictured.file), f"--dir={folder}", f"--from={said}"]
@@ -242,7 +242,7 @@ def test_what_cannot_be_gone_on_from_is_said_in_one_line(pictured, tmp_path):
     other = Job(tmp_path, pictured.file.read_text().replace("fragments = 4", "fragments = 2"))
     done = other.run(f"--from={place}/latest")
     assert 2 == done.returncode, done.stdout
-    assert "cut in another way" in done.stderr
+    assert "sync.fragments: 2, the snapshot has 4" in done.stderr
 
 
 @pytest.mark.parametrize("kind", ["blob", "manifest"])

@@ -17,6 +17,7 @@ from ddloco.nodes.resume import (
     checked_start_point,
     job_start_point,
     place_said,
+    plan_difference,
     read_job_start_point,
     steps_under_way,
     stored_from,
@@ -42,6 +43,14 @@ JOB = job_from({"job": {"task": "none:none"}}, "test")
 PLAN = make_plan(LEAVES, fragments=1, interval=1, strategy="tensor")
 MESSAGE = MessageArrived("syncer", BULK, "syncer.1", 2, 5, {"syncer.1": 9},
                          GlobalFragment(0, 3), b"0" * 16, "in/8")  # fmt: skip
+
+
+LAYERS = tuple(Leaf(f"l/{n}/a", (2, 3), "float32") for n in range(6))
+
+
+def plan_of(leaves=LAYERS, fragments=3, interval=4, strategy="layer"):
+    """A plan of six layers; each test changes one thing about it."""
+    return make_plan(leaves, fragments=fragments, interval=interval, strategy=strategy)
 
 
 def payload():
@@ -244,6 +253,27 @@ def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     with pytest.raises(SnapshotError, match="choose another folder"):
         job_start_point(JOB, str(place.folder), tmp_path)
     assert WHO in job_start_point(JOB, str(place.folder), tmp_path / "other").starts
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        (plan_of(fragments=2), "sync.fragments: 3, the snapshot has 2"),
+        (plan_of(interval=8), "sync.interval: 4, the snapshot has 8"),
+        (plan_of(LAYERS, strategy="balanced"), "sync.fragmentation: another one than"),
+        (
+            plan_of(leaves=(Leaf("l/0/a", (2, 2), "float32"), *LAYERS[1:])),
+            "task: parameter 'l/0/a' is float32[2, 3], the snapshot has float32[2, 2]",
+        ),
+        (
+            plan_of(leaves=LAYERS[:-1], fragments=3),
+            "task: parameter 'l/5/a' is float32[2, 3], the snapshot has none",
+        ),
+    ],
+)
+def test_what_cuts_the_parameters_in_another_way_is_named(then, said):
+    """The key and both values, or the parameter."""
+    assert plan_difference(plan_of(), then).startswith(said)
 
 
 class Standing:
