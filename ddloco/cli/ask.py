@@ -54,6 +54,21 @@ def complain(problem: object, code: int = BAD_INPUT) -> int:
     return code
 
 
+def with_source(given: argparse.Namespace, problem: str) -> str:
+    """A problem that begins with a key of the job, after what has set the key: an override on the
+    command line, or else the job file. Any other problem is left as it is."""
+    from ddloco.config.job import Job  # noqa: PLC0415, it imports numpy, and status needs none
+
+    table, dot, _ = problem.partition(":")[0].partition(".")
+    if not dot or table not in Job.__struct_fields__:
+        return problem
+    key = problem.partition(":")[0]
+    for said in reversed(given.overrides):
+        if f"{key}.".startswith(f"{said.partition('=')[0].strip()}."):
+            return f"--set {said}: {problem}"
+    return f"{given.job}: {problem}"
+
+
 def timeout_of(given: argparse.Namespace) -> float:
     """The timeout for an answer, in seconds.
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain, with_source
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOSS_FILE, TAPES
 from ddloco.config.toml import ConfigError
@@ -49,8 +49,8 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
     if job.job.method == "lone":
-        return _run_baseline(job, folder)
-    return _run_job(cluster, sinks)
+        return _run_baseline(given, job, folder)
+    return _run_job(given, cluster, sinks)
 
 
 def _check_options(given: argparse.Namespace, job: Job) -> None:
@@ -93,7 +93,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     return _conclude_with(folder, driven.result, console.print)
 
 
-def _run_job(cluster: Cluster | Processes, sinks: list[Sink]) -> int:
+def _run_job(given: argparse.Namespace, cluster: Cluster | Processes, sinks: list[Sink]) -> int:
 
     console = Console()
     terminated: list[str] = []
@@ -110,14 +110,13 @@ def _run_job(cluster: Cluster | Processes, sinks: list[Sink]) -> int:
             raise
         console.print("ended at once; the tapes hold everything up to here")
         return FOUND
+    if ended.outcome.bad_input is not None:
+        return complain(with_source(given, ended.outcome.bad_input))
     code = _conclude(ended, partial(console.print, soft_wrap=True))
     return AGAIN if terminated and code == HELD else code
 
 
 def _conclude(ended: Ended, say: Callable[[str], None]) -> int:
-
-    if ended.outcome.bad_input is not None:
-        return complain(ended.outcome.bad_input)
     if isinstance(ended.cluster, Processes) and ended.cluster.chaos is not None:
         say(ended.cluster.chaos.summary())
     for name, reason in ended.outcome.failures.items():
@@ -153,13 +152,12 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     return HELD
 
 
-def _run_baseline(job: Job, folder: Path) -> int:
-
+def _run_baseline(given: argparse.Namespace, job: Job, folder: Path) -> int:
     console = Console()
     try:
         loss = trio.run(run_baseline, job, folder, console)
     except WorkerRequestError as error:
-        return complain(error)
+        return complain(with_source(given, str(error)))
     except WorkerDiedError as error:
         return complain(error, FOUND)
     scored = f"{loss:.4f}" if loss is not None else "unknown"

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from ddloco.actors.effects import Finish
-from ddloco.cli.ask import complain
+from ddloco.cli.ask import complain, with_source
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import LOSS_FILE, check_place, holds_job, open_folder
 from ddloco.config.toml import ConfigError
@@ -69,7 +69,9 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
         return complain(error)
     if finish.status == "bad-input":
-        return complain(finish.reason)
+        # The command that started this one names the job file that it was given.
+        parented = given.with_parent
+        return complain(finish.reason if parented else with_source(given, finish.reason))
     if finish.status == "failed":
         return complain(finish.reason, FOUND)
     print(f"{finish.status}: {finish.reason}")

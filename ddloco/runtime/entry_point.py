@@ -31,6 +31,8 @@ PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
 OPTIONS_CHARS_MAX = 200
 """Of the options of a call in an error line: a line is to be read at a glance."""
 
+EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
 PINNED = re.compile(r"main_([0-9a-f]{16})")
 """The name of a pinned module, which contains the first digits of the SHA-256 of its text. Its text
 was taken from a script or a notebook, and is in the run folder."""
@@ -65,13 +67,28 @@ def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
     try:
         inspect.signature(function).bind(**options)
     except TypeError as error:
-        said = f"{function_name} does not take these options: {error}"
-        raise NamedError(f"{kind} {spec!r}: {said}") from error
+        raise NamedError(_misfit(kind, spec, function, options, error)) from error
     try:
         return function(**options)
     except Exception as error:
         said = f"{function_name} failed: {in_one_line(error)}{_with_options(options)}"
         raise NamedError(f"{kind} {spec!r}: {said}") from error
+
+
+def _misfit(
+    kind: str, spec: str, function: Any, options: Mapping[str, Any], error: TypeError
+) -> str:
+    """Why a function cannot be called with these options. The line begins with a task's option as
+    it is in the job file, ``task.width``."""
+    table = f"{kind}." if kind == "task" else ""
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, EITHER)]
+    for name in options:
+        if name not in known:
+            takes = ", ".join(f"{table}{each}" for each in known) or "no options"
+            line = f"{kind} {spec!r} takes no {name}; it takes {takes}"
+            return f"{table}{name}: {line}" if table else line
+    return f"{kind} {spec!r}: {error}"
 
 
 def _with_options(options: Mapping[str, Any]) -> str:

@@ -45,6 +45,9 @@ class DataStream:
         batches: the task's stream, at its beginning.
         copied: copies the arrays of a batch: the device may read them while the next batch is
             drawn, by a stream that shuffles its data where they lie.
+
+    Raises:
+        TaskError: the stream's state is not plain data.
     """
 
     def __init__(self, task: str, batches: Batches, copied: Callable[[Any], Any]) -> None:
@@ -52,6 +55,7 @@ class DataStream:
         self._batches = batches
         self._copied = copied
         self._ahead: _Ahead | None = None
+        self.position()  # A state that is of no use is refused before anything is trained.
 
     def next(self) -> Any:
         """The next batch; it has arrays of its own, which the stream does not change later."""

@@ -328,7 +328,12 @@ class Trainer:
 
     def _tokens(self, batch: Any) -> int:
         """The number of tokens that the batch trains on, from the task."""
-        tokens = int(self._task.tokens(batch))
+        found = self._task.tokens(batch)
+        try:
+            tokens = int(found)
+        except (TypeError, ValueError):
+            said = f"tokens(batch) is {repr(found)[:80]}; want a whole number, 1 or more"
+            raise TaskError(f"task {self._name}: {said}") from None
         if tokens < 1:
             # Tokens are the weight of the contribution: with none it would never be merged.
             raise TaskError(f"task {self._name}: tokens(batch) is {tokens}; want 1 or more")

@@ -75,7 +75,21 @@ class TaskLoss:
             new = more.pop(0)
             self._check_state(state, new)
             state = new
+        self._check_scalar(loss)
         return loss, (state, self._scalars(more[0]) if more else {})
+
+    def _check_scalar(self, loss: Any) -> None:
+        """Check that a gradient can be taken of the loss."""
+        try:
+            shape, dtype = jnp.shape(loss), jnp.result_type(loss)
+        except (TypeError, ValueError):
+            found = f"{type(loss).__name__}"
+        else:
+            if shape == () and jnp.issubdtype(dtype, jnp.floating):
+                return
+            found = f"{dtype} of the shape {shape}"
+        wanted = "want a scalar, a floating-point number of the shape ()"
+        raise TaskError(f"task {self._spec}: loss returns {found}; {wanted}")
 
     def _check_state(self, before: Any, after: Any) -> None:
         """Check that a step leaves the state as it is, but for its numbers."""

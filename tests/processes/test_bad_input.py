@@ -60,6 +60,17 @@ def test_tasks(job, task, said):
     one_line(job.run(f"--set=job.task={task}", *more), said)
 
 
+@pytest.mark.parametrize("form", [(), ("--processes",)])
+def test_an_option_that_a_task_does_not_take_is_named(job, form):
+    """With the override that has set it, or else the job file."""
+    task = "--set=job.task='tests.tasks:wordless'"
+    line = "task.foo: task 'tests.tasks:wordless' takes no foo; it takes no options"
+    one_line(job.run(*form, task, "--set=task={foo=3}"), f"ddloco: --set task={{foo=3}}: {line}")
+    text = job.file.read_text().partition("[task]")
+    job.file.write_text(f"{text[0]}[task]\nfoo = 3\n")
+    one_line(job.run(*form, task, "--overwrite"), f"ddloco: {job.file}: {line}")
+
+
 @pytest.mark.parametrize("form", [(), pytest.param(("--processes",), marks=pytest.mark.slow)])
 def test_what_user_code_raises_is_shown(job, form):
     """Where in their code, not in jax's: on the screen, in the log, and in the one line at last."""

@@ -83,7 +83,7 @@ def perform(*words):
         ),
         (["--at", "server=nowhere"], "--at server: nowhere: unknown kind of address"),
         (["--set", "what"], "--set what: want key=value"),
-        (["--set", "who=1"], "does not take these options"),
+        (["--set", "who=1"], "takes no who; it takes what, clients"),
         (["--set", "clients=x"], "interpreted as an integer; its options: clients='x'"),
         (["--keys", "nowhere"], "nowhere"),
         (["--from", "nowhere/x.1-3"], "nowhere: no such folder"),

@@ -50,7 +50,7 @@ def broken():
         ("good", {}, "is not of the form module:function"),
         ("tests.nowhere:good", {}, "cannot import tests.nowhere"),
         (f"{HERE}:best", {}, "has no function best"),
-        (f"{HERE}:good", {"many": 3}, "does not take these options: .*many"),
+        (f"{HERE}:good", {"many": 3}, "takes no many; it takes who$"),
         (f"{HERE}:broken", {}, "broken failed: RuntimeError: no luck$"),
         (f"{HERE}:other", {}, "returns dict, want a ddloco.programs.Program"),
         (f"{HERE}:empty", {}, "it has no actors"),

@@ -161,11 +161,11 @@ def test_a_stream_that_does_not_go_back_is_refused():
 
 
 def test_a_state_that_is_no_plain_data_is_refused():
-    """In one line that says what it may be."""
+    """When the stream is opened, before anything is trained; in a line that says what it may be."""
     odd = Documents()
     odd.state = lambda: {1, 2}
     with pytest.raises(TaskError, match=r"task odd: .*plain data"):
-        DataStream("odd", odd, deepcopy).position()
+        DataStream("odd", odd, deepcopy)
 
 
 @pytest.mark.parametrize(("size", "kept"), [(100, True), (CURSOR_BYTES_MAX, False)])

@@ -14,6 +14,7 @@ from ddloco.runtime.shared_memory import PAGE, Arena, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts
+from ddloco.workers.task import TaskError
 from tests.tasks import Regression
 
 
@@ -380,6 +381,15 @@ def test_what_cannot_be_compiled_ahead_is_said_by_the_step(arena, monkeypatch):
     harness.ask(rpc.CompileAhead())
     harness.begin()
     with pytest.raises(ZeroDivisionError):
+        harness.train()
+
+
+def test_tokens_that_are_no_number_are_refused(arena, monkeypatch):
+    """The line names the task's method and what it returned."""
+    monkeypatch.setattr("tests.tasks.Regression.tokens", lambda self, batch: "x")
+    harness = Harness(arena)
+    harness.begin()
+    with pytest.raises(TaskError, match=r"^task tests.tasks:regression: tokens\(batch\) is 'x'; w"):
         harness.train()
 
 

@@ -59,7 +59,7 @@ def test_a_task_is_made_with_its_options(source):
         ("user_wrong:good", {}, "cannot import user_wrong: .*'nothing_of_this_name'"),
         ("user_task:absent", {}, "user_task has no function absent"),
         ("user_task:number", {}, "user_task has no function number"),
-        ("user_task:good", {"depth": 1}, "good does not take these options: .*'depth'"),
+        ("user_task:good", {"depth": 1}, r"^task\.depth: .* no depth; it takes task\.width$"),
         ("user_task:broken", {}, "broken failed: RuntimeError: two lines"),
         ("user_task:lossless", {}, "Lossless has no method loss"),
         ("user_task:odd", {}, "Odd.evaluate is not a method"),

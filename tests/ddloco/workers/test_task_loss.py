@@ -1,6 +1,7 @@
 """What a task's loss is given besides parameters and batch."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,18 +15,20 @@ __all__ = ["arena"]
 
 
 class Said:
-    """A task that shows the key that it was given."""
+    """A task that keeps the key that it was given."""
 
     def loss(self, params, batch, key):
-        """The key's numbers, in place of a loss."""
-        return jax.random.key_data(key)
+        """No loss to speak of."""
+        self.key = jax.random.key_data(key)
+        return 0.0
 
 
 def key_of(seed, shard, drawn):
     """The numbers of the key of one batch."""
-    loss = TaskLoss(Said(), "a:task", seed, shard)
-    found, _ = loss(None, None, None, loss.number(drawn))
-    return tuple(np.asarray(found).tolist())
+    task = Said()
+    loss = TaskLoss(task, "a:task", seed, shard)
+    loss(None, None, None, loss.number(drawn))
+    return tuple(np.asarray(task.key).tolist())
 
 
 def test_every_batch_of_every_shard_has_its_own_key():
@@ -127,6 +130,25 @@ def test_an_evaluation_without_a_held_out_loss_is_refused():
     """Its dict must say which number is the loss; jitted dicts lose the order of their names."""
     with pytest.raises(TaskError, match="evaluate returns 'accuracy'; want 'loss', the held-out"):
         held_out("a:task", {"accuracy": 1.0})
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (jnp.zeros((8,)), r"float32 of the shape \(8,\)"),
+        (jnp.int32(3), r"int32 of the shape \(\)"),
+        ("low", "str"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_is_refused(loss, found):
+    """The line names the method, what it returned, and what is wanted."""
+
+    class Odd(Regression):
+        def loss(self, params, batch):
+            return loss
+
+    with pytest.raises(TaskError, match=rf"^task a:task: loss returns {found}; want a scalar"):
+        TaskLoss(Odd(), "a:task", 0, 0)(None, None, None, None)
 
 
 def test_a_loss_of_three_parts_is_refused():
