@@ -175,12 +175,12 @@ async def _run(
     curves: Mapping[str, Curve | None],
 ) -> dict[str, Finish]:
     async with open_context() as context:
-        endpoints = await _connected(runner, names, at, curves, context)
+        endpoints, addresses = await _connected(runner, names, at, curves, context)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_on_signal, runner.request_stop)
             for name in names:
                 nursery.start_soon(follow, runner.folder, name, Console())
-            finishes = await runner.run(endpoints)
+            finishes = await runner.run(endpoints, addresses)
             nursery.cancel_scope.cancel()
     return finishes
 
@@ -191,8 +191,9 @@ async def _connected(
     at: Mapping[str, str],
     curves: Mapping[str, Curve | None],
     context: Any,
-) -> dict[str, ZmqEndpoint]:
-    """Create every actor's endpoint, by incarnation: listeners first, then all dials."""
+) -> tuple[dict[str, ZmqEndpoint], dict[str, str]]:
+    """Create every actor's endpoint, by incarnation: listeners first, then all dials; returns also
+    where the actors listen that others dial, by name."""
     addresses, incarnations = dict(at), {name: _incarnation(runner, name) for name in names}
     endpoints = {incarnations[name]: new_endpoint(context, curves[name]) for name in names}
     for name in names:
@@ -207,7 +208,7 @@ async def _connected(
                 )
             except OSError as error:
                 raise ConfigError(f"--at {other}={addresses[other]}: {error.strerror}") from None
-    return endpoints
+    return endpoints, addresses
 
 
 async def _listen(endpoint: ZmqEndpoint, folder: Path, name: str, wanted: str) -> str:

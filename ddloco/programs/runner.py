@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import final
 
 import numpy as np
+import trio
 
 from clocks import actor_of
 from ddloco.actors.actor import ACTOR_SEMANTICS, Actor
@@ -32,6 +33,14 @@ SOURCE = "program sha256"
 
 PLACE = "place of snapshots"
 """The fact in a tape's header with the place of the run's own snapshots."""
+
+
+LOOK_S = 1.0
+"""Interval, in seconds, at which an actor's links are looked at while it waits for peers."""
+
+WAIT_TOLD_S = 5.0
+"""How long, in seconds, an actor waits for peers before this is logged: actors on one host meet
+sooner. Then twice as long, each time."""
 
 
 def fingerprint() -> dict[str, str]:
@@ -72,17 +81,60 @@ class ProgramRunner:
             if actor.incarnation not in self.finishes:
                 actor.request_stop(reason)
 
-    async def run(self, endpoints: Mapping[str, Endpoint]) -> dict[str, Finish]:
-        """Run these incarnations to their ends; returns how each ended."""
+    async def run(
+        self, endpoints: Mapping[str, Endpoint], addresses: Mapping[str, str]
+    ) -> dict[str, Finish]:
+        """Run these incarnations to their ends; returns how each ended.
+
+        Args:
+            endpoints: what carries the messages of each.
+            addresses: where the actors listen that others dial, by name.
+        """
         self._actors = [ProgramActor(self, *each) for each in endpoints.items()]
         if self._stop is not None:
             self.request_stop(self._stop)
-        await run_together(self._actors, self.finishes, self._ended)
+        async with trio.open_nursery() as nursery:
+            for actor in self._actors:
+                peers = self.peers(actor_of(actor.incarnation), addresses)
+                nursery.start_soon(tell_waiting, actor, peers)
+            await run_together(self._actors, self.finishes, self._ended)
+            nursery.cancel_scope.cancel()
         return self.finishes
+
+    def peers(self, name: str, addresses: Mapping[str, str]) -> dict[str, str]:
+        """The peers of an actor by name, and how they are reached, for people."""
+        roles = self.loaded.program.roles
+        dialled = {other: f"{other} at {addresses[other]}" for other in roles[name].dials}
+        dialling = {
+            other: f"{other}, which dials {addresses[name]}"
+            for other, role in roles.items()
+            if name in role.dials
+        }
+        return dialling | dialled
 
     def _ended(self, actor: HostedActor, finish: Finish) -> None:
         if finish.status in ("failed", "bad-input"):
             self.request_stop(f"{actor.incarnation} {finish.status}: {finish.reason}")
+
+
+async def tell_waiting(actor: HostedActor, peers: Mapping[str, str]) -> None:
+    """Log which peers an actor has not met yet, until it ends or has met all of them.
+
+    The links are read from outside, so that this is no event.
+
+    Args:
+        actor: the actor.
+        peers: how each peer is reached, by name.
+    """
+    missing = dict(peers)
+    told_at, pause_s = trio.current_time(), WAIT_TOLD_S
+    while missing and actor.finish is None:
+        await trio.sleep(LOOK_S)
+        for peer in actor.driver.actor.links.peers() if actor.driver is not None else ():
+            missing.pop(peer, None)
+        if missing and trio.current_time() - told_at >= pause_s:
+            actor.note("waiting", {"for": "; ".join(missing.values())})
+            told_at, pause_s = trio.current_time(), 2 * pause_s
 
 
 @final
