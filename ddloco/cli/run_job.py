@@ -132,7 +132,7 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
     more = in_words(result.get("metrics") or {})
-    say(f"{scored}{more} at global step {result['t']}, {result['merges']} merges")
+    say(f"{scored}{more} at global step {result['t']}, {result['merges']:,} merges")
     if result["status"] == "stopped":
         say("the job was stopped before its end")
     if result["status"] == "done" and not result["merges"]:

@@ -199,7 +199,7 @@ def _verify(given: argparse.Namespace, store: Store) -> int:
     else:
         for line in dict.fromkeys(line for lines in problems.values() for line in lines):
             print(line)
-        said = f"{verifier.nbytes:,} bytes in {verifier.files} files checked"
+        said = f"{verifier.nbytes:,} bytes in {verifier.files:,} files checked"
         print(f"{len(wanted) - wrong} of {len(wanted)} snapshots intact; {said}")
     return FOUND if wrong else HELD
 

@@ -56,7 +56,7 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
         return held, [json.dumps({"held": held, **found}, indent=2)]
     lines: list[str] = []
     for verdict in verdicts:
-        counts = f"{verdict.events} events, {verdict.messages} messages"
+        counts = f"{verdict.events:,} events, {verdict.messages:,} messages"
         lines.append(f"{verdict.incarnation:<14} {counts}, ends: {verdict.ends}")
         lines += [f"  {verdict.incarnation} {problem}" for problem in verdict.problems]
     lines += [*between, *(f"gap: {gap}" for gap in gaps), *(each.line() for each in findings)]
@@ -67,7 +67,7 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
         return held, [*lines, "not held: parts of the run are missing" if sound else "failed"]
     total = sum(verdict.events for verdict in verdicts)
     checked = _checked(tapes, program=program)
-    return held, [*lines, f"held: {total} events of {len(verdicts)} tapes, {checked}"]
+    return held, [*lines, f"held: {total:,} events of {len(verdicts)} tapes, {checked}"]
 
 
 def _checked(tapes: Sequence[Tape], *, program: bool) -> str:

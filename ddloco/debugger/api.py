@@ -68,7 +68,7 @@ class Run:
         """Return what it is, on one line."""
         tapes = self.recorded.tapes.values()
         events = sum(each.events - each.header.after for each in tapes)
-        return f"<run {self.recorded.path}: {len(tapes)} tapes, {events} events>"
+        return f"<run {self.recorded.path}: {len(tapes)} tapes, {events:,} events>"
 
     @cached_property
     def recorded(self) -> RecordedRun:

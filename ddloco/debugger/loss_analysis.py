@@ -105,7 +105,7 @@ class LossFindings(Struct, frozen=True):
         """Return the findings in words."""
         lines: list[str] = []
         if not self.breaks:
-            lines.append(f"no learner's loss left its band in {self.steps} steps")
+            lines.append(f"no learner's loss left its band in {self.steps:,} steps")
         for each in self.breaks:
             order = "first" if each.first else "later"
             lines.append(

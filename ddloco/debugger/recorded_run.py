@@ -235,8 +235,9 @@ class RecordedRun:
                 before = max(before, merge.t)
             elif not after or merge.t < after:
                 after = merge.t
-        near = " and ".join(str(each) for each in (before, after) if each)
-        there = f"; the nearest are {near}" if near else "; it has no merges"
+        near = [str(each) for each in (before, after) if each]
+        verb = "are" if len(near) > 1 else "is"
+        there = f"; the nearest {verb} {' and '.join(near)}" if near else "; it has no merges"
         raise ConfigError(f"{self.path}: no merge at global step {t}{there}")
 
     def resolve(self, target: str) -> tuple[str, int]:

@@ -107,7 +107,7 @@ class RunDiff(Struct, frozen=True):
         """Return the findings in words."""
         lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
         if self.same:
-            return [*lines, f"equal: {self.equal} steps, contributions and merges, to the bit"]
+            return [*lines, f"equal: {self.equal:,} steps, contributions and merges, to the bit"]
         for position, each in enumerate(self.first[:LISTED_MAX]):
             order = "first difference" if not position else "also, independent of it"
             lines.append(f"{order}: {each.what}: {each.detail}; cause: {each.kind}")

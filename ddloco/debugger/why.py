@@ -96,7 +96,7 @@ def _contribution_line(each: Answer) -> str:
     figures = "" if each.norm is None else f", norm {each.norm:.4g}"
     figures += "" if each.cosine is None else f", cosine {each.cosine:.3f}"
     return (
-        f"{each.learner} with weight {each.weight:.3f}: {each.steps} steps and {each.tokens} "
+        f"{each.learner} with weight {each.weight:.3f}: {each.steps:,} steps and {each.tokens:,} "
         f"tokens since version {each.base}{figures}; arrived {seconds(each.wait_s)} after the "
         f"launch, at {each.event}"
     )

@@ -51,7 +51,7 @@ def body_phrase(body: Any) -> str:
         case Contribution():
             return (
                 f"Contribution (global step {body.t}, fragment {body.fragment}, from version "
-                f"{body.base}, {body.steps} steps, {body.tokens} tokens)"
+                f"{body.base}, {body.steps:,} steps, {body.tokens:,} tokens)"
             )
         case GlobalFragment():
             return f"GlobalFragment (fragment {body.fragment}, version {body.version})"

@@ -198,7 +198,7 @@ class Board:
         steps = sum(view.step for view in self.learners.values())
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         return (
-            f"{self.progress()}  loss {loss}  {steps} inner steps  "
+            f"{self.progress()}  loss {loss}  {steps:,} inner steps  "
             f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
         )
 
@@ -229,7 +229,7 @@ class Board:
         grace = f"{self.merge.get('grace_s', 0.0) * 1000:.0f} ms"
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         quorum = f"{self.job.sync.quorum} of {self.job.job.learners}"
-        syncer.add_row(quorum, grace, self.counts(), goodput, str(self.merges))
+        syncer.add_row(quorum, grace, self.counts(), goodput, f"{self.merges:,}")
         fragments = "  ".join(f"{p}:{t}" for p, t in sorted(self.fragments.items()))
         notes = [f"[yellow]{trouble}[/yellow]" for trouble in self.troubles]
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)

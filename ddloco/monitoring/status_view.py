@@ -47,7 +47,7 @@ def header(status: Status) -> str:
     if status.tokens is not None:
         said.append(f"{status.merged_tokens or 0:,}/{status.tokens:,} tokens merged")
     if status.merges is not None:
-        said.append(f"{status.merges} merges")
+        said.append(f"{status.merges:,} merges")
     if status.quorum is not None:
         said.append(f"quorum {status.quorum}")
     goodput = f"{status.goodput:.1%}" if status.goodput is not None else "-"
@@ -61,7 +61,7 @@ def counts(status: Status) -> str:
     live, part, averaged = ("-" if number is None else number for number in numbers)
     said = f"learners: {live} live / {part} taking part / {averaged} averaged"
     tape = f"{status.tape_bytes / 2**20:.1f} MiB" if status.tape_bytes is not None else "no"
-    lines = f"{said}  {escape(status.incarnation)}: {status.events} events, {tape} tape"
+    lines = f"{said}  {escape(status.incarnation)}: {status.events:,} events, {tape} tape"
     if status.sent_bytes is None or status.received_bytes is None:
         return lines
     sent, received = (f"{n / 2**20:.1f} MiB" for n in (status.sent_bytes, status.received_bytes))

@@ -198,7 +198,7 @@ class JobExecutor:
                 return f"the data differs: another batch for inner step {recorded.step}"
             if not same(recorded.loss, found.loss):
                 step = recorded.step
-                return f"the arithmetic differs: the same batch has another loss at {step}"
+                return f"the arithmetic differs: the same batch has another loss at step {step}"
         return hint
 
     # What the debugger asks for.

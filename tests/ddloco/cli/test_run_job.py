@@ -3,6 +3,18 @@
 import pytest
 
 from ddloco.cli.run_job import _conclude_with
+from ddloco.debugger.wording import body_phrase
+from ddloco.protocol.messages import Contribution
+
+
+def test_counts_are_written_with_separators(tmp_path):
+    """As everywhere in what is printed for people, so that two lines can be compared."""
+    said = []
+    result = {"status": "done", "merges": 8955, "t": 8960, "held_out_loss": 1.0}
+    _conclude_with(tmp_path, result, said.append)
+    assert said[0] == "held-out loss 1.0000 at global step 8960, 8,955 merges"
+    body = Contribution(8960, 3, 8950, 1200, 1200, 8955000)
+    assert "1,200 steps, 8,955,000 tokens" in body_phrase(body)
 
 
 @pytest.mark.parametrize(

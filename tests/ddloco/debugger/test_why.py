@@ -50,7 +50,7 @@ def test_json_has_the_same_as_data(ask):
     ("line", "said"),
     [
         ("merge 41", "no merge at global step 41; the nearest are 40 and 44"),
-        ("merge 99999", "no merge at global step 99999; the nearest are 240"),
+        ("merge 99999", "no merge at global step 99999; the nearest is 240"),
         ("absent bob 40", "'bob' is no learner of this job; it has learner-0"),
         ("event syncer", "'syncer' is no event; want INCARNATION:NUMBER"),
         ("event syncer.1:0", "the tape has events 1 to"),

@@ -90,7 +90,7 @@ def test_everything_is_there():
     assert "small at tcp://127.0.0.1:5555  global step 42/500  21 merges  quorum 2" in header
     assert "goodput 93.4%  up 1 h 2 min" in header
     assert "learners: 4 live / 3 taking part / 2 averaged" in counts
-    assert "syncer.1: 1234 events, 1.5 MiB tape" in counts
+    assert "syncer.1: 1,234 events, 1.5 MiB tape" in counts
     assert "learner-2: 7 messages refused" in text
     told = "learner-4.2: waits for the state of learner-0.1, since 500 ms, for 9.5 s more"
     assert told in text
