@@ -10,7 +10,14 @@ import trio
 from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain, with_source
 from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import LOSS_FILE, check_place, holds_job, open_folder
+from ddloco.config.run_folder import (
+    LOSS_FILE,
+    check_place,
+    folders_to_make,
+    holds_job,
+    open_folder,
+    remove_unused,
+)
 from ddloco.config.toml import ConfigError
 from ddloco.network.keys import with_keys
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
@@ -53,6 +60,8 @@ def learner(given: argparse.Namespace) -> int:
 
 
 def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
+    # A folder to join may be used by other actors, which have not recorded anything yet either.
+    made = [] if given.join else folders_to_make(given.folder)
     keep_freed_memory()  # Before any thread starts, in particular libzmq's.
     try:
         job = with_keys(load_job(given.job, given.overrides), given.keys)
@@ -67,6 +76,7 @@ def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:
             raise
         return complain("ended at once; the tape holds everything up to here", FOUND)
     except (ConfigError, TaskError, SnapshotError, StorageError) as error:
+        remove_unused(made)
         return complain(error)
     if finish.status == "bad-input":
         # The command that started this one names the job file that it was given.

@@ -4,6 +4,8 @@ import os
 import re
 import secrets
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -112,6 +114,28 @@ def make_folder(folder: Path) -> None:
         raise ConfigError(f"{folder}: is a file, want a folder") from None
     except OSError as error:
         raise ConfigError(f"{folder}: this folder cannot be made: {error.strerror}") from None
+
+
+def folders_to_make(folder: Path) -> list[Path]:
+    """The folders that ``make_folder`` would make, the inner ones first."""
+    return [each for each in (folder, *folder.parents) if not os.path.lexists(each)]
+
+
+def remove_unused(made: Sequence[Path]) -> None:
+    """Remove a run folder that was made for a run that could not begin, with the folders that were
+    made for it. Nothing is removed if it has anything but what ``open_folder`` wrote.
+
+    Args:
+        made: what ``folders_to_make`` returned before; empty if the folder existed.
+    """
+    with suppress(OSError):  # What cannot be removed stays.
+        for folder in made[:1]:
+            inside = list(folder.iterdir())
+            if {path.name for path in inside} <= {JOB_FILE, MARK_FILE}:
+                for path in inside:
+                    path.unlink()
+        for folder in made:
+            folder.rmdir()
 
 
 def holds_job(folder: Path, job: Job) -> bool:

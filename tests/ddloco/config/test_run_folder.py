@@ -5,7 +5,15 @@ from pathlib import Path
 import pytest
 
 from ddloco.config.job import job_from, load_job
-from ddloco.config.run_folder import next_folder, open_folder, place_of, run_of, run_of_place
+from ddloco.config.run_folder import (
+    folders_to_make,
+    next_folder,
+    open_folder,
+    place_of,
+    remove_unused,
+    run_of,
+    run_of_place,
+)
 from ddloco.config.toml import ConfigError
 from ddloco.config.trust import MARK_FILE
 from ddloco.nodes.node import sink_of
@@ -63,6 +71,21 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path):
         open_folder(tmp_path / "file", JOB)
     with pytest.raises(ConfigError, match=r"^/proc/x: this folder cannot be made: No such file"):
         open_folder(Path("/proc/x"), JOB)
+
+
+def test_only_a_folder_that_was_made_and_not_used_is_removed(tmp_path):
+    """With what was made around it; not once anything was recorded, and not if it existed."""
+    run = tmp_path / "runs" / "x"
+    made = folders_to_make(run)
+    open_folder(run, JOB)
+    assert folders_to_make(run) == []
+    remove_unused([])
+    (run / "log.jsonl").write_text("said")
+    remove_unused(made)
+    assert (run / "job.toml").exists()
+    (run / "log.jsonl").unlink()
+    remove_unused(made)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_next_folder_is_the_first_free_number(tmp_path):
