@@ -120,6 +120,8 @@ def bundle(given: argparse.Namespace) -> int:
             write_bundle(path, to, redact=given.redact)
             print(f"{to}: {to.stat().st_size / 2**20:.1f} MiB; open it with: ddloco bundle {to}")
             return HELD
+        if not path.exists():
+            return complain(f"{path}: no such folder or bundle")
         folder = given.to or Path(path.name.removesuffix(SUFFIX))
         about = open_bundle(path, folder)
     except (TapeError, ConfigError) as error:
