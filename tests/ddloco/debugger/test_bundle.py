@@ -114,8 +114,9 @@ def test_what_is_no_bundle_is_said_in_one_line(data, tmp_path, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_run_that_is_not_there_is_named(tmp_path, capsys):
+def test_a_run_that_is_not_there_is_named(tmp_path, capsys, monkeypatch):
     """And no folder is made for it."""
+    monkeypatch.chdir(tmp_path)
     assert bundle(parser().parse_args(["bundle", str(tmp_path / "nothere")])) == 2
     assert capsys.readouterr().err == f"ddloco: {tmp_path}/nothere: no such folder or bundle\n"
     assert list(tmp_path.iterdir()) == []
