@@ -88,7 +88,7 @@ def test_it_trains(played):
 def test_it_replays(played, capsys):
     """Every decision, message and result once more, equal to the bit; tapes hold by themselves."""
     assert ddloco("replay", played) == 0
-    assert re.match(r"identical: \d{3,} events, \d+ results of work and \d+ payloads",
+    assert re.match(r"identical: [\d,]{3,} events, [\d,]+ results of work and [\d,]+ payloads",
                     capsys.readouterr().out)  # fmt: skip
     assert ddloco("tape", "verify", played) == 0
     assert "every record and clock" in capsys.readouterr().out

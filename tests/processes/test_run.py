@@ -74,7 +74,7 @@ def test_tape_verify_and_show(finished, tools):
     shown = tools.call_here("tape", "show", str(finished.run_folder))
 
     assert verified.returncode == 0, verified.stdout
-    events = int(verified.stdout.split("held: ")[1].split()[0])
+    events = int(verified.stdout.split("held: ")[1].split()[0].replace(",", ""))
     assert events == len(shown.stdout.splitlines())
     merges = next(line for line in verified.stdout.splitlines() if line.startswith("merge-order"))
     assert merges.endswith("held, looked at 20 times")
