@@ -32,8 +32,9 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
         WorkerDiedError: the worker process ended.
     """
     time = MonotonicTime()
-    log = ActorLog(folder / LOG_FILE, job.job.method, time.began)
     async with AsyncExitStack() as stack:
+        log = ActorLog(folder / LOG_FILE, job.job.method, time.began)
+        stack.enter_context(closing(log))
         arena = stack.enter_context(closing(Arena()))
         pinned = pinned_file(folder / SOURCE, job.job.task)
         opened = open_worker(job.job.method, arena, job.worker, pinned=pinned)
@@ -50,6 +51,5 @@ async def run_baseline(job: Job, folder: Path, console: Console) -> float | None
                 fields = {"step": done + steps, "loss": trained.loss, "tokens": trained.tokens}
                 log.observe("step", time.now(), done + steps, fields)
         scored = await process.expect(rpc.Score(None), rpc.Scored)
-    log.observe("result", time.now(), job.job.steps, {"held_out_loss": scored.loss})
-    log.close()
+        log.observe("result", time.now(), job.job.steps, {"held_out_loss": scored.loss})
     return scored.loss
