@@ -97,7 +97,7 @@ class Sync(Section, frozen=True):
             before the next one starts.
         grace: the safety factor gamma of the paper's Eq. 3, for the grace window: the time that
             the syncer waits, after the quorum, for learners that are about to finish a step.
-        grace_steps_max: longest grace window, in learner steps.
+        grace_steps_max: longest grace window, in inner steps.
         pull: whom the syncer asks for contributions once the quorum is there: "unmerged" asks all
             learners with trained steps that are in no merge yet; "fresh" only those that
             finished a step since the last sync started, as the paper may be read (section 3.3).
@@ -146,7 +146,7 @@ class Inner(Section, frozen=True):
         b1: decay of the first moment; of "sgd", the momentum.
         b2: decay of the second moment.
         weight_decay: of "adamw".
-        warmup: learner steps over which the learning rate rises linearly to ``lr``.
+        warmup: inner steps over which the learning rate rises linearly to ``lr``.
         schedule: how the learning rate falls to zero until the end of the job, "cosine" or
             "linear"; it follows the global step, so it is the same for fast and slow learners.
         clip: largest global norm of a gradient; 0 does not clip.
