@@ -95,7 +95,7 @@ class Store:
         wrong = manifest_problem(manifest)
         problems = absent if wrong is None else [wrong, *absent]
         if problems:
-            helps = ". Do all actors write their parts to this place?" if absent else ""
+            helps = "; all actors must write their parts to this place" if absent else ""
             raise SnapshotError(f"{path}: is not committed: {_some(problems)}{helps}")
         whole = msgspec.structs.replace(manifest, nbytes=inventory.nbytes)
         self._place.settle([blob_name(digest) for digest in inventory.blobs])

@@ -31,8 +31,8 @@ FILE_OFFSETS = 2**48
 size."""
 
 KEPT_FREE = 4
-"""Freed regions of one size that keep their memory: about as many fragments are on their way in a
-learner at a time. Giving memory back and touching it anew costs about as much as two copies."""
+"""Freed regions of one size that keep their memory, for the fragments that are usually on their way
+in a learner at a time: memory that was given back costs page faults when it is used again."""
 
 GIVEN_BACK_BYTES_MIN = 2**20
 """Smaller regions keep their memory."""

@@ -5,8 +5,7 @@
  * without fused multiply-add, and sums run in the order of numpy's einsum.
  * ddloco/workers/quantization_kernel.py compares both before it uses this file.
  *
- * The difference is made here, and its receiver's parameters too, so that neither is written to
- * memory as float32 on its way.
+ * Differences are made and added up in these functions, so that none is written to memory as float32.
  */
 
 #include <math.h>

@@ -71,13 +71,13 @@ def measure(quick: bool) -> dict[str, Any]:
         kinds: dict[str, Sequence[Learner]] = {"ours": start_ours(stack, nbytes)}
         for name, (pieces, average) in (RAW | AVERAGING).items():
             kinds[name] = start_raw(stack, nbytes, pieces, average)
-        for kind in QUICK.keys() & pythons.keys():
+        for kind in filter(pythons.__contains__, QUICK):
             for shape, pieces in list(SHAPES.items())[: 1 if quick else None]:
                 kinds[f"{kind} {shape}"] = start_peer(stack, pythons[kind], kind, nbytes, pieces)
         found = compared(timed(kinds, 2 if quick else 20))  # Peers check their first round.
     with ExitStack() as stack:
         kinds = {"ours": start_ours(stack, nbytes)}
-        for kind in SLOW.keys() & pythons.keys():
+        for kind in filter(pythons.__contains__, SLOW):
             kinds[f"{kind} whole"] = start_peer(stack, pythons[kind], kind, nbytes, 1)
         if len(kinds) > 1:
             found |= compared(timed(kinds, 1 if quick else 5))
