@@ -77,41 +77,41 @@ class MergedTokens(InvariantCheck[Stage, Role]):
     def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
         """Count tokens from an event, and note the syncs that it launches."""
         del stage
-        if isinstance(event, StepFinished):
+        # Exact types are compared because a simulated world passes every event and effect here.
+        if type(event) is StepFinished:
             trained = self._trained.setdefault(role.incarnation, Trained())
             trained.tokens[event.step] = event.tokens
-        elif isinstance(event, MessageArrived):
+        elif type(event) is MessageArrived:
             self._message(event)
-        elif isinstance(event, FragmentMerged):
+        elif type(event) is FragmentMerged:
             launched = self._work.pop((role.incarnation, event.work), None)
             if launched is not None:  # Averaged gradients are not fragments.
                 self._merged(*launched, event)
         for effect in effects:
-            self._asked(role, effect)
+            if type(effect) is Transmit:
+                if type(effect.body) is Pull:
+                    self._launched(role.actor_name)
+            elif type(effect) is MergeFragment:
+                self._work[role.incarnation, effect.work] = effect.t, effect.fragment
+            elif type(effect) is Observe:
+                self._observed(role.actor_name, effect)
 
     def _message(self, event: MessageArrived[Any]) -> None:
-        match event.body:
-            case Progress(step):
-                self._heard[event.sender] = step
-            case Contribution(t, fragment):
-                self._contributions[event.sender, t, fragment] = event.body
-            case _:
-                pass
+        said = event.body
+        if type(said) is Progress:
+            self._heard[event.sender] = said.step
+        elif type(said) is Contribution:
+            self._contributions[event.sender, said.t, said.fragment] = said
 
-    def _asked(self, role: Role, effect: Any) -> None:
-        syncer = role.actor_name
-        match effect:
-            case MergeFragment(work, t, fragment):
-                self._work[role.incarnation, work] = t, fragment
-            case Transmit(body=Pull()):
-                heard, linked = self._heard, self._linked[syncer]
-                self._until[syncer] = {name: heard.get(name, 0) for name in linked}
-            case Observe("joined", fields):
-                self._linked[syncer].add(fields["learner"])
-            case Observe("lost", fields) if syncer in self._linked:
-                self._linked[syncer].discard(fields["learner"])
-            case _:
-                pass
+    def _launched(self, syncer: str) -> None:
+        heard, linked = self._heard, self._linked[syncer]
+        self._until[syncer] = {name: heard.get(name, 0) for name in linked}
+
+    def _observed(self, actor: str, seen: Observe) -> None:
+        if seen.event == "joined":
+            self._linked[actor].add(seen.fields["learner"])
+        elif seen.event == "lost" and actor in self._linked:
+            self._linked[actor].discard(seen.fields["learner"])
 
     def _merged(self, t: int, fragment: int, event: FragmentMerged) -> None:
         self._merges += 1

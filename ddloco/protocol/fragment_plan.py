@@ -44,9 +44,13 @@ class Leaf(msgspec.Struct, frozen=True):
 
 
 class _Layout(msgspec.Struct, frozen=True):
+    """Where each fragment and tensor starts, and by `t mod H` which fragment is due at step t and
+    how many steps later the next one is."""
+
     slices: tuple[tuple[int, int], ...]
     tensors: tuple[tuple[int, ...], ...]
     due: tuple[int | None, ...]
+    until_due: tuple[int, ...]
 
 
 class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
@@ -78,7 +82,13 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
         for p, offset in enumerate(self.offsets):
             assert due[offset] is None, "offsets are distinct"
             due[offset] = p
-        return _Layout(tuple(slices), tuple(tensors), tuple(due))
+        until_due = [0] * self.interval
+        following = self.interval + min(self.offsets)
+        for t in reversed(range(self.interval)):
+            until_due[t] = following - t
+            if due[t] is not None:
+                following = t
+        return _Layout(tuple(slices), tuple(tensors), tuple(due), tuple(until_due))
 
     @cached_property
     def digest(self) -> str:
@@ -104,10 +114,14 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
         """Return the fragment p with t mod H == t_p, or None if no fragment is due at step t."""
         return self._layout.due[t % self.interval]
 
+    def steps_until_due(self, t: int) -> int:
+        """Return in how many steps after step t a fragment is due again, from 1 to H."""
+        return self._layout.until_due[t % self.interval]
+
     def next_due(self, after: int, last: int) -> int | None:
         """Return the first step in (after, last] at which a fragment is due, or None."""
-        steps = range(after + 1, min(after + self.interval, last) + 1)
-        return next((t for t in steps if self.fragment_due(t) is not None), None)
+        t = after + self.steps_until_due(after)
+        return t if t <= last else None
 
 
 def is_state(name: str) -> bool:

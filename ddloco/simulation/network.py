@@ -62,17 +62,13 @@ class Line:
             way: Direct(wire.delay_s, wire.jitter_s, wire.bytes_per_s) for way in WAYS
         }
 
-    def begins(self, way: Way, lane: str, now: float) -> float:
-        """The time in seconds when a message sent now begins to arrive."""
+    def carry(self, way: Way, lane: str, now: float, nbytes: int) -> tuple[float, float]:
+        """When a message of ``nbytes`` that is sent now begins to arrive, and when it has arrived:
+        after the previous one in its lane."""
         direct = self.ways[way]
-        return max(direct.free[lane], now) + direct.delay_s
-
-    def arrival(self, way: Way, lane: str, now: float, nbytes: int) -> float:
-        """When a message of ``nbytes`` sent now has arrived: after the previous one in its lane."""
-        direct = self.ways[way]
+        begun = max(direct.free[lane], now)
         at = now + direct.delay_s
         if direct.bytes_per_s != math.inf:
-            begun = max(direct.free[lane], now)
             direct.free[lane] = begun + nbytes / direct.bytes_per_s
             at = direct.free[lane] + direct.delay_s
         if direct.jitter_s:
@@ -80,7 +76,7 @@ class Line:
         due = direct.due
         at = max(at, due[lane])
         due[lane] = at
-        return at
+        return begun + direct.delay_s, at
 
     def begin(self, fault: Fault) -> None:
         """A fault of the link begins, in addition to those in effect."""

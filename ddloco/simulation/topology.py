@@ -100,9 +100,8 @@ class Switch:
 
     def _send(self, line: Line, way: Way, target: Node, item: Any) -> None:
         nbytes = CONTROL_BYTES if item[2] is None else self._bulk(item[0].body)
-        now, said = self._world.now, item[0]
-        begun = line.begins(way, said.lane, now)
-        at = line.arrival(way, said.lane, now, nbytes)
+        said = item[0]
+        begun, at = line.carry(way, said.lane, self._world.now, nbytes)
         moment = begun + PROGRESS_S
         while moment < at:
             come = int(nbytes * (moment - begun) / (at - begun))

@@ -41,6 +41,10 @@ LEAVING_S = 0.5
 """Interval for checking whether an actor that leaves has ended, so that it may return."""
 
 
+STEPS = frozenset({RunStep, Differentiate})
+"""Work that takes as long as a learner's step."""
+
+
 class EndlessError(Exception):
     """A world has not ended when it should have."""
 
@@ -329,7 +333,7 @@ class World:
 
     def _begin_work(self, node: Node, work: Work) -> None:
         node.simulated_work.begin(work, node.contents)
-        steps = isinstance(work, RunStep | Differentiate)
+        steps = type(work) in STEPS
         seconds = node.pace.step(self.now, node.slow) if steps else self.physics.costs.of(work)
         if steps:
             node.step_until = self.now + seconds

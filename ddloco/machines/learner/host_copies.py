@@ -116,21 +116,22 @@ class HostCopies:
         A syncer that is slower than its pace so far is expected at the next due fragment, not
         beyond it.
         """
-        first = self._next_due(syncer, launches.t)
+        first, p = self._next_due(syncer, launches.t)
         now = min(launches.t + launches.launched_after(step - launches.step), first)
         last = now + min(launches.launched_after(1), self._plan.interval)
-        for t in range(launches.t + 1, last + 1):
-            p = self._plan.fragment_due(t)
-            if p is not None and self._owners[p] == syncer:
-                yield p
+        t = first
+        while t <= last:
+            yield p
+            t, p = self._next_due(syncer, t)
 
-    def _next_due(self, syncer: str, after: int) -> int:
-        """The next global step after ``after`` at which a fragment of a syncer is due."""
-        last = after + self._plan.interval
-        t = self._plan.next_due(after, last)
-        while t is not None:
-            p = self._plan.fragment_due(t)
+    def _next_due(self, syncer: str, after: int) -> tuple[int, int]:
+        """The next global step after ``after`` at which a fragment of a syncer is due, and which.
+
+        Each syncer owns a fragment, which is due once in an interval.
+        """
+        plan, t = self._plan, after
+        while True:
+            t += plan.steps_until_due(t)
+            p = plan.fragment_due(t)
             if p is not None and self._owners[p] == syncer:
-                return t
-            t = self._plan.next_due(t, last)
-        raise AssertionError("each syncer owns a fragment, which is due once in an interval")
+                return t, p

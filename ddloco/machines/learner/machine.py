@@ -170,10 +170,13 @@ class Learner:
             The effects for the driver to perform, in order.
         """
         match event:
-            case Started():
-                return self._started(event)
+            # The most frequent ones first.
+            case MessageArrived():
+                return self._message(at, event)
             case StepFinished():
                 return self._step_finished(at, event)
+            case Started():
+                return self._started(event)
             case FragmentEncoded():
                 return self._encoded(event)
             case FragmentDecoded():
@@ -184,8 +187,6 @@ class Learner:
                 return self._lending.encoded(event)
             case StateInstalled():
                 return self._installed(at, sound=event.sound)
-            case MessageArrived():
-                return self._message(at, event)
             case PeerJoined(peer):
                 self._linked[peer] = True
                 report = Send(peer, CONTROL, self._state(), key="progress")

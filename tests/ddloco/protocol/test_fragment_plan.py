@@ -75,6 +75,20 @@ def test_offsets_are_distinct_and_below_the_interval(leaves, strategy, count, in
     assert plan.offsets == tuple(due.index(p) for p in range(len(plan.fragments)))
 
 
+@given(
+    leaves_st, st.integers(1, 6), st.integers(6, 40), st.integers(-1, 90), st.integers(-1, 130)
+)
+def test_the_next_due_step_is_the_first_at_which_a_fragment_is_due(
+    leaves, count, interval, after, last
+):
+    """As a search finds it: strictly after one step, and up to another one."""
+    plan = make_plan(leaves, fragments=count, interval=interval, strategy="tensor")
+
+    steps = range(after + 1, last + 1)
+    found = next((t for t in steps if plan.fragment_due(t) is not None), None)
+    assert found == plan.next_due(after, last)
+
+
 @given(leaves_st, st.sampled_from(STRATEGIES), st.integers(1, 6))
 def test_the_layout_is_aligned_and_without_overlap(leaves, strategy, count):
     """Tensors start on cache lines, do not overlap, and fragments tile the region."""

@@ -54,7 +54,7 @@ def test_nothing_overtakes_in_its_lane(wire, sends, seed):
         if change is not None:
             strained = fault(change, delay_s=2.0, mbit=0.001)
             link.begin(strained)
-        at = link.arrival(way, lane, now, nbytes)
+        _, at = link.carry(way, lane, now, nbytes)
         assert at >= max(now + wire["delay_s"], last.get((way, lane), 0.0))
         last[way, lane] = at
 
@@ -62,30 +62,31 @@ def test_nothing_overtakes_in_its_lane(wire, sends, seed):
 def test_a_delay_is_what_it_says():
     """Without jitter or a limit a message takes the delay, however large it is."""
     link = line(delay_s=0.25)
-    assert [3.25, 4.25] == [link.arrival(UP, "bulk", at, 10**9) for at in (3.0, 4.0)]
+    assert [3.25, 4.25] == [link.carry(UP, "bulk", at, 10**9)[1] for at in (3.0, 4.0)]
 
 
 def test_bandwidth_is_shared_by_the_messages_of_a_lane():
     """One after the other, each as long as its bytes take; an idle link saves nothing up."""
     link = line(delay_s=1.0, bytes_per_s=100.0)
-    assert [3.0, 5.0, 6.0] == [link.arrival(UP, "bulk", 0.0, n) for n in (200, 200, 100)]
-    assert 52.0 == link.arrival(UP, "bulk", 50.0, 100)
+    sent = [link.carry(UP, "bulk", 0.0, nbytes) for nbytes in (200, 200, 100)]
+    assert [(1.0, 3.0), (3.0, 5.0), (5.0, 6.0)] == sent
+    assert (51.0, 52.0) == link.carry(UP, "bulk", 50.0, 100)
 
 
 def test_lanes_and_directions_do_not_wait_for_each_other():
     """A large message in one of them changes nothing for the other three."""
     link = line(bytes_per_s=100.0, delay_s=0.0)
-    link.arrival(UP, "bulk", 0.0, 100_000)
+    link.carry(UP, "bulk", 0.0, 100_000)
     others = [(UP, "control"), (DOWN, "control"), (DOWN, "bulk")]
-    assert [1.0] * 3 == [link.arrival(way, lane, 0.0, 100) for way, lane in others]
+    assert [1.0] * 3 == [link.carry(way, lane, 0.0, 100)[1] for way, lane in others]
 
 
 def test_jitter_is_drawn_within_its_bounds_and_from_its_own_stream():
     """Up to the jitter, spread over it, and the same for the same seed whatever else draws."""
     one, other = line(7, jitter_s=0.5, delay_s=1.0), line(7, jitter_s=0.5, delay_s=1.0)
-    extras = [one.arrival(UP, "control", at, 1) - at - 1.0 for at in range(400)]
+    extras = [one.carry(UP, "control", at, 1)[1] - at - 1.0 for at in range(400)]
     random.random()
-    again = [other.arrival(UP, "control", at, 1) - at - 1.0 for at in range(400)]
+    again = [other.carry(UP, "control", at, 1)[1] - at - 1.0 for at in range(400)]
     assert extras == again
     assert 0.0 <= min(extras) < 0.05
     assert 0.45 < max(extras) <= 0.5 + 1e-9
@@ -106,12 +107,12 @@ def test_faults_have_a_direction(direction, strained):
         link.begin(each)
     assert [way in strained for way in WAYS] == [link.ways[way].held for way in WAYS]
     assert [8.0 if way in strained else 1.0 for way in WAYS] == [
-        link.arrival(way, "bulk", 0.0, 5) for way in WAYS
+        link.carry(way, "bulk", 0.0, 5)[1] for way in WAYS
     ]
     for each in faults:
         link.end(each)
     assert [False, False] == [link.ways[way].held for way in WAYS]
-    assert [101.0] * 2 == [link.arrival(way, "bulk", 100.0, 5) for way in WAYS]
+    assert [101.0] * 2 == [link.carry(way, "bulk", 100.0, 5)[1] for way in WAYS]
 
 
 def test_what_a_cut_held_back_is_freed_in_order():
