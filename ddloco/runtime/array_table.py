@@ -37,6 +37,10 @@ class HostCopy:
         """The bytes from ``start`` to ``stop`` in the layout of all parameters."""
         return self.region.data[start - self.start : stop - self.start]
 
+    def borrowed(self, arena: Arena, start: int, stop: int) -> Bytes:
+        """The same bytes, for longer than the copy is needed; see ``Arena.borrow``."""
+        return arena.borrow(self.region, start - self.start, stop - self.start)
+
 
 Stored = HostCopy | Payload | F32
 
@@ -77,9 +81,9 @@ class Arrays:
         return region
 
     def discard(self, data: Bytes) -> None:
-        """Free bytes that were allocated in the arena; others are left to Python."""
+        """Free bytes that ``allocate`` returned; others, borrowed ones too, are left to Python."""
         region = self.arena.find(data) if self.arena is not None else None
-        if region is not None and self.arena is not None:
+        if region is not None and region.data is data and self.arena is not None:
             self.arena.free(region)
 
     def put(self, handle: str, stored: Stored | None) -> None:

@@ -3,8 +3,9 @@
 It consists of two unnamed files whose descriptors the worker inherits: one in memory, if the system
 supports that, and one in the folder for temporary files, used when the first is full. Both vanish
 with the last process that has them open, even after SIGKILL. Regions are mapped one by one, so the
-files can grow. Freed regions are reused for the same size. The memory of those that are not needed
-soon is given back to the system: a whole model, or a donor's state, passes through only once.
+files can grow. Freed regions are reused for the same size, once nothing that was borrowed from them
+is read any more. The memory of those that are not needed soon is given back to the system: a whole
+model, or a donor's state, passes through only once.
 
 Space is reserved before it is mapped: writing to a page for which a full file system has no room
 kills a process with SIGBUS.
@@ -14,6 +15,8 @@ import errno
 import mmap
 import os
 import tempfile
+import weakref
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +73,11 @@ class Arena:
         self._given_back: dict[int, list[Region]] = {}
         """By size, free regions without memory."""
         self._by_address: dict[int, Region] = {}
+        self._borrowed: Counter[int] = Counter()
+        """By offset of a region, the arrays that were borrowed from it and still exist."""
+        self._returned: deque[int] = deque()
+        """Offsets of regions whose borrowed arrays are gone, appended by any thread."""
+        self._freed_while_borrowed: dict[int, Region] = {}
 
     def filenos(self) -> tuple[int, ...]:
         """The descriptors that a worker inherits; -1 for a file that could not be created."""
@@ -81,6 +89,7 @@ class Arena:
         Raises:
             OSError: there is no room; says what helps.
         """
+        self._take_back()
         pool = self._free.get(nbytes)
         if pool:
             return pool.pop()
@@ -135,8 +144,38 @@ class Arena:
         region = self._by_address.get(_address(data))
         return region if region is not None and len(region.data) == len(data) else None
 
+    def borrow(self, region: Region, start: int, stop: int) -> Bytes:
+        """Bytes of a region, read-only, that may be read for longer than the region is needed: a
+        region that is freed meanwhile is reused once the array that this returns is gone, and all
+        arrays and buffers made of it, whatever thread drops the last one. ZeroMQ reads what it
+        sends in a thread of its own, and keeps the buffer until it has been sent."""
+        # The base of an array that is sliced is this one, since its own base is no array.
+        borrowed = np.frombuffer(region.data.data, np.uint8, stop - start, start)
+        borrowed.flags.writeable = False
+        self._borrowed[region.offset] += 1
+        weakref.finalize(borrowed, self._returned.append, region.offset).atexit = False
+        return borrowed
+
+    def _take_back(self) -> None:
+        """Make freed regions available of which nothing is borrowed any more."""
+        while self._returned:
+            offset = self._returned.popleft()
+            self._borrowed[offset] -= 1
+            if not self._borrowed[offset]:
+                del self._borrowed[offset]
+                region = self._freed_while_borrowed.pop(offset, None)
+                if region is not None:
+                    self._reuse(region)
+
     def free(self, region: Region) -> None:
-        """Make a region available for reuse; it must not be read any more."""
+        """Make a region available for reuse; only what was borrowed from it may still be read."""
+        self._take_back()
+        if region.offset in self._borrowed:
+            self._freed_while_borrowed[region.offset] = region
+        else:
+            self._reuse(region)
+
+    def _reuse(self, region: Region) -> None:
         nbytes = len(region.data)
         pool = self._free.setdefault(nbytes, [])
         pool.append(region)

@@ -294,7 +294,8 @@ class WorkExecutor:
         source, out = self._arrays.lend(self._arrays.get(work.source).data), self._whole()
         request = rpc.Differentiate(rpc.span_of(source), rpc.span_of(out))
         trained = await self._process.expect(request, rpc.Trained)
-        self._arrays.put(work.out, await _in_thread(partial(self.layouts.copied, 0, out.data)))
+        data = self._arena.borrow(out, 0, len(out.data))
+        self._arrays.put(work.out, await _in_thread(partial(self.layouts.described, 0, data)))
         self._arena.free(source)
         self._arena.free(out)
         return step_finished(work, trained)
@@ -343,9 +344,9 @@ class WorkExecutor:
         await host.written.wait()
         if work.base:
             return await self._compress_fragment(work)
-        data = host.part(*self.plan.fragment_slice(work.fragment))
-        # A copy: ZeroMQ may still send the payload when the region is in use again.
-        payload = await _in_thread(partial(self.layouts.copied, work.fragment, data))
+        # Borrowed: ZeroMQ may still send the payload when the machine needs the copy no more.
+        data = host.borrowed(self._arena, *self.plan.fragment_slice(work.fragment))
+        payload = await _in_thread(partial(self.layouts.described, work.fragment, data))
         self._arrays.put(work.out, payload)
         return FragmentEncoded(work.work, payload.digest, tensors=tensor_digests(payload))
 

@@ -45,10 +45,13 @@ class Layouts:
         """A payload with a copy of a fragment's bytes."""
         return copy_payload(data, wire_layout(self.plan, fragment))
 
+    def described(self, fragment: int, data: Bytes) -> Payload:
+        """A payload of a fragment's bytes where they are, which must not change any more."""
+        return Payload(describe(data, wire_layout(self.plan, fragment)), data)
+
     def sent(self, fragment: int, flat: F32) -> Payload:
         """A global fragment as a payload to be sent."""
-        data = self.wire(fragment, flat)
-        return Payload(describe(data, wire_layout(self.plan, fragment)), data)
+        return self.described(fragment, self.wire(fragment, flat))
 
     def flat(self, fragment: int, data: Bytes) -> F32:
         """Convert a fragment's bytes to flat float32 without padding."""

@@ -12,7 +12,7 @@ from ddloco.runtime.array_table import Arrays, HostCopy
 from ddloco.runtime.shared_memory import Region
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, WorkerRequestError
-from transport import Bytes, Payload, aligned, describe
+from transport import Bytes, Payload, Pieces, aligned, describe
 
 
 class StateWork:
@@ -55,18 +55,14 @@ class StateWork:
         self.piece_bytes = aligned(-(-self.nbytes // pieces))
 
     async def encode(self, work: EncodePiece) -> PieceEncoded:
-        """Encode a piece of a copy as a payload; a received piece is copied to permanent memory."""
-        source = self._arrays.get(work.source)
-
-        def encode() -> Payload:
-            if isinstance(source, HostCopy):
-                whole = source.region.data
-                data = whole[piece_slice(work.piece, len(whole), self.piece_bytes)].copy()
-            else:
-                data = source.data.copy()
-            return Payload(describe(data, ((TENSOR, (len(data),), "uint8"),)), data)
-
-        payload = await trio.to_thread.run_sync(encode)
+        """Make a payload of a piece of a copy, whose bytes are borrowed, or of a received piece."""
+        source: HostCopy | Payload = self._arrays.get(work.source)
+        if isinstance(source, Payload):
+            pieces = source.pieces
+        else:
+            part = piece_slice(work.piece, len(source.region.data), self.piece_bytes)
+            pieces = Pieces([source.borrowed(self._arrays.shared, part.start, part.stop)])
+        payload = await trio.to_thread.run_sync(_piece_payload, pieces)
         self._arrays.put(work.out, payload)
         return PieceEncoded(work.work, payload.digest)
 
@@ -95,3 +91,8 @@ class StateWork:
         request = rpc.Install((rpc.span_of(region),), own)
         await self._process.expect(request, rpc.Installed)
         self._arrays.shared.free(region)
+
+
+def _piece_payload(pieces: Pieces) -> Payload:
+    data = pieces[0 : pieces.size]
+    return Payload(describe(data, ((TENSOR, (len(data),), "uint8"),)), data)

@@ -156,7 +156,8 @@ class Cluster:
         """Ask the syncer to end the job; returns the exit status of all."""
         keys = self.folder / "keys"
         known = ["--keys", str(keys)] if keys.exists() else []
-        stopped = self.hosts.call(SYNCER, [*DDLOCO, "stop", self.address, *known], cwd=ROOT)
+        stop = [*DDLOCO, "stop", self.address, "--timeout", str(WAIT_S), *known]
+        stopped = self.hosts.call(SYNCER, stop, cwd=ROOT)
         assert stopped.returncode == 0, stopped.stdout + stopped.stderr
         return {name: each.wait(WAIT_S) for name, each in self.processes.items()}
 

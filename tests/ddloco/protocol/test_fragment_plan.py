@@ -75,9 +75,7 @@ def test_offsets_are_distinct_and_below_the_interval(leaves, strategy, count, in
     assert plan.offsets == tuple(due.index(p) for p in range(len(plan.fragments)))
 
 
-@given(
-    leaves_st, st.integers(1, 6), st.integers(6, 40), st.integers(-1, 90), st.integers(-1, 130)
-)
+@given(leaves_st, st.integers(1, 6), st.integers(6, 40), st.integers(-1, 90), st.integers(-1, 130))
 def test_the_next_due_step_is_the_first_at_which_a_fragment_is_due(
     leaves, count, interval, after, last
 ):

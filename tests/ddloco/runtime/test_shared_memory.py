@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -192,6 +193,60 @@ def test_a_freed_handle_gives_its_region_back(arena):
     assert len(arrays) == 0
     assert arena.allocate(64) is copy
     assert arena.allocate(128) is wire
+
+
+def test_a_region_is_reused_once_nothing_borrowed_from_it_is_left(arena):
+    """A buffer made of a borrowed array holds the region, as ZeroMQ does while it sends, although
+    payload and handles are gone; the last one may be dropped in any thread."""
+    arrays, region = Arrays(arena), arena.allocate(256)
+    region.data[:] = 3
+    copy = HostCopy(region, start=1000)
+    arrays.put("host/1", copy)
+    arrays.put("out/1", Payload((), copy.borrowed(arena, 1000, 1256)))
+    arrays.put("out/2", Payload((), copy.borrowed(arena, 1064, 1128)))
+    sending = [arrays.get("out/1").data.data[:100], arrays.get("out/2").data.data]
+
+    for handle in ("host/1", "out/1", "out/2"):
+        arrays.free(handle)
+    other = arena.allocate(256)
+    other.data[:] = 4
+
+    assert other.offset != region.offset
+    assert [set(each) for each in sending] == [{3}, {3}]
+    sending.pop()
+    assert arena.allocate(256).offset != region.offset, "the other one is still being sent"
+    dropper = threading.Thread(target=sending.clear)
+    dropper.start()
+    dropper.join()
+    assert arena.allocate(256) is region
+    assert arena.allocate(256) is not region
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 0), (0, 64), (64, 128), (128, 128)])
+def test_what_is_borrowed_cannot_be_written(arena, start, stop):
+    """The worker may write to a region; nobody writes through what was borrowed from it."""
+    region = arena.allocate(128)
+    region.data[:] = range(128)
+
+    borrowed = arena.borrow(region, start, stop)
+
+    assert list(range(start, stop)) == borrowed.tolist()
+    with pytest.raises(ValueError, match="read-only"):
+        borrowed[:] = 1
+
+
+def test_a_region_whose_loans_are_over_is_freed_as_before(arena):
+    """Also where it is borrowed again, and where the loan ends before it is freed."""
+    region = arena.allocate(64)
+    for _ in range(3):
+        arena.borrow(region, 0, 64)
+    arena.free(region)
+    assert arena.allocate(64) is region
+    again = arena.borrow(region, 0, 64)
+    arena.free(region)
+    assert arena.allocate(64) is not region
+    del again
+    assert arena.allocate(64) is region
 
 
 def test_a_handle_is_named_once():
