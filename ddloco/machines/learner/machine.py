@@ -160,14 +160,9 @@ class Learner:
         )
 
     def handle(self, at: float, event: Event) -> list[Effect]:
-        """Handle one event.
+        """Handle one event at ``at`` seconds; returns the effects to perform, in order.
 
-        Args:
-            at: the time of the event, in seconds.
-            event: the event; types that a learner does not know are ignored.
-
-        Returns:
-            The effects for the driver to perform, in order.
+        Types of events that a learner does not know are ignored.
         """
         match event:
             # The most frequent ones first.
