@@ -20,6 +20,7 @@ from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.runtime.process_pool import ProcessLostError
 from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
@@ -50,6 +51,8 @@ def explained(
         return answer(RecordedRun(given.folder, salvage=given.salvage, wanted=wanted))
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
+    except ProcessLostError as error:
+        return complain(error, FOUND)
     except Divergence as found:
         said = f"{given.folder}: {found}: this program decides otherwise than the tape says"
         return complain(f"{said}; see ddloco tape verify", FOUND)

@@ -4,6 +4,8 @@ import argparse
 
 from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
+from ddloco.nodes.exit_codes import FOUND
+from ddloco.runtime.process_pool import ProcessLostError
 from ddloco.simulation.bandwidth.table import bandwidth
 from ddloco.simulation.report import hostile_worlds, scenario_table
 from replay import TapeError
@@ -20,3 +22,5 @@ def simulate(given: argparse.Namespace) -> int:
         return scenario_table(given)
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
+    except ProcessLostError as error:
+        return complain(f"{error}; --jobs 1 needs the least", FOUND)

@@ -1,9 +1,8 @@
 """The merges of long tapes, computed in processes of their own while this one reads other tapes."""
 
-import multiprocessing
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from operator import eq
@@ -13,6 +12,7 @@ import msgspec
 
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.runtime.process_pool import process_pool
 
 LONG_EVENTS = 30_000
 """From so many events of syncers on, a process of its own is worth the second that it takes to
@@ -43,16 +43,12 @@ def merges_in(processes: int, runs: Sequence[RecordedRun]) -> Iterator[list[Iter
     if processes <= 1:
         yield [run.merges() for run in runs]
         return
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(processes, mp_context=context) as pool:
+    with process_pool(processes) as pool:
         asked = [
             [(each, pool.submit(_computed, run.path, each, run.salvage)) for each in run.syncers]
             for run in runs
         ]
-        try:
-            yield [_received(run, of_run) for run, of_run in zip(runs, asked, strict=True)]
-        finally:
-            pool.shutdown(cancel_futures=True)
+        yield [_received(run, of_run) for run, of_run in zip(runs, asked, strict=True)]
 
 
 def _received(run: RecordedRun, asked: Sequence[tuple[str, "Future[Encoded]"]]) -> Iterator[Merge]:

@@ -1,9 +1,10 @@
 """Runs many worlds in several processes and returns their results in order of seed."""
 
-import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from typing import TypeVar
+
+from ddloco.runtime.process_pool import process_pool
 
 T = TypeVar("T")
 
@@ -23,8 +24,7 @@ def sweep(
             yield run(seed)
             progress(done)
         return
-    context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with process_pool(jobs) as pool:
         futures = [pool.submit(run, seed) for seed in seeds]
         for done, future in enumerate(as_completed(futures), 1):
             future.result()

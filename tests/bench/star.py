@@ -1,7 +1,7 @@
 """The product's star of a round: learners send their fragments, a hub merges, all get the result.
 
 Four learners and a hub are processes of their own. Each learner encodes its fragments as in a job
-(copy and digests, or a compressed difference, in a thread) and sends them in pieces through codec
+(digests, or a compressed difference, in a thread) and sends them in pieces through codec
 and ``ZmqEndpoint``. The hub assembles, checks digests, merges a fragment (RDA and Nesterov, in a
 thread, by the product's ``WorkExecutor``) once all parts of it are there, and sends the result to
 all; each learner assembles it and checks digests, or adds the difference to the version before.
