@@ -44,11 +44,12 @@ def task():
 JOB = """
 [job]
 task = "stops:task"
-steps = 8
+steps = 16
 learners = 2
 [sync]
 fragments = 2
 interval = 4
+quorum = 2
 """
 
 LEARNERS = ("learner-0.1", "learner-1.1")
