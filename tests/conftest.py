@@ -2,6 +2,7 @@
 
 import os
 import resource
+import signal
 import sys
 from contextlib import contextmanager
 
@@ -11,6 +12,13 @@ from tests import reruns
 from tests.reruns import pytest_runtest_setup
 
 __all__ = ["pytest_runtest_setup"]
+
+
+def pytest_configure():
+    """Have Ctrl-C interrupt what the tests start: a shell has its background jobs ignore it, and
+    every process inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items):

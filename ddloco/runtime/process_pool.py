@@ -20,14 +20,16 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     """Start processes that end with the block.
 
     If the block is left early, what waits is not computed any more. Ctrl-C, which a terminal sends
-    to all processes, ends them at once: otherwise each would go on with what it was given next.
+    to all processes, ends them at once, unless this process ignores it: otherwise each would go on
+    with what it was given next.
 
     Raises:
         ProcessLostError: one of them was killed.
     """
     _start_server()
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(processes, context, _end_at_interrupt) as pool:
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    with ProcessPoolExecutor(processes, context, None if ignored else _end_at_interrupt) as pool:
         try:
             yield pool
         except BrokenProcessPool:

@@ -43,3 +43,15 @@ def test_ctrl_c_ends_a_process_in_the_middle_of_its_part():
     """It does not report the interruption and go on with the next part."""
     with pytest.raises(ProcessLostError):
         interrupt_a_process()
+
+
+def test_where_ctrl_c_is_ignored_the_processes_ignore_it():
+    """As in a background job of a shell script, which goes on when its script is interrupted."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with process_pool(1) as pool:
+            process = pool.submit(os.getpid).result()
+            os.kill(process, signal.SIGINT)
+            assert pool.submit(os.getpid).result() == process
+    finally:
+        signal.signal(signal.SIGINT, before)
