@@ -2,11 +2,16 @@
 
 import multiprocessing
 import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import signal
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 INTERRUPT = frozenset({signal.SIGINT})
 
@@ -15,8 +20,22 @@ class ProcessLostError(Exception):
     """A process ended before it had computed its part."""
 
 
+class ProcessPool:
+    """Processes that compute parts, one part at a time each."""
+
+    def __init__(self, executor: ProcessPoolExecutor) -> None:
+        self._executor = executor
+
+    def submit(
+        self, function: Callable[P, T], *arguments: P.args, **named: P.kwargs
+    ) -> "Future[T]":
+        """Have a process compute a part; ``function`` must be importable by name."""
+        with _interrupt_later():
+            return self._executor.submit(function, *arguments, **named)
+
+
 @contextmanager
-def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
+def process_pool(processes: int) -> Iterator[ProcessPool]:
     """Start processes that end with the block.
 
     If the block is left early, what waits is not computed any more. Ctrl-C, which a terminal sends
@@ -31,7 +50,7 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
     ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     with ProcessPoolExecutor(processes, context, None if ignored else _end_at_interrupt) as pool:
         try:
-            yield pool
+            yield ProcessPool(pool)
         except BrokenProcessPool:
             reason = "a process that computed a part was killed, perhaps because memory ran out"
             raise ProcessLostError(reason) from None
@@ -39,14 +58,23 @@ def process_pool(processes: int) -> Iterator[ProcessPoolExecutor]:
             pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _interrupt_later() -> Iterator[None]:
+    """Keep Ctrl-C back. In the middle of a submission it would leave a lock of the executor taken,
+    which the end of the block then waits for."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _start_server() -> None:
     """Start the server that forks the processes, which inherit that Ctrl-C is blocked: at first
     they would print where it has met them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT)
-    try:
+    multiprocessing.resource_tracker.ensure_running()  # It would unblock Ctrl-C when it starts.
+    with _interrupt_later():
         multiprocessing.forkserver.ensure_running()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end_at_interrupt() -> None:

@@ -1,12 +1,16 @@
 """Runs many worlds in several processes and returns their results in order of seed."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import as_completed
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
 from ddloco.runtime.process_pool import process_pool
 
 T = TypeVar("T")
+
+GIVEN = 2
+"""Seeds that are given to a process at a time: the one that it runs, and the next."""
 
 
 def sweep(
@@ -14,7 +18,7 @@ def sweep(
 ) -> Iterator[T]:
     """Run ``run`` for every seed in ``jobs`` processes; yields results in the order of ``seeds``.
 
-    A process takes one seed at a time, since worlds differ in length: of the cases of Table 1 the
+    A process runs one seed at a time, since worlds differ in length: of the cases of Table 1 the
     longest takes twenty times as long as the shortest.
 
     ``run`` must be importable by name. ``progress`` is called with the number of finished seeds.
@@ -24,10 +28,15 @@ def sweep(
             yield run(seed)
             progress(done)
         return
+    waiting = deque(enumerate(seeds))
+    running: dict[Future[T], int] = {}
+    outcomes: dict[int, T] = {}
     with process_pool(jobs) as pool:
-        futures = [pool.submit(run, seed) for seed in seeds]
-        for done, future in enumerate(as_completed(futures), 1):
-            future.result()
-            progress(done)
-    for future in futures:
-        yield future.result()
+        while waiting or running:
+            while waiting and len(running) < GIVEN * jobs:
+                index, seed = waiting.popleft()
+                running[pool.submit(run, seed)] = index
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                outcomes[running.pop(future)] = future.result()
+                progress(len(outcomes))
+    yield from (outcomes[index] for index in range(len(seeds)))

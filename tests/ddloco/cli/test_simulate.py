@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 from tests.children import descendants_of
 
@@ -20,10 +21,14 @@ def test_ctrl_c_ends_it_at_once():
         stderr=subprocess.PIPE,
         text=True,
     ) as running:
-        # The two that run worlds, the one that starts them, and Python's resource tracker.
-        while len(descendants_of(running.pid)) < 4:
-            time.sleep(0.1)
-        os.killpg(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=60)
+        try:
+            # The two that run worlds, the one that starts them, and Python's resource tracker.
+            while len(descendants_of(running.pid)) < 4:
+                time.sleep(0.1)
+            os.killpg(running.pid, signal.SIGINT)
+            _, said = running.communicate(timeout=60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
     assert said == "ddloco: interrupted\n"
     assert running.returncode == 1
