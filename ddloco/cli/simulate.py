@@ -23,4 +23,4 @@ def simulate(given: argparse.Namespace) -> int:
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     except ProcessLostError as error:
-        return complain(f"{error}; --jobs 1 needs the least", FOUND)
+        return complain(f"{error}; --jobs 1 needs the least memory", FOUND)

@@ -60,8 +60,8 @@ def process_pool(processes: int) -> Iterator[ProcessPool]:
 
 @contextmanager
 def _interrupt_later() -> Iterator[None]:
-    """Keep Ctrl-C back. In the middle of a submission it would leave a lock of the executor taken,
-    which the end of the block then waits for."""
+    """Delay Ctrl-C to the end of the block. In the middle of a submission, KeyboardInterrupt would
+    leave a lock of the executor held, and its shutdown would wait for that lock forever."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPT)
     try:
         yield
@@ -70,8 +70,8 @@ def _interrupt_later() -> Iterator[None]:
 
 
 def _start_server() -> None:
-    """Start the server that forks the processes, which inherit that Ctrl-C is blocked: at first
-    they would print where it has met them."""
+    """Start the server that forks the processes, with Ctrl-C blocked, which they inherit: a process
+    that it interrupts before ``_end_at_interrupt`` would print a traceback."""
     multiprocessing.resource_tracker.ensure_running()  # It would unblock Ctrl-C when it starts.
     with _interrupt_later():
         multiprocessing.forkserver.ensure_running()

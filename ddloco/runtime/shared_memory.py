@@ -149,7 +149,7 @@ class Arena:
         region that is freed meanwhile is reused once the array that this returns is gone, and all
         arrays and buffers made of it, whatever thread drops the last one. ZeroMQ reads what it
         sends in a thread of its own, and keeps the buffer until it has been sent."""
-        # The base of an array that is sliced is this one, since its own base is no array.
+        # Slices of this array keep it alive: it is their base in numpy, since its own is no array.
         borrowed = np.frombuffer(region.data.data, np.uint8, stop - start, start)
         borrowed.flags.writeable = False
         self._borrowed[region.offset] += 1

@@ -19,7 +19,7 @@ def sweep(
     """Run ``run`` for every seed in ``jobs`` processes; yields results in the order of ``seeds``.
 
     A process runs one seed at a time, since worlds differ in length: of the cases of Table 1 the
-    longest takes twenty times as long as the shortest.
+    longest takes eight times as long as the shortest.
 
     ``run`` must be importable by name. ``progress`` is called with the number of finished seeds.
     """

@@ -2,6 +2,7 @@
 
 import pytest
 
+from ddloco.machines.syncer.global_fragments import LATE
 from transport.link_state import STALL_S
 
 CHAOS = """
@@ -42,7 +43,7 @@ def test_fragments_that_take_half_a_minute_are_merged(job, tools, tmp_path):
     assert {0, 1, 2, 3} == {merge["fragment"] for merge in merges}
     assert PAIR_S > STALL_S, "or a link would not have noticed"
     # Which contribution comes before its sync is closed depends on the machine.
-    come = [*merges, *(line for line in log if line["event"] == "refused")]
+    come = [*merges, *(line for line in log if line.get("reason") == LATE)]
     whose = {name for line in come for name in line.get("learners", [line.get("learner")])}
     assert {"learner-0.1", "learner-1.1"} == whose
     lost = [line for line in log if line["event"] in ("lost", "syncer lost")]

@@ -23,7 +23,7 @@ def test_ctrl_c_ends_it_at_once():
     ) as running:
         try:
             # The two that run worlds, the one that starts them, and Python's resource tracker.
-            while len(descendants_of(running.pid)) < 4:
+            while running.poll() is None and len(descendants_of(running.pid)) < 4:
                 time.sleep(0.1)
             os.killpg(running.pid, signal.SIGINT)
             _, said = running.communicate(timeout=60)
