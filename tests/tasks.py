@@ -2,7 +2,7 @@
 
 import random
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -114,6 +114,13 @@ class Unscored(Regression):
     evaluate = None
 
 
+class Astray(Regression):
+    """Trains well, and the loss of its model is NaN."""
+
+    def evaluate(self, params: Any) -> float:
+        return float("nan")
+
+
 class NotANumber(Regression):
     """Its loss is NaN at once."""
 
@@ -159,6 +166,11 @@ def straying(shard: int, first: int, last: int, every: int, factor: float) -> St
 def unscored() -> Unscored:
     """Without ``evaluate``."""
     return Unscored()
+
+
+def astray(step_s: float = 0.0) -> Astray:
+    """With a held-out loss of NaN."""
+    return Astray(step_s)
 
 
 def not_a_number() -> NotANumber:
@@ -319,6 +331,57 @@ class Stateful(Regression):
 def stateful(step_s: float = 0.0) -> Stateful:
     """With a state beside its parameters."""
     return Stateful(step_s)
+
+
+class Layer(NamedTuple):
+    """A pair of weights with names."""
+
+    inner: Any
+    outer: Any
+
+
+PYTREES = {
+    "layers": lambda a, b: [{"w": a}, {"w": b}],
+    "numbers": lambda a, b: {0: {"w": a}, 1: {"w": b}},
+    "digits": lambda a, b: {"0000": a, "0001": b},
+    "named": Layer,
+    "nested": lambda a, b: [[a], [[b], ()]],
+    "pair": lambda a, b: (a, {"b": None, "c": b}),
+    "single": lambda a, b: a @ b,
+    "stored": lambda a, b: {"state": a, "theta": b},
+    "alone": lambda a, b: {"state": a @ b},
+    "written": lambda a, b: {"a/b.c d": a, "größe/\u4e2d": b},
+    "dots": lambda a, b: {".": a, "..": {"": b}},
+    "empty": lambda a, b: {"a": a, "b": b, "none": jnp.zeros((0, 3))},
+}
+"""Pytrees of two weight matrices, whose leaves get names of all kinds."""
+
+
+class Shaped(Regression):
+    """A linear model whose parameters are one of ``PYTREES``."""
+
+    def __init__(self, tree: str, step_s: float, dtype: str) -> None:
+        super().__init__(step_s, dtype)
+        self._tree = tree
+
+    def init(self, key: Any) -> Any:
+        rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+        a, b = (
+            jnp.asarray(rng.standard_normal(shape, np.float32) / 4, jnp.dtype(self._dtype))
+            for shape in ((16, 8), (8, 4))
+        )
+        return PYTREES[self._tree](a, b)
+
+    def loss(self, params: Any, batch: Any) -> Any:
+        x, y = batch
+        for weight in jax.tree.leaves(params):
+            x = x @ weight.astype(jnp.float32) if weight.size else x
+        return jnp.mean((x - y) ** 2)
+
+
+def shaped(tree: str, step_s: float = 0.0, dtype: str = "float32") -> Shaped:
+    """With parameters in a pytree of this shape."""
+    return Shaped(tree, step_s, dtype)
 
 
 class Ending(Stream):

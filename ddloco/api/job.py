@@ -62,7 +62,8 @@ class Result(Struct, frozen=True):
     """How a job ended.
 
     Attributes:
-        status: "done"; or "stopped", if its end was requested before.
+        status: "done"; or "stopped", if its end was requested before. A job whose final model has a
+            held-out loss that is not finite raises ``JobError``.
         steps: the global step that was reached.
         merges: how many merges there were.
         held_out_loss: of the final model; None if the task has no ``evaluate``.

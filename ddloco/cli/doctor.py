@@ -31,7 +31,7 @@ from ddloco.config.run_folder import check_place
 from ddloco.config.toml import ConfigError
 from ddloco.network.keys import keys_of
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.protocol.compression import encoded_bytes
+from ddloco.protocol.compression import compressed_layout
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime.entry_point import pinned_file
 from ddloco.runtime.shared_memory import MEMORY_FOLDER, Arena
@@ -450,4 +450,5 @@ def _wire(plan: FragmentPlan, form: Any) -> list[int]:
     """Bytes of each fragment on the wire."""
     if form == "float32":  # The parameters whole, in their own dtype.
         return [sum(leaf.nbytes for leaf in fragment) for fragment in plan.fragments]
-    return [sum(encoded_bytes(leaf.size, form) for leaf in each) for each in plan.fragments]
+    count = range(len(plan.fragments))
+    return [sum(n for _, (n,), _ in compressed_layout(plan, p, form)) for p in count]

@@ -1,6 +1,7 @@
 """``ddloco run`` from a loaded job to its end, and the exit codes that it ends with."""
 
 import argparse
+import math
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from ddloco.cli.ask import complain, with_source
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOSS_FILE, TAPES
 from ddloco.config.toml import ConfigError
+from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, in_words
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.nodes.single_process import Cluster
@@ -131,6 +133,8 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
         return complain(f"{folder}: the job ended without a result", FOUND)
     loss = result["held_out_loss"]
     scored = f"held-out loss {loss:.4f}" if loss is not None else "held-out loss unknown"
+    if result["status"] == DIVERGED:
+        scored = "held-out loss not finite"
     more = in_words(result.get("metrics") or {})
     say(f"{scored}{more} at global step {result['t']}, {result['merges']:,} merges")
     if result["status"] == "stopped":
@@ -162,4 +166,4 @@ def _run_baseline(given: argparse.Namespace, job: Job, folder: Path) -> int:
         return complain(error, FOUND)
     scored = f"{loss:.4f}" if loss is not None else "unknown"
     console.print(f"{job.job.method}: held-out loss {scored} after {job.job.steps} steps")
-    return HELD
+    return HELD if loss is None or math.isfinite(loss) else FOUND

@@ -165,8 +165,15 @@ class Inner(Section, frozen=True):
 class Outer(Section, frozen=True):
     """``[outer]``: how contributions are merged, and the outer Nesterov step on the result.
 
+    The paper does not publish its learning rate and momentum. The defaults are those that
+    examples/sweep.py found for the quickstart; there, and at other small sizes, a momentum of 0.9
+    was clearly worse.
+
     Attributes:
-        lr: the outer learning rate; examples/sweep.md shows what suits the quickstart.
+        preset: learning rate and momentum of a publication, by name: "diloco" is 0.7 and 0.9
+            (arXiv 2311.08105), "streaming" 0.4 and 0.9 (arXiv 2501.18512), "muloco" 0.7 and 0.6
+            (arXiv 2505.23725). Leave out ``lr`` and ``momentum``, or give the same.
+        lr: the outer learning rate.
         momentum: the outer Nesterov momentum.
         merge: "rda" merges directions and lengths separately, as the paper does; "average" is the
             plain weighted average.
@@ -174,10 +181,19 @@ class Outer(Section, frozen=True):
             "rda"; the paper does so for embeddings.
     """
 
+    preset: Literal["none", "diloco", "streaming", "muloco"] = "none"
     lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
-    momentum: Share = 0.9
+    momentum: Share = 0.6
     merge: Literal["rda", "average"] = "rda"
     average: tuple[str, ...] = ("*embed*",)
+
+
+PRESETS = {
+    "diloco": {"lr": 0.7, "momentum": 0.9},
+    "streaming": {"lr": 0.4, "momentum": 0.9},
+    "muloco": {"lr": 0.7, "momentum": 0.6},
+}
+"""The settings that ``outer.preset`` stands for."""
 
 
 class Compress(Section, frozen=True):
@@ -514,11 +530,20 @@ def job_from(plain: Any, source: str) -> Job:
     Raises:
         ConfigError: as for ``load_job``.
     """
-    job = convert(plain, Job, source, sort_keys=True)
+    job = convert(_with_preset(plain), Job, source, sort_keys=True)
     problem = _contradiction(job)
     if problem:
         raise ConfigError(f"{source}: {problem}")
     return job
+
+
+def _with_preset(plain: Any) -> Any:
+    """Plain data with the settings that ``outer.preset`` stands for, where they are not set."""
+    outer: Any = plain.get("outer") if isinstance(plain, dict) else None
+    name: Any = outer.get("preset") if isinstance(outer, dict) else None
+    if not isinstance(name, str) or name not in PRESETS:
+        return plain
+    return {**plain, "outer": {**PRESETS[name], **outer}}
 
 
 def _tables_copied(plain: dict[str, Any], depth: int = DEPTH_MAX) -> dict[str, Any]:
@@ -589,6 +614,10 @@ def _contradiction(job: Job) -> str | None:
             f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
             f"a fragment would be due again before its sync ends, so at most {sync.interval - 1}"
         )
+    for name, value in PRESETS.get(job.outer.preset, {}).items():
+        if (own := getattr(job.outer, name)) != value:
+            means = f'outer.preset = "{job.outer.preset}" means {value}'
+            return f"outer.{name}: {own}, and {means}; set outer.preset, or lr and momentum"
     if 0.0 < sync.band <= 1.0:
         said = "would refuse usual contributions; want more than 1, or 0 for no band"
         return f"sync.band: {sync.band} {said}"

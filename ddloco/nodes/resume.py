@@ -32,7 +32,7 @@ from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment
 from ddloco.workers.process import WorkerRequestError, fitting
-from ddloco.workers.snapshot_work import LAST, STATE, theta_of
+from ddloco.workers.snapshot_work import LAST, STATE, is_copied, is_flat, theta_of
 from snapshot import NEWEST, Part, SnapshotError, Store
 from transport import Bytes
 
@@ -195,10 +195,11 @@ def _trained(store: Store, digest: str) -> rpc.Trained | None:
 
 
 def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
-    """An array in the form in which it was stored, from its tensors in the snapshot."""
-    if STATE in tensors and len(tensors) == 1:
+    """An array in the form in which it was held, from its tensors in the snapshot. The handle says
+    which form that is; names of tensors may be any text."""
+    if is_copied(handle):
         return HostCopy(arrays.lend(tensors[STATE]), start_of(handle, plan))
-    if all("/" in name and name.partition("/")[0].isdigit() for name in tensors):
+    if not is_flat(handle):
         return payload_from(tensors)
     leaves = plan.fragments[int(handle.split("/")[1])]
     return np.concatenate([tensors[leaf.name].reshape(-1) for leaf in leaves])

@@ -1,14 +1,17 @@
 """One merge of one fragment: weights, radial-directional averaging, Nesterov (paper 3.4 to 3.6).
 
 Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer optimizer descends.
+Here Theta is the *anchor*: the global fragment as learners hold it. Where the wire is narrower than
+float32 it is rounded; measured from theta itself, what is rounded off would be a part of every
+outer gradient, and pull theta back to what the wire can hold.
 
 The result is a pure function of the values. Contributions are sorted by name as UTF-8 bytes, so
 their order of arrival does not matter. A block's arithmetic is that of `block_kernel`, and the sums
 of blocks are added in float64. Blocks are counted from the start of each tensor, so neither its
 adjacent tensors nor the number of threads in `map_chunks` can change its bits.
 
-Speed: memory is the bound. Pass one reads Theta and the M contributions (norms, and the check for
-NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,
+Speed: memory is the bound. Pass one reads the anchor and the M contributions (norms, and the check
+for NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,
 momentum and Theta and writes the two results: 2M + 8 in all, in blocks that stay in the cache.
 """
 
@@ -96,9 +99,10 @@ class _Chunk(NamedTuple):
 
 
 class _Work(NamedTuple):
-    """The input of the passes."""
+    """The input of the passes. Changes are ``anchor - contribution``; the step is from theta."""
 
     theta: F32
+    anchor: F32
     segments: Sequence[Segment]
     chunks: Sequence[_Chunk]
     map_chunks: ChunkMap
@@ -131,6 +135,7 @@ def merge_fragment(
     lr: float,
     momentum_factor: float,
     map_chunks: ChunkMap = map,
+    anchor: F32 | None = None,
     outlier_test: FindFaults | None = None,
     adopt: bool = False,
     kernel: BlockKernel = NUMPY,
@@ -139,21 +144,20 @@ def merge_fragment(
 
     Args:
         theta: the fragment's global parameters, flat float32.
-        momentum: the outer optimizer's state, flat float32, same length.
-        contributions: in any order, with distinct names. One with a NaN, an Inf, a change beyond
-            float32, an invalid weight or too few bytes is rejected as a whole before the sum.
+        momentum: the outer optimizer's state, likewise.
+        contributions: in any order, with distinct names. One with NaN, Inf, a change beyond float32,
+            an invalid weight or too few bytes is rejected as a whole before the sum.
         segments: the tensors, which tile theta in order.
         lr: the outer learning rate.
         momentum_factor: mu.
         map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
-        outlier_test: called with candidates, their norms and faults; returns all faults; see
-            `outlier_test`.
+        anchor: theta as the learners hold it, None if that is theta itself; see the module.
+        outlier_test: returns all faults, given candidates, norms and faults; see `outlier_test`.
         adopt: replace theta, which was lost, by the weighted average of the contributions.
         kernel: the arithmetic, numpy's by default; it does not affect the result.
 
     Returns:
-        The new fragment. If nothing is accepted, or the weights are zero, copies of theta and
-        momentum.
+        The new fragment; copies of theta and momentum if nothing is accepted or all weights are 0.
 
     Raises:
         ValueError: two contributions have the same name, which the caller must prevent.
@@ -161,26 +165,26 @@ def merge_fragment(
     assert theta.shape == momentum.shape, "theta and momentum run in parallel"
     if adopt:
         return _adopt(theta, contributions, segments, map_chunks, kernel)
-    work = _Work(theta, segments, _chunks(theta.size, segments), map_chunks, kernel)
+    held = theta if anchor is None else anchor
+    work = _Work(theta, held, segments, _chunks(theta.size, segments), map_chunks, kernel)
     candidates, refused = _admit(contributions, segments)
     squares, faults = _measure(work, candidates)
     trained = [k for k, segment in enumerate(segments) if not segment.state]
     norms = [sqrt(float(sum(row[trained]))) for row in squares]
     if outlier_test is not None:
         faults = outlier_test(candidates, norms, faults)
-    refused += [(c.name, f) for c, f in zip(candidates, faults, strict=True) if f]
-    refused.sort(key=lambda pair: pair[0].encode())
+    refusals = _by_name(refused, candidates, faults)
     kept = [i for i, fault in enumerate(faults) if not fault]
     accepted = [candidates[i] for i in kept]
     total = sum(c.weight for c in accepted)
     if total == 0.0:
-        return MergeResult(theta.copy(), momentum.copy(), (), tuple(refused), (), ())
+        return MergeResult(theta.copy(), momentum.copy(), (), refusals, (), ())
     weights = tuple(c.weight / total for c in accepted)
     out = (np.empty_like(theta), np.empty_like(momentum))
     scales = _direct(work, accepted, weights, squares[kept], out[0])
     _finish(work, momentum, [(scale, lr, momentum_factor) for scale in scales], out)
     names, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
-    return MergeResult(*out, names, tuple(refused), weights, lengths)
+    return MergeResult(*out, names, refusals, weights, lengths)
 
 
 def _adopt(
@@ -239,6 +243,14 @@ def _admit(
     return admitted, refused
 
 
+def _by_name(
+    unread: Sequence[tuple[str, str]], candidates: Sequence[Contribution], faults: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """All rejected contributions with their reasons, sorted by name."""
+    faulty = ((c.name, fault) for c, fault in zip(candidates, faults, strict=True) if fault)
+    return tuple(sorted((*unread, *faulty), key=lambda pair: pair[0].encode()))
+
+
 def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list[str]]:
     """Pass one: squared norms (contribution by segment), and each contribution's first fault."""
     squares = np.zeros((len(candidates), len(work.segments)))
@@ -258,9 +270,9 @@ def _measure_chunk(
     work: _Work, candidates: Sequence[Contribution], chunk: _Chunk
 ) -> list[tuple[float, str]]:
     found = [(0.0, "")] * len(candidates)
-    # The block of Theta stays in the cache while all contributions are compared with it.
+    # The block of the anchor stays in the cache while all contributions are compared with it.
     for block in _blocks(chunk):
-        anchor, raws = work.theta[block], [_view(c, chunk.segment, block) for c in candidates]
+        anchor, raws = work.anchor[block], [_view(c, chunk.segment, block) for c in candidates]
         for i, square in enumerate(work.kernel.change_squares(anchor, raws)):
             measured, fault = square, ""
             if not SQUARES_MIN <= square <= SQUARES_MAX:
@@ -332,7 +344,7 @@ def _gather_chunk(
     square = 0.0
     for block in _blocks(chunk):
         raws = [_view(c, chunk.segment, block) for c, _ in counted]
-        square += work.kernel.weighted_change(work.theta[block], raws, used, out[block])
+        square += work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
     return square
 
 

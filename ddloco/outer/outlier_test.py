@@ -1,6 +1,6 @@
 """The outlier test: compares the norms and directions of a merge's contributions with bands.
 
-It is a pure function of the values. A norm is that of the whole change, theta - contribution, from
+It is a pure function of the values. A norm is that of the whole change, anchor - contribution, from
 the merge's first pass. A direction is computed from a sample: runs of 16 elements, one cache line,
 evenly spread over every tensor. That is enough to detect a flipped sign, which chance cannot
 produce (the cosine of two random vectors of n elements is about 1 / sqrt(n)), at a hundredth of the
@@ -55,6 +55,7 @@ class OutlierTest:
         theta: the global fragment, flat float32.
         momentum: the outer optimizer's state, flat float32; zeros before the first merge.
         segments: the tensors, as for the merge itself; some of them are parameters.
+        anchor: what changes are measured from, as for the merge itself; None if that is theta.
 
     Attributes:
         measured: norm and cosine of every finite contribution, once called.
@@ -62,13 +63,19 @@ class OutlierTest:
     """
 
     def __init__(
-        self, work: MergeFragment, theta: F32, momentum: F32, segments: Sequence[Segment]
+        self,
+        work: MergeFragment,
+        theta: F32,
+        momentum: F32,
+        segments: Sequence[Segment],
+        anchor: F32 | None = None,
     ) -> None:
         self._work = work
         self._shares = {share.name: share for share in work.shares}
         self._segments = [segment for segment in segments if not segment.state]
         self._places = _places(self._segments)
         self._theta = self._sample(theta)
+        self._anchor = self._theta if anchor is None else self._sample(anchor)
         self._momentum = self._sample(momentum)
         self._size = sum(each.stop - each.start for each in self._segments)
         self.sampled = self._theta.size
@@ -118,7 +125,7 @@ class OutlierTest:
     ) -> dict[int, float]:
         """Reject the contribution most opposed to the others, and repeat until none is; returns the
         cosines of the remaining ones."""
-        units = {i: _unit(self._theta - self._view(candidates[i])) for i in level}
+        units = {i: _unit(self._anchor - self._view(candidates[i])) for i in level}
         live = [i for i in level if units[i] is not None]
         along = _unit(self._momentum)
         slack = COSINE_SLACK + SIGMAS / sqrt(self.sampled)

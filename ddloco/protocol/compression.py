@@ -3,11 +3,15 @@
 What is compressed is a difference: a learner's parameters minus the version that it trained from,
 or a new global version minus the one before. A tensor is cut into blocks of ``BLOCK`` elements, the
 last one filled up with zeros. Every block has one float32 scale; its codes are packed without gaps.
+
+Task state, such as batch statistics, is not a difference and is never rounded: its values are in
+the payload as float32. Variances of very different sizes would share a scale, and come back
+negative.
 """
 
 from typing import Literal
 
-from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.fragment_plan import FragmentPlan, is_state
 
 Format = Literal["float32", "bfloat16", "int8", "int4", "e3m0", "int2", "int1"]
 
@@ -55,4 +59,11 @@ def compressed_layout(
     Names and order are those of the parameters; every tensor is a row of bytes.
     """
     leaves = plan.fragments[fragment]
-    return tuple((leaf.name, (encoded_bytes(leaf.size, form),), "uint8") for leaf in leaves)
+    return tuple(
+        (
+            leaf.name,
+            (encoded_bytes(leaf.size, "float32" if is_state(leaf.name) else form),),
+            "uint8",
+        )
+        for leaf in leaves
+    )

@@ -6,6 +6,8 @@ version and what learners hold of the one before; so what a version loses is par
 difference.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import xxhash
 
@@ -15,6 +17,15 @@ from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
 from ddloco.runtime.array_table import F32, Arrays, HostCopy
 from ddloco.workers.layout import Layouts
 from transport import Bytes, Payload
+
+
+class MergeInputs(NamedTuple):
+    """The contributions of a merge, its tensors in them, and what their changes are measured from:
+    the global fragment as learners hold it, flat float32."""
+
+    contributions: list[Contribution]
+    segments: tuple[Segment, ...]
+    anchor: F32
 
 
 class FragmentCompression:
@@ -72,25 +83,47 @@ class FragmentCompression:
         difference = self._layouts.compressed(p, down, theta, held.data, noise_seed=noise_seed)
         return self.version(p, held.data, difference.data), difference
 
-    def merged(self, work: MergeFragment) -> tuple[list[Contribution], tuple[Segment, ...]]:
-        """The contributions of a merge, and its tensors in them.
+    def merged(self, work: MergeFragment, theta: F32) -> MergeInputs:
+        """The inputs of a merge into ``theta``.
 
-        Where differences are sent, every contribution becomes flat float32 parameters.
+        If a learner has sent a difference, every contribution becomes flat float32 parameters: the
+        parameters of the base version, plus what the learner has changed.
         """
-        p, more = work.fragment, work.differences
+        p, anchor = work.fragment, self._held(work, theta)
+        anchors = work.differences.anchors if work.differences is not None else {}
         given: list[tuple[Share, Payload]] = [(s, self._arrays.get(s.handle)) for s in work.shares]
-        if more is None:
-            contributions = [Contribution(s.name, s.weight, each.pieces) for s, each in given]
-            return contributions, self._layouts.segments(p)
-        contributions = []
+        if not anchors:
+            whole = [Contribution(s.name, s.weight, each.pieces) for s, each in given]
+            return MergeInputs(whole, self._layouts.segments(p), anchor)
+        contributions: list[Contribution] = []
         for share, payload in given:
-            if share.name in more.anchors:
-                anchor: F32 = self._arrays.get(more.anchors[share.name])
-                flat = self._layouts.decompressed(p, self._settings.up, payload.pieces, anchor)
+            if share.name in anchors:
+                base: F32 = self._arrays.get(anchors[share.name])
+                flat = self._layouts.decompressed(p, self._settings.up, payload.pieces, base)
             else:
                 flat = self._layouts.flat(p, payload.data)
+                if anchor is not theta:
+                    with np.errstate(all="ignore"):
+                        flat = theta + (flat - anchor)
             contributions.append(Contribution(share.name, share.weight, flat.view(np.uint8)))
-        return contributions, self._layouts.flat_segments(p)
+        return MergeInputs(contributions, self._layouts.flat_segments(p), theta)
+
+    def _held(self, work: MergeFragment, theta: F32) -> F32:
+        """What learners hold of ``theta``, flat: as it was rounded for the wire, or what compressed
+        differences have made of it. Task state is averaged, so it is taken as it is; and a merge
+        that adopts the learners' version takes nothing of ``theta``."""
+        p, more = work.fragment, work.differences
+        if work.adopt:
+            return theta
+        if more is not None and more.held:
+            held = self._layouts.flat(p, self._arrays.get(more.held).data)
+        else:
+            held = self._layouts.rounded(p, theta)
+        if held is not theta:
+            for segment in self._layouts.segments(p):
+                if segment.state:
+                    held[segment.start : segment.stop] = theta[segment.start : segment.stop]
+        return held
 
     def _noise(self, what: str, fragment: int) -> int | None:
         """The seed of stochastic rounding: the same in every replay, another for every payload."""

@@ -393,9 +393,9 @@ class WorkExecutor:
         outer, compression = self._outer_at(work.t), self.compression
         if outer != self._job.outer:
             compression = compression.with_layouts(Layouts(self.plan, outer))
-        contributions, segments = compression.merged(work)
+        contributions, segments, anchor = compression.merged(work, theta)
         tested = work.band and not all(segment.state for segment in segments)
-        outlier_test = OutlierTest(work, theta, momentum, segments) if tested else None
+        outlier_test = OutlierTest(work, theta, momentum, segments, anchor) if tested else None
         result = merge_fragment(
             theta,
             momentum,
@@ -403,6 +403,7 @@ class WorkExecutor:
             segments,
             lr=outer.lr,
             momentum_factor=outer.momentum,
+            anchor=anchor,
             outlier_test=outlier_test,
             adopt=work.adopt,
             kernel=merge_kernel(),

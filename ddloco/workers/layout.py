@@ -5,6 +5,7 @@ layout is used for merging and has no padding. A compressed difference is a payl
 tensors, each a row of bytes.
 """
 
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -72,6 +73,12 @@ class Layouts:
             view[:] = flat[part]
         return data
 
+    def rounded(self, fragment: int, flat: F32) -> F32:
+        """What a learner holds of a global fragment that was sent whole, as flat float32."""
+        if all(leaf.dtype == "float32" for leaf in self.plan.fragments[fragment]):
+            return flat
+        return self.flat(fragment, self.wire(fragment, flat))
+
     def flat_segments(self, fragment: int) -> tuple[Segment, ...]:
         """The tensors of a fragment, with how each is merged, where contributions are flat."""
         return tuple(
@@ -103,37 +110,48 @@ class Layouts:
         """
         layout = compressed_layout(self.plan, fragment, form)
         data = np.zeros(sum(aligned(shape[0]) for _, shape, _ in layout), np.uint8)
-        at = 0
-        for number, ((_, (size,), _), segment) in enumerate(
-            zip(layout, self.segments(fragment), strict=True)
-        ):
+        for number, (out, segment) in enumerate(self._rows(fragment, form, data)):
             part = slice(segment.start, segment.stop)
+            if segment.state:
+                out.view(np.float32)[:] = _tensor(segment, values)
+                if lost is not None:
+                    lost[part] = 0.0
+                continue
             quantizer().encode(
                 _tensor(segment, values),
                 form,
-                data[at : at + size],
+                out,
                 base=_tensor(segment, base),
                 error=None if error is None else error[part],
                 noise_seed=None if noise_seed is None else noise_seed + number,
                 lost=None if lost is None else lost[part],
             )
-            at += aligned(size)
         return Payload(describe(data, layout), data)
 
     def decompressed(
         self, fragment: int, form: Format, data: Bytes | Pieces, base: Bytes | F32
     ) -> F32:
         """The version, flat, that a compressed payload leads to from ``base``."""
-        segments = self.segments(fragment)
-        flat = np.empty(segments[-1].stop, np.float32)
+        flat = np.empty(self.segments(fragment)[-1].stop, np.float32)
+        for row, segment in self._rows(fragment, form, data):
+            part = flat[segment.start : segment.stop]
+            if segment.state:
+                part[:] = row.view(np.float32)
+            else:
+                quantizer().decode(row, form, part, base=_tensor(segment, base))
+        return flat
+
+    def _rows(
+        self, fragment: int, form: Format, data: Bytes | Pieces
+    ) -> Iterator[tuple[Bytes, Segment]]:
+        """The bytes of each tensor in a compressed payload; tensors without elements have none."""
         at = 0
         for (_, (size,), _), segment in zip(
-            compressed_layout(self.plan, fragment, form), segments, strict=True
+            compressed_layout(self.plan, fragment, form), self.segments(fragment), strict=True
         ):
-            part = flat[segment.start : segment.stop]
-            quantizer().decode(data[at : at + size], form, part, base=_tensor(segment, base))
+            if size:
+                yield data[at : at + size], segment
             at += aligned(size)
-        return flat
 
     def bytes_of(self, fragment: int, stored: Payload | F32) -> Bytes:
         """The bytes of a global fragment, whether merged here or received from another syncer."""

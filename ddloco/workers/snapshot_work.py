@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import trio
 from numpy.typing import NDArray
 
@@ -27,6 +28,14 @@ from transport import Payload
 
 STATE = "state"
 """The name of a tensor that holds a learner's state as bytes, with a layout defined elsewhere."""
+
+FLAT = frozenset({"theta", "momentum", "error"})
+"""How the handles of arrays that are flat float32 begin: parameters and momentum of a version, and
+what compression has lost. They are stored tensor by tensor, under the tensors' own names."""
+
+COPIED = frozenset({"host", "state", "own"})
+"""How the handles of host copies begin: those of parameters, and of a learner's whole state. They
+are stored as one tensor, ``STATE``. What all other handles stand for is a message's payload."""
 
 UNCOPIED = "its optimizer's state cannot be copied"
 
@@ -130,6 +139,8 @@ class CaptureWork(Capture):
 
     def _tensors(self, handle: str) -> Tensors:
         stored = self._arrays.get(handle)
+        wanted = HostCopy if is_copied(handle) else Payload if not is_flat(handle) else np.ndarray
+        assert isinstance(stored, wanted), f"{handle}: a snapshot's reader takes it for {wanted}"
         if isinstance(stored, HostCopy):
             return {STATE: stored.region.data}
         if isinstance(stored, Payload):
@@ -153,6 +164,16 @@ class CaptureWork(Capture):
 async def _refused(work: int, reason: str) -> Captured:
     await trio.lowlevel.checkpoint()
     return Captured(work, failed=reason)
+
+
+def is_flat(handle: str) -> bool:
+    """Whether a handle stands for flat float32."""
+    return handle.partition("/")[0] in FLAT
+
+
+def is_copied(handle: str) -> bool:
+    """Whether a handle stands for a host copy."""
+    return handle.partition("/")[0] in COPIED
 
 
 def theta_of(handle: str) -> str:

@@ -9,6 +9,7 @@ import random
 import pytest
 
 from tests.processes.conftest import Job, replay
+from tests.tasks import PYTREES
 
 SEEDS = 20
 SNAPSHOTS_MAX = 2
@@ -20,6 +21,7 @@ TASKS = {
     "measured": "step_s = {step_s}",
     "keyed": "step_s = {step_s}",
     "wide": "step_s = {step_s}",
+    "shaped": "tree = '{tree}'\nstep_s = {step_s}\ndtype = '{dtype}'",
     "straying": "shard = 1\nfirst = 10\nlast = 12\nevery = 40\nfactor = {factor}",
 }
 """Their options are not in alphabetical order."""
@@ -65,6 +67,7 @@ def drawn(folder, seed):
     options = TASKS[task].format(
         step_s=rng.choice([0.0, 0.01]),
         dtype=rng.choice(["float32", "bfloat16", "float16"]),
+        tree=rng.choice(list(PYTREES)),
         factor=rng.choice(["nan", "-1.0", "1000.0", "inf"]),
     )
     job = Job(

@@ -111,3 +111,21 @@ def test_a_run_in_which_a_loss_is_nan_is_replayed(tmp_path, tools):
     replayed = tools.replay(job.run_folder)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     assert "identical" in replayed.stdout
+
+
+@pytest.mark.parametrize(
+    "form", [(), pytest.param(("--processes",), marks=pytest.mark.slow), ("--set=job.method=lone",)]
+)
+def test_a_model_without_a_finite_loss_is_no_success(tools, tmp_path, form):
+    """The command ends with 1 and says why, in one process, in several, and without a syncer; the
+    run replays."""
+    job = Job(tmp_path, tools.JOB.replace("regression", "astray"))
+    done = job.run("--set=job.steps=8", *form)
+    assert done.returncode == 1, done.stdout + done.stderr
+    if "lone" in str(form):
+        assert "held-out loss nan" in done.stdout
+        return
+    assert "held-out loss of the final model is nan" in done.stderr
+    (result,) = (line for line in job.log() if line["event"] == "result")
+    assert result["status"] == "diverged"
+    assert tools.replay(job.run_folder).returncode == 0

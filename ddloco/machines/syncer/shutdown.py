@@ -3,6 +3,7 @@ hang up, exit. Part of the syncer machine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.protocol.effects import Evaluate, SaveModel
@@ -20,6 +21,11 @@ LATE_S = 30.0
 that have not been told. They dial at least every eight seconds, or are being started."""
 
 SHUTDOWN = "farewell"
+
+ENDED_WELL = frozenset({"done", "stopped"})
+
+DIVERGED = "diverged"
+"""The status of the result of a job whose final model has no finite held-out loss."""
 
 
 @dataclass(slots=True)
@@ -83,9 +89,14 @@ class JobShutdown:
 
     def result(self, loss: float | None, metrics: dict[str, float] | None = None) -> list[Effect]:
         """Log the result with the held-out loss, None if the model could not be evaluated, and with
-        the task's other metrics."""
+        the task's other metrics. A model whose loss is not finite is of no use: its job has failed,
+        and the result's status is "diverged"."""
         self.evaluated = True
-        fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": self.status}
+        status: str = self.status
+        if loss is not None and not isfinite(loss) and status in ENDED_WELL:
+            status = DIVERGED
+            self.status, self.reason = "failed", f"the held-out loss of the final model is {loss}"
+        fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": status}
         return [Observe("result", {**fields, "metrics": metrics} if metrics else fields)]
 
     @property

@@ -62,9 +62,14 @@ class SimulatedCompression:
 def contributed(work: MergeFragment, share: Share, contents: Mapping[str, "Content"]) -> F32 | None:
     """The parameters that a share of a merge stands for; None without arithmetic."""
     given = contents[share.handle].array
-    anchors = work.differences.anchors if work.differences is not None else {}
-    if share.name not in anchors:
+    more = work.differences
+    if more is None or given is None or (work.adopt and share.name not in more.anchors):
         return given
-    anchor = contents[anchors[share.name]]
+    if share.name not in more.anchors:
+        theta, held = contents[work.theta].array, contents[more.held or work.theta].array
+        if theta is None or held is None or theta is held:
+            return given
+        return (theta + (given - held)).astype(np.float32)
+    anchor = contents[more.anchors[share.name]]
     assert anchor.what == (work.fragment, share.base, 0, 0), "a difference to another version"
-    return None if given is None or anchor.array is None else anchor.array + given
+    return None if anchor.array is None else anchor.array + given

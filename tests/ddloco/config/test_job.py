@@ -2,13 +2,14 @@
 
 import string
 import tomllib
+from pathlib import Path
 
 import pytest
 import tomli_w
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.config.job import Job, LearnerTable, Worker, job_from, load_job
+from ddloco.config.job import PRESETS, Job, LearnerTable, Worker, job_from, load_job
 from ddloco.config.toml import ConfigError
 from ddloco.protocol.fragment_plan import Leaf
 
@@ -379,10 +380,11 @@ CHOICES = {
 
 def test_the_id_changes_with_any_field():
     """No two different jobs have one id; ``syncers`` has but one value, ``keys`` is the host's, and
-    ``tape.keep`` wants other keys (see test_span)."""
+    ``tape.keep`` and ``outer.preset`` want other keys, too."""
     plain = job_from(tomllib.loads(FULL), "").as_plain()
     ids = {job_from(plain, "").id}
     left_out = {("job", "syncers"), ("transport", "keys"), ("tape", "keep")}
+    left_out.add(("outer", "preset"))
     paths = [path for path in leaves_of(plain) if path not in left_out]
 
     for path in paths:
@@ -465,3 +467,25 @@ def test_a_job_is_frozen():
     assert isinstance(job, Job)
     with pytest.raises(AttributeError):
         job.sync = None
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_of_the_outer_step_is_taken_by_name(name):
+    """It fills in what is left out; a resolved job, which has both, is read again; another value
+    is refused with a line that names it."""
+    plain = {"job": {"task": "tests.tasks:regression"}, "outer": {"preset": name}}
+    job = job_from(plain, "job.toml")
+    assert {"lr": job.outer.lr, "momentum": job.outer.momentum} == PRESETS[name]
+    again = job_from({**plain, "outer": {"preset": name, **PRESETS[name]}}, "job.toml")
+    assert again == job
+    with pytest.raises(ConfigError, match=r"job.toml: outer.momentum: 0.5, and outer.preset"):
+        job_from({**plain, "outer": {"preset": name, "momentum": 0.5}}, "job.toml")
+
+
+def test_the_default_outer_step_is_that_of_the_examples():
+    """Whoever writes no [outer] gets what the sweep supports, as all examples and templates do."""
+    outer = job_from({"job": {"task": "tests.tasks:regression"}}, "job.toml").outer
+    for file in (Path(__file__).parents[3] / "examples").glob("*.toml"):
+        table = tomllib.loads(file.read_text()).get("outer", {})
+        assert table.get("lr", outer.lr) == outer.lr, file
+        assert table.get("momentum", outer.momentum) == outer.momentum, file

@@ -133,6 +133,18 @@ def test_arrays_come_back_as_they_were_held(arrays):
     assert isinstance(stored_from(payload_tensors(payload()), PLAN, "in/9", arrays), Payload)
 
 
+@pytest.mark.parametrize("names", [("0/w", "1/w"), ("0000/a", "0001/b"), (STATE,), ("parameters",)])
+@pytest.mark.parametrize("handle", ["theta/0/3", "momentum/0/3", "error/0/7"])
+def test_any_name_of_a_tensor_comes_back(arrays, names, handle):
+    """What an array is stands in its handle: a list of layers has names like those of payloads,
+    and one tensor may be named like a worker's state."""
+    leaves = tuple(Leaf(name, (4,), "float32") for name in names)
+    plan = make_plan(leaves, fragments=1, interval=1, strategy="balanced")
+    flat = np.arange(4 * len(names), dtype=np.float32)
+    back = stored_from(leaf_tensors(plan, handle, flat), plan, handle, arrays)
+    assert back.tobytes() == flat.tobytes()
+
+
 def test_a_snapshot_is_read_back(place):
     """Each participant with actor, arrays, worker and messages in flight."""
     place.whole()

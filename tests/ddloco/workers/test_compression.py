@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddloco.config.job import Compress
+from ddloco.outer.merge import merge_fragment
 from ddloco.protocol.effects import Differences, EncodeFragment, MergeFragment, Share
 from ddloco.protocol.fragment_plan import Leaf
 from ddloco.runtime.array_table import Arrays, HostCopy
@@ -23,9 +24,9 @@ LEAVES = (
 class Side:
     """The compression of one actor of a job with one fragment."""
 
-    def __init__(self, make_job, name="learner-0", **settings):
+    def __init__(self, make_job, name="learner-0", leaves=LEAVES, **settings):
         job = replace(make_job(fragments=1, interval=1), compress=Compress(**settings))
-        self.layouts = Layouts(job.plan(LEAVES), job.outer)
+        self.layouts = Layouts(job.plan(leaves), job.outer)
         self.arrays = Arrays()
         self.compression = FragmentCompression(job, name, self.layouts, self.arrays)
         self.size = self.layouts.segments(0)[-1].stop
@@ -38,6 +39,14 @@ class Side:
         """A learner's host copy."""
         data = self.payload(flat).data.copy()
         self.arrays.put(handle, HostCopy(Region(0, data)))
+
+
+WITH_STATE = (
+    *LEAVES,
+    Leaf("a/empty", (0, 4), "float32"),
+    Leaf("state:/bn/var", (400,), "float32"),
+    Leaf("state:/bn/mean", (3,), "bfloat16"),
+)
 
 
 def some(side, seed, scale=1.0):
@@ -65,7 +74,7 @@ def test_a_contribution_is_read_as_base_plus_difference(make_job, up):
         1, 1, 0, "theta/0/0", "", (Share("learner-0.1", "in/7", 1.0, 0),), {}, {}, ("a", "b", "c"),
         differences=more,
     )  # fmt: skip
-    (contribution,), segments = syncer.compression.merged(work)
+    (contribution,), segments, _ = syncer.compression.merged(work, base)
     read = contribution.buffer.view(np.float32)
     assert segments[-1].stop == read.size == syncer.size
     sent = learner.layouts.flat(0, learner.arrays.get("host/1").region.data) - base
@@ -130,3 +139,144 @@ def test_noise_differs_between_learners_and_payloads(make_job):
         work = EncodeFragment(1, 0, "host/1", "out", "in/1")
         payloads.append(side.compression.contribution(work)[0].digest)
     assert payloads[0] == payloads[1] != payloads[2]
+
+
+NARROW = (
+    Leaf("a/kernel", (40, 5), "bfloat16"),
+    Leaf("b/kernel", (30, 4), "float16"),
+    Leaf("c/kernel", (300,), "float32"),
+)
+
+
+def rounds_of(make_job, leaves, count, *, merge="average", momentum=0.0, restart_at=0, **settings):
+    """The master's mean move in a job of eight learners that all move by less than a bfloat16.
+
+    Learners train from what they were sent, move by a quarter of a step of bfloat16 on average, and
+    hold their parameters in the wire's types.
+    """
+    job = make_job(fragments=1, interval=1)
+    job = replace(job, compress=Compress(**settings), outer=replace(job.outer, merge=merge))
+    layouts, arrays = Layouts(job.plan(leaves), job.outer), Arrays()
+    syncer = FragmentCompression(job, "syncer", layouts, arrays)
+    size = layouts.segments(0)[-1].stop
+    theta, velocity = np.ones(size, np.float32), np.zeros(size, np.float32)
+    step, rng = 2.0**-7, np.random.default_rng(0)  # The distance of bfloat16 numbers above 1.
+    held, known = layouts.sent(0, theta), False
+    for t in range(1, count + 1):
+        if t == restart_at:  # A syncer that restarts has the merged parameters, and sends them.
+            held, known = layouts.sent(0, theta), False
+        name = f"theta/0/{t - 1}"
+        arrays.put(name, theta)
+        arrays.put("held", held)
+        shares, anchors = [], {}
+        for n in range(8):
+            start = layouts.flat(0, held.data)
+            moved = np.where(rng.random(size) < 1 / 4, np.float32(step), np.float32(0))
+            own = layouts.sent(0, start + moved)
+            arrays.put(f"host/{t}/{n}", HostCopy(Region(0, own.data.copy())))
+            who = f"learner-{n}.1"
+            if job.compress.up != "float32":
+                side = FragmentCompression(job, who, layouts, arrays)
+                own, _ = side.contribution(EncodeFragment(1, 0, f"host/{t}/{n}", "out", "held"))
+                anchors[who] = name
+            arrays.put(f"in/{t}/{n}", own)
+            shares.append(Share(who, f"in/{t}/{n}", 1.0, 0))
+        down = job.compress.down != "float32"
+        more = Differences(anchors, "held" if down and known else "") if anchors or down else None
+        work = MergeFragment(
+            t, t, 0, name, "", tuple(shares), {}, {}, ("a", "b", "c"), differences=more
+        )
+        contributions, segments, anchor = syncer.merged(work, theta)
+        result = merge_fragment(
+            *(theta, velocity, contributions, segments),
+            lr=1.0,
+            momentum_factor=momentum,
+            anchor=anchor,
+        )
+        assert not result.refused
+        if down:
+            held, _ = syncer.to_send(work, result.theta, held)
+            known = True
+        else:
+            held = layouts.sent(0, result.theta)
+        theta, velocity = result.theta, result.momentum
+        for handle in arrays.handles():
+            arrays.free(handle)
+    return [(theta[s.start : s.stop] - 1).mean() / step for s in layouts.segments(0)]
+
+
+@pytest.mark.parametrize("merge", ["average", "rda"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"momentum": 0.2},
+        {"restart_at": 100},
+        {"up": "int8"},
+        {"down": "int8"},
+        {"up": "int8", "down": "int8"},
+        {"up": "bfloat16", "down": "int8", "restart_at": 100},
+    ],
+    ids=lambda settings: "-".join(f"{k}={v}" for k, v in settings.items()) or "plain",
+)
+def test_the_master_moves_by_what_the_learners_moved(make_job, merge, settings):
+    """Moves far below a step of the wire's types add up in the float32 master as they do in a job
+    whose wire is float32: what the wire rounds off is no part of the outer gradient."""
+    wide = tuple(Leaf(leaf.name, leaf.shape, "float32") for leaf in NARROW)
+    wanted = rounds_of(make_job, wide, 200, merge=merge, **settings)
+    found = rounds_of(make_job, NARROW, 200, merge=merge, **settings)
+    assert min(wanted) > 40.0
+    assert max(wanted) < 128.0, "above 2 the learners' own steps would be rounded off"
+    assert found == pytest.approx(wanted, rel=0.02)
+
+
+def test_a_difference_that_went_down_is_no_part_of_the_next_merge(make_job):
+    """Where only global fragments are compressed, learners that do not move move nothing: what the
+    last difference lost stays with the syncer, until a later difference brings it."""
+    side = Side(make_job, "syncer", down="int1")
+    theta = some(side, 1)
+    held = side.payload(theta + some(side, 2, 0.01))
+    side.arrays.put("theta/0/0", theta)
+    side.arrays.put("held/0/0", held)
+    side.arrays.put("in/1", held)
+    work = MergeFragment(
+        1, 1, 0, "theta/0/0", "", (Share("learner-0.1", "in/1", 1.0, 0),), {}, {},
+        ("a", "b", "c"), differences=Differences({}, "held/0/0", ("d", "e")),
+    )  # fmt: skip
+    contributions, segments, anchor = side.compression.merged(work, theta)
+    result = merge_fragment(
+        *(theta, np.zeros_like(theta), contributions, segments),
+        lr=1.0,
+        momentum_factor=0.0,
+        anchor=anchor,
+    )
+    assert result.theta.tobytes() == theta.tobytes()
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("form", ["bfloat16", "int8", "int4", "e3m0", "int2", "int1"])
+def test_task_state_is_never_rounded(make_job, form, rounding):
+    """Running variances of 1e-4 to 1e4 come through a compressed payload as they are, both ways,
+    and error feedback has nothing to add to them."""
+    settings = {"up": form, "down": form, "rounding": rounding, "feedback": True}
+    learner = Side(make_job, leaves=WITH_STATE, **settings)
+    syncer = Side(make_job, "syncer", leaves=WITH_STATE, **settings)
+    base, values = some(learner, 1), some(learner, 2)
+    (var,) = (s for s in learner.layouts.segments(0) if s.state and s.stop - s.start == 400)
+    values[var.start : var.stop] = np.geomspace(1e-4, 1e4, 400)
+    learner.arrays.put("in/1", learner.payload(base))
+    learner.host("host/1", values)
+    learner.arrays.put("error/0/0", some(learner, 3))
+    work = EncodeFragment(1, 0, "host/1", "out", "in/1", "error/0/0", "error/0/1")
+    payload, lost = learner.compression.contribution(work)
+    read = syncer.layouts.decompressed(0, form, payload.data, base)
+    believed, difference = syncer.compression.to_send(
+        MergeFragment(1, 1, 0, "", "", (), {}, {}, ("a", "b", "c")), values, syncer.payload(base)
+    )
+    held = learner.compression.version(0, syncer.payload(base).data, difference.data)
+    assert held.data.tobytes() == believed.data.tobytes()
+    for segment in (each for each in learner.layouts.segments(0) if each.state):
+        part = slice(segment.start, segment.stop)
+        assert read[part].tobytes() == values[part].tobytes()
+        assert learner.layouts.flat(0, held.data)[part].tobytes() == values[part].tobytes()
+        assert not lost[part].any()

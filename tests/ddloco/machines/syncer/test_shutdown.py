@@ -1,10 +1,18 @@
 """The end of a job: all learners are told, the model is scored and saved, and the wait is
 bounded."""
 
+import math
+
 import pytest
 
 from ddloco.actors.effects import Finish, Observe
-from ddloco.machines.syncer.shutdown import SHUTDOWN, SHUTDOWN_S_MAX, SHUTDOWN_S_MIN, JobShutdown
+from ddloco.machines.syncer.shutdown import (
+    DIVERGED,
+    SHUTDOWN,
+    SHUTDOWN_S_MAX,
+    SHUTDOWN_S_MIN,
+    JobShutdown,
+)
 from ddloco.protocol.effects import Evaluate, SaveModel
 from ddloco.protocol.messages import Stop
 from transport import CONTROL, CancelTimer, Send, SetTimer
@@ -64,3 +72,20 @@ def test_the_result_says_what_it_is_of(shutdown, loss):
     fields = {"held_out_loss": loss, "t": 9, "merges": 7, "status": shutdown.status}
     assert [Observe("result", fields)] == shutdown.result(loss)
     assert shutdown.evaluated
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("status", ["done", "stopped"])
+def test_a_model_that_is_not_finite_is_no_success(status, loss):
+    """The result has a status of its own, and the lead ends as failed; a job that failed before
+    keeps its reason."""
+    shutdown = JobShutdown(status, "global step 9", 9, 7, evaluating=41)
+    (said,) = shutdown.result(loss)
+    shutdown.saved, shutdown.patient = True, False
+    assert isinstance(said, Observe)
+    assert said.fields["status"] == DIVERGED
+    finish = shutdown.leave(0)[-1]
+    assert finish == Finish("failed", f"the held-out loss of the final model is {loss}")
+    failed = JobShutdown("failed", "no learner is left", 9, 7, evaluating=41)
+    assert failed.result(loss)[0].fields["status"] == "failed"
+    assert failed.reason == "no learner is left"
