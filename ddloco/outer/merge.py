@@ -145,8 +145,8 @@ def merge_fragment(
     Args:
         theta: the fragment's global parameters, flat float32.
         momentum: the outer optimizer's state, likewise.
-        contributions: in any order, with distinct names. One with NaN, Inf, a change beyond float32,
-            an invalid weight or too few bytes is rejected as a whole before the sum.
+        contributions: in any order, with distinct names. NaN, Inf, a change beyond float32,
+            an invalid weight or too few bytes have one rejected as a whole before the sum.
         segments: the tensors, which tile theta in order.
         lr: the outer learning rate.
         momentum_factor: mu.
