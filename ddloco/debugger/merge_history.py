@@ -304,7 +304,8 @@ def wait_of(waited: Waiting, launched_at: float) -> Wait:
         launched_at: the time of the launch, in seconds.
     """
     since = waited.since
-    floor_at = min(max(waited.floor_at, since), launched_at)
+    floor_at = launched_at if waited.floor_at is None else min(waited.floor_at, launched_at)
+    floor_at = max(floor_at, since)
     quorum_at = launched_at if waited.quorum_at is None else min(waited.quorum_at, launched_at)
     quorum_at = max(quorum_at, floor_at)
     return Wait(

@@ -12,6 +12,7 @@ from ddloco.actors.events import StopRequested
 from ddloco.invariants.base import InvariantCheck, Role, Stage
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.membership import SILENCE_S_MIN
+from ddloco.machines.syncer.pacing import LIVE_STEPS
 from ddloco.machines.syncer.rounds import LAUNCH
 from ddloco.protocol.effects import MergeFragment
 from ddloco.protocol.events import FragmentMerged, Recovered
@@ -68,8 +69,14 @@ class Launches(InvariantCheck[Stage, Role]):
         self._heard: dict[str, float] = {}
         self._fresh: set[str] = set()
         self._step_s: dict[str, float] = {}
+        self._counted: dict[str, bool] = {}
+        """Whether a learner has reported over its link: steps are counted from then on."""
+        self._last = 0
+        self._since: dict[str, int] = {}
+        """The steps that each learner has reported since the last launch."""
+        self._median_done = 0
         self._fastest_s = 0.0
-        self._last = (0, 0.0)
+        """The shortest known step of a learner since the last launch."""
         self._graced: tuple[int, float] | None = None
         self._reports: dict[str, Progress] = {}
         self._bases: dict[tuple[str, int], int] = {}
@@ -148,10 +155,23 @@ class Launches(InvariantCheck[Stage, Role]):
         self._heard[peer] = at
         if progress.step > self._steps[peer]:
             self._fresh.add(peer)
+            new = progress.step - self._steps[peer] if self._counted[peer] else 0
+            self._since[peer] += new
             self._steps[peer] = progress.step
+        self._counted[peer] = True
         self._step_s[peer] = progress.step_s
         if progress.step_s:
             self._fastest_s = min(self._fastest_s, progress.step_s)
+        self._median_done = max(self._median_done, self._now_done(at))
+
+    def _now_done(self, at: float) -> int:
+        """The steps since the last launch that half of the live learners, or more, have done; they
+        were heard of in the last ``LIVE_STEPS`` steps of the fastest."""
+        recent = at - LIVE_STEPS * self._fastest_s
+        known = [heard for name, heard in self._heard.items() if self._step_s[name] > 0]
+        live = sum(heard >= recent for heard in known)
+        done = sorted((self._since[name] for name in self._heard), reverse=True)
+        return done[max(live - 1, 0) // 2] if done else 0
 
     def _observed(self, at: float, what: Observe) -> None:
         match what:
@@ -161,12 +181,12 @@ class Launches(InvariantCheck[Stage, Role]):
                     del self._heard[each]
                     self._reports.pop(each, None)
                 self._steps[name], self._heard[name], self._step_s[name] = 0, at, 0.0
+                self._since[name], self._counted[name] = 0, False
                 self._fresh.discard(name)
-                self._fastest_s = min(self._fastest_s, self._known_s())
             case Observe("lost", fields):
                 self._heard.pop(fields["learner"], None)
                 self._reports.pop(fields["learner"], None)
-                self._fastest_s = min(self._fastest_s, self._known_s())
+                self._median_done = max(self._median_done, self._now_done(at))
             case Observe("sync repeated" | "merge", fields):
                 self._under_way.pop(fields["t"], None)
                 self._deadlines.pop(fields["t"], None)
@@ -190,9 +210,9 @@ class Launches(InvariantCheck[Stage, Role]):
             left_out = sorted(left_out - {*peers, *later})
             self.hold(not left_out, PULLED, f"sync {t} leaves out {left_out}")
         self._unheard.update(peers)
-        last_t, last_at = self._last
-        floor = last_at + max(t - last_t, 0) * self._fastest_s if last_t else 0.0
-        self.hold(at >= floor - ROUNDING_S, GRACE, f"sync {t} at {at}, its floor is {floor}")
+        steps = max(t - self._last, 0) if self._last else 0
+        done = max(self._median_done, self._now_done(at))
+        self.hold(done >= steps, GRACE, f"sync {t}: the median has done {done} of {steps} steps")
         if self._graced is not None and self._graced[0] == t and at < self._graced[1] - ROUNDING_S:
             due_by = self._graced[1] if sync.pull == "unmerged" else math.inf
             missing = {
@@ -209,9 +229,10 @@ class Launches(InvariantCheck[Stage, Role]):
         self._under_way[t] = fragment
         many = len(self._under_way)
         self.hold(many <= sync.overlap, "overlap", f"{many} under way, {sync.overlap} at most")
-        self._last = max(t, last_t), at
+        self._last = max(t, self._last)
+        self._since = dict.fromkeys(self._since, 0)
+        self._median_done, self._fastest_s = 0, self._known_s()
         self._fresh.clear()
-        self._fastest_s = self._known_s()
 
     def _unmerged(self, fragment: int, oldest: int) -> set[str]:
         """The learners that, by their last report, have steps of ``fragment`` that they never
@@ -225,8 +246,7 @@ class Launches(InvariantCheck[Stage, Role]):
         }
 
     def _known_s(self) -> float:
-        """The shortest known step of any linked learner; 0 if none is known, so there is no
-        floor."""
+        """The shortest known step of any linked learner; 0 if none is known."""
         return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
 
     def _waits(self, stage: Stage, role: Role, event: Event) -> None:
@@ -237,15 +257,6 @@ class Launches(InvariantCheck[Stage, Role]):
         if waiting is None or waiting.quorum_at is None:
             self._overdue = 0
             return
-        due = max(waiting.floor_at, waiting.quorum_at + waiting.grace_s)
-        alarmed = self._alarm is not None and self._alarm <= due + ROUNDING_S
-        self.hold(alarmed, GRACE, f"sync {waiting.t} is due at {due}, the timer at {self._alarm}")
-        if at <= due + ROUNDING_S:
-            self._overdue = 0
-        elif not isinstance(event, HANDLED_FIRST):
-            self._overdue += 1
-        punctual = self._overdue <= self._late_max
-        self.hold(punctual, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")
         self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
         if waiting.quorum_at == at:
             sync, step_s = stage.job.sync, machine._under_way.pacing.step_s or 0.0
@@ -254,3 +265,15 @@ class Launches(InvariantCheck[Stage, Role]):
             self.hold(
                 within, GRACE, f"sync {waiting.t}: a window of {waiting.grace_s}, {most} at most"
             )
+        if waiting.floor_at is None:
+            self._overdue = 0
+            return
+        due = max(waiting.floor_at, self._graced[1])
+        alarmed = self._alarm is not None and self._alarm <= due + ROUNDING_S
+        self.hold(alarmed, GRACE, f"sync {waiting.t} is due at {due}, the timer at {self._alarm}")
+        if at <= due + ROUNDING_S:
+            self._overdue = 0
+        elif not isinstance(event, HANDLED_FIRST):
+            self._overdue += 1
+        punctual = self._overdue <= self._late_max
+        self.hold(punctual, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")

@@ -44,7 +44,7 @@ class Progress(Body, frozen=True, omit_defaults=True):
 
     Attributes:
         step: the last finished inner step, 0 before the first.
-        step_s: smoothed duration of a step in seconds; 0 before the first.
+        step_s: duration of a step in seconds, the median of the newest; 0 before the second.
         versions: per fragment the global step of the merge that it holds, -1 for none.
         steps: per fragment the steps trained since it received that version.
         tokens: per fragment the tokens trained on since then.

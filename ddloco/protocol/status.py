@@ -95,7 +95,7 @@ class LearnerStatus(Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: its newest finished inner step.
-        step_s: the smoothed time of a step.
+        step_s: the duration of a step, the median of the newest.
         running_s: how long the current step has run; None between steps.
         versions: the version of each fragment that it holds.
         incoming: newer versions that it takes after the current step, by fragment.

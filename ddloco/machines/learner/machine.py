@@ -21,7 +21,7 @@ from ddloco.machines.learner.compression import Incoming, LearnerCompression
 from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.state_donor import LENDING, Lending
 from ddloco.machines.learner.state_recovery import Recovery
-from ddloco.machines.syncer.estimates import Smoothed
+from ddloco.machines.syncer.estimates import Recent
 from ddloco.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
 from ddloco.protocol.events import (
     FragmentDecoded,
@@ -131,7 +131,7 @@ class Learner:
         self._running: Running | None = None
         self._step = 0
         self._cursor = b""
-        self._step_s = Smoothed()
+        self._step_s = Recent()
         self._host = ""
         self._work = 0
         self._syncers = job.syncer_names()

@@ -1,30 +1,26 @@
 """Running estimates of durations, used by the grace window and the timeouts."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-SMOOTHING = 0.1
-"""Weight of the newest sample; about the last twenty samples have an effect."""
-
-OUTLIER_TIMES = 16.0
-OUTLIER_S_MIN = 10.0
-"""A sample is clipped to this many times the estimate, or to ten seconds if that is more. A step
-time measured across an hour of suspension is not a step time; a real slowdown still shows after
-two or three samples."""
+SAMPLES = 8
+"""Samples that an estimate is taken from. Half of them must be slow before the estimate is."""
 
 
 @dataclass(slots=True)
-class Smoothed:
-    """An exponential moving average in seconds; the first sample initialises it."""
+class Recent:
+    """The lower median of the newest samples, in seconds; None before the first.
+
+    A step that waits for a late batch, compiles again, or is measured across the suspension of its
+    host changes nothing; a learner that becomes slower shows after four steps.
+    """
 
     value: float | None = None
+    _newest: list[float] = field(default_factory=list[float])
 
     def add(self, sample: float) -> None:
         """Add one sample, in seconds."""
-        if self.value is None:
-            self.value = sample
-        else:
-            believed = min(sample, max(OUTLIER_TIMES * self.value, OUTLIER_S_MIN))
-            self.value += SMOOTHING * (believed - self.value)
+        self._newest = [*self._newest[1 - SAMPLES :], sample]
+        self.value = sorted(self._newest)[(len(self._newest) - 1) // 2]
 
 
 def grace_window(

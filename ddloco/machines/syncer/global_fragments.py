@@ -163,7 +163,7 @@ class Sync:
         Args:
             merged: the result of the merge.
             live: the number of connected learners.
-            sync_s: the smoothed duration of a sync, in seconds.
+            sync_s: the duration of a sync, the median of the newest, in seconds.
         """
         return {
             "t": self.t,

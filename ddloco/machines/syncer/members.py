@@ -2,7 +2,7 @@
 
 import math
 
-from ddloco.machines.syncer.estimates import Smoothed
+from ddloco.machines.syncer.estimates import Recent
 from ddloco.protocol.messages import Contribution, Progress
 
 RESEND_S_MIN = 30.0
@@ -18,9 +18,8 @@ STEP_S_MAX = 1e7
 HASTE = 1000.0
 HASTE_STEPS = 32
 """How many times faster than its fastest reported step time a learner may have been, from the
-32nd step on. The report is a smoothed step time, and the first one may include a stall of hours: a
-thirtieth of the stall is left in it after 32 steps, a six-hundredth after 60. No honest learner
-comes near this limit."""
+32nd step on. The report is the median of the newest step times, which several stalls of hours may
+lengthen for the first eight steps. No honest learner comes near this limit."""
 
 
 class Member:
@@ -37,21 +36,23 @@ class Member:
     Attributes:
         progress: its newest report, None before the first.
         fresh: it has reported a finished step since the last sync was launched (paper 3.3 b).
+        ahead: the steps that it has done since then, less one if it had reported one step less
+            than the schedule at the launch: learners of one speed finish their steps in turns.
         unanswered: it left a pull unanswered until the deadline and has sent nothing since.
         sent: for each fragment, the newest version sent over this link; -1 for none.
         heard_at: the time of its last report, in seconds.
         spoke_at: the time of its last report or contribution, in seconds.
         moved_at: the time at which it last acknowledged more of what was sent to it, in seconds.
-        answer_s: smoothed seconds from a pull to the arrival of its answer.
+        answer_s: seconds from a pull to the arrival of its answer, the median of the newest.
         joined_at: the time at which this link was established, in seconds.
         stepped: the number of steps reported over this link.
         strikes: the number of consecutive contributions that the merge has rejected.
     """
 
     __slots__ = (
-        "_fastest_s", "_first_step", "_told", "answer_s", "fresh", "heard_at", "incarnation",
-        "joined_at", "merged", "moved_at", "peer", "progress", "sent", "sent_at", "spoke_at",
-        "strikes", "unanswered",
+        "_fastest_s", "_first_step", "_told", "ahead", "answer_s", "fresh", "heard_at",
+        "incarnation", "joined_at", "merged", "moved_at", "peer", "progress", "sent", "sent_at",
+        "spoke_at", "strikes", "unanswered",
     )  # fmt: skip
 
     def __init__(
@@ -63,8 +64,8 @@ class Member:
         self.sent = [-1] * fragments
         self.sent_at = [at] * fragments
         self.heard_at = self.spoke_at = self.moved_at = self.joined_at = at
-        self.answer_s = Smoothed()
-        self._first_step = 0
+        self.answer_s = Recent()
+        self.ahead = self._first_step = 0
         self._fastest_s = math.inf
         self._told = [(-1, at, 0)] * fragments
         self.strikes = 0
@@ -112,12 +113,18 @@ class Member:
         if progress.step < before:
             return f"report of step {progress.step} after step {before}"
         self.fresh = self.fresh or progress.step > before
+        self.ahead += progress.step - before if self.progress is not None else 0
         self.progress = progress
         self.heard_at = at
         self.speak(at)
         if progress.step_s:
             self._fastest_s = min(self._fastest_s, progress.step_s)
         return None
+
+    def launched(self, steps: int) -> None:
+        """Note the launch of a sync ``steps`` global steps after the one before."""
+        self.fresh = False
+        self.ahead = max(min(self.ahead - steps, 0), -1)
 
     def holds(self, fragment: int) -> int:
         """The version of a fragment that it last reported; -1 before the first report."""

@@ -70,10 +70,11 @@ class Membership:
                 self.stale.pop(member.peer, None)
         return problem
 
-    def launched(self) -> None:
-        """Note the launch of a sync: no member has finished a step since then."""
+    def launched(self, steps: int) -> None:
+        """Note the launch of a sync ``steps`` global steps after the one before: no member has
+        finished a step since then."""
         for member in self.members.values():
-            member.fresh = False
+            member.launched(steps)
         self.stale = dict(self.members)
 
     def join(self, at: float, peer: str, incarnation: str) -> tuple[Member | None, list[Effect]]:
@@ -261,22 +262,25 @@ class Membership:
     def missing(self, at: float, until: float) -> bool:
         """Whether a member is worth waiting for until the time ``until``, in seconds.
 
-        Such a member is connected, not silent, not fresh, and at its own pace finishes a step by
-        ``until``. A slower member is not waited for; its training so far is still pulled.
+        Such a member is connected, not fresh, and worth waiting for. A slower member is not; its
+        training so far is still pulled.
 
         This runs at every event, so the member found last is checked first, and the others only
         if that one is no longer worth waiting for.
         """
         last = self.stale.get(self.found)
-        if last is not None and self._worth(last, at, until):
+        if last is not None and self.worth_waiting(last, at, until):
             return True
-        found = (each for each in self.stale.values() if self._worth(each, at, until))
+        found = (each for each in self.stale.values() if self.worth_waiting(each, at, until))
         first = next(found, None)
         self.found = first.peer if first is not None else ""
         return first is not None
 
-    def _worth(self, member: Member, at: float, until: float) -> bool:
-        return member.due_at <= until and not self.silent(at, member)
+    def worth_waiting(self, member: Member, at: float, until: float) -> bool:
+        """Whether a member is expected to finish a step by ``until``, and is not overdue by more
+        than a step of its own already."""
+        overdue = member.step_s and at > member.due_at + member.step_s
+        return member.due_at <= until and not overdue and not self.silent(at, member)
 
     def silent(self, at: float, member: Member) -> bool:
         """Whether a member has sent no report for longer than its own pace explains."""
@@ -286,5 +290,5 @@ class Membership:
         return quiet_s > SILENCE_S_MIN and quiet_s > SILENCE_STEPS * step_s
 
     def step_times(self) -> list[float]:
-        """Return the members' smoothed step times in seconds; 0 where it is still unknown."""
+        """Return the members' step times in seconds; 0 where it is still unknown."""
         return [each.step_s for each in self.members.values() if each.progress is not None]

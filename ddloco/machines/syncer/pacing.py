@@ -2,22 +2,26 @@
 
 A sync of global step t may be launched when three things hold:
 
-* floor: ``(t - t_last) * step_s`` seconds have passed since the last launch. Without the floor, a
-  quorum of one would launch a sync at every report of every learner, and the interval between two
-  syncs of a fragment would be divided by the number of learners;
+* floor: the median live learner has done ``t - t_last`` steps since the last launch. Without the
+  floor, a quorum of one would launch a sync at every report of every learner, and the interval
+  between two syncs of a fragment would be divided by the number of learners. Steps are counted and
+  not estimated from time, so that no wrong estimate lets learners run on unmerged;
 * quorum: K learners may contribute;
 * grace: after the quorum, a window for the other learners, which the overlap hides; it ends early
   when no learner is missing.
 
-``step_s`` is the lower median of the live learners' smoothed step times, so that one learner that
-is ten times slower neither slows the schedule nor extends the window.
+Time only decides who is worth waiting for. ``step_s`` is the lower median of the learners' step
+times, so that one learner that is ten times slower does not extend the window. A learner that has
+not reported for ``LIVE_STEPS`` such steps is not counted for the median of the floor.
 """
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from ddloco.config.job import Sync
-from ddloco.machines.syncer.estimates import Smoothed, grace_window
+from ddloco.machines.syncer.estimates import Recent, grace_window
+from ddloco.machines.syncer.members import Member
 
 PULL_S_MIN = 0.25
 PULL_S_UNKNOWN = 10.0
@@ -25,6 +29,12 @@ PULL_S_MAX = 3600.0
 """Deadline of a pull: four times the lower median of the pulled learners' answer times, plus a
 step; ten seconds before the first answer. It doubles for each consecutive sync that ended without
 an answer. In an hour, 2 GB arrive over 5 Mbit/s."""
+
+LIVE_STEPS = 4.0
+"""Median steps without a report after which the floor does not wait for a learner."""
+
+LOOKS_PER_STEP = 2
+"""How often in a median step it is checked which learners have not reported for long."""
 
 VAIN_DOUBLINGS_MAX = 12
 """The most doublings of a deadline; nine lead from ``PULL_S_UNKNOWN`` to ``PULL_S_MAX``."""
@@ -37,16 +47,18 @@ class Waiting:
     Attributes:
         t: its global step.
         fragment: its fragment.
-        floor_at: the earliest time of its launch, in seconds.
+        steps: the steps that the median learner must have done since the last launch.
         since: the time since which it has been waiting, in seconds.
+        floor_at: the time at which it had done them, in seconds; None before that.
         quorum_at: the time at which the quorum was reached, in seconds; None before that.
         grace_s: the grace window, in seconds.
     """
 
     t: int
     fragment: int
-    floor_at: float
+    steps: int
     since: float
+    floor_at: float | None = None
     quorum_at: float | None = None
     grace_s: float = 0.0
 
@@ -57,10 +69,11 @@ class Pacing:
 
     sync: Sync
     step_s: float | None = None
-    quorum_s: Smoothed = field(default_factory=Smoothed)
-    sync_s: Smoothed = field(default_factory=Smoothed)
-    launched_at: float = 0.0
+    quorum_s: Recent = field(default_factory=Recent)
+    sync_s: Recent = field(default_factory=Recent)
     launched_t: int = 0
+    look_at: float = 0.0
+    """The time from which learners are looked at again, in seconds; see ``LOOKS_PER_STEP``."""
     vain: int = 0
     """Syncs in a row that ended without any answer."""
 
@@ -70,15 +83,42 @@ class Pacing:
         self.step_s = known[(len(known) - 1) // 2] if known else None
 
     def await_sync(self, at: float, t: int, fragment: int) -> Waiting:
-        """Start to wait for the sync of ``t``; a repeated sync gets no new floor."""
-        steps = max(t - self.launched_t, 0)
-        floor = self.launched_at + steps * (self.step_s or 0.0) if self.launched_t else at
-        return Waiting(t, fragment, max(floor, at), since=at)
+        """Start to wait for the sync of ``t``; the first and a repeated one have no floor."""
+        steps = max(t - self.launched_t, 0) if self.launched_t else 0
+        return Waiting(t, fragment, steps, since=at, floor_at=None if steps else at)
+
+    def have_done(self, at: float, done: int, members: Collection[Member]) -> bool:
+        """Whether ``done`` of the members, as many as have done some number of steps since the last
+        launch, are half or more of the live ones: then the median live learner has done them."""
+        if not done or 2 * done >= len(members):
+            return done > 0
+        return self.looks(at) and self.live(at, members) <= 2 * done
+
+    def live(self, at: float, members: Collection[Member]) -> int:
+        """How many members train: their pace is known, and they have reported in the last
+        ``LIVE_STEPS`` median steps."""
+        oldest = at - LIVE_STEPS * (self.step_s or math.inf)
+        return sum(each.step_s > 0 and each.heard_at >= oldest for each in members)
+
+    def is_live(self, at: float, member: Member) -> bool:
+        """Whether a member has reported in the last ``LIVE_STEPS`` steps, its own or the median's,
+        whichever are longer."""
+        step_s = max(self.step_s or math.inf, member.step_s)
+        return member.heard_at >= at - LIVE_STEPS * step_s
+
+    def looks(self, at: float) -> bool:
+        """Whether to look at all learners now; then not again for ``1 / LOOKS_PER_STEP`` steps."""
+        if at < self.look_at:
+            return False
+        self.look_at = at + (self.step_s or 0.0) / LOOKS_PER_STEP
+        return True
 
     def wait_until(
         self, at: float, waiting: Waiting, *, able: int, missing: Callable[[float], bool]
     ) -> float | None:
-        """Return when to check again; launch if that is not after ``at``, None without a quorum.
+        """Return when to check again; launch if that is not after ``at``.
+
+        None without a quorum, or before the floor: then only a report changes anything.
 
         Args:
             at: now.
@@ -100,10 +140,10 @@ class Pacing:
                 safety=self.sync.grace,
                 steps_max=self.sync.grace_steps_max,
             )
+        if waiting.floor_at is None:
+            return None
         graced = waiting.quorum_at + waiting.grace_s
-        if graced <= waiting.floor_at:
-            return waiting.floor_at
-        return max(waiting.floor_at, graced if missing(graced) else waiting.quorum_at)
+        return graced if graced > at and missing(graced) else at
 
     def launch(self, at: float, waiting: Waiting, answers_s: Sequence[float]) -> float:
         """Note the launch; returns the deadline of its pulls, in seconds.
@@ -113,9 +153,10 @@ class Pacing:
             waiting: the sync.
             answers_s: seconds that the learners pulled usually take to answer, where known.
         """
+        floor_at = waiting.floor_at if waiting.floor_at is not None else at
         quorum_at = waiting.quorum_at if waiting.quorum_at is not None else at
-        self.quorum_s.add(max(quorum_at - waiting.floor_at, 0.0))
-        self.launched_at, self.launched_t = at, max(waiting.t, self.launched_t)
+        self.quorum_s.add(max(quorum_at - floor_at, 0.0))
+        self.launched_t, self.look_at = max(waiting.t, self.launched_t), at
         return at + self.deadline_s(answers_s)
 
     def deadline_s(self, answers_s: Sequence[float]) -> float:

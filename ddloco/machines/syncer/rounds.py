@@ -95,6 +95,8 @@ class Rounds:
         self._looked: tuple[object, ...] = ()
         self._able: dict[str, None] = {}
         """Learners that count for the quorum of the waiting sync; see ``_count_able``."""
+        self._done: dict[str, None] = {}
+        """Learners that have done the steps that the waiting sync is after the last launch."""
         self._launches: dict[int, float] = {}
         """Launch times of the newest syncs in seconds, by global step."""
 
@@ -149,12 +151,15 @@ class Rounds:
 
     def advance(self, at: float) -> list[Effect]:
         """Launch every sync that may be launched now. No other method launches syncs."""
-        effects: list[Effect] = []
+        effects = self._close_overdue(at)
         while self.waiting is not None or self._choose(at):
             waiting = self.waiting
             assert waiting is not None
             oldest = self._globals.oldest(waiting.fragment)
             able = self._count_able(waiting, oldest)
+            if waiting.floor_at is None:
+                done, members = len(self._done), self._membership.members.values()
+                waiting.floor_at = at if self.pacing.have_done(at, done, members) else None
             missing = partial(self._missing, at)
             look = self.pacing.wait_until(at, waiting, able=able, missing=missing)
             if look is None or look > at:
@@ -165,7 +170,7 @@ class Rounds:
         return effects
 
     def _count_able(self, waiting: Waiting, oldest: int) -> int:
-        """Return how many learners count for the quorum.
+        """Return how many learners count for the quorum; notes those that have done its steps.
 
         This runs at every event, so all members are checked once for each sync and each epoch, and
         otherwise only those that have reported since.
@@ -175,8 +180,12 @@ class Rounds:
         if looked != self._looked:
             self._looked = looked
             self._able = {m.peer: None for m in membership.able(waiting.fragment, oldest)}
+            members = membership.members.values()
+            self._done = {m.peer: None for m in members if m.ahead >= waiting.steps}
         else:
             for member in membership.reported.values():
+                if member.ahead >= waiting.steps:
+                    self._done[member.peer] = None
                 if member.fresh and member.may_contribute(waiting.fragment, oldest):
                     self._able[member.peer] = None
                 else:
@@ -217,7 +226,7 @@ class Rounds:
         pulled = tuple(member.peer for member in members)
         awaited = dict.fromkeys(pulled)
         self.syncs[t] = Sync(t, fragment, pulled, waiting, at, deadline, awaited)
-        self._membership.launched()
+        self._membership.launched(waiting.steps)
         pulls = [Send(m.peer, CONTROL, self._pull(t, fragment, m)) for m in members]
         return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
 
@@ -272,6 +281,29 @@ class Rounds:
         """Close the syncs that waited only for members that are no longer connected."""
         return [
             effect for sync in list(self.syncs.values()) for effect in self._close_if_settled(sync)
+        ]
+
+    def _close_overdue(self, at: float) -> list[Effect]:
+        """Close the syncs that hold up the next one, and wait only for learners that have gone
+        silent, once the median live learner has done half an interval since the last launch.
+
+        Their deadline may be ten seconds away, which are thousands of steps of a small model.
+        """
+        if self.waiting is not None or not self.syncs:
+            return []
+        overdue = [sync for sync in self.syncs.values() if not sync.work]
+        if not overdue or not self.pacing.looks(at):
+            return []
+        members, steps = self._membership.members, max(self._sync.interval // 2, 1)
+        done = sum(member.ahead >= steps for member in members.values())
+        if not done or self.pacing.live(at, members.values()) > 2 * done:
+            return []
+        live = self.pacing.is_live
+        return [
+            effect
+            for sync in overdue
+            if not any(live(at, members[peer]) for peer in sync.awaited if peer in members)
+            for effect in self._close(sync)
         ]
 
     def _close_if_settled(self, sync: Sync) -> list[Effect]:

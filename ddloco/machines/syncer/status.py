@@ -69,14 +69,14 @@ def _waiting(at: float, waiting: Waiting, parts: Globals, membership: Membership
     missing = [each for each in membership.members.values() if each not in able]
     if waiting.quorum_at is None:
         reason, until = f"a quorum: {len(able)} there", None
+    elif waiting.floor_at is None:
+        # Steps are counted: how long the next ones take is not known.
+        reason, until = f"the launch floor: {waiting.steps} steps of the median learner", None
+        missing = [each for each in missing if each.ahead < waiting.steps]
     else:
-        # The sync waits for the longer of the two.
-        until = waiting.quorum_at + waiting.grace_s
-        late = [m for m in missing if m.due_at <= until and not membership.silent(at, m)]
-        graced = until if late else waiting.quorum_at
-        floored = waiting.floor_at >= graced
-        reason = "the launch floor" if floored else "the grace window"
-        until, missing = max(waiting.floor_at, graced) - at, [] if floored else late
+        graced = waiting.quorum_at + waiting.grace_s
+        missing = [each for each in missing if membership.worth_waiting(each, at, graced)]
+        reason, until = "the grace window", graced - at
     return WaitingSync(
         t=waiting.t,
         fragment=waiting.fragment,
@@ -134,7 +134,7 @@ def _member(
 def _goodput(at: float, membership: Membership, rounds: Rounds | None) -> float | None:
     """The share of the members' connected time spent in finished steps; None before any.
 
-    A step counts with the learner's smoothed step time. Only merged steps are useful: before the
+    A step counts with the learner's median step time. Only merged steps are useful: before the
     first merge the share is unknown (None), and with fewer learners than the quorum it is 0.
     """
     if rounds is None or not rounds.merges:

@@ -397,7 +397,7 @@ def the_grace_window_has_no_end_of_steps(patch):
     wrap(patch, pacing, "grace_window", window)
 
 
-@bug("quorum-or-grace", 55)
+@bug("quorum-or-grace", 22)
 def no_learner_is_waited_for(patch):
     always(patch, Membership, "missing", False)
 
@@ -407,12 +407,12 @@ def only_who_has_finished_a_step_is_pulled(patch):
     patch.setattr(Membership, "unmerged", Membership.able)
 
 
-@bug("unmerged-pulled", 47)
+@bug("unmerged-pulled", 35)
 def who_left_one_pull_unanswered_is_never_pulled_again(patch):
     patch.setattr(Member, "speak", lambda self, at: setattr(self, "spoke_at", at))
 
 
-@bug("quorum-or-grace", 0)
+@bug("quorum-or-grace", 1)
 def the_launch_floor_is_ignored(patch):
     def wait(old, self, at, t, fragment):
         waiting = old(self, at, t, fragment)

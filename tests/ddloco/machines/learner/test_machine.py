@@ -187,7 +187,7 @@ def test_progress_is_whole(training):
         progress.steps,
         progress.tokens,
     )
-    assert progress.step_s == pytest.approx(1.1)
+    assert progress.step_s == pytest.approx(1.0), "the median: one slow step changes nothing"
 
 
 def test_what_the_last_step_brought_is_reported(make_job, leaves):

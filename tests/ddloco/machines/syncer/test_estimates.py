@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddloco.machines.syncer.estimates import SMOOTHING, Smoothed, grace_window
+from ddloco.machines.syncer.estimates import SAMPLES, Recent, grace_window
 
 seconds_st = st.floats(0, 1e6)
 
@@ -65,21 +65,45 @@ def test_the_window_is_always_within_its_bounds(**case):
 
 def test_the_first_sample_is_the_estimate():
     """There is no estimate before the first sample, and no zero pulls it down after it."""
-    smoothed = Smoothed()
-    assert smoothed.value is None
+    recent = Recent()
+    assert recent.value is None
 
-    smoothed.add(8.0)
-    assert smoothed.value == 8.0
-    smoothed.add(10.0)
-    assert smoothed.value == 8.0 + SMOOTHING * 2.0
+    recent.add(8.0)
+    assert recent.value == 8.0
+
+
+@given(
+    usual=st.lists(st.floats(1.0, 2.0), min_size=SAMPLES, max_size=30),
+    slow=st.lists(st.floats(100.0, 1e6), max_size=SAMPLES // 2),
+)
+def test_stalls_change_nothing_until_they_are_the_rule(usual, slow):
+    """Up to half of the newest samples may be stalls."""
+    recent = Recent()
+    for sample in [*usual, *slow]:
+        recent.add(sample)
+    assert 1.0 <= recent.value <= 2.0
+
+
+def test_a_slow_first_and_second_step_do_not_count():
+    """They are outvoted as soon as as many usual ones have come."""
+    recent = Recent()
+    for sample in (12.0, 9.0, 0.001, 0.001):
+        recent.add(sample)
+    assert recent.value == 0.001
+
+
+def test_a_change_of_pace_shows_after_half_of_the_samples():
+    """A learner that is four times slower from now on is known to be after five steps."""
+    recent = Recent()
+    for sample in [1.0] * 20 + [4.0] * (SAMPLES // 2 + 1):
+        recent.add(sample)
+    assert recent.value == 4.0
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30))
-def test_the_estimate_stays_between_the_samples(samples):
-    """An average is never outside of what was averaged."""
-    smoothed = Smoothed()
+def test_the_estimate_is_one_of_the_newest_samples(samples):
+    """It is never outside of what was measured lately."""
+    recent = Recent()
     for sample in samples:
-        smoothed.add(sample)
-
-    assert min(samples) <= smoothed.value * (1 + 1e-12)
-    assert smoothed.value <= max(samples) * (1 + 1e-12)
+        recent.add(sample)
+    assert recent.value in samples[-SAMPLES:]

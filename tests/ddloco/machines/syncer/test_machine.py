@@ -257,9 +257,9 @@ def test_who_left_a_pull_unanswered_is_pulled_again_when_it_is_heard(open_harnes
     assert ["sync repeated"] == [each.event for each in of(Observe, timed_out)]
     again = pulls(timed_out + harness.report(A))
     assert [A] == [peer for peer, *_ in again]
-    harness.merged(harness.contribute(A, 1, 1))
-    later = pulls(harness.report(B) + harness.report(A, after_s=9.0))
-    assert {A, B} == {peer for peer, *_ in later}
+    assert [A] == [peer for peer, *_ in pulls(harness.merged(harness.contribute(A, 1, 1)))]
+    harness.merged(harness.contribute(A, 2, 2))
+    assert {A, B} == {peer for peer, *_ in pulls(harness.report(B, step=5))}
 
 
 def settle(harness):
@@ -539,14 +539,14 @@ def behind(open_harness, staleness):
 def test_who_is_too_far_behind_is_not_pulled(open_harness, staleness, pulled):
     """Version 0 lags version 4 by more than one interval of three, and by less than two."""
     harness = behind(open_harness, staleness)
-    assert pulled == pulls(harness.report(A, after_s=2.0))
+    assert pulled == pulls(harness.report(A, after_s=2.0, step=2))
     assert 1 == len(pulls(harness.report(B, versions=(6, 4, 5)))) + len(pulled)
 
 
 def test_a_stale_contribution_is_refused(open_harness):
     """A learner that was pulled with a newer base and answers with a stale one is not merged."""
     harness = behind(open_harness, 1)
-    assert [(A, 7, 1)] == pulls(harness.report(A, after_s=2.0, versions=(6, 4, 5)))
+    assert [(A, 7, 1)] == pulls(harness.report(A, after_s=2.0, versions=(6, 4, 5), step=2))
     (refusal,) = observed("refused", harness.contribute(A, 7, 1, base=0))
     assert "the oldest that is taken is 1" in refusal["reason"]
     (merge,) = of(MergeFragment, harness.contribute(A, 7, 1, base=1))
@@ -1011,7 +1011,7 @@ def test_a_stop_lets_running_syncs_end_first(open_harness):
     harness = open_harness(A, B, overlap=2)
     assert [(A, 1, 1)] == pulls(harness.report(A))
     assert [] == of(Evaluate | SaveModel | Finish, harness.tell(StopRequested("enough")))
-    assert [] == pulls(harness.report(B, after_s=5.0))
+    assert [] == pulls(harness.report(B, after_s=3.0))
     effects = harness.merged(harness.contribute(A, 1, 1))
     assert [A, B] == [peer for peer, _ in said(GlobalFragment, effects)]
     assert [A, B] == [peer for peer, _ in said(Stop, effects)]
@@ -1032,7 +1032,7 @@ def test_a_stop_belongs_to_its_run(open_harness):
     harness = open_harness(A, B)
     harness.report(A)
     harness.tell(StopRequested("enough"))
-    assert [] == pulls(harness.report(B, after_s=5.0))
+    assert [] == pulls(harness.report(B, after_s=3.0))
     harness.tell(Restored("syncer.1-9", ()))
     harness.merged(harness.contribute(A, 1, 1))
     assert pulls(harness.report(A, after_s=5.0) + harness.report(B, after_s=5.0))

@@ -205,7 +205,7 @@ def test_who_is_missing_is_linked_heard_of_and_not_fresh(three):
     assert three.missing(1.0, 9.0), "learner-10 has joined and said nothing yet"
     report(three, C1, at=1.0)
     assert not three.missing(1.0, 9.0)
-    three.launched()
+    three.launched(1)
     for peer in (A1, C1):
         report(three, peer, at=1.0, step=2)
     assert three.missing(1.0, 9.0)
@@ -218,7 +218,7 @@ def test_who_cannot_finish_a_step_in_time_is_not_missing(three):
     """By its own pace its next step ends after the window."""
     for peer in (A1, B1, C1):
         report(three, peer, at=1.0)
-    three.launched()
+    three.launched(1)
     for peer in (A1, C1):
         report(three, peer, at=1.0, step=2)
     due = three.members[B1].due_at

@@ -3,7 +3,9 @@
 import pytest
 
 from ddloco.config.job import Sync
+from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.pacing import PULL_S_MAX, PULL_S_MIN, PULL_S_UNKNOWN, Pacing
+from ddloco.protocol.messages import Progress
 
 
 def one_missing(until):
@@ -23,8 +25,22 @@ def pacing():
     pacing.observe_steps([1.0])
     pacing.sync_s.add(0.2)
     pacing.quorum_s.add(0.0)
-    pacing.launched_at, pacing.launched_t = 100.0, 7
+    pacing.launched_t = 7
     return pacing
+
+
+def member(name, ahead=0, heard_at=100.0, step_s=1.0):
+    """A learner that has done so many steps since the last launch."""
+    found = Member(name, name, 1, [-1], heard_at)
+    found.ahead, found.heard_at = ahead, heard_at
+    found.progress = Progress(10, step_s, (0,), (1,), (1,))
+    return found
+
+
+def floored(waiting, at=101.0):
+    """The sync, whose floor was reached at that time."""
+    waiting.floor_at = at
+    return waiting
 
 
 @pytest.mark.parametrize(
@@ -37,10 +53,12 @@ def test_the_step_is_the_median_learners(pacing, times, median):
     assert median == pacing.step_s
 
 
-@pytest.mark.parametrize(("t", "floor"), [(8, 101.0), (10, 103.0), (7, 100.5), (6, 100.5)])
-def test_the_floor_is_a_step_for_each_step(pacing, t, floor):
-    """Steps since the last launch have their time; a repeated sync has no floor of its own."""
-    assert floor == pacing.await_sync(100.5, t, 0).floor_at
+@pytest.mark.parametrize(("t", "steps"), [(8, 1), (10, 3), (7, 0), (6, 0)])
+def test_the_floor_is_a_step_for_each_step(pacing, t, steps):
+    """Steps since the last launch must be done; a repeated sync has no floor of its own."""
+    waiting = pacing.await_sync(100.5, t, 0)
+    assert steps == waiting.steps
+    assert (None if steps else 100.5) == waiting.floor_at
 
 
 def test_the_first_sync_has_no_floor(pacing):
@@ -49,35 +67,83 @@ def test_the_first_sync_has_no_floor(pacing):
     assert 100.5 == pacing.await_sync(100.5, 1, 0).floor_at
 
 
+@pytest.mark.parametrize(
+    ("ahead", "quiet_s", "done"),
+    [
+        ((3,), (0,), True),
+        ((2,), (0,), False),
+        ((3, 0), (0, 0), True),
+        ((3, 0, 0), (0, 0, 0), False),
+        ((3, 3, 0), (0, 0, 0), True),
+        ((3, 3, 0, 0), (0, 0, 0, 0), True),
+        ((9, 2, 2), (0, 0, 5), True),
+        ((9, 2, 2), (0, 0, 3), False),
+        ((0, 0), (9, 9), False),
+        ((9, 0, 0, 0, 0), (0, 0, 5, 5, 5), True),
+    ],
+)
+def test_the_median_live_learner_has_done_the_steps(pacing, ahead, quiet_s, done):
+    """Half of those that have reported within four steps, or more; nobody waits for the others,
+    and without anybody who has done them nothing is due."""
+    members = [
+        member(f"learner-{n}", each, 200.0 - quiet)
+        for n, (each, quiet) in enumerate(zip(ahead, quiet_s, strict=True))
+    ]
+    count = sum(each.ahead >= 3 for each in members)
+    assert pacing.have_done(200.0, count, members) is done
+
+
+def test_learners_of_unknown_pace_are_not_waited_for(pacing):
+    """A learner that compiles its second step has reported one, and has no step time yet."""
+    members = [member("learner-0", 3), member("learner-1", step_s=0.0), member("learner-2", 0)]
+    assert pacing.have_done(100.0, 1, members)
+
+
+def test_learners_are_looked_at_twice_a_step(pacing):
+    """Looking at all of them at every report of one would cost the square of their number."""
+    members = [member(f"learner-{n}", 3 * (n == 0), 100.0) for n in range(4)]
+    assert not pacing.have_done(104.0, 1, members)
+    assert not pacing.have_done(104.4, 1, members), "not looked at again yet"
+    assert pacing.have_done(104.5, 1, members)
+
+
+@pytest.mark.parametrize(("step_s", "quiet_s", "awaits"), [(1, 3, 1), (1, 5, 0), (9, 30, 1)])
+def test_who_is_awaited_reports_at_its_own_pace(pacing, step_s, quiet_s, awaits):
+    """Four of its own steps, or of the median's if those are longer."""
+    found = member("learner-0", 0, 200.0 - quiet_s, float(step_s))
+    assert bool(awaits) is pacing.is_live(200.0, found)
+
+
 def test_no_quorum_no_time(pacing):
     """Below K nothing is launched, whatever the hour."""
-    waiting = pacing.await_sync(100.5, 8, 0)
+    waiting = floored(pacing.await_sync(100.5, 8, 0))
     assert pacing.wait_until(999.0, waiting, able=1, missing=one_missing) is None
 
 
 def test_the_floor_holds_though_all_are_there(pacing):
-    """A full quorum before the floor waits for the floor."""
+    """A full quorum before the floor waits for a report, however long that takes."""
     waiting = pacing.await_sync(100.5, 8, 0)
-    assert 101.0 == pacing.wait_until(100.6, waiting, able=3, missing=none_missing)
+    assert pacing.wait_until(999.0, waiting, able=3, missing=none_missing) is None
+    assert 999.0 == pacing.wait_until(999.0, floored(waiting), able=3, missing=none_missing)
 
 
 def test_the_window_opens_at_the_quorum(pacing):
     """Gamma times what two steps of overlap hide: 0.5 * (2 - 0.2) = 0.9 s, for the missing."""
-    waiting = pacing.await_sync(100.5, 8, 0)
+    waiting = floored(pacing.await_sync(100.5, 8, 0))
     assert pytest.approx(101.9) == pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
     assert pytest.approx(101.9) == pacing.wait_until(101.4, waiting, able=2, missing=one_missing)
 
 
 def test_the_window_closes_when_none_missing_is_missing(pacing):
     """With the last one there, waiting longer brings nothing."""
-    waiting = pacing.await_sync(100.5, 8, 0)
+    waiting = floored(pacing.await_sync(100.5, 8, 0))
     pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
     assert 101.5 >= pacing.wait_until(101.5, waiting, able=3, missing=none_missing)
 
 
 def test_a_lost_quorum_begins_again(pacing):
     """When the quorum falls apart, the window starts again with the next one."""
-    waiting = pacing.await_sync(100.5, 8, 0)
+    waiting = floored(pacing.await_sync(100.5, 8, 0))
     pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
     assert pacing.wait_until(101.2, waiting, able=1, missing=one_missing) is None
     assert pytest.approx(104.9) == pacing.wait_until(104.0, waiting, able=2, missing=one_missing)
@@ -87,7 +153,7 @@ def test_a_lost_quorum_begins_again(pacing):
 def test_the_window_is_never_negative(pacing, sync_s, window):
     """A sync slower than the overlap leaves no window; at most a step where it is fast."""
     pacing.sync_s.value = sync_s
-    waiting = pacing.await_sync(101.0, 8, 0)
+    waiting = floored(pacing.await_sync(101.0, 8, 0))
     assert pytest.approx(101.0 + window) == pacing.wait_until(
         101.0, waiting, able=2, missing=one_missing
     )
@@ -96,23 +162,24 @@ def test_the_window_is_never_negative(pacing, sync_s, window):
 def test_the_window_is_at_most_so_many_steps(pacing):
     """A large overlap does not stretch the window beyond ``grace_steps_max`` steps."""
     pacing.sync = Sync(overlap=20, quorum=2, grace=0.5, grace_steps_max=1.0)
-    waiting = pacing.await_sync(101.0, 8, 0)
+    waiting = floored(pacing.await_sync(101.0, 8, 0))
     assert 102.0 == pacing.wait_until(101.0, waiting, able=2, missing=one_missing)
 
 
 def test_a_launch_measures_the_wait_for_its_quorum(pacing):
     """From the floor to the quorum; early quorums count as no wait."""
-    waiting = pacing.await_sync(100.5, 8, 0)
-    pacing.wait_until(103.0, waiting, able=2, missing=none_missing)
-    pacing.launch(103.0, waiting, [])
-    assert pytest.approx(0.2) == pacing.quorum_s.value
-    assert (103.0, 8) == (pacing.launched_at, pacing.launched_t)
+    for _ in range(9):
+        waiting = floored(pacing.await_sync(100.5, 8, 0), 101.0)
+        pacing.wait_until(103.0, waiting, able=2, missing=none_missing)
+        pacing.launch(103.0, waiting, [])
+    assert pytest.approx(2.0) == pacing.quorum_s.value
+    assert 8 == pacing.launched_t
 
 
 def test_a_repeated_launch_does_not_turn_the_schedule_back(pacing):
     """The floor of the next sync is counted from the newest global step launched."""
     pacing.launch(102.0, pacing.await_sync(101.0, 5, 0), [])
-    assert (102.0, 7) == (pacing.launched_at, pacing.launched_t)
+    assert 7 == pacing.launched_t
 
 
 @pytest.mark.parametrize(
