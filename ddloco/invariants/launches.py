@@ -218,7 +218,8 @@ class Launches(InvariantCheck[Stage, Role]):
             missing = {
                 each
                 for each, heard in self._heard.items()
-                if at - heard <= SILENCE_S_MIN and heard + self._step_s[each] <= due_by
+                if heard + self._step_s[each] <= due_by
+                and at - heard < min(2 * self._step_s[each] or math.inf, SILENCE_S_MIN) - ROUNDING_S
             }
             early = sorted(missing - self._fresh)
             self.hold(
