@@ -96,7 +96,8 @@ class GlobalFragment(Body, frozen=True):
 
     With ``instead`` the learner must discard what it trained since the same version, because that
     contribution was rejected. With ``form`` the payload is the compressed difference to version
-    ``base``.
+    ``base``. With error feedback ``spent`` is the base version of the learner's last contribution
+    to it that was merged, -1 for none.
     """
 
     fragment: Count
@@ -104,6 +105,7 @@ class GlobalFragment(Body, frozen=True):
     instead: bool = False
     form: Format | UnsetType = UNSET
     base: Count | UnsetType = UNSET
+    spent: Annotated[int, Meta(ge=-1)] | UnsetType = UNSET
 
 
 class Roster(Body, frozen=True):

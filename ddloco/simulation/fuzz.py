@@ -73,6 +73,16 @@ class Hostile:
     asked: Asked = ()
 
 
+COMBINED_EVERY = 7
+"""Of so many seeds one is a world that combines what others draw apart; see ``_combined``."""
+
+
+def is_combined(seed: int) -> bool:
+    """Whether a world has compression with feedback, shards, snapshots, and syncers and learners
+    that die and come back, all at once. Each is rare, and all are nearly never drawn together."""
+    return seed % COMBINED_EVERY == COMBINED_EVERY - 1
+
+
 def _job(rng: random.Random, seed: int) -> Job:
     """A job with widely varied sizes and settings; a quarter of the worlds have shards."""
     learners = rng.randint(1, 5)
@@ -101,6 +111,12 @@ def _job(rng: random.Random, seed: int) -> Job:
         "outer": {"lr": rng.choice([0.4, 0.7, 1.0]), "momentum": rng.choice([0.0, 0.6, 0.9])},
         "compress": {} if seed % 3 else _compress(random.Random(f"compress {seed}")),
     }
+    if is_combined(seed):
+        more = random.Random(f"combined {seed}")
+        plain["compress"] = {
+            **_compress(more), "up": more.choice(["int8", "int4", "e3m0"]), "feedback": True
+        }  # fmt: skip
+        plain["job"]["syncers"] = min(parts, more.choice([1, 2, 3]))
     return job_from(plain, f"hostile world {seed}")
 
 
@@ -125,7 +141,7 @@ def draw(seed: int, tapes: Path | None = None) -> Hostile:
     variance = rng.choice([0.0, 0.1, 0.3])
     heal_at = steps * rng.uniform(0.4, 1.0)
     chaos = _chaos(rng, job, heal_at)
-    table, asked = requests(seed, job, heal_at)
+    table, asked = requests(seed, job, heal_at, always=is_combined(seed))
     job = replace(job, chaos=chaos, snapshot=table)
     physics = Physics(
         leaves=leaves_of(job.task[TENSORS]),
@@ -181,6 +197,12 @@ def _chaos(rng: random.Random, job: Job, heal_at: float) -> Faults:
         for name in job.learner_names()[1:]
         if rng.random() < 0.15
     ]
+    if is_combined(job.job.seed):
+        more = random.Random(f"combined storms {job.job.seed}")
+        for who in (list(job.syncer_names()), ["learners"]):
+            for_s, every_s = more.choice([1.0, 5.0]), more.choice([6.0, 12.0, 25.0])
+            storms.append({"what": ["crash"], "who": who, "every_s": every_s, **common})
+            storms[-1]["for_s"] = for_s
     plain = {"seed": rng.randrange(2**32), "fault": late, "storm": storms}
     return convert(plain, Faults, "drawn faults")
 

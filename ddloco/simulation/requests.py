@@ -29,13 +29,15 @@ Asked = tuple[tuple[float, str], ...]
 """Pairs of time and actor."""
 
 
-def requests(seed: int, job: Job, heal_at: float) -> tuple[SnapshotTable, Asked]:
+def requests(
+    seed: int, job: Job, heal_at: float, *, always: bool = False
+) -> tuple[SnapshotTable, Asked]:
     """The snapshot schedule, if any, and additional requests; sometimes several at once.
 
     They have a random stream of their own, so that worlds without snapshots do not change.
     """
     rng = random.Random(f"snapshots {seed}")
-    if rng.random() >= SHARE:
+    if rng.random() >= SHARE and not always:
         return job.snapshot, ()
     table, asked = rng.choice(TABLES), list[tuple[float, str]]()
     for _ in range(rng.choice([0, 1, 4])):

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from ddloco.config.job import Compress
 from ddloco.protocol.effects import DecodeFragment, EncodeFragment
 from ddloco.protocol.events import FragmentDecoded
-from ddloco.protocol.messages import GlobalFragment
+from ddloco.protocol.messages import Contribution, GlobalFragment
 from transport import Drop, Effect, Keep
 
 
@@ -27,9 +27,11 @@ class Incoming:
 @dataclass(slots=True)
 class _Lost:
     """What the compression of a fragment has lost: in contributions from versions before ``base``,
-    and with the contribution from that one. Handles, empty for zeros."""
+    and with the contribution from that one, to the sync of global step ``t``. Handles, empty for
+    zeros."""
 
     base: int
+    t: int
     before: str
     after: str
 
@@ -39,6 +41,7 @@ class _Encoding:
     """A contribution that is being compressed."""
 
     fragment: int
+    t: int
     base: Incoming
     error: str
     error_out: str
@@ -98,18 +101,18 @@ class LearnerCompression:
     # Contributions.
 
     def encode(
-        self, work: int, fragment: int, version: int, source: str, out: str
+        self, work: int, said: Contribution, source: str, out: str
     ) -> tuple[EncodeFragment, list[Effect]] | None:
         """Return the work that compresses a contribution, and the references that it needs; None if
         the version that it was trained from is not at hand.
 
         Args:
             work: the number of the work.
-            fragment: the fragment.
-            version: the version that it was trained from.
+            said: the contribution.
             source: the host copy.
             out: the handle of the payload.
         """
+        fragment, version = said.fragment, said.base
         base = self._installed.get(fragment)
         if not self._settings.differences or base is None or base.version != version:
             return None
@@ -120,7 +123,7 @@ class LearnerCompression:
             if lost is not None:
                 # A second contribution from one version takes the place of the first.
                 error = lost.before if lost.base == version else lost.after
-        self._encoding[work] = _Encoding(fragment, base, error, error_out)
+        self._encoding[work] = _Encoding(fragment, said.t, base, error, error_out)
         needed = (each for each in (base.handle, error, error_out) if each)
         encode = EncodeFragment(work, fragment, source, out, base.handle, error, error_out)
         return encode, [Keep(handle) for handle in needed]
@@ -133,6 +136,19 @@ class LearnerCompression:
         if lost is None:
             return []
         return [Drop(handle) for handle in (lost.before, lost.after) if handle]
+
+    def settle(self, said: GlobalFragment) -> list[Effect]:
+        """The sync of the last contribution is over. If that was not merged, because it was late or
+        lost, what its compression has lost is not missing in the global fragment either."""
+        lost = self._lost.get(said.fragment)
+        if said.spent is UNSET or lost is None or said.version < lost.t:
+            return []
+        if lost.base <= said.spent:
+            return []
+        del self._lost[said.fragment]
+        if lost.before:
+            self._lost[said.fragment] = _Lost(-1, 0, "", lost.before)
+        return [Drop(lost.after)]
 
     def encoded(self, work: int) -> list[Effect]:
         """A contribution was encoded: release what that needed, and remember what was lost."""
@@ -148,14 +164,14 @@ class LearnerCompression:
         if done.wrong:
             effects.append(Drop(done.error_out))
         elif lost is None:
-            self._lost[done.fragment] = _Lost(version, "", done.error_out)
+            self._lost[done.fragment] = _Lost(version, done.t, "", done.error_out)
         elif lost.base == version:
             effects.append(Drop(lost.after))
-            lost.after = done.error_out
+            lost.after, lost.t = done.error_out, done.t
         elif lost.base < version:
             if lost.before:
                 effects.append(Drop(lost.before))
-            self._lost[done.fragment] = _Lost(version, lost.after, done.error_out)
+            self._lost[done.fragment] = _Lost(version, done.t, lost.after, done.error_out)
         else:
             effects.append(Drop(done.error_out))
         return effects

@@ -260,7 +260,8 @@ class Learner:
             self._copies.see(peer, version, self._step)
         waiting = self._incoming.get(fragment)
         newest = self._newest(fragment)
-        forgotten = self._compression.forget(fragment) if said.instead else []
+        forgotten = self._compression.settle(said)
+        forgotten += self._compression.forget(fragment) if said.instead else []
         if version < newest or (version == newest and (waiting or not said.instead)):
             known = self._compression.complete(said, self._versions[fragment], handle)
             return [*forgotten, *known]
@@ -468,7 +469,7 @@ class Learner:
         encode, needed = EncodeFragment(work, p, source, out), []
         compressed = None
         if pull.whole is UNSET:
-            compressed = self._compression.encode(work, p, body.base, source, out)
+            compressed = self._compression.encode(work, body, source, out)
         if compressed is not None:
             encode, needed = compressed
             body = replace(body, form=self._job.compress.up)

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import UNSET
+
 from ddloco.config.job import Compress
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -287,10 +289,11 @@ class Globals:
         member.tell(at, p, each.version)
         key = f"global/{p}"
         usable = each.difference and each.form == self._compress.down
+        spent = member.merged[p] if self._compress.feedback else UNSET
         if usable and knows and not instead:
-            said = GlobalFragment(p, each.version, form=each.form, base=each.base)
+            said = GlobalFragment(p, each.version, form=each.form, base=each.base, spent=spent)
             return Send(member.peer, BULK, said, each.difference, key)
-        said = GlobalFragment(p, each.version, instead)
+        said = GlobalFragment(p, each.version, instead, spent=spent)
         return Send(member.peer, BULK, said, each.held or each.wire, key)
 
     def send_replacements(self, at: float, member: Member, p: int, *, whole: bool) -> list[Effect]:

@@ -205,9 +205,16 @@ class Membership:
             member.strikes = 0
 
     def spent(self, fragment: int) -> dict[str, int]:
-        """Return, by incarnation, the base version of the last contribution to ``fragment``."""
+        """Return, by incarnation, the base version of the last contribution to ``fragment``.
+
+        An incarnation that has replaced another is in it also if it has contributed nothing (-1).
+        What the other has contributed is forgotten, so a syncer that restarts from this record must
+        know that it was replaced: it may still live, and join again.
+        """
         return {
-            name: bases[fragment] for name, bases in self.merged.items() if bases[fragment] >= 0
+            name: bases[fragment]
+            for name, bases in self.merged.items()
+            if bases[fragment] >= 0 or number_of(name) > 1
         }
 
     def able(self, fragment: int, oldest: int) -> list[Member]:

@@ -77,6 +77,34 @@ def test_lost_parts_go_into_the_next_contribution(training):
     assert {later.error, later.error_out} <= set(harness.holders)
 
 
+@pytest.mark.parametrize(
+    ("version", "spent", "kept"), [(3, 0, True), (3, -1, False), (1, -1, False), (0, -1, True)]
+)
+def test_a_contribution_that_was_not_merged_leaves_nothing_behind(training, version, spent, kept):
+    """It was late or lost, and may have been wrong; before its sync is over it may still be merged,
+    and a syncer that does not say leaves it as it was."""
+    harness = training(up="int4", feedback=True)
+    encode, _ = answer(harness, 1, 0)
+    harness.say(GlobalFragment(0, version, spent=spent))
+    assert kept is (encode.error_out in harness.holders)
+    harness.finish_step()
+    harness.finish_step()
+    assert (answer(harness, 4, 0)[0].error == encode.error_out) is (kept and version > 0)
+
+
+def test_what_was_lost_before_survives_a_contribution_that_was_not_merged(training):
+    """The next contribution makes up for what earlier ones that were merged have lost."""
+    harness = training(up="int4", feedback=True)
+    first, _ = answer(harness, 1, 0)
+    for version, spent in ((3, 0), (6, 0)):
+        harness.say(GlobalFragment(0, version, spent=spent))
+        harness.finish_step()
+        harness.finish_step()
+        later, _ = answer(harness, version + 1, 0)
+        assert later.error == first.error_out
+    assert later.error_out in harness.holders
+
+
 def test_a_rejected_contribution_leaves_nothing_behind(training):
     """What a wrong contribution lost in compression is wrong as well, also while it is encoded."""
     harness = training(up="int4", feedback=True)

@@ -245,3 +245,23 @@ def test_step_times_are_of_those_who_have_reported(three):
     report(three, B1, step_s=2.0)
     report(three, A1, step=0, step_s=0.0)
     assert [0.0, 2.0] == three.step_times()
+
+
+def test_a_replaced_incarnation_is_known_after_a_restart(three):
+    """A fragment that is stored after learner-0.2 joined, and before it contributed, still says
+    that learner-0.1 is replaced: it lives, would join again, and its tokens would be merged again,
+    because what it contributed to this fragment is forgotten."""
+    three.merged[A1] = [4, 4]
+    kept_before = three.spent(0)
+    join(three, A2)
+    kept_after = three.spent(1)
+    assert (4, -1) == (kept_before[A1], kept_after[A2])
+
+    again = Membership(2)
+    again.recover(0, kept_before, {})
+    again.recover(1, kept_after, {})
+    again.recovered()
+    member, (seen, hangup) = again.join(1.0, A1, A1)
+    assert (None, True) == (member, hangup.final)
+    assert "newer incarnation" in seen.fields["reason"]
+    assert [-1, -1] == again.join(2.0, A2, A2)[0].merged
