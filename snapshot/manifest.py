@@ -11,6 +11,7 @@ from typing import Literal
 
 import msgspec
 
+from clocks import actor_of, number_of
 from snapshot.record import Part, split
 from snapshot.storage import MANIFESTS, SUFFIX, DamagedError, SnapshotError, digest_of
 
@@ -73,6 +74,17 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def id(self) -> str:
         """The name in files, prefixed with the run in a store that several runs share."""
         return f"{self.run}_{id_of(self.snapshot)}" if self.run else id_of(self.snapshot)
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The newest incarnation of every actor that its participants have heard of, and that is
+        neither in it nor absent: it had left before."""
+        heard = {who for part in self.parts for who in part.clock}
+        here = {actor_of(who) for who in (*(part.who for part in self.parts), *self.absent)}
+        newest: dict[str, str] = {}
+        for who in sorted(heard, key=number_of):
+            newest[actor_of(who)] = who
+        return tuple(sorted(who for actor, who in newest.items() if actor not in here))
 
     @property
     def run(self) -> str:

@@ -1,8 +1,10 @@
 """Retention: which snapshots are removed, and which blobs with them."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from clocks import actor_of
 from snapshot.blob_reader import read_all
 from snapshot.integrity import Inventory, take_inventory
 from snapshot.manifest import BEGAN_FROM, Manifest, file_of
@@ -111,16 +113,27 @@ def _divided(
     keep: int,
     every: int,
 ) -> tuple[list[Manifest], list[Manifest]]:
-    """The snapshots to keep, and those to remove, oldest first."""
+    """The snapshots to keep, and those to remove, oldest first.
+
+    A snapshot is removed when ``keep`` newer ones have all that it has: the kinds of actors, and
+    all blobs. So one of a syncer alone does not drive out those from which learners can continue.
+    """
     kept: list[Manifest] = []
     going: list[Manifest] = []
-    whole = 0
+    newer: list[frozenset[str]] = []
     for manifest in manifests:
-        stays = whole < keep or (every > 0 and manifest.order % every == 0)
+        kinds = _kinds(manifest)
+        covered = sum(kinds <= each for each in newer)
+        stays = covered < keep or (every > 0 and manifest.order % every == 0)
         (kept if stays else going).append(manifest)
-        # An incomplete snapshot does not count, so that an older complete one is kept instead.
-        whole += _is_whole(inventories[manifest.id], files)
+        if _is_whole(inventories[manifest.id], files):
+            newer.append(kinds)
     return kept, going[::-1]
+
+
+def _kinds(manifest: Manifest) -> frozenset[str]:
+    """What kinds of actors a snapshot has: ``learner`` for learner-3.2."""
+    return frozenset(re.sub(r"-[0-9]+$", "", actor_of(part.who)) for part in manifest.parts)
 
 
 def _is_whole(inventory: Inventory, files: Mapping[str, File]) -> bool:

@@ -20,7 +20,7 @@ from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
 from ddloco.network.keys import keys_of
 from ddloco.nodes.fault_injector import live_schedule
-from ddloco.nodes.resume import job_start_point
+from ddloco.nodes.resume import begins_anew, job_start_point
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
 from ddloco.runtime.entry_point import pinned_file
@@ -50,6 +50,7 @@ class LaunchTerms:
     Attributes:
         processes: whether every actor is a process of its own.
         snapshot: what the job continues from; empty for a new one.
+        fresh_learners: whether it may continue from a snapshot without learners.
         overwrite: whether the run in its folder is replaced.
         module: the text of the task's module, if that is a pinned one.
         asked: where faults were asked for, for messages.
@@ -62,6 +63,7 @@ class LaunchTerms:
     module: str = ""
     asked: str = "chaos"
     fault: str = "chaos."
+    fresh_learners: bool = False
 
 
 def pinned_text(job: Job, folder: Path) -> str:
@@ -112,7 +114,10 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
     """
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
-    start_point = job_start_point(job, terms.snapshot, folder)
+    fresh = terms.fresh_learners
+    start_point = job_start_point(job, terms.snapshot, folder, fresh_learners=fresh)
+    if start_point is not None and (anew := begins_anew(start_point, job)):
+        Console(stderr=True).print(anew, soft_wrap=True, highlight=False)
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})

@@ -157,6 +157,11 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         default="",
         help="continue from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
     )
+    command.add_argument(
+        "--fresh-learners",
+        action="store_true",
+        help="with --from: also from a snapshot without learners, which then begin with step 1",
+    )
 
 
 def _add_overrides(command: argparse.ArgumentParser) -> None:

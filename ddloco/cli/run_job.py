@@ -42,6 +42,7 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
         terms = LaunchTerms(
             processes=given.processes,
             snapshot=given.snapshot,
+            fresh_learners=given.fresh_learners,
             overwrite=given.overwrite,
             module=module,
             asked=f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos",

@@ -35,6 +35,7 @@ def syncer(given: argparse.Namespace) -> int:
         terms = Terms(
             with_parent=given.with_parent,
             snapshot=given.snapshot,
+            fresh_learners=given.fresh_learners or given.with_parent,
             patience_s=_patience(given),
             advertise=given.advertise,
         )

@@ -80,6 +80,9 @@ def _said_of(address: str, said: News, *, as_json: bool) -> list[str]:
     return [id_, *(_without(id_, who, why) for who, why in absent.items())]
 
 
+LEFT = "it had left before"
+
+
 def _without(id_: str, who: str, why: str) -> str:
     return f"{id_}: without {who}: {why}"
 
@@ -131,6 +134,7 @@ def _row(manifest: Manifest, new_bytes: int | None) -> dict[str, Any]:
         "order": manifest.order,
         "participants": [part.who for part in manifest.parts],
         "absent": dict(manifest.absent),
+        "left": list(manifest.left),
         "bytes": manifest.nbytes,
         "new_bytes": new_bytes,
         "facts": dict(manifest.facts),
@@ -161,6 +165,7 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     for row in rows:
         absent = row.get("absent", {})
         lines += [_without(row["id"], who, why) for who, why in absent.items()]
+        lines += [_without(row["id"], who, LEFT) for who in row.get("left", ())]
     return lines + [f"unreadable: {row['problem']}" for row in rows if "problem" in row]
 
 

@@ -255,12 +255,50 @@ def checked_start_point(
     return found
 
 
-def job_start_point(job: Job, said: str, folder: Path) -> JobStartPoint | None:
+def job_start_point(
+    job: Job, said: str, folder: Path, *, fresh_learners: bool = False
+) -> JobStartPoint | None:
     """Read what a whole job continues from, as given to ``--from``; None for a new job.
 
     Raises:
-        SnapshotError: it cannot be used, or is in the folder that the job would write to.
+        SnapshotError: it cannot be used, is in the folder that the job would write to, or has no
+            learner although there were some, and ``fresh_learners`` is not set.
     """
     if not said:
         return None
-    return checked_start_point(*place_outside(said, folder, place_said), job)
+    found = checked_start_point(*place_outside(said, folder, place_said), job)
+    if not fresh_learners:
+        refuse_without_learners(found, job)
+    return found
+
+
+def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
+    """Refuse a snapshot that was taken when all learners had left: they would begin anew.
+
+    Raises:
+        SnapshotError: it is such a snapshot; names a newer or older one that has learners.
+    """
+    lacking = [name for name in job.learner_names() if found.known(name)]
+    if not lacking or any(actor_of(part.who) in job.learner_names() for part in found.parts):
+        return
+    listed = [each.manifest for each in Store(found.place).snapshots() if each.manifest is not None]
+    learners = set(job.learner_names())
+    having = [
+        each.id for each in listed if any(actor_of(part.who) in learners for part in each.parts)
+    ]
+    other = f"; {having[0]} has learners" if having else ""
+    raise SnapshotError(
+        f"{found.place}: {found.snapshot}: {', '.join(lacking)} had left before it, and would "
+        f"begin anew with step 1{other}; name another snapshot, or add --fresh-learners"
+    )
+
+
+def begins_anew(found: JobStartPoint, job: Job) -> str:
+    """A line on the learners that are not in a snapshot and how they begin; empty if all are."""
+    here = {actor_of(part.who) for part in found.parts}
+    learners = job.learner_names()
+    new = [name for name in learners if name not in here]
+    if not new:
+        return ""
+    how = "with another learner's state" if here & set(learners) else "with step 1"
+    return f"{', '.join(new)}: not in {found.snapshot}; begins {how}"

@@ -36,7 +36,12 @@ from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, n
 from ddloco.nodes.loss_log import LossLog
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
-from ddloco.nodes.resume import JobStartPoint, checked_start_point, place_said
+from ddloco.nodes.resume import (
+    JobStartPoint,
+    checked_start_point,
+    place_said,
+    refuse_without_learners,
+)
 from ddloco.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.hosting import Notes
@@ -65,6 +70,7 @@ class Terms:
         advertise: where a syncer can be reached, if that is not where it listens.
         alone: of a learner: the job has gone on without it, and only its own state is that of the
             snapshot.
+        fresh_learners: of a syncer: the snapshot may be one without learners.
     """
 
     with_parent: bool = False
@@ -72,6 +78,7 @@ class Terms:
     patience_s: float = math.inf
     advertise: str = ""
     alone: bool = False
+    fresh_learners: bool = False
 
 
 async def serve_syncer(
@@ -108,7 +115,7 @@ async def serve_syncer(
             if over := past_end(job, folder, name):
                 write_address(folder, name, address, terms.advertise)
                 return await _over(endpoint, over, with_parent=terms.with_parent)
-            incarnation, start_point = who_leads(job, folder, name, terms.snapshot)
+            incarnation, start_point = who_leads(job, folder, name, terms)
         else:
             found = await _number(job, folder, name, (context, lead, connect), terms)
             if isinstance(found, Finish):
@@ -405,7 +412,7 @@ def write_address(folder: Path, name: str, bound: str, advertise: str) -> None:
     partial_file.replace(address_file(folder, name))
 
 
-def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobStartPoint | None]:
+def who_leads(job: Job, folder: Path, name: str, terms: Terms) -> tuple[str, JobStartPoint | None]:
     """The next incarnation of the leading syncer, and the snapshot that it continues from.
 
     If it has run in this folder before, it has used the snapshot then, and continues from its own
@@ -419,8 +426,10 @@ def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Jo
         record = Record(folder)
         number = record.newest(name) + 1
         start_point = None
-        if snapshot and number == 1:
-            start_point = checked_start_point(*place_said(snapshot), job, name)
+        if terms.snapshot and number == 1:
+            start_point = checked_start_point(*place_said(terms.snapshot), job, name)
+            if not terms.fresh_learners:
+                refuse_without_learners(start_point, job)
             number = number_of(start_point.incarnation(name))
         record.note(name, number)
     except RecordError as error:

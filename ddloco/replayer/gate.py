@@ -24,6 +24,7 @@ class Gate:
     def __init__(self, tapes: Collection[str], limits: Mapping[str, int] | None = None) -> None:
         self._limits = limits
         self._running = set(tapes)
+        self._stopped = {each: trio.Event() for each in tapes}
         self.reached = trio.Event()
         self._opened = trio.Event()
 
@@ -37,8 +38,14 @@ class Gate:
             self.ended(incarnation)
             await self._opened.wait()
 
+    async def stopped(self, incarnation: str) -> None:
+        """Wait until a tape has come to its limit or to its end; one that is not replayed has."""
+        if incarnation in self._stopped:
+            await self._stopped[incarnation].wait()
+
     def ended(self, incarnation: str) -> None:
         """Note that a tape has come to its limit or to its end."""
         self._running.discard(incarnation)
+        self._stopped[incarnation].set()
         if not self._running:
             self.reached.set()

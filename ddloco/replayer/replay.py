@@ -95,7 +95,6 @@ class Replay:
         self._stops = limits is not None
         self._open_runner = open_runner
         self._runners: dict[str, TapeRunner] = {}
-        self._ended = {each.incarnation: trio.Event() for each in self.tapes}
 
     def _is_past(self, each: Tape) -> bool:
         """Whether a tape is left out, because its actor was not in the snapshot."""
@@ -149,18 +148,16 @@ class Replay:
         if gate.holds(each.incarnation):
             gate.ended(each.incarnation)
             return
-        name, number = actor_of(each.incarnation), number_of(each.incarnation)
-        before = self._ended.get(f"{name}.{number - 1}")
-        if before is not None and not self._overlaps(f"{name}.{number - 1}", each.incarnation):
-            await before.wait()
+        former = f"{actor_of(each.incarnation)}.{number_of(each.incarnation) - 1}"
+        if not self._overlaps(former, each.incarnation):
+            await gate.stopped(former)
         async with self._open_runner(self._state, each, folder) as runner:
             self._runners[each.incarnation] = runner
             await runner.execute()
         gate.ended(each.incarnation)
-        self._ended[each.incarnation].set()
 
     def _overlaps(self, former: str, later: str) -> bool:
         """Whether a former incarnation had events after it learned of the later one."""
-        recording = next(each for each in self.tapes if each.incarnation == former)
-        events = (each for each in recording.records() if isinstance(each, tape.Event))
-        return any(later in each.clock for each in events)
+        recordings = (each for each in self.tapes if each.incarnation == former)
+        records = (record for recording in recordings for record in recording.records())
+        return any(later in each.clock for each in records if isinstance(each, tape.Event))

@@ -3,6 +3,7 @@
 import os
 from contextlib import suppress
 
+import msgspec
 import pytest
 
 from snapshot import Removed, SnapshotError, StorageError, Store
@@ -294,3 +295,25 @@ def test_an_empty_place_has_nothing_to_remove(store, take):
     assert Removed((), 0, 0) == store.retain()
     take(store, 1)
     assert Removed((), 0, 0) == store.retain()
+
+
+def alone(draft, store, order):
+    """A snapshot of the syncer without its learner."""
+    whole = draft(store, order)
+    syncer = (each for each in whole.parts if each.who.startswith("syncer"))
+    store.commit(msgspec.structs.replace(whole, parts=tuple(syncer)))
+
+
+def test_snapshots_without_learners_drive_out_none_with_them(either, take, draft):
+    """Learners were preempted, and the syncer went on taking snapshots of itself: those from which
+    the learners can continue stay, however many there are; of the others the newest stay."""
+    for order in (1, 2, 3):
+        take(either, order)
+    for order in range(4, 12):
+        alone(draft, either, order)
+        either.retain(2, grace_s=0)
+    assert [11, 10, 3, 2] == orders(either)
+    for order in (12, 13):
+        take(either, order)
+    either.retain(2, grace_s=0)
+    assert [13, 12] == orders(either), "whole ones do drive out the others"

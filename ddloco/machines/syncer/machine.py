@@ -418,7 +418,7 @@ class Syncer:
                 self._shutdown.patient = False
             return []
         if timer.startswith(SNAPSHOT):
-            return self._snapshot_policy.timer(at, timer)
+            return self._snapshot_policy.timer(at, timer, len(self._members))
         if timer == SHARDS:
             self._shards.patient = self._shards.closing is None
             return []
@@ -441,8 +441,9 @@ class Syncer:
         """Begin the shutdown: no sync is in flight and none will be launched."""
         if self._name != self._lead:
             return self._hand_over(at)
-        if not self._snapshot_policy.over:
-            return self._snapshot_policy.end(at)
+        taken = self._snapshot_policy.end(at, len(self._members))
+        if taken or not self._snapshot_policy.over:
+            return taken
         rounds, shards = self._under_way, self._shards
         t = rounds.schedule.t
         status, reason = self._stopping or ("done", f"global step {t}")

@@ -1,4 +1,8 @@
-"""When the lead syncer takes snapshots: periodically, and once more at the end."""
+"""When the lead syncer takes snapshots: periodically, and once more at the end.
+
+A snapshot without learners, in which nothing was merged since the last one, is not worth taking:
+it would hold nothing new, and drive out older ones from which the learners could continue.
+"""
 
 from ddloco.actors.effects import TakeSnapshot
 from ddloco.actors.events import SnapshotRequested, SnapshotSettled
@@ -28,21 +32,24 @@ class SnapshotPolicy:
         self._under_way = 0
         self._owed = False
         """Whether the last snapshot waits for an earlier one to end."""
+        self._merged = False
+        """Whether anything was merged since a snapshot was taken last."""
 
     def begin(self, at: float) -> list[Effect]:
         """Set the timer of the periodic snapshots."""
         every_s = self._table.every_s
         return [SetTimer(SNAPSHOT, at + every_s)] if every_s else []
 
-    def timer(self, at: float, timer: str) -> list[Effect]:
-        """Handle a timer of this machine."""
+    def timer(self, at: float, timer: str, members: int) -> list[Effect]:
+        """Handle a timer of this machine, with that many learners connected."""
         if timer == LAST:
             self._last = True
             return []
-        return [*self._due(), *self.begin(at)]
+        return [*(self._due() if members or self._merged else []), *self.begin(at)]
 
     def merged(self, t: int) -> list[Effect]:
         """Take a snapshot if one is due after the merge of global step ``t``."""
+        self._merged = True
         every = self._table.every_steps
         if not every or t < self._step + every:
             return []
@@ -55,6 +62,7 @@ class SnapshotPolicy:
 
     def _take(self) -> list[Effect]:
         self._under_way += 1
+        self._merged = False
         return [TakeSnapshot()]
 
     def go_on(self, at: float, t: int) -> list[Effect]:
@@ -79,9 +87,12 @@ class SnapshotPolicy:
         """Whether the shutdown need not wait for a snapshot."""
         return self._last is True or not self._table.wanted
 
-    def end(self, at: float) -> list[Effect]:
+    def end(self, at: float, members: int) -> list[Effect]:
         """Take the last snapshot, after one in progress, while all actors are connected."""
         if self._last is not None or self.over:
+            return []
+        if not members and not self._merged and not self._under_way:
+            self._last = True
             return []
         self._last, self._owed = False, self._under_way > 0
         return [SetTimer(LAST, at + LAST_S), *([] if self._owed else self._take())]

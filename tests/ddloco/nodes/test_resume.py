@@ -14,11 +14,13 @@ from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.nodes.node import sink_of
 from ddloco.nodes.resume import (
+    begins_anew,
     checked_start_point,
     job_start_point,
     place_said,
     plan_difference,
     read_job_start_point,
+    refuse_without_learners,
     steps_under_way,
     stored_from,
 )
@@ -27,7 +29,7 @@ from ddloco.protocol.events import StepFinished
 from ddloco.protocol.fragment_plan import Leaf, make_plan
 from ddloco.protocol.messages import GlobalFragment
 from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.resume import passed, payload_from, place_and_id
+from ddloco.runtime.resume import StartPoint, passed, payload_from, place_and_id
 from ddloco.runtime.shared_memory import Arena
 from ddloco.runtime.snapshot_sink import StoreSink
 from ddloco.runtime.snapshot_writer import FROZEN, payload_tensors
@@ -347,3 +349,26 @@ def test_a_run_whose_snapshots_are_elsewhere_is_looked_up_there(tmp_path):
     (run / "job.toml").write_text("[job]\nname = 3")
     with pytest.raises(ConfigError, match=r"job.toml"):
         place_said(str(run))
+
+
+def test_a_snapshot_without_learners_is_refused(place):
+    """They had left before it, and would begin anew with step 1; the line names one that has them.
+    A job whose learners were never heard of may begin with it."""
+    place.whole()
+    job = job_from({"job": {"task": "x:y", "learners": 2}}, "test")
+
+    def found(who, **clock):
+        part = Part(who, 30, {who: 30, **clock}, (), {}, ())
+        return StartPoint("syncer.1-30", str(place.folder), (part,), {})
+
+    left = found("syncer.1", **{WHO: 9})
+    with pytest.raises(
+        SnapshotError, match=r"begin anew with step 1; .*-7 has learners; .*--fresh"
+    ):
+        refuse_without_learners(left, job)
+    assert begins_anew(left, job).endswith("begins with step 1")
+    refuse_without_learners(found("syncer.1"), job)
+    refuse_without_learners(found(WHO), job)
+    assert "learner-1: not in" in begins_anew(found(WHO), job)
+    assert begins_anew(found(WHO), job).endswith("with another learner's state")
+    assert not begins_anew(found(WHO), job_from({"job": {"task": "x:y", "learners": 1}}, "test"))

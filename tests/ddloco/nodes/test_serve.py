@@ -7,7 +7,7 @@ import pytest
 from ddloco.config.job import job_from
 from ddloco.config.toml import ConfigError
 from ddloco.network.keys import with_keys
-from ddloco.nodes.serve import check_bind, refuse_unshared, who_leads, write_address
+from ddloco.nodes.serve import Terms, check_bind, refuse_unshared, who_leads, write_address
 from snapshot import SnapshotError
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")
@@ -38,11 +38,11 @@ def test_a_syncer_that_has_gone_on_from_a_snapshot_goes_on_from_itself(tmp_path)
     """The same words are typed again after a crash; the snapshot is not even looked for then."""
     snapshot = str(tmp_path / "nowhere" / "latest")
     with pytest.raises(SnapshotError, match="nowhere"):
-        who_leads(OPEN, tmp_path, "syncer", snapshot)
+        who_leads(OPEN, tmp_path, "syncer", Terms(snapshot=snapshot))
     (tmp_path / "tapes").mkdir()
     (tmp_path / "tapes" / "syncer.3@55.tape").touch()
-    assert ("syncer.4", None) == who_leads(OPEN, tmp_path, "syncer", snapshot)
-    assert ("syncer.5", None) == who_leads(OPEN, tmp_path, "syncer", snapshot)
+    assert ("syncer.4", None) == who_leads(OPEN, tmp_path, "syncer", Terms(snapshot=snapshot))
+    assert ("syncer.5", None) == who_leads(OPEN, tmp_path, "syncer", Terms(snapshot=snapshot))
 
 
 @pytest.mark.parametrize(
