@@ -14,7 +14,7 @@ import msgspec
 
 from clocks import VectorClock, actor_of, number_of
 from ddloco.actors.actor import Actor
-from ddloco.actors.snapshot_adapter import packages_of
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.config.job import SYNCER, Job
 from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
@@ -104,13 +104,12 @@ class RecordedRun:
         """
         found = self.tape_of(incarnation)
         actor, after = self._begun(found)
-        packages = packages_of(actor.machine)
         return Stepper(
             found,
             Happened,
             actor,
-            lambda each: freeze(each, packages),
-            lambda data: thaw(data, packages, {}),
+            lambda each: freeze(each, JOB_STATES),
+            lambda data: thaw(data, JOB_STATES),
             after=after,
         )
 
@@ -322,8 +321,7 @@ class RecordedRun:
                 return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
             said = f"begins after event {each.header.after}, and no snapshot here has that state"
             raise TapeError(each.path, 16, said)
-        packages = packages_of(start.actor.machine)
-        return thaw(freeze(start.actor, packages), packages, {}), start.part.number
+        return thaw(freeze(start.actor, JOB_STATES), JOB_STATES), start.part.number
 
     @cached_property
     def _start_point(self) -> StartPoint[Any] | None:

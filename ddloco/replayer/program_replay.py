@@ -13,7 +13,6 @@ from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Work
 from ddloco.actors.events import Computed, WorkResult
-from ddloco.actors.snapshot_adapter import packages_of
 from ddloco.config.run_folder import SNAPSHOTS
 from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram, program_from
@@ -42,8 +41,7 @@ def program_start_point(
 
     def load(store: Store, part: Part) -> Start:
         role = loaded.program.roles.get(actor_of(part.who))
-        packages = packages_of(role.machine()) if role is not None else ()
-        return load_start(store, part, packages)
+        return load_start(store, part, role.machine() if role is not None else None)
 
     return read_start_point(place, snapshot, load)
 

@@ -195,15 +195,15 @@ class Globals:
         self, count: int, owned: Sequence[int], lag: int, compress: Compress | None = None
     ) -> None:
         self._lag = lag
-        self._compress = compress or Compress()
+        self._compress: Compress = compress or Compress()
         self._past: dict[int, dict[int, str]] = {p: {} for p in owned}
         """Per fragment the parameters of older versions, to which compressed contributions may be
         differences."""
-        self.owned = tuple(owned)
-        self._all = {p: _initial(p) for p in owned}
+        self.owned: tuple[int, ...] = tuple(owned)
+        self._all: dict[int, Global] = {p: _initial(p) for p in owned}
         self._count = count
         self._merged_here: set[int] = set()
-        self.versions = self._versions()
+        self.versions: tuple[int, ...] = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         mine = self._all

@@ -6,6 +6,7 @@ import pytest
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Calculation, Finish, Observe
 from ddloco.actors.events import Begun, StopRequested, WorkFailed
+from ddloco.actors.state_types import package_of, states_of
 from ddloco.programs import Array, Body, UserActor, computation
 from ddloco.programs.user_actor import Call, Returned, compute_call
 from snapshot import freeze, thaw
@@ -140,8 +141,8 @@ def test_a_state_is_read_back_as_it_was(begun):
     """Snapshots hold such an actor, with its calls under way."""
     keeper, _ = begun
     keeper.handle(2.0, arrived(0, "in/3"))
-    packages = ("ddloco", "tests")
-    again = thaw(freeze(keeper, packages), packages)
+    states = states_of(package_of(keeper))
+    again = thaw(freeze(keeper, states), states)
     assert kinds(again.handle(3.0, Returned(1, value=3))) == kinds(
         keeper.handle(3.0, Returned(1, value=3))
     )
