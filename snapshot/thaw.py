@@ -35,6 +35,8 @@ HASHED_MAX = 2**24
 written need less than one for each of their bytes, but structs that hold each other twice would
 double the work at each level."""
 
+_MISSING = object()
+
 
 def thaw(data: bytes, allowed: StateTypes, given: Mapping[type, object] | None = None) -> Any:
     """Read what ``freeze`` wrote.
@@ -228,18 +230,17 @@ class _Reader:
                 made.__dict__[name] = self.get(value)
 
     def _check_types(self) -> None:
-        """Compare everything that listed classes declare with what they were given."""
+        """Compare everything that listed classes declare with what their objects have."""
         known: dict[Any, bool] = {}
         for node, made in zip(self._nodes, self._made, strict=True):
             cls = cast("type", type(made))
             if node[0] not in {"o", "S"} or cls in self._given or not self._allowed.declares(cls):
                 continue
-            declared = attribute_names(cls)
-            for name in cast("dict[str, Any]", node[2]):
-                value = getattr(made, name)
-                if not fits(value, declared[name], known):
-                    said = f"{cls.__qualname__}.{name} is of another type: {type(value).__name__}"
-                    raise FreezeError(said)
+            for name, hint in attribute_names(cls).items():
+                value = getattr(made, name, _MISSING)
+                if not fits(value, hint, known):
+                    what = "missing" if value is _MISSING else f"a {type(value).__name__}"
+                    raise FreezeError(f"{cls.__qualname__}.{name} is {what}, want {hint}"[:300])
 
     def _class(self, name: str, base: type) -> type:
         found = self._allowed.named(name)
