@@ -132,7 +132,7 @@ class FinishedRun(Run):
         # Unlike the base class this reads no tape: they may be long, or switched off.
         self.path = path
         self.result = result
-        self._salvage = False
+        self._salvage = self._trust = False
         self._job = job
         self._task = task
 
@@ -228,6 +228,7 @@ class Job:
         *,
         processes: bool = False,
         snapshot: str = "",
+        trust: bool = False,
         overwrite: bool = False,
         quiet: bool = False,
         track: Sequence[str] = (),
@@ -241,6 +242,7 @@ class Job:
             dir: the run folder; by default ``runs/NAME-NUMBER``.
             processes: whether every actor is a process of its own, over tcp.
             snapshot: a snapshot to continue from, such as ``runs/first/snapshots/latest``.
+            trust: whether to continue from a snapshot that another user may have written.
             overwrite: whether a run in this folder is replaced.
             quiet: whether to show nothing.
             track: trackers that get the metrics, as for ``ddloco run --track``, such as
@@ -255,6 +257,7 @@ class Job:
             dir,
             processes=processes,
             snapshot=snapshot,
+            trust=trust,
             overwrite=overwrite,
             quiet=quiet,
             track=track,
@@ -271,6 +274,7 @@ class Job:
         *,
         processes: bool = False,
         snapshot: str = "",
+        trust: bool = False,
         overwrite: bool = False,
         quiet: bool = True,
         track: Sequence[str] = (),
@@ -284,7 +288,7 @@ class Job:
         if self.config.job.method == "lone":
             raise ConfigError("job.method: a lone learner has no handle; use `ddloco run`")
         folder = folder_for(self.config, Path(dir) if dir is not None else None, self._module)
-        terms = LaunchTerms(processes, snapshot, overwrite, self._module)
+        terms = LaunchTerms(processes, snapshot, overwrite, self._module, trust)
         cluster, sinks = open_tracked(self.config, folder, terms, track)
         return Handle(cluster, self._task, _console(quiet=quiet), sinks)
 

@@ -52,6 +52,7 @@ class LaunchTerms:
         snapshot: what the job continues from; empty for a new one.
         overwrite: whether the run in its folder is replaced.
         module: the text of the task's module, if that is a pinned one.
+        trust: whether the user trusts who writes where the snapshot is.
         asked: where faults were asked for, for messages.
         fault: what precedes the name of an impossible fault in messages.
     """
@@ -60,6 +61,7 @@ class LaunchTerms:
     snapshot: str = ""
     overwrite: bool = False
     module: str = ""
+    trust: bool = False
     asked: str = "chaos"
     fault: str = "chaos."
 
@@ -112,13 +114,13 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
     """
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
-    start_point = job_start_point(job, terms.snapshot, folder)
+    start_point = job_start_point(job, terms.snapshot, folder, trust=terms.trust)
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
         task_digest(job.job.task, folder)
     if terms.processes:
-        return Processes(job, folder, terms.snapshot)
+        return Processes(job, folder, terms.snapshot, trust=terms.trust)
     return Cluster(job, folder, start_point)
 
 

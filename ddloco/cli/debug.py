@@ -48,7 +48,7 @@ def explained(
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS, 50, 100)
     try:
-        return answer(RecordedRun(given.folder, salvage=given.salvage, wanted=wanted))
+        return answer(_opened(given, given.folder, wanted))
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     except ProcessLostError as error:
@@ -56,6 +56,12 @@ def explained(
     except Divergence as found:
         said = f"{given.folder}: {found}: this program decides otherwise than the tape says"
         return complain(f"{said}; see ddloco tape verify", FOUND)
+
+
+def _opened(
+    given: argparse.Namespace, path: Path, wanted: Callable[[str], bool] | None = None
+) -> RecordedRun:
+    return RecordedRun(path, salvage=given.salvage, wanted=wanted, trust=given.trust)
 
 
 def why(given: argparse.Namespace) -> int:
@@ -89,7 +95,7 @@ def diff(given: argparse.Namespace) -> int:
     """``ddloco diff``: where two runs part first, and of what kind the difference is."""
 
     def answer(run: RecordedRun) -> int:
-        other = RecordedRun(given.other, salvage=given.salvage)
+        other = _opened(given, given.other)
         found = compare(run, other, processes_for([run, other]))
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(found)
@@ -107,7 +113,7 @@ def report(given: argparse.Namespace) -> int:
 
     def answer(run: RecordedRun) -> int:
         compared = given.compare
-        other = RecordedRun(compared, salvage=given.salvage) if compared is not None else None
+        other = _opened(given, compared) if compared is not None else None
         print(write_report(run, given.out, other))
         return HELD
 

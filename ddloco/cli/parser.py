@@ -157,6 +157,7 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         default="",
         help="continue from a snapshot: RUN/snapshots/ID, RUN/snapshots/latest, or a URL",
     )
+    _add_trust(command)
 
 
 def _add_overrides(command: argparse.ArgumentParser) -> None:
@@ -331,6 +332,7 @@ def _add_perform(orders: Orders) -> None:
         help="an argument of the function; may be given again",
     )
     add("--from", dest="snapshot", metavar="SNAPSHOT", default="", help="RUN/snapshots/ID, a URL")
+    _add_trust(command)
     add("--place", metavar="PLACE", default="", help="of snapshots (default: RUN/snapshots), a URL")
     add("--only", metavar="NAME", nargs="+", default=[], help="the actors that run on this host")
     add(
@@ -383,6 +385,7 @@ def _add_status(orders: Orders) -> None:
         help="of a recorded run: the state of all actors as event EVENT knew it, syncer.1:540",
     )
     add("--watch", action="store_true", help="repeat every second until Ctrl-C")
+    _add_trust(command)
     _add_asking(command)
     command.set_defaults(run="status")
 
@@ -476,11 +479,7 @@ def _add_replay(orders: Orders) -> None:
         default="",
         help="call this task instead of the one that the tapes name; its source may differ",
     )
-    command.add_argument(
-        "--trust",
-        action="store_true",
-        help="call the task that the tapes name, although another user recorded them",
-    )
+    _add_trust(command)
     command.add_argument(
         "--until",
         metavar="TARGET",
@@ -506,6 +505,15 @@ def _add_replay(orders: Orders) -> None:
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
+
+
+def _add_trust(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="let a run act that another user recorded: its task, the states in its snapshots, and "
+        "the places that its tapes name",
+    )
 
 
 def _add_salvage(command: argparse.ArgumentParser) -> None:
@@ -557,6 +565,7 @@ def _add_diff(orders: Orders) -> None:
     )
     command.add_argument("folder", metavar="RUN_A", type=Path, help="a run folder")
     command.add_argument("other", metavar="RUN_B", type=Path, help="another run folder")
+    _add_trust(command)
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run="diff")
@@ -575,6 +584,7 @@ def _add_report(orders: Orders) -> None:
         "--out", metavar="FILE", type=Path, help="the file (default: report.html in the run folder)"
     )
     command.add_argument("--compare", metavar="RUN_B", type=Path, help="show another run beside it")
+    _add_trust(command)
     _add_salvage(command)
     command.set_defaults(run="report")
 
@@ -604,6 +614,7 @@ def _add_why(orders: Orders) -> None:
             question.add_argument(
                 "--depth", metavar="N", type=int, default=16, help="causes to show (default: 16)"
             )
+        _add_trust(question)
         _add_salvage(question)
         question.add_argument("--json", action="store_true", help="print JSON")
         question.set_defaults(run="why")

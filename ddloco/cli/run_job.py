@@ -40,6 +40,7 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
         terms = LaunchTerms(
             processes=given.processes,
             snapshot=given.snapshot,
+            trust=given.trust,
             overwrite=given.overwrite,
             module=module,
             asked=f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos",

@@ -35,6 +35,7 @@ def syncer(given: argparse.Namespace) -> int:
         terms = Terms(
             with_parent=given.with_parent,
             snapshot=given.snapshot,
+            trust=given.trust,
             patience_s=_patience(given),
             advertise=given.advertise,
         )
@@ -51,6 +52,7 @@ def learner(given: argparse.Namespace) -> int:
         terms = Terms(
             with_parent=given.with_parent,
             snapshot=given.snapshot,
+            trust=given.trust,
             patience_s=_patience(given),
             alone=given.alone,
         )

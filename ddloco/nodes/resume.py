@@ -25,7 +25,14 @@ from ddloco.protocol.events import Kept, OwnState
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime import resume
 from ddloco.runtime.array_table import Arrays, HostCopy, Stored
-from ddloco.runtime.resume import Start, StartPoint, existing_place, payload_from, place_outside
+from ddloco.runtime.resume import (
+    Start,
+    StartPoint,
+    check_said,
+    existing_place,
+    payload_from,
+    place_outside,
+)
 from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
@@ -254,12 +261,28 @@ def checked_start_point(
     return found
 
 
-def job_start_point(job: Job, said: str, folder: Path) -> JobStartPoint | None:
+def said_start_point(job: Job, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
+    """As ``checked_start_point``, for what a user gives to ``--from``.
+
+    Raises:
+        SnapshotError: it cannot be used.
+        ConfigError: another user may have written it.
+    """
+    place, snapshot = place_said(said)
+    check_said(said, place, job.snapshot.place, trust=trust)
+    return checked_start_point(place, snapshot, job, only)
+
+
+def job_start_point(
+    job: Job, said: str, folder: Path, *, trust: bool = False
+) -> JobStartPoint | None:
     """Read what a whole job continues from, as given to ``--from``; None for a new job.
 
     Raises:
         SnapshotError: it cannot be used, or is in the folder that the job would write to.
+        ConfigError: another user may have written it.
     """
     if not said:
         return None
-    return checked_start_point(*place_outside(said, folder, place_said), job)
+    place_outside(said, folder, place_said)
+    return said_start_point(job, said, trust=trust)

@@ -36,7 +36,7 @@ from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, n
 from ddloco.nodes.loss_log import LossLog
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
-from ddloco.nodes.resume import JobStartPoint, checked_start_point, place_said
+from ddloco.nodes.resume import JobStartPoint, said_start_point
 from ddloco.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.hosting import Notes
@@ -65,6 +65,7 @@ class Terms:
         advertise: where a syncer can be reached, if that is not where it listens.
         alone: of a learner: the job has gone on without it, and only its own state is that of the
             snapshot.
+        trust: whether the user trusts who writes where the snapshot is.
     """
 
     with_parent: bool = False
@@ -72,6 +73,7 @@ class Terms:
     patience_s: float = math.inf
     advertise: str = ""
     alone: bool = False
+    trust: bool = False
 
 
 async def serve_syncer(
@@ -108,7 +110,9 @@ async def serve_syncer(
             if over := past_end(job, folder, name):
                 write_address(folder, name, address, terms.advertise)
                 return await _over(endpoint, over, with_parent=terms.with_parent)
-            incarnation, start_point = who_leads(job, folder, name, terms.snapshot)
+            incarnation, start_point = who_leads(
+                job, folder, name, terms.snapshot, trust=terms.trust
+            )
         else:
             found = await _number(job, folder, name, (context, lead, connect), terms)
             if isinstance(found, Finish):
@@ -254,10 +258,10 @@ async def _number(
     here = newest_on_tape(folder / TAPES, name)
     exact, start_point = 0, None
     if terms.alone:
-        start_point = who_returns(job, name, terms.snapshot)
+        start_point = who_returns(job, name, terms.snapshot, trust=terms.trust)
         here = max(here, start_point.known(name))
     elif terms.snapshot and not here:
-        start_point = checked_start_point(*place_said(terms.snapshot), job, name)
+        start_point = said_start_point(job, terms.snapshot, name, trust=terms.trust)
         exact = number_of(start_point.incarnation(name))
     endpoint = new_endpoint(context, curve_of(job, name))
     ask = partial(
@@ -405,7 +409,9 @@ def write_address(folder: Path, name: str, bound: str, advertise: str) -> None:
     partial_file.replace(address_file(folder, name))
 
 
-def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, JobStartPoint | None]:
+def who_leads(
+    job: Job, folder: Path, name: str, snapshot: str, *, trust: bool = False
+) -> tuple[str, JobStartPoint | None]:
     """The next incarnation of the leading syncer, and the snapshot that it continues from.
 
     If it has run in this folder before, it has used the snapshot then, and continues from its own
@@ -420,7 +426,7 @@ def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Jo
         number = record.newest(name) + 1
         start_point = None
         if snapshot and number == 1:
-            start_point = checked_start_point(*place_said(snapshot), job, name)
+            start_point = said_start_point(job, snapshot, name, trust=trust)
             number = number_of(start_point.incarnation(name))
         record.note(name, number)
     except RecordError as error:
@@ -430,7 +436,7 @@ def who_leads(job: Job, folder: Path, name: str, snapshot: str) -> tuple[str, Jo
     return f"{name}.{number}", start_point
 
 
-def who_returns(job: Job, name: str, snapshot: str) -> JobStartPoint:
+def who_returns(job: Job, name: str, snapshot: str, *, trust: bool = False) -> JobStartPoint:
     """The snapshot from which a learner takes its own state.
 
     Raises:
@@ -439,7 +445,7 @@ def who_returns(job: Job, name: str, snapshot: str) -> JobStartPoint:
     """
     if not snapshot:
         raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
-    start_point = checked_start_point(*place_said(snapshot), job, name)
+    start_point = said_start_point(job, snapshot, name, trust=trust)
     if not start_point.starts:
         raise SnapshotError(f"--from {snapshot}: {name} is not in {start_point.snapshot}")
     return start_point

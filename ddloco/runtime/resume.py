@@ -9,7 +9,10 @@ from clocks import actor_of, number_of
 from ddloco.actors.actor import Actor, Machine
 from ddloco.actors.events import Restored, WorkResult
 from ddloco.actors.state_types import package_of, states_of
-from ddloco.config.run_folder import SNAPSHOTS
+from ddloco.config.job import load_job
+from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS
+from ddloco.config.toml import ConfigError, read_toml
+from ddloco.config.trust import check_states
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived
 from ddloco.runtime.snapshot_writer import FROZEN, Tensors
@@ -279,6 +282,34 @@ def existing_place(said: str) -> tuple[str, str]:
         raise SnapshotError(f"{folder}: no such folder")
     want = "want a run folder, RUN/snapshots/ID or RUN/snapshots/latest"
     raise SnapshotError(f"{folder}: there are no snapshots; {want}")
+
+
+def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
+    """Refuse to continue from states that another user may have written.
+
+    Args:
+        said: what was given to ``--from``.
+        place: the store that it names.
+        own: the place of snapshots in the settings of the new run, if it has one.
+        trust: whether the user trusts who writes there.
+
+    Raises:
+        ConfigError: the place is neither that of a run that this user recorded, nor the new run's.
+    """
+    if trust:
+        return
+    for folder in (Path(said), Path(place).parent):
+        if "://" not in str(said) and (folder / JOB_FILE).is_file():
+            plain = read_toml(folder / JOB_FILE)
+            if "program" not in plain:
+                plain = load_job(folder / JOB_FILE).as_plain()
+            check_states(folder, plain, place, trust=False)
+            return
+    if place != own:
+        raise ConfigError(
+            f"--from {said}: this user did not record a run there on this machine, and it is not "
+            "the snapshot.place of this job; use --trust if you trust who writes there"
+        )
 
 
 def place_outside(

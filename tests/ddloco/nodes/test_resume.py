@@ -252,7 +252,10 @@ def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     assert job_start_point(JOB, "", tmp_path) is None
     with pytest.raises(SnapshotError, match="choose another folder"):
         job_start_point(JOB, str(place.folder), tmp_path)
-    assert WHO in job_start_point(JOB, str(place.folder), tmp_path / "other").starts
+    other = tmp_path / "other"
+    assert WHO in job_start_point(JOB, str(place.folder), other, trust=True).starts
+    with pytest.raises(ConfigError, match="use --trust if you trust who writes there"):
+        job_start_point(JOB, str(place.folder), other)
 
 
 @pytest.mark.parametrize(
