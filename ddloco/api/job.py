@@ -41,6 +41,7 @@ from ddloco.monitoring.live_display import Board, LogTail
 from ddloco.monitoring.metrics import Sink
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.errors import first_of
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
@@ -489,4 +490,4 @@ class Handle:
 
 
 def _console(*, quiet: bool) -> Console:
-    return Console(quiet=True, force_terminal=False) if quiet else Console()
+    return SafeConsole(quiet=True, force_terminal=False) if quiet else SafeConsole()

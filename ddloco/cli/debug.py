@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
@@ -20,7 +19,9 @@ from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.process_pool import ProcessLostError
+from ddloco.runtime.terminal import one_line
 from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
@@ -73,7 +74,7 @@ def why(given: argparse.Namespace) -> int:
             print(json.dumps(plain, indent=2))
         else:
             for line in lines:
-                print(line)
+                print(one_line(line))
         return HELD
 
     return explained(given, answer, is_syncer if given.question in OF_MERGES else None)
@@ -102,7 +103,7 @@ def diff(given: argparse.Namespace) -> int:
             print(json.dumps({"same": found.same, **plain}, indent=2))
         else:
             for line in found.lines():
-                print(line)
+                print(one_line(line))
         return HELD if found.same else FOUND
 
     return explained(given, answer)
@@ -135,9 +136,9 @@ def bundle(given: argparse.Namespace) -> int:
         about = open_bundle(path, folder)
     except (TapeError, ConfigError) as error:
         return complain(error)
-    print(f"{folder}: a run of {about.job}")
+    print(f"{folder}: a run of {one_line(about.job)}")
     for difference in about.differences(versions_here()):
-        print(f"differs from the recording: {difference}")
+        print(f"differs from the recording: {one_line(difference)}")
     if about.task and not about.redacted:
         print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")
         print(f"replay it with: cd {folder / SOURCE} && ddloco replay .. --trust")
@@ -156,7 +157,7 @@ def status_at(given: argparse.Namespace) -> int:
             plain: dict[str, Any] = msgspec.to_builtins(told)
             print(json.dumps(plain, indent=2))
         else:
-            Console(soft_wrap=True).print(told.picture())
+            SafeConsole(soft_wrap=True).print(told.picture())
         return HELD
 
     [given.folder], given.salvage = given.addresses, False

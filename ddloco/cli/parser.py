@@ -25,6 +25,7 @@ from ddloco.cli.help_text import (
     SNAPSHOTS,
     WHY,
 )
+from ddloco.runtime.terminal import escaping
 
 MODULES = {
     "completion": ("completion",),
@@ -774,6 +775,11 @@ def command_named(name: str) -> Callable[[argparse.Namespace], int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    with escaping():
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     top = parser()
     given = top.parse_args(arguments)
     if given.version:

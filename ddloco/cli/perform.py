@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from rich.console import Console
 
 from clocks import actor_of
 from ddloco.actors.effects import Finish
@@ -30,6 +29,7 @@ from ddloco.nodes.serve import is_loopback
 from ddloco.programs.program import LoadedProgram, load_program
 from ddloco.programs.runner import ProgramRunner
 from ddloco.replayer.program_replay import program_start_point
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.entry_point import NamedError
 from ddloco.runtime.resume import Start, StartPoint, check_said, place_outside
 from ddloco.runtime.signals import stop_on_signal
@@ -182,7 +182,7 @@ async def _run(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_on_signal, runner.request_stop)
             for name in names:
-                nursery.start_soon(follow, runner.folder, name, Console())
+                nursery.start_soon(follow, runner.folder, name, SafeConsole())
             finishes = await runner.run(endpoints, addresses)
             nursery.cancel_scope.cancel()
     return finishes

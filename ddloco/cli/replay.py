@@ -32,6 +32,7 @@ from ddloco.replayer.program_replay import replay_of_program
 from ddloco.replayer.recording import check_task, open_recording
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.report import Report
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.entry_point import NamedError
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
@@ -58,7 +59,7 @@ def replay(given: argparse.Namespace) -> int:
     kind, _, merge = given.until.partition(":")
     if given.without and not (kind == "merge" and merge.isdecimal()):
         return complain("--without: wants --until merge:T, the merge that is computed again")
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True, markup=False)
     # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
     # line next to an error message.
     hidden = given.pdb or not console.is_terminal

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
-from rich.console import Console
 
 from clocks import MonotonicTime, actor_of, number_of
 from ddloco.actors.effects import Finish
@@ -38,11 +37,13 @@ from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
 from ddloco.nodes.resume import JobStartPoint, said_start_point
 from ddloco.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.hosting import Notes
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
 from ddloco.runtime.signals import stop_on_signal, stop_with_parent
+from ddloco.runtime.terminal import one_line
 from ddloco.tapes.side_channel import SideChannel
 from snapshot import SnapshotError
 from transport.zeromq import ZmqEndpoint, open_context
@@ -293,7 +294,9 @@ async def _number(
         return answer
     refuse_unshared(job, folder, leader)
     if answer.warning:
-        Console(stderr=True).print(f"warning: {answer.warning}", soft_wrap=True)
+        SafeConsole(stderr=True, markup=False).print(
+            f"warning: {one_line(answer.warning)}", soft_wrap=True
+        )
     if exact and answer.number != exact:
         start_point = None  # It has gone on from there before, elsewhere.
     return f"{name}.{answer.number}", start_point
@@ -361,7 +364,7 @@ async def _serve(
             requests = hosted.request_stop, hosted.request_leave
             nursery.start_soon(stop_with_parent, *requests)
         else:
-            nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), Console())
+            nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), SafeConsole())
         finish = await hosted.run()
         nursery.cancel_scope.cancel()
     if losses is not None:
