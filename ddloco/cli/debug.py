@@ -20,6 +20,7 @@ from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.runtime.console import SafeConsole
+from ddloco.runtime.entry_point import in_one_line
 from ddloco.runtime.process_pool import ProcessLostError
 from ddloco.runtime.terminal import one_line
 from ddloco.workers.task_sources import SOURCE
@@ -48,8 +49,10 @@ def explained(
     # Tapes are many small objects that live long: looking for garbage more often finds none.
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS, 50, 100)
+    run = None
     try:
-        return answer(_opened(given, given.folder, wanted))
+        run = _opened(given, given.folder, wanted)
+        return answer(run)
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     except ProcessLostError as error:
@@ -57,6 +60,11 @@ def explained(
     except Divergence as found:
         said = f"{given.folder}: {found}: this program decides otherwise than the tape says"
         return complain(f"{said}; see ddloco tape verify", FOUND)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if run is None or not run.restored:
+            raise  # Machines that have begun here contradict themselves only if there is a bug.
+        said = "the states in the snapshot that its tapes begin with contradict each other"
+        return complain(f"{given.folder}: {said}: {in_one_line(error)}")
 
 
 def _opened(

@@ -750,6 +750,7 @@ def _add_simulate(orders: Orders) -> None:
     add("--dir", dest="folder", metavar="RUN", type=Path, help="write tapes and a log there")
     add("--json", action="store_true", help="print JSON")
     add_bandwidth(command)
+    _add_trust(command)
     command.set_defaults(run="simulate")
 
 

@@ -86,6 +86,11 @@ class RecordedRun:
         """The incarnations of learners that have tapes."""
         return [each for each in self.tapes if each not in self.syncers]
 
+    @property
+    def restored(self) -> bool:
+        """Whether machines have begun with the states in a snapshot."""
+        return vars(self).get("_start_point") is not None
+
     def tape_of(self, incarnation: str) -> Tape:
         """Return the tape of an incarnation.
 

@@ -219,8 +219,8 @@ class UserActor:
         if name not in _computations:
             raise ValueError(f"{name} is not a computation; mark it with @computation")
         made = Array(f"call/{self._calls + 1}")
-        pending = Pending(then.__name__, arrays, made)
-        if getattr(then, "__func__", None) is not getattr(pending.method_of(self), "__func__", 0):
+        pending = Pending(getattr(then, "__name__", ""), arrays, made)
+        if pending.method_of(self) != then:
             raise ValueError(f"then={then!r}: want a method of this actor")
         self._calls += 1
         self._pending[self._calls] = pending

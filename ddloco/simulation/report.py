@@ -122,7 +122,7 @@ def _beside_recorded(
     case, scenario = chosen_case
     outcomes: dict[str, Outcome] = {}
     try:
-        outcomes["recorded"] = outcome_of(path)
+        outcomes["recorded"] = outcome_of(path, trust=given.trust)
     except Divergence as found:
         said = f"{path}: {found}: this program decides otherwise than the tape says"
         console.print(f"{said}, so what the run came to is not shown", soft_wrap=True)

@@ -4,6 +4,7 @@ The attack is that of a host that may write where the snapshots are: the syncer'
 written again, so that its machine would start a process with an environment of the attacker's.
 """
 
+import random
 import shutil
 from pathlib import Path
 
@@ -13,9 +14,11 @@ import pytest
 import ddloco
 from ddloco.config.toml import ConfigError
 from ddloco.config.trust import MARK_FILE
+from ddloco.runtime import resume
 from replay import open_tapes
 from snapshot import Entry, Store
 from tests.processes.conftest import DDLOCO, JOB, Job, call, call_here
+from tests.snapshot.state_fuzz import a_number, a_reference, alike
 
 SNAPSHOTS = "\n[snapshot]\nevery_steps = 10\n"
 FEW = ("--set=sync.quorum=2", "--set=job.steps=30")
@@ -171,3 +174,24 @@ def test_a_forged_state_is_refused_where_it_is_trusted(recorded, strange, tmp_pa
     for found in (call_here("replay", str(strange), "--trust", f"--from={recorded[2]}"), went_on):
         said = refused_in_one_line(found)
         assert "of syncer.1: ddloco.workers.forking:ForkServerProcess: not a class" in said
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_absurd_states_that_are_trusted_are_one_line(recorded, tmp_path, monkeypatch, seed):
+    """Right types, absurd content: an answer, a difference or one line, and no traceback."""
+    rng = random.Random(f"absurd {seed}")
+
+    def changed(state):
+        version, nodes, root = msgspec.msgpack.decode(state)
+        for _ in range(rng.choice([1, 2, 4])):
+            rng.choice([a_number, alike, a_reference])(rng, nodes)
+        return msgspec.msgpack.encode([version, nodes, root])
+
+    place = Path(shutil.copytree(recorded[0], tmp_path / "forged")) / "snapshots"
+    forge(place, recorded[2], changed)
+    read = resume.read_start_point
+    monkeypatch.setattr(resume, "read_start_point", lambda _, *more: read(place, *more))
+    for question in QUESTIONS[:6]:
+        found = ask(question, recorded[1])
+        assert found.returncode in {0, 1, 2}
+        assert found.stderr.count("\n") <= 1, found.stderr
