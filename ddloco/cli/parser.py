@@ -544,7 +544,8 @@ def _add_bundle(orders: Orders) -> None:
         "  ddloco bundle first.ddloco.tar.gz         to the folder first\n\n"
         "It holds the job file, the tapes, the log, the task's source, and the snapshots that the\n"
         "tapes begin with. Treat a bundle from elsewhere like a program from elsewhere: a replay\n"
-        "calls its task, and therefore asks for --trust.",
+        "calls its task, and the states in its snapshots decide what its actors do. Commands that\n"
+        "let them ask for --trust.",
     )
     command.add_argument("path", metavar="RUN_OR_FILE", type=Path, help="what to pack or unpack")
     command.add_argument("--to", metavar="PATH", type=Path, help="the new file, or the new folder")
