@@ -100,12 +100,15 @@ def __dir__() -> list[str]:
     return [*globals(), *__all__]
 
 
-def open(path: Path | str, *, salvage: bool = False) -> "Run":  # noqa: A001, as ddloco.open it reads
+def open(  # noqa: A001, as ddloco.open it reads
+    path: Path | str, *, salvage: bool = False, trust: bool = False
+) -> "Run":
     """Open a recorded run for questions; see ``ddloco.debugger.api.Run``.
 
     Args:
         path: the run folder, a folder of tapes, or one tape.
         salvage: whether to read damaged tapes up to the damage.
+        trust: whether to let the task and the states of a run act that another user recorded.
 
     Raises:
         TapeError: a tape cannot be read, or is of another run than the others.
@@ -113,4 +116,4 @@ def open(path: Path | str, *, salvage: bool = False) -> "Run":  # noqa: A001, as
     """
     from ddloco.debugger.api import Run  # noqa: PLC0415, importing ddloco should cost nothing
 
-    return Run(path, salvage=salvage)
+    return Run(path, salvage=salvage, trust=trust)

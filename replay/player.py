@@ -93,8 +93,11 @@ class Player(Generic[E]):
         """
         failure = self.failure = None
         effects: Sequence[Any] = ()
+        digest = b""
         try:
             effects = self.actor.handle(record.at, event)
+            if outcome is not None:
+                digest = digest_effects(effects)  # Effects that cannot be written are a failure.
         except Exception as error:  # noqa: BLE001, whatever a machine raises is on the tape too
             failure = self.failure = error
         learned = self.actor.learned
@@ -105,11 +108,9 @@ class Player(Generic[E]):
             got = f"{type(failure).__name__}: {failure}"[:1000] if failure else "no exception"
             if said != got and outcome is not None:
                 raise self.differs(record, event, "exception", said, got)
-        elif outcome is not None and (
-            outcome.count != len(effects) or outcome.digest != digest_effects(effects)
-        ):
+        elif outcome is not None and (outcome.count != len(effects) or outcome.digest != digest):
             expected = f"{outcome.count} effects, digest {outcome.digest.hex()}"
-            actual = f"{len(effects)} effects, digest {digest_effects(effects).hex()}: {effects}"
+            actual = f"{len(effects)} effects, digest {digest.hex()}: {effects}"
             raise self.differs(record, event, "effects", expected, actual)
         self.played += 1
         self._context.append((record.n, event))

@@ -33,6 +33,7 @@ from snapshot.record import Part as Part
 from snapshot.record import problem_of as problem_of
 from snapshot.record import split as split
 from snapshot.retention import Removed as Removed
+from snapshot.state_types import StateTypes as StateTypes
 from snapshot.storage import BLOBS as BLOBS
 from snapshot.storage import GRACE_S as GRACE_S
 from snapshot.storage import Blob as Blob

@@ -1,8 +1,8 @@
 """Conversion of a machine's whole state to bytes and back, as plain data without executable code.
 
 A state may contain None, bool, int, float, str and bytes; tuples, lists, dicts, sets, frozensets
-and deques; members of enums, msgspec structs, objects with their attributes, and bound methods of
-such objects. Classes are written by name and must belong to packages that the caller trusts.
+and deques; members of enums, msgspec structs, and objects with their attributes. Classes are
+written by name and must be listed (``state_types``); functions and methods have no place in it.
 Reading imports nothing, and calls no constructor except msgspec's for structs. An object that is
 referenced from two places is one object again after reading, so a machine that was read back
 continues exactly like the one that was written.
@@ -11,17 +11,17 @@ The bytes depend only on the state: dicts keep their order, sets are sorted.
 """
 
 import functools
-import sys
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from enum import Enum
 from itertools import chain, pairwise
-from types import FunctionType, MethodType
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
-FORMAT = 2
+from snapshot.state_types import StateTypes, attribute_names, may_set, written_name
+
+FORMAT = 3
 """The format of a state's bytes. Moving or renaming a class changes the bytes, as they name it."""
 
 READERS = {1: "0.1"}
@@ -45,26 +45,33 @@ NODES = frozenset({list, dict, set, deque})
 
 STRANGE = "not a state as freeze writes it"
 
-HOME = __name__.removesuffix("snapshot.freeze")
-"""What precedes the name of this package where it and its siblings are parts of another one. The
-names of classes are written without it, so that a state means the same in both."""
+BYTES_MAX = 2**25
+"""Maximum size of a state. A syncer of a thousand learners needs an eighth of it; arrays and the
+payloads of messages are stored apart."""
+
+NODES_MAX = 2**20
+"""Maximum number of lists, dicts, sets, structs and objects in a state. Each takes some hundred
+bytes of memory when it is read."""
+
+HEX_MAX = 2**10
+"""Maximum length of an integer that is written as text."""
 
 
 class FreezeError(ValueError):
     """A value cannot be part of a state, or bytes are not a state; names the place."""
 
 
-def freeze(state: object, packages: Collection[str]) -> bytes:
+def freeze(state: object, allowed: StateTypes) -> bytes:
     """Write everything that ``state`` consists of.
 
     Args:
         state: any object.
-        packages: the top-level packages whose classes may occur in it.
+        allowed: the classes that may occur in it.
 
     Raises:
         FreezeError: a value in it is not plain data; names the attributes that lead to it.
     """
-    return _Writer(packages, [], 0).whole(state)
+    return _Writer(allowed, [], 0).whole(state)
 
 
 def attributes(thing: object) -> Iterator[tuple[str, Any]]:
@@ -92,24 +99,6 @@ def slots(cls: type) -> tuple[str, ...]:
     return tuple(found)
 
 
-def method_of(owner: object, name: str) -> MethodType | None:
-    """The method of an object with this name, found without calling anything."""
-    for base in type(owner).__mro__:
-        found = base.__dict__.get(name)
-        if found is not None:
-            return MethodType(found, owner) if type(found) is FunctionType else None
-    return None
-
-
-def _stored(method: MethodType) -> str:
-    """The name under which a method's class stores it: ``__x`` is ``_Class__x``."""
-    for base in type(method.__self__).__mro__:
-        for name, found in base.__dict__.items():
-            if found is method.__func__:
-                return name
-    return ""
-
-
 @functools.cache
 def bare(cls: type) -> bool:
     """Whether objects of a class consist only of their attributes, unlike containers, exceptions
@@ -124,8 +113,8 @@ def bare(cls: type) -> bool:
 class _Writer:
     """Writes mutable and shared objects as numbered nodes, and other values in place."""
 
-    def __init__(self, packages: Collection[str], path: list[tuple[type, str]], depth: int) -> None:
-        self._packages = packages
+    def __init__(self, allowed: StateTypes, path: list[tuple[type, str]], depth: int) -> None:
+        self._allowed = allowed
         self._nodes: list[Any] = []
         self._seen: dict[int, int] = {}
         self._alive: list[object] = []
@@ -140,9 +129,12 @@ class _Writer:
     def whole(self, state: object) -> bytes:
         try:
             root = self.put(state)
-            return msgspec.msgpack.encode([FORMAT, self._nodes, root])
+            written = msgspec.msgpack.encode([FORMAT, self._nodes, root])
         except RecursionError:
             raise self._refusal("nested too deep for the caller's stack") from None
+        if len(written) > BYTES_MAX:
+            raise self._refusal(f"{len(written)} bytes; want at most {BYTES_MAX}")
+        return written
 
     def put(self, thing: Any) -> Any:
         kind = type(thing)
@@ -151,7 +143,7 @@ class _Writer:
                 self._encodable(thing)
             return thing
         if kind is int:
-            return thing if thing.bit_length() <= INT_BITS else ["i", hex(thing)]
+            return thing if thing.bit_length() <= INT_BITS else self._long(thing)
         if self._depth == DEPTH_MAX:
             raise self._refusal(f"nested more than {DEPTH_MAX} deep")
         self._depth += 1
@@ -159,6 +151,11 @@ class _Writer:
         written = ["r", self._node(thing, kind)] if node else self._put(thing, kind)
         self._depth -= 1
         return written
+
+    def _long(self, number: int) -> list[Any]:
+        if number.bit_length() > 4 * (HEX_MAX - len("-0x")):
+            raise self._refusal(f"an integer of {number.bit_length()} bits")
+        return ["i", hex(number)]
 
     def _encodable(self, text: str) -> None:
         try:
@@ -175,11 +172,6 @@ class _Writer:
             if kind.__members__.get(thing.name) is not thing:
                 raise self._refusal(f"{thing} is not a single member of an enum")
             return ["e", self._class(kind), thing.name]
-        if kind is MethodType:
-            name = _stored(thing)
-            if method_of(thing.__self__, name) != thing:
-                raise self._refusal(f"{thing.__qualname__} is not a method of its object's class")
-            return ["m", self.put(thing.__self__), name]
         if thing is msgspec.UNSET:
             return ["u"]
         return ["r", self._node(thing, kind)]
@@ -191,6 +183,8 @@ class _Writer:
                 raise self._refusal("a struct that leads back to itself")
             return known
         number = self._seen[id(thing)] = len(self._nodes)
+        if number >= NODES_MAX:
+            raise self._refusal(f"more than {NODES_MAX} lists, dicts, sets, structs and objects")
         self._alive.append(thing)
         self._nodes.append(None)
         around = self._around
@@ -217,7 +211,17 @@ class _Writer:
         name = self._name(kind)
         if not bare(kind):
             raise self._refusal(f"{kind.__qualname__} is more than its attributes")
-        return ["o", name, self._fields(thing, attributes(thing))]
+        written = self._fields(thing, attributes(thing))
+        if not accepted(kind, declares=self._allowed.declares(kind)).issuperset(written):
+            self._check_names(kind, written)
+        return ["o", name, written]
+
+    def _check_names(self, kind: type, names: Iterable[str]) -> None:
+        declares = self._allowed.declares(kind)
+        for name in names:
+            problem = problem_of(kind, name, declares=declares)
+            if problem is not None:
+                raise self._refusal(problem)
 
     def _fields(self, thing: object, fields: Iterator[tuple[str, Any]]) -> dict[str, Any]:
         written: dict[str, Any] = {}
@@ -257,7 +261,7 @@ class _Writer:
         return [self.put(each) for _, each in alone]
 
     def _alone(self, thing: Any) -> bytes:
-        return _Writer(self._packages, [*self._path], self._depth).whole(thing)
+        return _Writer(self._allowed, [*self._path], self._depth).whole(thing)
 
     def _name(self, cls: type) -> str:
         known = self._known.get(cls)
@@ -267,9 +271,12 @@ class _Writer:
         return name
 
     def _class(self, cls: type) -> str:
-        name = f"{cls.__module__.removeprefix(HOME)}:{cls.__qualname__}"
-        if class_of(name, self._packages) is not cls:
-            raise self._refusal(f"{cls.__module__}.{cls.__qualname__} is not plain data")
+        name = written_name(cls)
+        if self._allowed.named(name) is not cls:
+            raise self._refusal(
+                f"{cls.__module__}.{cls.__qualname__} is not plain data; want a dataclass, a "
+                "struct or an enum"
+            )
         return name
 
     def _refusal(self, what: str) -> FreezeError:
@@ -300,17 +307,28 @@ def made_bare(cls: type) -> bool:
     return not hasattr(cls, "__post_init__")
 
 
-def class_of(name: str, packages: Collection[str]) -> type | None:
-    """The class of this name, if it has been imported and belongs to a trusted package."""
-    module, _, path = name.partition(":")
-    if module.partition(".")[0] not in packages:
-        return None
-    return _class_in(f"{HOME}{module}", path) or _class_in(module, path)
+@functools.cache
+def accepted(cls: type, *, declares: bool) -> frozenset[str]:
+    """The declared attributes of a class that a state may set."""
+    return frozenset(
+        name
+        for name in (*attribute_names(cls), *slots(cls))
+        if problem_of(cls, name, declares=declares) is None
+    )
 
 
-def _class_in(module: str, path: str) -> type | None:
-    found: Any = sys.modules.get(module)
-    for step in path.split("."):
-        found = vars(found).get(step) if found is not None else None
-    same = isinstance(found, type) and (found.__module__, found.__qualname__) == (module, path)
-    return cast("type", found) if same else None
+def problem_of(cls: type, name: str, *, declares: bool) -> str | None:
+    """Return why a state may not set an attribute; None if it may.
+
+    Args:
+        cls: the class.
+        name: the attribute as it is stored.
+        declares: whether the class must declare it.
+    """
+    if declares and name not in attribute_names(cls):
+        return f"{cls.__qualname__} declares no {name}"
+    if name not in slots(cls) and not cls.__dictoffset__:
+        return f"{cls.__qualname__} has no {name} here"
+    if not may_set(cls, name):
+        return f"{name} is something that {cls.__qualname__} defines"
+    return None

@@ -145,7 +145,7 @@ class Participant(Generic[M]):
 
     def __init__(self, me: str, lanes: Sequence[str]) -> None:
         self.me = me
-        self._lanes = tuple(lanes)
+        self._lanes: tuple[str, ...] = tuple(lanes)
         self._cuts: Cuts[Channel, M] = Cuts()
         self._own: dict[str, Own] = {}
         self._towards: dict[str, str] = {}

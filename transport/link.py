@@ -90,7 +90,7 @@ class Links:
     """
 
     def __init__(self, clock: RunningClock, handles: Handles) -> None:
-        self.me = clock.me
+        self.me: str = clock.me
         self.clock = clock
         self.counters: dict[str, int] = {}
         """How often something was rejected or dropped, by reason."""

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 from clocks import RunningClock, actor_of, number_of
 from ddloco.actors.effects import CaptureState, TakeSnapshot, Work
 from ddloco.actors.events import Captured, Restored, SnapshotRequested, SnapshotSettled, WorkResult
-from ddloco.actors.snapshot_adapter import Cutting, packages_of
+from ddloco.actors.snapshot_adapter import Cutting
+from ddloco.actors.state_types import package_of, states_of
 from snapshot import FreezeError, Moment, freeze
 from transport import (
     CONTROL,
@@ -70,7 +71,7 @@ class Actor:
         self.handles = Handles()
         self.clock = RunningClock(incarnation)
         self.links = Links(self.clock, self.handles)
-        self.snapshots = Cutting(incarnation, self.links, packages_of(machine))
+        self.snapshots = Cutting(incarnation, self.links, package_of(machine))
         self.at = 0.0
         """The time of the newest event, in seconds since the actor's start."""
         self.timers: dict[str, float] = {}
@@ -214,7 +215,7 @@ class Actor:
             The unfinished snapshots that this actor had begun.
         """
         former, links = self.snapshots, self.links
-        self.snapshots = Cutting(self.incarnation, links, packages_of(self.machine))
+        self.snapshots = Cutting(self.incarnation, links, package_of(self.machine))
         self.snapshots.inherit(former)
         for handle in former.holding():
             effects += self.handles.release(handle)
@@ -262,7 +263,7 @@ class Actor:
                 self.handles.hold(handle)
         self.clock.rest()
         try:
-            state = freeze(self, packages_of(self.machine))
+            state = freeze(self, states_of(package_of(self.machine)))
         except FreezeError as error:
             for work, _ in begun:
                 self._tell(at, Captured(work, failed=str(error)), effects)

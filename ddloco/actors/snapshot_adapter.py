@@ -15,6 +15,7 @@ from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, O
 from ddloco.actors.events import Captured, Committed, SnapshotRequested, SnapshotSettled, WorkFailed
 from ddloco.actors.messages import SnapshotPart
 from ddloco.actors.observations import BEGUN, DISCARDED, FAILED, TAKEN
+from ddloco.actors.state_types import states_of
 from snapshot import (
     GATHERING_S,
     Ask,
@@ -51,21 +52,12 @@ from transport import Mark as MarkLanes
 
 CUT = "cut/"
 GATHER = "gather/"
-PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
-"""Packages whose classes a state may contain, besides the machine's own package."""
-
 BEGUN_AT_ONCE, BEGUN_PER_S = 16.0, 2.0
 """Limits, as a burst and a rate per second, on the snapshots of one other actor. Each one captures
 the whole state, and any peer with a key could begin one with every message."""
 
 OWN = frozenset({Captured, Committed, SnapshotRequested})
 OWN_BODIES = frozenset({Marker, SnapshotPart})
-
-
-def packages_of(machine: object) -> tuple[str, ...]:
-    """Return the packages whose classes the state of an actor with this machine may contain."""
-    own = type(machine).__module__.partition(".")[0]
-    return PACKAGES if own in PACKAGES else (*PACKAGES, own)
 
 
 def _refused(message: MessageArrived[Any], reason: str) -> Effect:
@@ -79,13 +71,13 @@ class Cutting:
     Args:
         me: the actor's incarnation.
         links: its links.
-        packages: the packages whose classes its state may contain.
+        package: the top-level package of its machine, if that is of a program.
     """
 
-    def __init__(self, me: str, links: Links, packages: tuple[str, ...] = PACKAGES) -> None:
+    def __init__(self, me: str, links: Links, package: str = "") -> None:
         self._me = me
         self._links = links
-        self._packages = packages
+        self._package = package
         self._participant: Participant[MessageArrived[Any]] = Participant(me, LANES)
         self._peers: dict[str, str] = {}
         """The incarnation at the other end of each link, by the link's name."""
@@ -361,7 +353,9 @@ class Cutting:
             self._land(handle)  # The reference now belongs to the work that writes it.
         work = self._next_work()
         self._held[work] = ask.snapshot, handles
-        return CaptureFlight(work, ask.snapshot, freeze(messages, self._packages), handles)
+        return CaptureFlight(
+            work, ask.snapshot, freeze(messages, states_of(self._package)), handles
+        )
 
     def _forget(self, handles: list[str]) -> list[Effect]:
         for handle in handles:

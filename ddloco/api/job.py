@@ -41,6 +41,7 @@ from ddloco.monitoring.live_display import Board, LogTail
 from ddloco.monitoring.metrics import Sink
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.errors import first_of
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
@@ -133,7 +134,7 @@ class FinishedRun(Run):
         # Unlike the base class this reads no tape: they may be long, or switched off.
         self.path = path
         self.result = result
-        self._salvage = False
+        self._salvage = self._trust = False
         self._job = job
         self._task = task
 
@@ -229,6 +230,7 @@ class Job:
         *,
         processes: bool = False,
         snapshot: str = "",
+        trust: bool = False,
         overwrite: bool = False,
         quiet: bool = False,
         track: Sequence[str] = (),
@@ -242,6 +244,7 @@ class Job:
             dir: the run folder; by default ``runs/NAME-NUMBER``.
             processes: whether every actor is a process of its own, over tcp.
             snapshot: a snapshot to continue from, such as ``runs/first/snapshots/latest``.
+            trust: whether to continue from a snapshot that another user may have written.
             overwrite: whether a run in this folder is replaced.
             quiet: whether to show nothing.
             track: trackers that get the metrics, as for ``ddloco run --track``, such as
@@ -256,6 +259,7 @@ class Job:
             dir,
             processes=processes,
             snapshot=snapshot,
+            trust=trust,
             overwrite=overwrite,
             quiet=quiet,
             track=track,
@@ -272,6 +276,7 @@ class Job:
         *,
         processes: bool = False,
         snapshot: str = "",
+        trust: bool = False,
         overwrite: bool = False,
         quiet: bool = True,
         track: Sequence[str] = (),
@@ -285,7 +290,7 @@ class Job:
         if self.config.job.method == "lone":
             raise ConfigError("job.method: a lone learner has no handle; use `ddloco run`")
         folder = folder_for(self.config, Path(dir) if dir is not None else None, self._module)
-        terms = LaunchTerms(processes, snapshot, overwrite, self._module)
+        terms = LaunchTerms(processes, snapshot, overwrite, self._module, trust)
         cluster, sinks = open_tracked(self.config, folder, terms, track)
         return Handle(cluster, self._task, _console(quiet=quiet), sinks)
 
@@ -486,4 +491,4 @@ class Handle:
 
 
 def _console(*, quiet: bool) -> Console:
-    return Console(quiet=True, force_terminal=False) if quiet else Console()
+    return SafeConsole(quiet=True, force_terminal=False) if quiet else SafeConsole()

@@ -23,6 +23,7 @@ from ddloco.nodes.fault_injector import live_schedule
 from ddloco.nodes.resume import begins_anew, job_start_point
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.entry_point import pinned_file
 from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import SOURCE, keep_sources
@@ -53,6 +54,7 @@ class LaunchTerms:
         fresh_learners: whether it may continue from a snapshot without learners.
         overwrite: whether the run in its folder is replaced.
         module: the text of the task's module, if that is a pinned one.
+        trust: whether the user trusts who writes where the snapshot is.
         asked: where faults were asked for, for messages.
         fault: what precedes the name of an impossible fault in messages.
     """
@@ -61,6 +63,7 @@ class LaunchTerms:
     snapshot: str = ""
     overwrite: bool = False
     module: str = ""
+    trust: bool = False
     asked: str = "chaos"
     fault: str = "chaos."
     fresh_learners: bool = False
@@ -114,16 +117,17 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
     """
     check_faults(job, terms)
     keys_of(job, "tcp" if terms.processes else job.transport.kind)
-    fresh = terms.fresh_learners
-    start_point = job_start_point(job, terms.snapshot, folder, fresh_learners=fresh)
+    start_point = job_start_point(
+        job, terms.snapshot, folder, trust=terms.trust, fresh_learners=terms.fresh_learners
+    )
     if start_point is not None and (anew := begins_anew(start_point, job)):
-        Console(stderr=True).print(anew, soft_wrap=True, highlight=False)
+        SafeConsole(stderr=True).print(anew, soft_wrap=True, highlight=False)
     open_folder(folder, job, overwrite=terms.overwrite)
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
         task_digest(job.job.task, folder)
     if terms.processes:
-        return Processes(job, folder, terms.snapshot)
+        return Processes(job, folder, terms.snapshot, trust=terms.trust)
     return Cluster(job, folder, start_point)
 
 

@@ -11,6 +11,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError
 from ddloco.nodes.exit_codes import BAD_INPUT, FOUND, HELD
 from ddloco.runtime.errors import first_of
+from ddloco.runtime.terminal import one_line
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:
@@ -50,7 +51,7 @@ def _worker_code(error: BaseException) -> int | None:
 
 def complain(problem: object, code: int = BAD_INPUT) -> int:
     """Print one line about a problem to standard error; returns the exit code."""
-    sys.stderr.write(f"ddloco: {problem}\n")
+    sys.stderr.write(f"ddloco: {one_line(problem)}\n")
     return code
 
 

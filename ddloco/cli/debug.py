@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
@@ -20,7 +19,10 @@ from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.runtime.console import SafeConsole
+from ddloco.runtime.entry_point import in_one_line
 from ddloco.runtime.process_pool import ProcessLostError
+from ddloco.runtime.terminal import one_line
 from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError
@@ -47,8 +49,10 @@ def explained(
     # Tapes are many small objects that live long: looking for garbage more often finds none.
     gc.freeze()
     gc.set_threshold(GARBAGE_OBJECTS, 50, 100)
+    run = None
     try:
-        return answer(RecordedRun(given.folder, salvage=given.salvage, wanted=wanted))
+        run = _opened(given, given.folder, wanted)
+        return answer(run)
     except (TapeError, ConfigError, SnapshotError, StorageError) as error:
         return complain(error)
     except ProcessLostError as error:
@@ -56,6 +60,17 @@ def explained(
     except Divergence as found:
         said = f"{given.folder}: {found}: this program decides otherwise than the tape says"
         return complain(f"{said}; see ddloco tape verify", FOUND)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if run is None or not run.restored:
+            raise  # Machines that have begun here contradict themselves only if there is a bug.
+        said = "the states in the snapshot that its tapes begin with contradict each other"
+        return complain(f"{given.folder}: {said}: {in_one_line(error)}")
+
+
+def _opened(
+    given: argparse.Namespace, path: Path, wanted: Callable[[str], bool] | None = None
+) -> RecordedRun:
+    return RecordedRun(path, salvage=given.salvage, wanted=wanted, trust=given.trust)
 
 
 def why(given: argparse.Namespace) -> int:
@@ -67,7 +82,7 @@ def why(given: argparse.Namespace) -> int:
             print(json.dumps(plain, indent=2))
         else:
             for line in lines:
-                print(line)
+                print(one_line(line))
         return HELD
 
     return explained(given, answer, is_syncer if given.question in OF_MERGES else None)
@@ -89,14 +104,14 @@ def diff(given: argparse.Namespace) -> int:
     """``ddloco diff``: where two runs part first, and of what kind the difference is."""
 
     def answer(run: RecordedRun) -> int:
-        other = RecordedRun(given.other, salvage=given.salvage)
+        other = _opened(given, given.other)
         found = compare(run, other, processes_for([run, other]))
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(found)
             print(json.dumps({"same": found.same, **plain}, indent=2))
         else:
             for line in found.lines():
-                print(line)
+                print(one_line(line))
         return HELD if found.same else FOUND
 
     return explained(given, answer)
@@ -107,7 +122,7 @@ def report(given: argparse.Namespace) -> int:
 
     def answer(run: RecordedRun) -> int:
         compared = given.compare
-        other = RecordedRun(compared, salvage=given.salvage) if compared is not None else None
+        other = _opened(given, compared) if compared is not None else None
         print(write_report(run, given.out, other))
         return HELD
 
@@ -129,9 +144,9 @@ def bundle(given: argparse.Namespace) -> int:
         about = open_bundle(path, folder)
     except (TapeError, ConfigError) as error:
         return complain(error)
-    print(f"{folder}: a run of {about.job}")
+    print(f"{folder}: a run of {one_line(about.job)}")
     for difference in about.differences(versions_here()):
-        print(f"differs from the recording: {difference}")
+        print(f"differs from the recording: {one_line(difference)}")
     if about.task and not about.redacted:
         print(f"its task is {about.task}; read {folder / SOURCE} before you let it run")
         print(f"replay it with: cd {folder / SOURCE} && ddloco replay .. --trust")
@@ -150,7 +165,7 @@ def status_at(given: argparse.Namespace) -> int:
             plain: dict[str, Any] = msgspec.to_builtins(told)
             print(json.dumps(plain, indent=2))
         else:
-            Console(soft_wrap=True).print(told.picture())
+            SafeConsole(soft_wrap=True).print(told.picture())
         return HELD
 
     [given.folder], given.salvage = given.addresses, False

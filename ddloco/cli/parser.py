@@ -25,6 +25,7 @@ from ddloco.cli.help_text import (
     SNAPSHOTS,
     WHY,
 )
+from ddloco.runtime.terminal import escaping
 
 MODULES = {
     "completion": ("completion",),
@@ -162,6 +163,7 @@ def _add_job(command: argparse.ArgumentParser, *, folder_needed: bool) -> None:
         action="store_true",
         help="with --from: also from a snapshot without learners, which then begin with step 1",
     )
+    _add_trust(command)
 
 
 def _add_overrides(command: argparse.ArgumentParser) -> None:
@@ -336,6 +338,7 @@ def _add_perform(orders: Orders) -> None:
         help="an argument of the function; may be given again",
     )
     add("--from", dest="snapshot", metavar="SNAPSHOT", default="", help="RUN/snapshots/ID, a URL")
+    _add_trust(command)
     add("--place", metavar="PLACE", default="", help="of snapshots (default: RUN/snapshots), a URL")
     add("--only", metavar="NAME", nargs="+", default=[], help="the actors that run on this host")
     add(
@@ -388,6 +391,7 @@ def _add_status(orders: Orders) -> None:
         help="of a recorded run: the state of all actors as event EVENT knew it, syncer.1:540",
     )
     add("--watch", action="store_true", help="repeat every second until Ctrl-C")
+    _add_trust(command)
     _add_asking(command)
     command.set_defaults(run="status")
 
@@ -481,11 +485,7 @@ def _add_replay(orders: Orders) -> None:
         default="",
         help="call this task instead of the one that the tapes name; its source may differ",
     )
-    command.add_argument(
-        "--trust",
-        action="store_true",
-        help="call the task that the tapes name, although another user recorded them",
-    )
+    _add_trust(command)
     command.add_argument(
         "--until",
         metavar="TARGET",
@@ -511,6 +511,15 @@ def _add_replay(orders: Orders) -> None:
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print the findings as JSON")
     command.set_defaults(run="replay")
+
+
+def _add_trust(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--trust",
+        action="store_true",
+        help="let a run act that another user recorded: its task, the states in its snapshots, and "
+        "the places that its tapes name",
+    )
 
 
 def _add_salvage(command: argparse.ArgumentParser) -> None:
@@ -540,7 +549,8 @@ def _add_bundle(orders: Orders) -> None:
         "  ddloco bundle first.ddloco.tar.gz         to the folder first\n\n"
         "It holds the job file, the tapes, the log, the task's source, and the snapshots that the\n"
         "tapes begin with. Treat a bundle from elsewhere like a program from elsewhere: a replay\n"
-        "calls its task, and therefore asks for --trust.",
+        "calls its task, and the states in its snapshots decide what its actors do. Commands that\n"
+        "let them ask for --trust.",
     )
     command.add_argument("path", metavar="RUN_OR_FILE", type=Path, help="what to pack or unpack")
     command.add_argument("--to", metavar="PATH", type=Path, help="the new file, or the new folder")
@@ -562,6 +572,7 @@ def _add_diff(orders: Orders) -> None:
     )
     command.add_argument("folder", metavar="RUN_A", type=Path, help="a run folder")
     command.add_argument("other", metavar="RUN_B", type=Path, help="another run folder")
+    _add_trust(command)
     _add_salvage(command)
     command.add_argument("--json", action="store_true", help="print JSON")
     command.set_defaults(run="diff")
@@ -580,6 +591,7 @@ def _add_report(orders: Orders) -> None:
         "--out", metavar="FILE", type=Path, help="the file (default: report.html in the run folder)"
     )
     command.add_argument("--compare", metavar="RUN_B", type=Path, help="show another run beside it")
+    _add_trust(command)
     _add_salvage(command)
     command.set_defaults(run="report")
 
@@ -609,6 +621,7 @@ def _add_why(orders: Orders) -> None:
             question.add_argument(
                 "--depth", metavar="N", type=int, default=16, help="causes to show (default: 16)"
             )
+        _add_trust(question)
         _add_salvage(question)
         question.add_argument("--json", action="store_true", help="print JSON")
         question.set_defaults(run="why")
@@ -743,6 +756,7 @@ def _add_simulate(orders: Orders) -> None:
     add("--dir", dest="folder", metavar="RUN", type=Path, help="write tapes and a log there")
     add("--json", action="store_true", help="print JSON")
     add_bandwidth(command)
+    _add_trust(command)
     command.set_defaults(run="simulate")
 
 
@@ -768,6 +782,11 @@ def command_named(name: str) -> Callable[[argparse.Namespace], int]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit with its code."""
+    with escaping():
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     top = parser()
     given = top.parse_args(arguments)
     if given.version:

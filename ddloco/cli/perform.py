@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from rich.console import Console
 
 from clocks import actor_of
 from ddloco.actors.effects import Finish
@@ -30,8 +29,9 @@ from ddloco.nodes.serve import is_loopback
 from ddloco.programs.program import LoadedProgram, load_program
 from ddloco.programs.runner import ProgramRunner
 from ddloco.replayer.program_replay import program_start_point
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.entry_point import NamedError
-from ddloco.runtime.resume import Start, StartPoint, place_outside
+from ddloco.runtime.resume import Start, StartPoint, check_said, place_outside
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.tapes.code_version import code_version
 from snapshot import SnapshotError, StorageError, Store
@@ -52,7 +52,7 @@ def perform(given: argparse.Namespace) -> int:
         curves = {name: _curve(given.keys, loaded, name) for name in names}
         _check_binds(loaded, names, at, keys=given.keys is not None)
         folder = given.folder or next_folder(here / "runs", loaded.name)
-        start_point = _start_point(loaded, given.snapshot, folder)
+        start_point = _start_point(loaded, given.snapshot, folder, trust=given.trust)
         open_folder(folder, loaded, overwrite=given.overwrite, join=bool(given.only))
         place = given.place or str((folder / SNAPSHOTS).absolute())
         runner = ProgramRunner(loaded, folder, place, code_version(), start_point)
@@ -133,10 +133,13 @@ def _check_binds(
             )
 
 
-def _start_point(loaded: LoadedProgram, said: str, folder: Path) -> StartPoint[Start] | None:
+def _start_point(
+    loaded: LoadedProgram, said: str, folder: Path, *, trust: bool
+) -> StartPoint[Start] | None:
     if not said:
         return None
     place, snapshot = place_outside(said, folder)
+    check_said(said, place, "", trust=trust)
     try:
         return program_start_point(place, snapshot, loaded)
     except SnapshotError:
@@ -179,7 +182,7 @@ async def _run(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(stop_on_signal, runner.request_stop)
             for name in names:
-                nursery.start_soon(follow, runner.folder, name, Console())
+                nursery.start_soon(follow, runner.folder, name, SafeConsole())
             finishes = await runner.run(endpoints, addresses)
             nursery.cancel_scope.cancel()
     return finishes

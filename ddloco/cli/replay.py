@@ -32,6 +32,7 @@ from ddloco.replayer.program_replay import replay_of_program
 from ddloco.replayer.recording import check_task, open_recording
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.report import Report
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.entry_point import NamedError
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
@@ -58,7 +59,7 @@ def replay(given: argparse.Namespace) -> int:
     kind, _, merge = given.until.partition(":")
     if given.without and not (kind == "merge" and merge.isdecimal()):
         return complain("--without: wants --until merge:T, the merge that is computed again")
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True, markup=False)
     # Shown only once the replay begins, and only on terminals: otherwise it would print an empty
     # line next to an error message.
     hidden = given.pdb or not console.is_terminal
@@ -180,9 +181,11 @@ def replay_of(
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
     if not is_program(tapes[0].header.job):
-        return replay_of_job(folder, progress, warn, snapshot, task, salvage=salvage, turns=turns)
+        return replay_of_job(
+            folder, progress, warn, snapshot, task, salvage=salvage, trust=trust, turns=turns
+        )
     find_programs()
-    return replay_of_program(folder, progress, warn, snapshot, task, salvage=salvage)
+    return replay_of_program(folder, progress, warn, snapshot, task, salvage=salvage, trust=trust)
 
 
 def _print_report(report: Report) -> None:
@@ -211,7 +214,7 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
     """Stop before an event, and look at the job there."""
     if given.snapshot:
         raise ConfigError("--until: goes from the beginning of the tapes; leave out --from")
-    run = RecordedRun(given.folder, salvage=given.salvage)
+    run = RecordedRun(given.folder, salvage=given.salvage, trust=given.trust)
     incarnation, number = run.resolve(given.until)
     stopped: list[str] = []
 
@@ -241,7 +244,7 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
 
 def _merge_without(given: argparse.Namespace, t: int, warn: Callable[[str], None]) -> int:
     """Compute a merge again without some contributions, and show how far its result moves."""
-    run = RecordedRun(given.folder, salvage=given.salvage)
+    run = RecordedRun(given.folder, salvage=given.salvage, trust=given.trust)
     found = merge_without(run, t, given.without, task=given.task, trust=given.trust, warn=warn)
     if given.json:
         print(json.dumps(msgspec.to_builtins(found), indent=2))

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import trio
-from rich.console import Console
 from rich.progress import Progress
 
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
@@ -21,6 +20,7 @@ from ddloco.monitoring.metrics import Sink, in_words
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.signals import stop_on_signal
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.lone_baseline import run_baseline
@@ -43,6 +43,7 @@ def run_loaded(given: argparse.Namespace, job: Job) -> int:
             processes=given.processes,
             snapshot=given.snapshot,
             fresh_learners=given.fresh_learners,
+            trust=given.trust,
             overwrite=given.overwrite,
             module=module,
             asked=f"--chaos {given.chaos}" if given.chaos else f"{given.job}: chaos",
@@ -74,7 +75,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
         raise ConfigError("--track: not with --schedule; use ddloco track RUN afterwards")
     if given.chaos is not None:
         raise ConfigError(f"--chaos {given.chaos}: with --schedule faults are those of the tapes")
-    console = Console()
+    console = SafeConsole()
     try:
         with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task("training along the schedule", total=None)
@@ -98,7 +99,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
 
 def _run_job(given: argparse.Namespace, cluster: Cluster | Processes, sinks: list[Sink]) -> int:
 
-    console = Console()
+    console = SafeConsole()
     terminated: list[str] = []
 
     def terminate(reason: str) -> None:
@@ -158,7 +159,7 @@ def _conclude_with(folder: Path, result: dict[str, Any] | None, say: Callable[[s
 
 
 def _run_baseline(given: argparse.Namespace, job: Job, folder: Path) -> int:
-    console = Console()
+    console = SafeConsole()
     try:
         loss = trio.run(run_baseline, job, folder, console)
     except WorkerRequestError as error:

@@ -36,6 +36,7 @@ def syncer(given: argparse.Namespace) -> int:
             with_parent=given.with_parent,
             snapshot=given.snapshot,
             fresh_learners=given.fresh_learners or given.with_parent,
+            trust=given.trust,
             patience_s=_patience(given),
             advertise=given.advertise,
         )
@@ -52,6 +53,7 @@ def learner(given: argparse.Namespace) -> int:
         terms = Terms(
             with_parent=given.with_parent,
             snapshot=given.snapshot,
+            trust=given.trust,
             patience_s=_patience(given),
             alone=given.alone,
         )

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 
 from ddloco.actors.observations import DISCARDED, TAKEN
@@ -17,6 +16,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.watch import say
 from ddloco.nodes.exit_codes import FOUND, HELD
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.observer_protocol import News
 from ddloco.workers.task import TaskError
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
@@ -186,7 +186,7 @@ def _verify(given: argparse.Namespace, store: Store) -> int:
     for each in listed:
         if each.manifest is not None and each.id in wanted:
             total.update(store.sizes(each.manifest))
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     with Progress(
         *Progress.get_default_columns(),
         DownloadColumn(),

@@ -13,6 +13,7 @@ from ddloco.debugger.exports import json_line
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.timeline import TimelineEvent, timeline
 from ddloco.nodes.exit_codes import HELD
+from ddloco.runtime.terminal import one_line
 from replay import TapeError, open_tapes, tape
 
 VALUE_CHARS_MAX = 60
@@ -118,7 +119,7 @@ def tape_show(given: argparse.Namespace) -> int:
             given.folder, wanted, as_json=given.json, full=given.full, salvage=given.salvage
         )
         for line in shown:
-            print(line)
+            print(one_line(line))
     except (TapeError, ConfigError) as error:
         return complain(error)
     return HELD

@@ -17,6 +17,7 @@ from ddloco.programs.program import is_program
 from ddloco.replayer.recording import job_of, open_recording
 from ddloco.replayer.report import damage_said
 from ddloco.replayer.start_point import final_clock
+from ddloco.runtime.terminal import one_line
 from replay import Tape, TapeError, verify
 
 
@@ -112,5 +113,5 @@ def tape_verify(given: argparse.Namespace) -> int:
     except (TapeError, ConfigError) as error:
         return complain(error)
     for line in lines:
-        print(line)
+        print(one_line(line))
     return HELD if held else FOUND

@@ -17,7 +17,7 @@ from ddloco.config.span import snapshots_said, unbounded
 from ddloco.config.toml import DEPTH_MAX, ConfigError, Section, convert, read_toml
 from ddloco.config.trust import digest_of
 from ddloco.protocol.compression import Format, Rounding
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf, make_plan, wire_layout
+from ddloco.protocol.fragment_plan import INTERVAL_MAX, FragmentPlan, Leaf, make_plan, wire_layout
 from transport import PROTOCOL_VERSION, layout_problem
 
 T = TypeVar("T")
@@ -599,6 +599,8 @@ def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -
 def _contradiction(job: Job) -> str | None:
     """The first inconsistency between fields, as text; None if there is none."""
     sync, names = job.sync, job.learner_names()
+    if sync.interval > INTERVAL_MAX:
+        return f"sync.interval: {sync.interval} steps; want at most {INTERVAL_MAX}"
     if sync.fragments > sync.interval:
         return (
             f"sync.fragments: {sync.fragments} fragments in an interval of {sync.interval} steps; "

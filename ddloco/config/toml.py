@@ -24,6 +24,13 @@ FILE_BYTES_MAX = 16 * 2**20
 DEPTH_MAX = 32
 """Nesting of tables and lists: five levels are used, and a task's options may have more."""
 
+DOTS_MAX = 64
+"""Dots between words without ``=``, comma or bracket: what the parser needs for a dotted key grows
+with the square of its parts, so that one of 400 kB would take all memory."""
+
+DOTTED = re.compile(r"""[\w"'-][ \t]{0,9}\.[ \t]{0,9}(?=[\w"'-])""")
+NO_KEY = re.compile(r"[=,{}\[\]\n]")
+
 KEY_CHARS_MAX = 80
 """Of a key in an error line; longer ones are not keys of any table here."""
 
@@ -53,6 +60,8 @@ def read_toml(path: Path) -> dict[str, Any]:
             raise ConfigError(f"{shown}: cannot be read: it has more than {FILE_BYTES_MAX} bytes")
         # Accept the line ends of all systems, as for a file opened as text.
         text = data.decode().replace("\r\n", "\n")
+        if any(len(DOTTED.findall(each)) > DOTS_MAX for each in NO_KEY.split(text)):
+            raise ConfigError(f"{shown}: not TOML that can be read: a key of too many parts")
         return tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{shown}: cannot be read: {error.strerror}") from None

@@ -5,6 +5,11 @@ could name ``subprocess:getoutput``. So every run folder gets a mark when it is 
 of the job under a key that only this user has. A folder without this user's mark was recorded
 elsewhere, or its job has changed; it is replayed only if the user confirms the task (``--trust``)
 or names one (``--task``).
+
+The states in a snapshot decide what actors do next, and a tape's header says where a snapshot is.
+So states act only in a run with this user's mark, or with ``--trust``, and a place is opened only
+if it is in the run's own folder, in the job's settings, or has a mark of its own: this user has
+continued from it there.
 """
 
 import hashlib
@@ -50,8 +55,21 @@ def digest_of(plain: Mapping[str, Any]) -> str:
 def leave_mark(folder: Path, plain: Mapping[str, Any]) -> None:
     """Mark a run folder as recorded by this user. Without a home folder for the key, or if the run
     folder cannot be written, there is no mark, and a replay asks for confirmation."""
+    _leave(folder, content_of(plain))
+
+
+def leave_place(folder: Path, place: str) -> None:
+    """Mark a place of snapshots as one that this user has given to the run in a folder."""
+    _leave(folder, _of_place(place))
+
+
+def _of_place(place: str) -> bytes:
+    return b"place " + place.encode("utf-8", "surrogateescape")
+
+
+def _leave(folder: Path, content: bytes) -> None:
     with suppress(OSError, RuntimeError):
-        line = _mark(_key(), plain)
+        line = _mark(_key(), content)
         if line in _marks(folder):
             return
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -64,11 +82,54 @@ def leave_mark(folder: Path, plain: Mapping[str, Any]) -> None:
 
 def is_ours(folder: Path, plain: Mapping[str, Any]) -> bool:
     """Whether this user recorded this very job in that folder."""
+    return _has_mark(folder, content_of(plain))
+
+
+def _has_mark(folder: Path, content: bytes) -> bool:
     try:
-        mark = _mark(read_regular(_key_file()), plain)
+        mark = _mark(read_regular(_key_file()), content)
     except (OSError, RuntimeError):
         return False
     return any(hmac.compare_digest(mark, line) for line in _marks(folder))
+
+
+def check_states(folder: Path, plain: Mapping[str, Any], place: str | Path, *, trust: bool) -> None:
+    """Refuse to let states act that another user may have written, and to open places that only a
+    tape names.
+
+    Args:
+        folder: the run folder.
+        plain: the job or program that was recorded there.
+        place: where the states are.
+        trust: whether the user trusts the author of the run.
+
+    Raises:
+        ConfigError: this user did not record the run, or has not given this place to it.
+    """
+    if trust:
+        return
+    if not is_ours(folder, plain):
+        raise ConfigError(
+            f"{folder}: was not recorded by this user on this machine, and the states in its "
+            "snapshots decide what its actors do next; use --trust if you trust the author of the "
+            "run"
+        )
+    if not _is_own_place(folder, plain, str(place)):
+        raise ConfigError(
+            f"{folder}: its tapes name a place of snapshots, {str(place)[:200]!r}, that is neither "
+            "in this folder nor was given to this run by this user here; use --trust to open it"
+        )
+
+
+def _is_own_place(folder: Path, plain: Mapping[str, Any], place: str) -> bool:
+    table = plain.get("snapshot")
+    own = table.get("place") if isinstance(table, dict) else None
+    if own and place in {own, str(Path(own).absolute())}:
+        return True
+    local = "://" not in place and ".." not in Path(place).parts
+    if local and Path(place).absolute().is_relative_to(folder.absolute()):
+        return True
+    return _has_mark(folder, _of_place(place))
 
 
 def check_trust(folder: Path, plain: Mapping[str, Any]) -> None:
@@ -93,8 +154,8 @@ def _task_of(plain: Mapping[str, Any]) -> object:
     return table.get("task") if isinstance(table, dict) else None
 
 
-def _mark(key: bytes, plain: Mapping[str, Any]) -> str:
-    return hmac.new(key, content_of(plain), hashlib.sha256).hexdigest()
+def _mark(key: bytes, content: bytes) -> str:
+    return hmac.new(key, content, hashlib.sha256).hexdigest()
 
 
 def _marks(folder: Path) -> list[str]:

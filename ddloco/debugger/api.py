@@ -53,15 +53,16 @@ class Run:
     Args:
         path: the run folder, a folder of tapes, or one tape.
         salvage: whether to read damaged tapes up to the damage.
+        trust: whether to let the task and the states of a run act that another user recorded.
 
     Raises:
         TapeError: a tape cannot be read, or is of another run than the others.
         ConfigError: the tapes are of a program of the user's own.
     """
 
-    def __init__(self, path: Path | str, *, salvage: bool = False) -> None:
+    def __init__(self, path: Path | str, *, salvage: bool = False, trust: bool = False) -> None:
         self.path = Path(path)
-        self._salvage = salvage
+        self._salvage, self._trust = salvage, trust
         _ = self.recorded  # Tapes that cannot be read are reported now.
 
     def __repr__(self) -> str:
@@ -73,7 +74,7 @@ class Run:
     @cached_property
     def recorded(self) -> RecordedRun:
         """The tapes, for the questions of the ``ddloco.debugger`` modules."""
-        return RecordedRun(self.path, salvage=self._salvage)
+        return RecordedRun(self.path, salvage=self._salvage, trust=self._trust)
 
     @property
     def actors(self) -> tuple[str, ...]:
@@ -164,7 +165,7 @@ class Run:
             TapeError, WorkerRequestError: the run cannot be replayed.
         """
         names = [without] if isinstance(without, str) else without
-        return merge_without(self.recorded, t, names)
+        return merge_without(self.recorded, t, names, trust=self._trust)
 
     def diff(self, other: "Run | Path | str") -> RunDiff:
         """Compare this run with another one by what their items mean.
@@ -172,7 +173,7 @@ class Run:
         Raises:
             TapeError, ConfigError: the other run cannot be read or compared.
         """
-        theirs = other if isinstance(other, Run) else Run(other)
+        theirs = other if isinstance(other, Run) else Run(other, trust=self._trust)
         return compare(self.recorded, theirs.recorded)
 
     def frame(self, what: str, library: str = "pandas") -> Any:

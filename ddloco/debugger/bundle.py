@@ -1,26 +1,43 @@
 """A run in one file, to be replayed on another machine.
 
-A bundle is a compressed tar file with the run's ``job.toml``, tapes, source and log, the snapshots
-that its tapes begin with, and ``bundle.json``, which says what a replay wants. A bundle that comes
-from elsewhere is hostile input: only regular files with known names are unpacked, into a new
-folder, up to a limit; and a replay of it asks before it calls the task (``--trust``).
+A bundle is a compressed tar file. It begins with ``bundle.json``, which says what a replay wants
+and lists all other files with their sizes and digests: the run's ``job.toml``, tapes, source and
+log, and the snapshots that its tapes begin with. A bundle that comes from elsewhere is hostile
+input: only what is listed is unpacked, up to a limit, beside the new folder, which is there once
+everything has been compared; and a replay asks before it calls the task (``--trust``).
 """
 
-import gzip
-import io
+import hashlib
+import os
 import platform
 import re
-import tarfile
+import secrets
+import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path, PurePosixPath
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
 import msgspec
 from msgspec import Struct
 
-from ddloco.config.run_folder import JOB_FILE, LOG_FILE, SNAPSHOTS, TAPES
+from clocks import open_regular
+from ddloco.config.run_folder import (
+    JOB_FILE,
+    LOG_FILE,
+    SNAPSHOTS,
+    TAPES,
+    folders_to_make,
+    remove_unused,
+)
 from ddloco.config.toml import ConfigError
+from ddloco.debugger.archive import (
+    PIECE,
+    ArchiveError,
+    ArchiveReader,
+    ArchiveWriter,
+    header_of,
+)
 from ddloco.protocol.tape_facts import is_simulated
 from ddloco.replayer.recording import open_recording, run_folder_of
 from ddloco.tapes.code_version import code_version
@@ -30,16 +47,17 @@ SUFFIX = ".ddloco.tar.gz"
 """How the name of a bundle ends."""
 
 ABOUT = "bundle.json"
-FORMAT = 1
+FORMAT = 2
 
 FILES_MAX = 200_000
 BYTES_MAX = 64 * 2**30
 """Limits of what is unpacked."""
 
-ABOUT_BYTES_MAX = 2**20
+ABOUT_BYTES_MAX = 2**26
+"""Enough for a list of that many files."""
 
 KNOWN = re.compile(
-    rf"{re.escape(ABOUT)}|{re.escape(JOB_FILE)}|{re.escape(LOG_FILE)}"
+    rf"{re.escape(JOB_FILE)}|{re.escape(LOG_FILE)}"
     rf"|{TAPES}/[\w.@-]{{1,200}}\.tape"
     rf"|{SOURCE}/(?:[\w-]{{1,100}}/){{0,20}}[\w-]{{1,100}}\.py"
     rf"|{SNAPSHOTS}/(?:\w[\w.:-]{{0,150}}/){{0,6}}\w[\w.:-]{{0,150}}",
@@ -47,8 +65,19 @@ KNOWN = re.compile(
 )
 """Names of files that a bundle may hold."""
 
+TASK = re.compile(r"\w[\w.]{0,300}:\w{1,300}", re.ASCII)
+"""The name of a task, which is shown as a part of a command."""
 
-class About(Struct, frozen=True):
+
+class Listed(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of a bundle: its name, its size in bytes, and its SHA-256 in hexadecimal."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+class About(Struct, frozen=True, forbid_unknown_fields=True):
     """What a bundle says of itself.
 
     Attributes:
@@ -56,6 +85,7 @@ class About(Struct, frozen=True):
         code: the ddloco that recorded it.
         fingerprint: versions, device and variables of the first tape.
         task: what the tapes name; empty for a simulated run.
+        files: everything that follows, in this order.
         redacted: whether log and source were left out.
         format: of bundles.
     """
@@ -64,6 +94,7 @@ class About(Struct, frozen=True):
     code: str
     fingerprint: dict[str, str]
     task: str
+    files: tuple[Listed, ...] = ()
     redacted: bool = False
     format: int = FORMAT
 
@@ -106,29 +137,59 @@ def write_bundle(run: Path, to: Path, *, redact: bool = False) -> About:
     header = tapes[0].header
     table = header.job.get("job")
     task = str(table.get("task", "")) if isinstance(table, dict) else ""
-    about = About(
-        job=header.job_id,
-        code=header.code,
-        fingerprint=dict(header.fingerprint),
-        task="" if is_simulated(header) else task,
-        redacted=redact,
-    )
     folder = run_folder_of(run)
     begins_late = any(each.header.after for each in tapes)
     try:
-        with (
-            to.open("xb") as raw,
-            gzip.GzipFile("", "wb", fileobj=raw, mtime=0) as packed,
-            tarfile.open(fileobj=packed, mode="w|") as bundle,
-        ):
-            _add_bytes(bundle, ABOUT, msgspec.json.encode(about))
-            for path in _contents(folder, redact=redact, snapshots=begins_late):
-                entry = bundle.gettarinfo(path, path.relative_to(folder).as_posix())
-                with path.open("rb") as file:
-                    bundle.addfile(_anonymous(entry), file)
+        with to.open("xb") as raw:
+            try:
+                files = tuple(_listed(folder, redact=redact, snapshots=begins_late))
+                about = About(
+                    job=header.job_id,
+                    code=header.code,
+                    fingerprint=dict(header.fingerprint),
+                    task="" if is_simulated(header) else task,
+                    files=files,
+                    redacted=redact,
+                )
+                _pack(about, folder, raw)
+            except BaseException:
+                to.unlink()
+                raise
     except OSError as error:
-        raise ConfigError(f"{to}: {error.strerror}") from None
+        raise ConfigError(f"{error.filename or to}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"{to}: {error}") from None
     return about
+
+
+def _listed(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Listed]:
+    for path in _contents(folder, redact=redact, snapshots=snapshots):
+        size, digest = 0, hashlib.sha256()
+        with open_regular(path) as file:
+            while piece := file.read(PIECE):
+                size += len(piece)
+                digest.update(piece)
+        yield Listed(path.relative_to(folder).as_posix(), size, digest.hexdigest())
+
+
+def _pack(about: About, folder: Path, raw: IO[bytes]) -> None:
+    data = msgspec.json.encode(about)
+    problem = _problem_of(about) or ("" if len(data) <= ABOUT_BYTES_MAX else "too many files")
+    if problem:
+        raise ValueError(problem)
+    archive = ArchiveWriter(raw)
+    archive.add(ABOUT, len(data), iter([data]))
+    for each in about.files:
+        with open_regular(folder / each.name) as file:
+            archive.add(each.name, each.size, _pieces(file, each.size))
+    archive.close()
+
+
+def _pieces(file: IO[bytes], size: int) -> Iterator[bytes]:
+    """The first ``size`` bytes of a file: a log may have grown since it was listed."""
+    while size and (piece := file.read(min(size, PIECE))):
+        size -= len(piece)
+        yield piece
 
 
 def _contents(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Path]:
@@ -142,72 +203,80 @@ def _contents(folder: Path, *, redact: bool, snapshots: bool) -> Iterator[Path]:
                 yield file
 
 
-def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out whose file it was, and when."""
-    entry.uid = entry.gid = 0
-    entry.uname = entry.gname = ""
-    entry.mtime, entry.mode = 0, 0o644
-    return entry
-
-
-def _add_bytes(bundle: tarfile.TarFile, name: str, data: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = len(data)
-    bundle.addfile(_anonymous(entry), io.BytesIO(data))
-
-
 def open_bundle(bundle: Path, folder: Path) -> About:
-    """Unpack a bundle into a new folder.
+    """Unpack a bundle into a new folder, which is there only if all of it could be unpacked.
 
     Raises:
-        ConfigError: it is no bundle, holds what no bundle may hold, is too large, or the folder
-            exists.
+        ConfigError: it is no bundle, is damaged, holds what no bundle may hold, is too large, or
+            the folder exists.
     """
+    if os.path.lexists(folder):
+        raise ConfigError(f"{folder}: exists; want a new folder")
+    made = folders_to_make(folder.parent)
+    beside = folder.parent / f".{folder.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    whole = False
     try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigError(f"{folder}: {error.strerror}; want a new folder") from None
-    try:
-        with tarfile.open(bundle, mode="r:gz") as packed:
-            about = _unpack(packed, bundle, folder)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile) as error:
+        with open_regular(bundle) as file:
+            archive = ArchiveReader(file)
+            about = _about(bundle, archive.first(ABOUT, ABOUT_BYTES_MAX))
+            beside.mkdir(parents=True)
+            for each in about.files:
+                _unpack(archive.next(each.name, each.size), each, beside)
+            archive.end()
+        beside.rename(folder)
+        whole = True
+    except ArchiveError as error:
         raise ConfigError(f"{bundle}: is no bundle, or damaged: {error}") from None
     except OSError as error:
-        raise ConfigError(f"{bundle}: {error.strerror or error}") from None
+        raise ConfigError(f"{error.filename or bundle}: {error.strerror or error}") from None
+    finally:
+        if not whole:
+            shutil.rmtree(beside, ignore_errors=True)
+            remove_unused(made)
     return about
 
 
-def _unpack(packed: tarfile.TarFile, bundle: Path, folder: Path) -> About:
-    about: About | None = None
-    total = 0
-    for count, entry in enumerate(packed):
-        name = entry.name[:200]
-        if not entry.isreg() or not KNOWN.fullmatch(entry.name):
-            raise ConfigError(f"{bundle}: {name!r} is nothing that belongs into a bundle")
-        total += entry.size
-        if count >= FILES_MAX or total > BYTES_MAX:
-            raise ConfigError(f"{bundle}: more than {FILES_MAX} files or {BYTES_MAX} bytes")
-        file = packed.extractfile(entry)
-        assert file is not None, "it is a regular file"
-        if entry.name == ABOUT:
-            about = _about(bundle, file.read(ABOUT_BYTES_MAX))
-            continue
-        path = folder / PurePosixPath(entry.name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("xb") as written:
-            while block := file.read(2**20):
-                written.write(block)
-    if about is None:
-        raise ConfigError(f"{bundle}: has no {ABOUT}, so it is no bundle")
-    return about
+def _unpack(pieces: Iterator[bytes], listed: Listed, folder: Path) -> None:
+    path, digest = folder / listed.name, hashlib.sha256()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("xb") as written:
+        for piece in pieces:
+            digest.update(piece)
+            written.write(piece)
+    if digest.hexdigest() != listed.sha256:
+        raise ArchiveError(f"{listed.name} is not as it is listed")
 
 
 def _about(bundle: Path, data: bytes) -> About:
     try:
         found: Any = msgspec.json.decode(data, type=About)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{bundle}: {ABOUT}: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{bundle}: {ABOUT}: {' '.join(str(error).split())}") from None
     if found.format != FORMAT:
         said = f"has format {found.format}, this program reads format {FORMAT}"
         raise ConfigError(f"{bundle}: {ABOUT}: {said}")
+    problem = _problem_of(found)
+    if problem:
+        raise ConfigError(f"{bundle}: {ABOUT}: {problem}")
     return found
+
+
+def _problem_of(about: About) -> str:
+    """Why a bundle may not hold what it lists; empty if it may."""
+    if len(about.files) > FILES_MAX:
+        return f"lists {len(about.files)} files; want at most {FILES_MAX}"
+    for each in about.files:
+        if not KNOWN.fullmatch(each.name):
+            return f"{each.name[:200]!r} is nothing that belongs into a bundle"
+        try:
+            header_of(each.name, each.size)
+        except ValueError as error:
+            return str(error)
+    total = sum(each.size for each in about.files)
+    if total > BYTES_MAX:
+        return f"lists {total} bytes; want at most {BYTES_MAX}"
+    if len({each.name for each in about.files}) < len(about.files):
+        return "lists a file twice"
+    if about.task and not TASK.fullmatch(about.task):
+        return f"the task {about.task[:200]!r} is not of the form module:function"
+    return ""

@@ -45,7 +45,10 @@ def merges_in(processes: int, runs: Sequence[RecordedRun]) -> Iterator[list[Iter
         return
     with process_pool(processes) as pool:
         asked = [
-            [(each, pool.submit(_computed, run.path, each, run.salvage)) for each in run.syncers]
+            [
+                (each, pool.submit(_computed, run.path, each, run.salvage, run.trust))
+                for each in run.syncers
+            ]
             for run in runs
         ]
         yield [_received(run, of_run) for run, of_run in zip(runs, asked, strict=True)]
@@ -60,10 +63,10 @@ def _received(run: RecordedRun, asked: Sequence[tuple[str, "Future[Encoded]"]]) 
         yield from map(_decode, encoded)
 
 
-def _computed(path: Path, syncer: str, salvage: bool) -> Encoded:
+def _computed(path: Path, syncer: str, salvage: bool, trust: bool) -> Encoded:
     """What a process does."""
     try:
-        run = RecordedRun(path, salvage=salvage, wanted=partial(eq, syncer))
+        run = RecordedRun(path, salvage=salvage, wanted=partial(eq, syncer), trust=trust)
         return [_encode(merge) for merge in run.merges_of(syncer)]
     except Exception:  # noqa: BLE001, not every exception passes from one process to another
         return None

@@ -14,19 +14,18 @@ import msgspec
 
 from clocks import VectorClock, actor_of, number_of
 from ddloco.actors.actor import Actor
-from ddloco.actors.snapshot_adapter import packages_of
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.config.job import SYNCER, Job
 from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge, MergeHistory
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import read_job_start_point
+from ddloco.nodes.resume import JobStart, JobStartPoint, read_job_start_point
 from ddloco.programs.program import is_program
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Happened, StepFinished
-from ddloco.replayer.recording import job_of, open_recording, run_folder_of
+from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
-from ddloco.runtime.resume import StartPoint
 from replay import Step, Stepper, Tape, TapeError, tape
 from snapshot import freeze, thaw
 
@@ -39,9 +38,12 @@ class RecordedRun:
         salvage: whether to read damaged tapes up to the damage.
         wanted: whether an incarnation's tape is needed; by default all are. Where tapes continue
             from a snapshot, all are opened, since together they tell which.
+        trust: whether the user trusts the author of a run of another user. Its machines then begin
+            with the states in its snapshots, and ``arrays`` calls its task.
 
     Attributes:
         salvage: as given.
+        trust: as given.
         tapes: by incarnation, sorted by actor and incarnation number.
         job: the resolved job.
 
@@ -56,6 +58,7 @@ class RecordedRun:
         *,
         salvage: bool = False,
         wanted: Callable[[str], bool] | None = None,
+        trust: bool = False,
     ) -> None:
         self.path = Path(path)
         tapes = open_recording(self.path, salvage=salvage, wanted=wanted)
@@ -66,7 +69,7 @@ class RecordedRun:
         ordered = sorted(tapes, key=lambda each: _order(each.incarnation))
         self.tapes: dict[str, Tape] = {each.incarnation: each for each in ordered}
         self.job: Job = job_of(tapes[0])
-        self.salvage = salvage
+        self.salvage, self.trust = salvage, trust
         self._merges: dict[str, list[Merge]] = {}
         self._histories: dict[str, Iterator[Merge]] = {}
         self._walkers: dict[str, Stepper[Actor]] = {}
@@ -82,6 +85,11 @@ class RecordedRun:
     def learners(self) -> list[str]:
         """The incarnations of learners that have tapes."""
         return [each for each in self.tapes if each not in self.syncers]
+
+    @property
+    def restored(self) -> bool:
+        """Whether machines have begun with the states in a snapshot."""
+        return vars(self).get("_start_point") is not None
 
     def tape_of(self, incarnation: str) -> Tape:
         """Return the tape of an incarnation.
@@ -104,13 +112,12 @@ class RecordedRun:
         """
         found = self.tape_of(incarnation)
         actor, after = self._begun(found)
-        packages = packages_of(actor.machine)
         return Stepper(
             found,
             Happened,
             actor,
-            lambda each: freeze(each, packages),
-            lambda data: thaw(data, packages, {}),
+            lambda each: freeze(each, JOB_STATES),
+            lambda data: thaw(data, JOB_STATES),
             after=after,
         )
 
@@ -322,18 +329,30 @@ class RecordedRun:
                 return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
             said = f"begins after event {each.header.after}, and no snapshot here has that state"
             raise TapeError(each.path, 16, said)
-        packages = packages_of(start.actor.machine)
-        return thaw(freeze(start.actor, packages), packages, {}), start.part.number
+        if each.header.after == start.part.number and not each.dropped:
+            self._adopt(start)  # The tape begins where this run took the state up.
+        return thaw(freeze(start.actor, JOB_STATES), JOB_STATES), start.part.number
+
+    def _adopt(self, start: JobStart) -> None:
+        """Let an actor continue in a run whose job has other settings, as it did live."""
+        assert self._start_point is not None, "it is from there"
+        machines = (each.actor.machine for each in self._start_point.starts.values())
+        plans = (getattr(machine, "_plan", None) for machine in machines)
+        plan = next((plan for plan in plans if plan is not None), None)
+        if plan is not None:
+            start.adopt(self.job, plan)
 
     @cached_property
-    def _start_point(self) -> StartPoint[Any] | None:
+    def _start_point(self) -> JobStartPoint | None:
         """The snapshot that the tapes continue from, if they do."""
 
-        def read(place: str | Path, snapshot: str) -> StartPoint[Any]:
+        def read(place: str | Path, snapshot: str) -> JobStartPoint:
             return read_job_start_point(place, snapshot, self.job)
 
         place = place_of(self.job, run_folder_of(self.path))
-        return choose_start_point(list(self.tapes.values()), place, read, "")
+        tapes = list(self.tapes.values())
+        permit = permit_of(tapes, self.path, trust=self.trust)
+        return choose_start_point(tapes, place, read, "", permit)
 
 
 def parse_event(text: str) -> tuple[str, int]:

@@ -141,7 +141,9 @@ def replay_until(
     last = run.tape_of(incarnation).events
     known = run.clock(incarnation, min(number, last)).wire()
     limits = {**known, incarnation: number - 1}
-    replay = replay_of_job(run.path, progress, warn, task=task, turns=turns, limits=limits)
+    replay = replay_of_job(
+        run.path, progress, warn, task=task, trust=trust, turns=turns, limits=limits
+    )
 
     def stop(runners: Mapping[str, TapeRunner]) -> None:
         if not replay.report.divergences:
@@ -158,7 +160,11 @@ def arrays_at(run: RecordedRun, incarnation: str, number: int, handle: str) -> T
     """
     found: list[Tensors] = []
     report = replay_until(
-        run, incarnation, number + 1, lambda there: found.append(there.array(handle))
+        run,
+        incarnation,
+        number + 1,
+        lambda there: found.append(there.array(handle)),
+        trust=run.trust,
     )
     if not found:
         raise ConfigError(

@@ -231,7 +231,7 @@ class Board:
         quorum = f"{self.job.sync.quorum} of {self.job.job.learners}"
         syncer.add_row(quorum, grace, self.counts(), goodput, f"{self.merges:,}")
         fragments = "  ".join(f"{p}:{t}" for p, t in sorted(self.fragments.items()))
-        notes = [f"[yellow]{trouble}[/yellow]" for trouble in self.troubles]
+        notes = [f"[yellow]{escape(trouble)}[/yellow]" for trouble in self.troubles]
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
 
 

@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 
 from ddloco.monitoring.status_view import picture
 from ddloco.protocol.status import StatusError, status_from
+from ddloco.runtime.console import SafeConsole
 
 PLAIN_WIDTH = 120
 """Columns of a table written to a file or a pipe."""
@@ -25,13 +26,13 @@ def open_screen(*, again: bool) -> Iterator[Draw]:
     Args:
         again: whether statuses are drawn again and again; on a terminal then in the same place.
     """
-    console = Console()
+    console = SafeConsole()
     if again and console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             yield lambda told: _drawn(told, lambda blocks: live.update(blocks, refresh=True))
         return
     if not console.is_terminal:
-        console = Console(width=PLAIN_WIDTH)
+        console = SafeConsole(width=PLAIN_WIDTH)
     yield lambda told: _drawn(told, console.print)
 
 

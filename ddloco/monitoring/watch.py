@@ -16,6 +16,7 @@ from ddloco.monitoring.client import Observer, Said, UnansweredError, open_obser
 from ddloco.protocol.status import Status, StatusError, status_from
 from ddloco.runtime.observer_protocol import News, Told
 from ddloco.runtime.signals import stop_on_signal
+from ddloco.runtime.terminal import one_line
 
 if TYPE_CHECKING:
     from ddloco.config.job import Job
@@ -30,7 +31,7 @@ Evaluate: TypeAlias = "tuple[Job, Path, Path | None]"
 
 def say(line: str) -> None:
     """Write one line to standard output and flush it, so that readers of a pipe get it at once."""
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{one_line(line)}\n")
     sys.stdout.flush()
 
 

@@ -32,6 +32,7 @@ from ddloco.config.run_folder import (
     run_of,
     run_of_place,
 )
+from ddloco.config.trust import leave_place
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import OWN_STATE, JobStartPoint
 from ddloco.protocol.effects import RunStep
@@ -293,6 +294,8 @@ class Hosted(HostedActor):
         log: ActorLog,
     ) -> OpenedActor:
         job = self.job
+        for each in filter(None, (self.start_point, self.own)):
+            leave_place(self.folder, each.place)
         actor, first, pending = await self._begin(executor, arrays, prepared, keep)
         learns = actor_of(self.incarnation) in job.learner_names()
         return OpenedActor(

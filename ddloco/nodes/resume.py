@@ -1,7 +1,6 @@
 """Restores learners, syncers and their workers from a snapshot."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -13,12 +12,12 @@ import xxhash
 
 from clocks import actor_of
 from ddloco.actors.actor import Actor
-from ddloco.actors.snapshot_adapter import PACKAGES
 from ddloco.config.faults import SYNCER
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import JOB_FILE, run_of_place
 from ddloco.config.toml import Section
 from ddloco.machines.learner.machine import Learner
+from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.global_fragments import WIRE, names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.effects import RunStep
@@ -26,7 +25,14 @@ from ddloco.protocol.events import Kept, OwnState
 from ddloco.protocol.fragment_plan import FragmentPlan
 from ddloco.runtime import resume
 from ddloco.runtime.array_table import Arrays, HostCopy, Stored
-from ddloco.runtime.resume import Start, StartPoint, existing_place, payload_from, place_outside
+from ddloco.runtime.resume import (
+    Start,
+    StartPoint,
+    check_said,
+    existing_place,
+    payload_from,
+    place_outside,
+)
 from ddloco.runtime.snapshot_writer import Tensors
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
@@ -167,20 +173,22 @@ JobStartPoint = StartPoint[JobStart]
 """A snapshot that a job, or its replay, starts from."""
 
 
-def settings(job: Job) -> list[object]:
-    """A job and its tables: objects that a machine refers to and that are not part of its state."""
+def settings(job: Job) -> dict[type, object]:
+    """A job and its tables by type: objects that a machine refers to and that are not part of its
+    state."""
     tables = (getattr(job, name) for name in job.__struct_fields__)
-    return [job, *(each for each in tables if isinstance(each, Section))]
+    found = [job, *(each for each in tables if isinstance(each, Section))]
+    return {type(each): each for each in found}
 
 
-def load_start(given: Mapping[type, object], store: Store, part: Part) -> JobStart:
-    """Read everything that a participant needs; ``given`` are the current settings.
+def load_start(job: Job, store: Store, part: Part) -> JobStart:
+    """Read everything that a participant needs; its settings are now those of ``job``.
 
     Raises:
         SnapshotError: something is missing, damaged, or of another version of this program.
         StorageError: the place cannot be read.
     """
-    start = resume.load_start(store, part, PACKAGES, given)
+    start = resume.load_start(store, part, machine_for(job, part.who), settings(job))
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
     last = _trained(store, digest) if digest is not None else None
     if last is not None:
@@ -221,8 +229,7 @@ def read_job_start_point(
         SnapshotError: it is not there, not intact, or of another version of this program.
         StorageError: the place cannot be read.
     """
-    given = {type(each): each for each in settings(job)}
-    return resume.read_start_point(place, snapshot, partial(load_start, given), only)
+    return resume.read_start_point(place, snapshot, partial(load_start, job), only)
 
 
 def checked_start_point(
@@ -255,18 +262,32 @@ def checked_start_point(
     return found
 
 
+def said_start_point(job: Job, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
+    """As ``checked_start_point``, for what a user gives to ``--from``.
+
+    Raises:
+        SnapshotError: it cannot be used.
+        ConfigError: another user may have written it.
+    """
+    place, snapshot = place_said(said)
+    check_said(said, place, job.snapshot.place, trust=trust)
+    return checked_start_point(place, snapshot, job, only)
+
+
 def job_start_point(
-    job: Job, said: str, folder: Path, *, fresh_learners: bool = False
+    job: Job, said: str, folder: Path, *, trust: bool = False, fresh_learners: bool = False
 ) -> JobStartPoint | None:
     """Read what a whole job continues from, as given to ``--from``; None for a new job.
 
     Raises:
         SnapshotError: it cannot be used, is in the folder that the job would write to, or has no
             learner although there were some, and ``fresh_learners`` is not set.
+        ConfigError: another user may have written it.
     """
     if not said:
         return None
-    found = checked_start_point(*place_outside(said, folder, place_said), job)
+    place_outside(said, folder, place_said)
+    found = said_start_point(job, said, trust=trust)
     if not fresh_learners:
         refuse_without_learners(found, job)
     return found

@@ -10,7 +10,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import trio
-from rich.console import Console
 
 from clocks import MonotonicTime, actor_of, number_of
 from ddloco.actors.effects import Finish
@@ -36,18 +35,15 @@ from ddloco.nodes.incarnation_registrar import Record, RecordError, Registrar, n
 from ddloco.nodes.loss_log import LossLog
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
-from ddloco.nodes.resume import (
-    JobStartPoint,
-    checked_start_point,
-    place_said,
-    refuse_without_learners,
-)
+from ddloco.nodes.resume import JobStartPoint, refuse_without_learners, said_start_point
 from ddloco.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
+from ddloco.runtime.console import SafeConsole
 from ddloco.runtime.errors import first_of
 from ddloco.runtime.hosting import Notes
 from ddloco.runtime.log import ActorLog
 from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
 from ddloco.runtime.signals import stop_on_signal, stop_with_parent
+from ddloco.runtime.terminal import one_line
 from ddloco.tapes.side_channel import SideChannel
 from snapshot import SnapshotError
 from transport.zeromq import ZmqEndpoint, open_context
@@ -71,6 +67,7 @@ class Terms:
         alone: of a learner: the job has gone on without it, and only its own state is that of the
             snapshot.
         fresh_learners: of a syncer: the snapshot may be one without learners.
+        trust: whether the user trusts who writes where the snapshot is.
     """
 
     with_parent: bool = False
@@ -79,6 +76,7 @@ class Terms:
     advertise: str = ""
     alone: bool = False
     fresh_learners: bool = False
+    trust: bool = False
 
 
 async def serve_syncer(
@@ -261,10 +259,10 @@ async def _number(
     here = newest_on_tape(folder / TAPES, name)
     exact, start_point = 0, None
     if terms.alone:
-        start_point = who_returns(job, name, terms.snapshot)
+        start_point = who_returns(job, name, terms.snapshot, trust=terms.trust)
         here = max(here, start_point.known(name))
     elif terms.snapshot and not here:
-        start_point = checked_start_point(*place_said(terms.snapshot), job, name)
+        start_point = said_start_point(job, terms.snapshot, name, trust=terms.trust)
         exact = number_of(start_point.incarnation(name))
     endpoint = new_endpoint(context, curve_of(job, name))
     ask = partial(
@@ -296,7 +294,9 @@ async def _number(
         return answer
     refuse_unshared(job, folder, leader)
     if answer.warning:
-        Console(stderr=True).print(f"warning: {answer.warning}", soft_wrap=True)
+        SafeConsole(stderr=True, markup=False).print(
+            f"warning: {one_line(answer.warning)}", soft_wrap=True
+        )
     if exact and answer.number != exact:
         start_point = None  # It has gone on from there before, elsewhere.
     return f"{name}.{answer.number}", start_point
@@ -364,7 +364,7 @@ async def _serve(
             requests = hosted.request_stop, hosted.request_leave
             nursery.start_soon(stop_with_parent, *requests)
         else:
-            nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), Console())
+            nursery.start_soon(follow, hosted.folder, actor_of(hosted.incarnation), SafeConsole())
         finish = await hosted.run()
         nursery.cancel_scope.cancel()
     if losses is not None:
@@ -427,7 +427,7 @@ def who_leads(job: Job, folder: Path, name: str, terms: Terms) -> tuple[str, Job
         number = record.newest(name) + 1
         start_point = None
         if terms.snapshot and number == 1:
-            start_point = checked_start_point(*place_said(terms.snapshot), job, name)
+            start_point = said_start_point(job, terms.snapshot, name, trust=terms.trust)
             if not terms.fresh_learners:
                 refuse_without_learners(start_point, job)
             number = number_of(start_point.incarnation(name))
@@ -439,7 +439,7 @@ def who_leads(job: Job, folder: Path, name: str, terms: Terms) -> tuple[str, Job
     return f"{name}.{number}", start_point
 
 
-def who_returns(job: Job, name: str, snapshot: str) -> JobStartPoint:
+def who_returns(job: Job, name: str, snapshot: str, *, trust: bool = False) -> JobStartPoint:
     """The snapshot from which a learner takes its own state.
 
     Raises:
@@ -448,7 +448,7 @@ def who_returns(job: Job, name: str, snapshot: str) -> JobStartPoint:
     """
     if not snapshot:
         raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
-    start_point = checked_start_point(*place_said(snapshot), job, name)
+    start_point = said_start_point(job, snapshot, name, trust=trust)
     if not start_point.starts:
         raise SnapshotError(f"--from {snapshot}: {name} is not in {start_point.snapshot}")
     return start_point

@@ -114,14 +114,15 @@ class Processes:
         job: the resolved job.
         folder: its run folder, with the job file inside.
         snapshot: the snapshot to continue from, as given to ``--from``; empty for a new job.
+        trust: whether the user trusts who writes where the snapshot is.
 
     Raises:
         ConfigError: the job has faults that cannot be applied to processes.
     """
 
-    def __init__(self, job: Job, folder: Path, snapshot: str = "") -> None:
+    def __init__(self, job: Job, folder: Path, snapshot: str = "", *, trust: bool = False) -> None:
         self.job = job
-        self._snapshot = snapshot
+        self._snapshot, self._trust = snapshot, trust
         self.folder = folder
         self.outcome = Outcome()
         self.awaited: set[str] = set()
@@ -226,6 +227,7 @@ class Processes:
 
     def _common(self) -> list[str]:
         goes_on = ["--from", self._snapshot] if self._snapshot else []
+        goes_on += ["--trust"] if self._trust else []
         said = [str(self.folder / JOB_FILE), "--dir", str(self.folder), "--join", "--with-parent"]
         return [*said, *goes_on]
 

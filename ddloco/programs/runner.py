@@ -15,6 +15,7 @@ from ddloco.actors.actor import ACTOR_SEMANTICS, Actor
 from ddloco.actors.effects import Finish
 from ddloco.actors.events import Begun
 from ddloco.config.run_folder import LOG_FILE
+from ddloco.config.trust import leave_place
 from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram
 from ddloco.runtime.array_table import Arrays
@@ -183,6 +184,9 @@ class ProgramActor(HostedActor):
 
     def _tape(self) -> TapeWriter:
         runner, loaded = self._runner, self._runner.loaded
+        start = [runner.start_point.place] if runner.start_point is not None else []
+        for place in (runner.place, *start):
+            leave_place(runner.folder, place)
         header = tape_header(
             self.incarnation,
             runner.start_point,

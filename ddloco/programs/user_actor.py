@@ -14,6 +14,7 @@ actor with thousands of arrays should be written as a machine instead.
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -74,12 +75,29 @@ class Returned(Computed, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class Pending:
     """A call in progress: its arrays are kept until it is done, then ``then`` is called."""
 
     then: str
     reads: tuple[Array, ...]
     makes: Array
+
+    def method_of(self, actor: "UserActor") -> Callable[..., None]:
+        """Return the method to call.
+
+        The name may come from a snapshot, so it must be of a method that the user's classes define,
+        and of none that Python calls by itself.
+
+        Raises:
+            ValueError: the actor has no such method of its own.
+        """
+        cls = type(actor)
+        base = next((each for each in cls.__mro__ if self.then in vars(each)), UserActor)
+        found = vars(base).get(self.then)
+        own = base is not UserActor and not self.then.startswith("__")
+        if own and type(found) is FunctionType:
+            return found.__get__(actor)
+        raise ValueError(f"{self.then[:100]!r} is no method of {cls.__qualname__} itself")
 
 
 def computation(function: F) -> F:
@@ -122,6 +140,11 @@ class UserActor:
 
     at: float = 0.0
     name: str = ""
+    _routes: dict[str, str]
+    _pending: dict[int, Pending]
+    _calls: int
+    _held: set[str]
+    _asked: list[Effect]
 
     # Events: methods to override.
 
@@ -190,14 +213,17 @@ class UserActor:
             more: plain data, passed by keyword.
 
         Raises:
-            ValueError: the function is not marked.
+            ValueError: the function is not marked, or ``then`` is not a method of this actor.
         """
         name = f"{function.__module__}.{function.__qualname__}"
         if name not in _computations:
             raise ValueError(f"{name} is not a computation; mark it with @computation")
+        made = Array(f"call/{self._calls + 1}")
+        pending = Pending(getattr(then, "__name__", ""), arrays, made)
+        if pending.method_of(self) != then:
+            raise ValueError(f"then={then!r}: want a method of this actor")
         self._calls += 1
-        made = Array(f"call/{self._calls}")
-        self._pending[self._calls] = _Pending(then.__name__, arrays, made)
+        self._pending[self._calls] = pending
         source = tuple(array.handle for array in arrays)
         self._asked.append(Call(self._calls, source, (made.handle,), name, more))
 
@@ -240,7 +266,7 @@ class UserActor:
         self.at = at
         if isinstance(event, Begun):
             self._begin(event.incarnation)
-        self._asked: list[Effect] = []
+        self._asked = []
         self._hear(event)
         asked, self._asked = self._asked, []
         held = {array.handle for array in _arrays(self, set())}
@@ -251,10 +277,10 @@ class UserActor:
 
     def _begin(self, incarnation: str) -> None:
         self.name = actor_of(incarnation)
-        self._routes: dict[str, str] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._routes = {}
+        self._pending = {}
         self._calls = 0
-        self._held: set[str] = set()
+        self._held = set()
 
     def _hear(self, event: Event) -> None:
         match event:
@@ -273,7 +299,7 @@ class UserActor:
                 self.received_array(actor_of(peer), body, Array(handle))
             case Returned(work=work, value=value):
                 done = self._pending.pop(work)
-                then = getattr(self, done.then)
+                then = done.method_of(self)
                 then(done.makes) if value is None else then(done.makes, value)
             case WorkFailed(work=work, reason=reason):
                 self._pending.pop(work, None)

@@ -25,6 +25,11 @@ STATE = "state:/"
 """How the names of a task's state begin, which is averaged and not trained; see ``is_state``."""
 
 
+INTERVAL_MAX = 2**20
+"""Maximum steps between two syncs of a fragment: two numbers are kept for each step of an interval.
+Intervals of a thousand steps are long."""
+
+
 class Leaf(msgspec.Struct, frozen=True):
     """One tensor: its path such as `blocks/3/attn/qkv`, its shape, its numpy-style dtype name."""
 
@@ -67,6 +72,8 @@ class FragmentPlan(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def _layout(self) -> _Layout:
+        if self.interval > INTERVAL_MAX:
+            raise ValueError(f"an interval of {self.interval} steps; want at most {INTERVAL_MAX}")
         slices: list[tuple[int, int]] = []
         tensors: list[tuple[int, ...]] = []
         end = 0

@@ -16,10 +16,10 @@ from ddloco.protocol.events import FragmentMerged, Happened, OwnState, Started, 
 from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.replayer.comparer import changed_facts, open_comparison
 from ddloco.replayer.job_executor import JobExecutor, open_executor
-from ddloco.replayer.recording import job_of, open_recording, run_folder_of
+from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import choose_start_point
+from ddloco.replayer.start_point import Permit, choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
 from ddloco.runtime.array_table import Arrays
@@ -46,6 +46,7 @@ def replay_of_job(
     task: str = "",
     *,
     salvage: bool = False,
+    trust: bool = False,
     turns: Path | None = None,
     limits: Mapping[str, int] | None = None,
 ) -> Replay:
@@ -58,6 +59,7 @@ def replay_of_job(
         snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
         task: what is called in place of the task that the tapes name.
         salvage: whether to read damaged tapes up to the damage.
+        trust: whether the user allows states of another user to act.
         turns: the file by which workers take turns at the terminal, where the task's own
             ``breakpoint()`` opens a debugger; None where it does not.
         limits: the clock of an event up to which the tapes are replayed; see ``Replay``.
@@ -70,8 +72,10 @@ def replay_of_job(
     tapes = open_recording(folder, salvage=salvage)
     job = job_of(tapes[0])
     read = partial(read_job_start_point, job=job)
-    start_point = choose_start_point(tapes, place_of(job, run_folder_of(folder)), read, snapshot)
-    opener = JobRunners(job, task or job.job.task, start_point, warn, turns)
+    permit = permit_of(tapes, folder, trust=trust)
+    place = place_of(job, run_folder_of(folder))
+    start_point = choose_start_point(tapes, place, read, snapshot, permit)
+    opener = JobRunners(job, task or job.job.task, start_point, warn, turns, permit)
     return Replay(
         tapes,
         job.names(),
@@ -94,6 +98,7 @@ class JobRunners:
     start_point: JobStartPoint | None
     warn: Callable[[str], None]
     turns: Path | None
+    permit: Permit
     histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
     """The merges that real syncers made, by actor."""
     memories: dict[str, FragmentMemory] = field(default_factory=dict[str, FragmentMemory])
@@ -169,9 +174,9 @@ class JobRunners:
         said = each.header.facts.get(OWN_STATE)
         if said is None:
             return None
-        start_point = read_job_start_point(
-            *place_and_id(said), self.job, actor_of(each.incarnation)
-        )
+        place, snapshot = place_and_id(said)
+        self.permit(place)
+        start_point = read_job_start_point(place, snapshot, self.job, actor_of(each.incarnation))
         [start] = start_point.starts.values()
         return start.bring(executor, arrays, start_point.snapshot)
 

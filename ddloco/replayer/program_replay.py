@@ -13,12 +13,12 @@ from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Work
 from ddloco.actors.events import Computed, WorkResult
-from ddloco.actors.snapshot_adapter import packages_of
 from ddloco.config.run_folder import SNAPSHOTS
 from ddloco.programs.executor import ComputationExecutor
 from ddloco.programs.program import LoadedProgram, program_from
 from ddloco.programs.runner import PLACE, SOURCE, fingerprint
 from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
+from ddloco.replayer.recording import permit_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import choose_start_point
@@ -42,8 +42,7 @@ def program_start_point(
 
     def load(store: Store, part: Part) -> Start:
         role = loaded.program.roles.get(actor_of(part.who))
-        packages = packages_of(role.machine()) if role is not None else ()
-        return load_start(store, part, packages)
+        return load_start(store, part, role.machine() if role is not None else None)
 
     return read_start_point(place, snapshot, load)
 
@@ -56,6 +55,7 @@ def replay_of_program(
     program: str = "",
     *,
     salvage: bool = False,
+    trust: bool = False,
 ) -> Replay:
     """Prepare the replay of the tapes of a user's program.
 
@@ -66,6 +66,7 @@ def replay_of_program(
         snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
         program: what is called in place of the program that the tapes name.
         salvage: whether to read damaged tapes up to the damage.
+        trust: whether the user allows states of another user to act.
 
     Raises:
         TapeError: a tape cannot be read.
@@ -79,7 +80,8 @@ def replay_of_program(
     # A run folder may have been copied; what is in it is where it is now.
     inner = folder / SNAPSHOTS
     place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
-    start_point = choose_start_point(tapes, place, read, snapshot)
+    permit = permit_of(tapes, folder, trust=trust)
+    start_point = choose_start_point(tapes, place, read, snapshot, permit)
     return Replay(
         tapes,
         list(loaded.program.roles),

@@ -1,6 +1,7 @@
 """The tapes of a run folder, which belong together: to one job, which is the folder's own."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from clocks import actor_of
@@ -8,7 +9,7 @@ from ddloco.actors.actor import ACTOR_SEMANTICS
 from ddloco.config.job import Job, job_from, load_job
 from ddloco.config.run_folder import TAPES
 from ddloco.config.toml import read_toml
-from ddloco.config.trust import check_trust, content_of, digest_of
+from ddloco.config.trust import check_states, check_trust, content_of, digest_of
 from ddloco.programs.program import is_program
 from ddloco.protocol.tape_facts import ARITHMETIC, SEMANTICS, STATE_PIECES, TENSORS, is_simulated
 from ddloco.runtime.entry_point import parted
@@ -77,6 +78,12 @@ def check_task(tapes: Sequence[Tape], path: Path, task: str, *, trust: bool) -> 
     # A simulated task calls no user code.
     if not trust and not all(is_simulated(each.header) for each in tapes):
         check_trust(run_folder_of(path), tapes[0].header.job)
+
+
+def permit_of(tapes: Sequence[Tape], path: Path, *, trust: bool) -> Callable[[str | Path], None]:
+    """What refuses the states in a place, unless this user recorded the run or trusts its author;
+    see ``check_states``."""
+    return partial(check_states, run_folder_of(path), tapes[0].header.job, trust=trust)
 
 
 def job_of(tape: Tape) -> Job:

@@ -73,8 +73,16 @@ ReadStartPoint = Callable[[str | Path, str], StartPoint[S]]
 """Reads a start point, given the place and the id of a snapshot."""
 
 
+Permit = Callable[[str | Path], None]
+"""Refuses a place that may not be opened; see ``check_states``."""
+
+
 def choose_start_point(
-    tapes: Sequence[Tape], place: str | Path, read: ReadStartPoint[S], snapshot: str
+    tapes: Sequence[Tape],
+    place: str | Path,
+    read: ReadStartPoint[S],
+    snapshot: str,
+    permit: Permit,
 ) -> StartPoint[S] | None:
     """Read the snapshot that a replay of these tapes starts from; None if all tapes are complete.
 
@@ -86,14 +94,18 @@ def choose_start_point(
         SnapshotError: tapes begin after the snapshot that is asked for; there is none, or it is
             damaged, or of another version.
         StorageError: the place cannot be read.
+        ConfigError: the place may not be opened.
     """
+    dropped = any(each.dropped for each in tapes)
+    if snapshot or dropped:
+        permit(place)
     if snapshot == NEWEST:
         return _newest(tapes, place, read)
     if snapshot:
         start_point = read(place, snapshot)
         _check(start_point, tapes, place)
         return _of_these(start_point, tapes, place)
-    if any(each.dropped for each in tapes):
+    if dropped:
         return _first(tapes, place, read)
     for each in tapes:
         if each.header.after:
@@ -102,6 +114,7 @@ def choose_start_point(
                 said = f"begins after event {each.header.after}, and names no snapshot"
                 raise SnapshotError(f"{each.path}: {said}")
             there = facts[RESTORED_PLACE]
+            permit(there)
             return _of_these(read(there, facts[RESTORED]), tapes, there)
     return None
 

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from clocks import actor_of, number_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import Actor, Machine
 from ddloco.actors.events import Restored, WorkResult
-from ddloco.config.run_folder import SNAPSHOTS
+from ddloco.actors.state_types import package_of, states_of
+from ddloco.config.job import load_job
+from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS
+from ddloco.config.toml import ConfigError, read_toml
+from ddloco.config.trust import check_states
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.driver import Arrived
 from ddloco.runtime.snapshot_writer import FROZEN, Tensors
@@ -81,7 +85,7 @@ class Start:
 def load_start(
     store: Store,
     part: Part,
-    packages: Collection[str],
+    machine: Machine | None,
     given: Mapping[type, object] | None = None,
 ) -> Start:
     """Read the state of one participant.
@@ -89,7 +93,8 @@ def load_start(
     Args:
         store: the store that holds the snapshot.
         part: the participant's entry in the manifest.
-        packages: the packages whose classes the state may contain.
+        machine: a new machine of the participant, which tells what its state may hold; None if
+            nothing has such a participant.
         given: structs that replace those in the state; see ``snapshot.thaw``.
 
     Raises:
@@ -105,18 +110,36 @@ def load_start(
         held = arrays["flight" if ("flight", FROZEN) in found else "state"]
         held.update((e.name, store.read_tensors(e.digest)) for e in entries if e.kind == "array")
 
+    if machine is None:
+        raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
+    allowed = states_of(package_of(machine))
+
     def thawed(kind: str) -> Any:
         digest = blobs.get((kind, FROZEN))
         if digest is None:
             raise SnapshotError(f"{store.name}: the part of {part.who} has no {FROZEN} {kind}")
         try:
-            return thaw(bytes(store.read_bytes(digest)), packages, given or {})
+            return thaw(bytes(store.read_bytes(digest)), allowed, given or {})
         except ValueError as error:
             said = f"{store.name}: blob {digest[:12]} of {part.who}: {error}"
             raise SnapshotError(f"{said}; it may be of another version of ddloco") from None
 
     held, brought = arrays["state"], arrays["flight"]
-    return Start(part, thawed("state"), held, thawed("flight"), brought, blobs, results=())
+    actor, flight = thawed("state"), thawed("flight")
+    if not _is_of(actor, part, machine) or not _are_messages(flight):
+        raise SnapshotError(f"{store.name}: the part of {part.who} is not the state of {part.who}")
+    return Start(part, actor, held, flight, brought, blobs, results=())
+
+
+def _is_of(state: Any, part: Part, machine: Machine) -> bool:
+    """Whether a state is that of an actor with such a machine at the cut."""
+    if not isinstance(state, Actor) or type(getattr(state, "machine", None)) is not type(machine):
+        return False
+    return (state.incarnation, state.clock.number) == (part.who, part.number)
+
+
+def _are_messages(flight: Any) -> bool:
+    return isinstance(flight, list) and all(type(each) is MessageArrived for each in flight)
 
 
 def payload_from(tensors: Tensors) -> Payload:
@@ -259,6 +282,34 @@ def existing_place(said: str) -> tuple[str, str]:
         raise SnapshotError(f"{folder}: no such folder")
     want = "want a run folder, RUN/snapshots/ID or RUN/snapshots/latest"
     raise SnapshotError(f"{folder}: there are no snapshots; {want}")
+
+
+def check_said(said: str, place: str, own: str, *, trust: bool) -> None:
+    """Refuse to continue from states that another user may have written.
+
+    Args:
+        said: what was given to ``--from``.
+        place: the store that it names.
+        own: the place of snapshots in the settings of the new run, if it has one.
+        trust: whether the user trusts who writes there.
+
+    Raises:
+        ConfigError: the place is neither that of a run that this user recorded, nor the new run's.
+    """
+    if trust:
+        return
+    for folder in (Path(said), Path(place).parent):
+        if "://" not in str(said) and (folder / JOB_FILE).is_file():
+            plain = read_toml(folder / JOB_FILE)
+            if "program" not in plain:
+                plain = load_job(folder / JOB_FILE).as_plain()
+            check_states(folder, plain, place, trust=False)
+            return
+    if place != own:
+        raise ConfigError(
+            f"--from {said}: this user did not record a run there on this machine, and it is not "
+            "the snapshot.place of this job; use --trust if you trust who writes there"
+        )
 
 
 def place_outside(

@@ -44,15 +44,15 @@ class Outcome(Struct, frozen=True):
     shares: dict[str, float]
 
 
-def outcome_of(folder: Path) -> Outcome:
-    """Return what a run came to.
+def outcome_of(folder: Path, *, trust: bool = False) -> Outcome:
+    """Return what a run came to; ``trust`` is that of ``RecordedRun``.
 
     Raises:
         TapeError: a tape cannot be read.
         ConfigError: the run is of a program of a user's own.
         Divergence: this program decides otherwise than a tape says.
     """
-    run = RecordedRun(folder)
+    run = RecordedRun(folder, trust=trust)
     merges = list(run.merges())
     waits = [merge.wait for merge in merges]
     took_part = Counter(

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from ddloco.config.run_folder import next_folder, open_folder
 from ddloco.config.toml import ConfigError
+from ddloco.runtime.console import SafeConsole
 from ddloco.simulation import fuzz
 from ddloco.simulation.before_after import Outcome, outcome_of, table_of
 from ddloco.simulation.calibrated import Recording
@@ -57,7 +58,7 @@ def scenario_table(given: argparse.Namespace) -> int:
     seeds = range(first, first + _at_least_one("--seeds", given.seeds))
     if given.folder is not None and (len(seeds) > 1 or len(cases) > 1):
         raise ConfigError("--dir: holds the tapes of one world; choose one --case and one seed")
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     works = [index * len(seeds) + at for index in range(len(cases)) for at in range(len(seeds))]
     if path.is_dir() and len(seeds) == 1:
         return _beside_recorded(console, given, path, cases[0], first)
@@ -121,7 +122,7 @@ def _beside_recorded(
     case, scenario = chosen_case
     outcomes: dict[str, Outcome] = {}
     try:
-        outcomes["recorded"] = outcome_of(path)
+        outcomes["recorded"] = outcome_of(path, trust=given.trust)
     except Divergence as found:
         said = f"{path}: {found}: this program decides otherwise than the tape says"
         console.print(f"{said}, so what the run came to is not shown", soft_wrap=True)
@@ -219,8 +220,8 @@ def _show(console: Console, about: Any, rows: Sequence[Row], seeds: int) -> None
 
 def _wide_enough() -> Console:
     """A console wide enough for the rows, also without a terminal."""
-    console = Console()
-    return console if console.is_terminal else Console(width=COLUMNS_MIN)
+    console = SafeConsole()
+    return console if console.is_terminal else SafeConsole(width=COLUMNS_MIN)
 
 
 def _number(column: str, value: float | None) -> str:
@@ -270,7 +271,7 @@ def hostile_worlds(given: argparse.Namespace) -> int:
     Raises:
         ConfigError: an option cannot be used.
     """
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
     first = given.seed or 0
     seeds = range(first, first + _at_least_one("--seeds", given.seeds))
     if given.folder is not None:

@@ -14,7 +14,8 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.actors.events import WorkResult
 from ddloco.actors.observations import BEGUN, DISCARDED, TAKEN
-from ddloco.actors.snapshot_adapter import CUT, GATHER, PACKAGES
+from ddloco.actors.snapshot_adapter import CUT, GATHER
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.invariants.base import Effects, InvariantCheck
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
@@ -79,7 +80,9 @@ def seen(snapshots: SnapshotMemory, part: Part) -> Seen:
     parts = [snapshots.parts[name] for name in part.contents]
     state = next(each for each in parts if each.worker is not None)
     flight = next(each for each in parts if each.worker is None)
-    return Seen(part, thaw(state.frozen, PACKAGES), state, flight, thaw(flight.frozen, PACKAGES))
+    return Seen(
+        part, thaw(state.frozen, JOB_STATES), state, flight, thaw(flight.frozen, JOB_STATES)
+    )
 
 
 class SnapshotContents(InvariantCheck[World, Node]):

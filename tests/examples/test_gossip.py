@@ -6,6 +6,7 @@ import re
 import pytest
 
 from ddloco.actors.events import Begun
+from ddloco.actors.state_types import package_of, states_of
 from ddloco.cli.parser import command_named, parser
 from ddloco.programs import Array
 from ddloco.programs.user_actor import Returned
@@ -62,10 +63,10 @@ def test_it_replays(played, capsys):
 
 def test_a_peer_can_be_part_of_a_snapshot():
     """Its state is plain data: it is written and read back, and asks for the same again."""
-    packages = ("ddloco", "transport", "examples")
     peer = gossip.program(peers=2).roles["peer-1"].machine()
+    states = states_of(package_of(peer))
     peer.handle(0.0, Begun("peer-1.1"))
-    again = thaw(freeze(peer, packages), packages)
+    again = thaw(freeze(peer, states), states)
     done = Returned(1)
     assert again.handle(1.0, done) == peer.handle(1.0, done)
     assert again.theta == peer.theta == Array("call/1")

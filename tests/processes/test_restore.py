@@ -261,7 +261,7 @@ def test_nothing_goes_on_from_a_damaged_snapshot(pictured, tmp_path, kind):
     file.write_bytes(data)
     folder = tmp_path / "run"
     command = ["run", str(pictured.file), f"--dir={folder}"]
-    done = call_here(*command, f"--from={place}/{newest}")
+    done = call_here(*command, f"--from={place}/{newest}", "--trust")
 
     assert 2 == done.returncode, done.stdout
     (line,) = done.stderr.splitlines()

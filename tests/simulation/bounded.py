@@ -27,7 +27,7 @@ from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.actors.events import WorkResult
 from ddloco.actors.observations import BEGUN
-from ddloco.actors.snapshot_adapter import PACKAGES
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.config.job import Job, SnapshotTable
 from ddloco.config.run_folder import TAPES, open_folder
 from ddloco.invariants.base import InvariantCheck, Violation
@@ -326,12 +326,12 @@ class Again:
 
 def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint[SimulatedStart]:
     """The cut of a snapshot, by incarnation."""
-    given = {type(each): each for each in settings(job)}
+    given = settings(job)
 
     def start(part: Part) -> SimulatedStart:
         found = seen(world.snapshots, part)
         assert found.state.worker is not None
-        actor = thaw(found.state.frozen, PACKAGES, given)
+        actor = thaw(found.state.frozen, JOB_STATES, given)
         steps = steps_under_way(actor)
         results = [StepFinished(each.work, each.step, 0.0, TOKENS, b"") for each in steps]
         return SimulatedStart(part, actor, found.state.contents, found.messages,

@@ -4,9 +4,11 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import Enum, Flag, auto
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
+
+from snapshot.state_types import StateTypes
 
 
 class Colour(Enum):
@@ -70,24 +72,19 @@ class Key:
 
 class Base:
     __slots__ = ("__x", "unset")
+    unset: Any
 
     def __init__(self, x):
-        self.__x = x
+        self.__x: Any = x
 
     def x(self):
         return self.__x
-
-    def __hidden(self):
-        return ("hidden", self.__x)
-
-    def hidden(self):
-        return self.__hidden
 
 
 class Derived(Base):
     def __init__(self, x, y):
         super().__init__(x)
-        self.__x = y
+        self.__x: Any = y
 
     def y(self):
         return self.__x
@@ -97,7 +94,7 @@ class Counted:
     """Hashed by what its dict holds, as vector clocks are."""
 
     def __init__(self, counts):
-        self.counts = counts
+        self.counts: dict = counts
 
     def __eq__(self, other):
         return self.counts == other.counts
@@ -118,9 +115,27 @@ class Pair(NamedTuple):
 class Loud:
     """Its property must never be asked by a reader."""
 
+    word: str = "go"
+    many: list[int]
+    shared: ClassVar[int] = 0
+
+    def __init__(self, owner: "Loud | None" = None):
+        self.owner = owner
+
     @property
     def trap(self):
         raise AssertionError("executed")
 
     def go(self):
         return "gone"
+
+
+class Closed:
+    """Is not listed."""
+
+
+LISTED = (
+    *("Base", "Colour", "Counted", "Derived", "Eager", "Fact", "Key", "Loud", "Mode", "Open"),
+    *("Pair", "Slotted", "Tally", "Wide", "Words"),
+)
+ALLOWED = StateTypes({__name__: LISTED})

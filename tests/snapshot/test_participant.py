@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddloco.actors.state_types import JOB_STATES
 from snapshot import freeze, thaw
 from snapshot.participant import (
     GATHERING_S,
@@ -209,8 +210,8 @@ def test_a_participant_is_plain_data():
     one.heard(B, "in flight")
     one.captured("i.1:3", "state")
     one.gone("c.1", "broken")
-    data = freeze(one, ("snapshot",))
-    other = thaw(data, ("snapshot",))
+    data = freeze(one, JOB_STATES)
+    other = thaw(data, JOB_STATES)
     for each in (one, other):
         asks = each.marker(1.0, "i.1:3", B, lambda: now(3, "a.1", "b.1"))
         asks += each.captured("i.1:3", "flight") + each.gone("a.1", "broken")

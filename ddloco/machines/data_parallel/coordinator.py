@@ -21,6 +21,7 @@ from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.config.job import Job
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import AverageGradients, MakeParameters, Share
 from ddloco.protocol.events import Evaluated, FragmentMerged, ModelSaved, ParametersMade, Started
 from ddloco.protocol.fragment_plan import FragmentPlan
@@ -77,7 +78,7 @@ class Averager:
         """Whether no step is running: before the first, and while replicas are missing."""
         self._pause_until: float | None = None
         self._averaging = 0
-        self._work = 0
+        self._work = WorkNumbers()
         self._shutdown: JobShutdown | None = None
         self._stopping: str | None = None
 
@@ -94,7 +95,7 @@ class Averager:
                 self._plan = self._job.plan(event.leaves)
                 me = event.incarnation
                 self.membership.newest[actor_of(me)] = number_of(me)
-                made = MakeParameters(self._next_work(), (0,))
+                made = MakeParameters(self._work.next(), (0,))
                 return [Keep("theta/0/0"), Keep("wire/0/0"), made]
             case ParametersMade():
                 assert self._plan is not None
@@ -242,7 +243,7 @@ class Averager:
             for peer, part in sorted(self._parts.items(), key=lambda each: each[0].encode())
         )
         out = (f"theta/0/{t}", f"wire/0/{t}")
-        work = AverageGradients(self._next_work(), t, f"theta/0/{self._version}", shares, out)
+        work = AverageGradients(self._work.next(), t, f"theta/0/{self._version}", shares, out)
         self._averaging = work.work
         return [*(Keep(handle) for handle in out), work]
 
@@ -286,7 +287,7 @@ class Averager:
     def _wind_up(self, at: float, status: Any, reason: str) -> list[Effect]:
         if not reason:
             status, reason = "done", f"global step {self._version}"
-        evaluating, saving = self._next_work(), self._next_work()
+        evaluating, saving = self._work.next(), self._work.next()
         self._shutdown = JobShutdown(status, reason, self._version, self._version, evaluating)
         members, thetas = list(self.membership.members), (f"theta/0/{self._version}",)
         return self._shutdown.begin(at, members, thetas, saving, None)
@@ -298,7 +299,3 @@ class Averager:
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self.membership.members]
         return [*farewells, Finish(status, event.reason)]
-
-    def _next_work(self) -> int:
-        self._work += 1
-        return self._work

@@ -12,6 +12,7 @@ from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.config.faults import SYNCER
 from ddloco.config.job import Job
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import Differentiate
 from ddloco.protocol.events import Started, StepFinished
 from ddloco.protocol.messages import Contribution, GlobalFragment, Roster, Stop
@@ -56,7 +57,7 @@ class Replica:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._step = 0
-        self._work = 0
+        self._work = WorkNumbers()
         self._computing: Computing | None = None
         self._next: Computing | None = None
         self._stopping: str | None = None
@@ -114,10 +115,9 @@ class Replica:
             return []
         self._computing, self._next = self._next, None
         self._computing.since = at
-        self._work += 1
         step = self._step + 1
         out = f"out/{step}"
-        return [Keep(out), Differentiate(self._work, step, self._computing.handle, out)]
+        return [Keep(out), Differentiate(self._work.next(), step, self._computing.handle, out)]
 
     def _finished(self, at: float, event: StepFinished) -> list[Effect]:
         computing, self._computing = self._computing, None

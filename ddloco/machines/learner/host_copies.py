@@ -58,8 +58,10 @@ class HostCopies:
 
     def __init__(self, plan: FragmentPlan, syncer_of: Callable[[int], str]) -> None:
         self._plan = plan
-        self._owners = tuple(syncer_of(p) for p in range(len(plan.fragments)))
-        self._launches = {syncer: _Launches() for syncer in sorted(set(self._owners))}
+        self._owners: tuple[str, ...] = tuple(syncer_of(p) for p in range(len(plan.fragments)))
+        self._launches: dict[str, _Launches] = {
+            syncer: _Launches() for syncer in sorted(set(self._owners))
+        }
         self._handles: dict[int, str] = {}
         self._waiting: dict[int, tuple[str, Pull]] = {}
 

@@ -22,6 +22,7 @@ from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.state_donor import LENDING, Lending
 from ddloco.machines.learner.state_recovery import Recovery
 from ddloco.machines.syncer.estimates import Recent
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
 from ddloco.protocol.events import (
     FragmentDecoded,
@@ -106,7 +107,7 @@ class Learner:
         job: the resolved job.
     """
 
-    _tells = False
+    _tells: bool = False
     """Whether it reports what its last step brought, and tells its worker the global step. States
     of earlier learners do not say so."""
     _brought: LastStep | None = None
@@ -133,9 +134,9 @@ class Learner:
         self._cursor = b""
         self._step_s = Recent()
         self._host = ""
-        self._work = 0
-        self._syncers = job.syncer_names()
-        self._lead = self._syncers[0]
+        self._work = WorkNumbers()
+        self._syncers: tuple[str, ...] = job.syncer_names()
+        self._lead: str = self._syncers[0]
         self._linked: dict[str, bool] = dict.fromkeys(self._syncers, False)
         self._stopping: str | None = None
         self._leaving = False
@@ -144,7 +145,7 @@ class Learner:
         """Whether this is the actor's first incarnation, so that no batch of its shard is used."""
         self._recovery = Recovery(self._lead)
         self._installing = 0
-        self._lending = Lending(self._lead, self._next_work)
+        self._lending = Lending(self._lead, self._work)
 
     def status(self, at: float) -> LearnerStatus:
         """Return the status at ``at`` seconds."""
@@ -268,7 +269,7 @@ class Learner:
         if said.form is UNSET:
             newer = Incoming(version, handle)
             return [*forgotten, Keep(handle), *self._take_in(at, fragment, newer)]
-        decode = self._compression.decode(self._next_work(), said, handle, self._last(fragment))
+        decode = self._compression.decode(self._work.next(), said, handle, self._last(fragment))
         if decode is None:
             reason = f"version {version} is a difference to {said.base}, which is not here"
             seen = {"what": f"global fragment {fragment}", "reason": reason}
@@ -320,7 +321,7 @@ class Learner:
         else:
             effects = recovery.take(said, handle)
         if recovery.complete:
-            self._installing = self._next_work()
+            self._installing = self._work.next()
             effects.append(InstallState(self._installing, recovery.handles()))
         return effects
 
@@ -370,7 +371,7 @@ class Learner:
         )
         self._incoming.clear()
         lent = self._lending.between_steps(self._step, tuple(self._versions))
-        work = self._next_work()
+        work = self._work.next()
         self._running = Running(work, at, overwrites)
         step = self._step + 1
         copies = self._copies
@@ -383,10 +384,6 @@ class Learner:
         t = max((*self._versions, *(each.version for each in overwrites))) if self._tells else 0
         run = RunStep(work, step, overwrites, out, skip, cursor, t, to_copy)
         return [*lent, *kept, run, *self._answer_waiting()]
-
-    def _next_work(self) -> int:
-        self._work += 1
-        return self._work
 
     def _step_finished(self, at: float, event: StepFinished) -> list[Effect]:
         running, self._running = self._running, None
@@ -456,7 +453,7 @@ class Learner:
         source = self._host_copy(peer, pull)
         if not source:
             return []
-        work = self._next_work()
+        work = self._work.next()
         out = f"out/{work}"
         body = Contribution(
             t=pull.t,

@@ -4,9 +4,9 @@ This machine is part of the learner machine. The parameters and the optimizer st
 memory between two steps; the copy is split into pieces and digested while later steps run.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import CopyState, EncodePiece
 from ddloco.protocol.events import PieceEncoded, StateCopied
 from ddloco.protocol.messages import StatePiece, StateWanted
@@ -36,12 +36,12 @@ class Lending:
 
     Args:
         lead: the syncer that relays the pieces to the restarted learner.
-        next_work: returns the next unused work number.
+        work: the machine's work numbers.
     """
 
-    def __init__(self, lead: str, next_work: Callable[[], int]) -> None:
+    def __init__(self, lead: str, work: WorkNumbers) -> None:
         self._lead = lead
-        self._next_work = next_work
+        self._work = work
         self._copy: Copy | None = None
         self._asked: list[StateWanted] = []
         self._cutting: dict[int, tuple[StatePiece, str, str]] = {}
@@ -66,7 +66,7 @@ class Lending:
         """
         if not self._asked or self._copy is not None or step == 0:
             return []  # Before the first step this learner has no state to give.
-        work = self._next_work()
+        work = self._work.next()
         self._copy = Copy(step, versions, f"state/{step}")
         copy = CopyState(work, self._copy.handle)
         return [Keep(copy.out), copy]
@@ -94,7 +94,7 @@ class Lending:
         for said in self._asked:
             # A request may refer to an older copy; the new one is then sent from its first piece.
             piece = said.piece if said.piece < copy.pieces else 0
-            work = self._next_work()
+            work = self._work.next()
             out = f"piece/{work}"
             body = StatePiece(said.who, copy.step, piece, copy.pieces, copy.versions)
             self._cutting[work] = (body, copy.handle, out)

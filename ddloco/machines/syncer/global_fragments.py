@@ -197,19 +197,18 @@ class Globals:
         self, count: int, owned: Sequence[int], lag: int, compress: Compress | None = None
     ) -> None:
         self._lag = lag
-        self._compress = compress or Compress()
+        self._compress: Compress = compress or Compress()
         self._past: dict[int, dict[int, str]] = {p: {} for p in owned}
         """Per fragment the parameters of older versions, to which compressed contributions may be
         differences."""
-        self.owned = tuple(owned)
-        self._all = {p: _initial(p) for p in owned}
-        self._count = count
+        self.owned: tuple[int, ...] = tuple(owned)
+        self._all: dict[int, Global] = {p: _initial(p) for p in owned}
         self._merged_here: set[int] = set()
-        self.versions = self._versions()
+        self.versions: tuple[int, ...] = tuple(0 if p in self._all else -1 for p in range(count))
 
     def _versions(self) -> tuple[int, ...]:
         mine = self._all
-        return tuple(mine[p].version if p in mine else -1 for p in range(self._count))
+        return tuple(mine[p].version if p in mine else -1 for p in range(len(self)))
 
     @property
     def merged(self) -> bool:
@@ -220,7 +219,7 @@ class Globals:
         return self._all[fragment]
 
     def __len__(self) -> int:
-        return self._count
+        return len(self.versions)
 
     def recover(self, fragment: int, version: int) -> None:
         """Take over a version that an earlier incarnation saved.
@@ -331,7 +330,7 @@ class Globals:
     def thetas(self) -> tuple[str, ...]:
         """Return the handle of each fragment's parameters; empty if another syncer owns it."""
         mine = self._all
-        return tuple(mine[p].theta if p in mine else "" for p in range(self._count))
+        return tuple(mine[p].theta if p in mine else "" for p in range(len(self)))
 
     def finals(self, peer: str) -> list[Effect]:
         """Send a peer every fragment of this syncer, at its last version."""

@@ -33,6 +33,7 @@ from ddloco.machines.syncer.snapshot_policy import SNAPSHOT, SnapshotPolicy
 from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
 from ddloco.machines.syncer.status import status_of
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import MakeParameters, Recover
 from ddloco.protocol.events import (
     Evaluated,
@@ -94,16 +95,17 @@ class Syncer:
         self._job = job
         self._plan: FragmentPlan | None = None
         self._globals = Globals(0, (), 0)
-        self._name = self._lead = job.syncer_names()[0]
+        self._name: str = job.syncer_names()[0]
+        self._lead: str = self._name
         self._shards = Shards()
         self._handed_over = False
         """Whether this shard has sent its final fragments to the lead."""
         self.membership = Membership(0)
         self.rounds: Rounds | None = None
-        self._work = 0
+        self._work = WorkNumbers()
         self._stopping: tuple[Status, str] | None = None
         self._shutdown: JobShutdown | None = None
-        self._relay = Relay(self.membership, self._globals, self._next_work)
+        self._relay = Relay(self.membership, self._globals, self._work)
         self._snapshot_policy = SnapshotPolicy(job.snapshot)
         self._standstill = Standstill()
         self._ready = False
@@ -253,7 +255,7 @@ class Syncer:
         self.membership = Membership(len(self._plan.fragments))
         self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
         self.membership.newest[self._name] = number
-        return [Recover(self._next_work())]
+        return [Recover(self._work.next())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
         """Restore the fragments that an earlier incarnation saved, and initialize the others.
@@ -272,10 +274,10 @@ class Syncer:
         for each in event.kept:
             self._globals.recover(each.fragment, each.version)
             self.membership.recover(each.fragment, each.spent, each.batches)
-        self._relay = Relay(self.membership, self._globals, self._next_work)
+        self._relay = Relay(self.membership, self._globals, self._work)
         schedule = Schedule(self._plan, owned, self._job.job.last_step)
         schedule.recover(max(self._globals.versions))
-        self.rounds = Rounds(self._job, schedule, self.membership, self._globals, self._next_work)
+        self.rounds = Rounds(self._job, schedule, self.membership, self._globals, self._work)
         self._run, self._settled = event.run, bool(event.kept)
         for each in event.kept:
             self.rounds.recover_tokens(each.fragment, each.tokens)
@@ -290,7 +292,7 @@ class Syncer:
             effects.append(Observe("recovered", {"t": schedule.t, "fragments": len(event.kept)}))
         found = [each.fragment for each in event.kept]
         made = tuple(p for p in owned if p not in found)
-        return [*effects, MakeParameters(self._next_work(), made)]
+        return [*effects, MakeParameters(self._work.next(), made)]
 
     def _parameters_made(self, at: float) -> list[Effect]:
         assert self._plan is not None
@@ -457,7 +459,7 @@ class Syncer:
                 return []
             wait_s = LATE_S if known else SHARDS_S
             return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + wait_s)]
-        evaluating, saving = self._next_work(), self._next_work()
+        evaluating, saving = self._work.next(), self._work.next()
         merges = rounds.merges + shards.merges
         shutdown = self._shutdown = JobShutdown(status, reason, t, merges, evaluating)
         shutdown.lingers = self._late and status == "done"
@@ -537,7 +539,3 @@ class Syncer:
         status: Status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in list(self._members)]
         return [*farewells, Finish(status, event.reason)]
-
-    def _next_work(self) -> int:
-        self._work += 1
-        return self._work

@@ -61,13 +61,13 @@ class Member:
         self.peer = peer
         self.incarnation = incarnation
         self.merged = merged
-        self.sent = [-1] * fragments
-        self.sent_at = [at] * fragments
+        self.sent: list[int] = [-1] * fragments
+        self.sent_at: list[float] = [at] * fragments
         self.heard_at = self.spoke_at = self.moved_at = self.joined_at = at
         self.answer_s = Recent()
         self.ahead = self._first_step = 0
-        self._fastest_s = math.inf
-        self._told = [(-1, at, 0)] * fragments
+        self._fastest_s: float = math.inf
+        self._told: list[tuple[int, float, int]] = [(-1, at, 0)] * fragments
         self.strikes = 0
         self.progress: Progress | None = None
         self.fresh = self.unanswered = False

@@ -64,7 +64,7 @@ class OutlierHistory:
 
     def __init__(self, band: float, fragments: int) -> None:
         self.band = band
-        self._fragments = [Usual() for _ in range(fragments)]
+        self._fragments: list[Usual] = [Usual() for _ in range(fragments)]
         self._tokens: list[float] = []
         self._vain = 0
 

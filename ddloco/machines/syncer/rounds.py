@@ -6,13 +6,14 @@ result is sent to all learners.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from msgspec import UNSET
 
 from ddloco.actors.effects import Observe
+from ddloco.config import job as config
 from ddloco.config.job import Job
 from ddloco.machines.syncer.global_fragments import (
     LATE,
@@ -28,6 +29,7 @@ from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Pacing, Waiting
 from ddloco.machines.syncer.schedule import Schedule
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution, Pull
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
@@ -52,7 +54,7 @@ class Rounds:
         schedule: the order of the syncs.
         membership: the connected learners.
         parts: the global fragments.
-        next_work: returns the next unused work number.
+        work: the machine's work numbers.
 
     Attributes:
         waiting: the sync that will be launched next; None while enough are in flight.
@@ -63,17 +65,13 @@ class Rounds:
         fruitless: the number of consecutive syncs without an accepted contribution.
     """
 
-    _counts_tokens = False
-    _tokens: Mapping[int, int] = {}
-    """For each fragment, the tokens merged into it. States of earlier syncers do not contain it."""
-
     def __init__(
         self,
         job: Job,
         schedule: Schedule,
         membership: Membership,
         parts: Globals,
-        next_work: Callable[[], int],
+        work: WorkNumbers,
     ) -> None:
         self.schedule = schedule
         self.pacing = Pacing(job.sync)
@@ -83,13 +81,15 @@ class Rounds:
         self.merged_at = 0.0
         self.seen: dict[str, Any] = {}
         self.fruitless = 0
-        self._sync = job.sync
+        self._sync: config.Sync = job.sync
         self._counts_tokens = job.job.tokens is not None
-        self._compress = job.compress
+        self._tokens: Mapping[int, int] = {}
+        """For each fragment, the tokens merged into it."""
+        self._compress: config.Compress = job.compress
         self._membership = membership
         self._globals = parts
         self._outliers = OutlierHistory(job.sync.band, len(parts))
-        self._next_work = next_work
+        self._work = work
         self._stopping = False
         self._look_at: float | None = None
         self._looked: tuple[object, ...] = ()
@@ -328,7 +328,7 @@ class Rounds:
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]
         effects += self._leave_behind(sync)
-        sync.work = self._next_work()
+        sync.work = self._work.next()
         theirs = self._globals[sync.fragment]
         tokens = self._tokens.get(sync.fragment, 0) if self._counts_tokens else None
         merge = sync.merge(theirs, self._membership, self._outliers, self._compress, tokens)

@@ -19,7 +19,7 @@ class Schedule:
 
     def __init__(self, plan: FragmentPlan, owned: Sequence[int], steps: int) -> None:
         self._plan = plan
-        self._owned = frozenset(owned)
+        self._owned: frozenset[int] = frozenset(owned)
         self._steps = steps
         self._again: list[int] = []
         self.t = 0

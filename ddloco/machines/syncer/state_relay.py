@@ -6,7 +6,6 @@ starts from the global fragments. State passes through the syncer because learne
 connections: a job has one open address and one list of keys.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
@@ -14,6 +13,7 @@ from ddloco.actors.effects import Observe
 from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import EncodePiece
 from ddloco.protocol.events import PieceEncoded
 from ddloco.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
@@ -59,15 +59,13 @@ class Relay:
     Args:
         membership: the connected learners.
         parts: the global fragments.
-        next_work: returns the next unused work number.
+        work: the machine's work numbers.
     """
 
-    def __init__(
-        self, membership: Membership, parts: Globals, next_work: Callable[[], int]
-    ) -> None:
+    def __init__(self, membership: Membership, parts: Globals, work: WorkNumbers) -> None:
         self._membership = membership
         self._parts = parts
-        self._next_work = next_work
+        self._work = work
         self._handovers: dict[str, Handover] = {}
         self._greeted: set[str] = set()
         self._passing: dict[int, tuple[str, StatePiece, str, str]] = {}
@@ -183,7 +181,7 @@ class Relay:
         newest, held = self._parts.versions, said.versions
         if len(held) != len(newest) or any(held[p] > newest[p] for p in self._parts.owned):
             return self.refused(at, said.who, StateRefused(donor.peer, f"versions {held}"))
-        work = self._next_work()
+        work = self._work.next()
         out = f"piece/{work}"
         body = StatePiece(donor.peer, said.copy, said.piece, said.pieces, said.versions)
         self._passing[work] = (said.who, body, handle, out)

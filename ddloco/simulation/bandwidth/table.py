@@ -8,10 +8,10 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
-from rich.console import Console
 from rich.table import Table
 
 from ddloco.config.toml import ConfigError
+from ddloco.runtime.console import SafeConsole
 from ddloco.simulation.bandwidth.figure import range_bars, ratio_bars, svg
 from ddloco.simulation.bandwidth.model import (
     LABELS,
@@ -79,7 +79,7 @@ def bandwidth(given: argparse.Namespace) -> int:
             given.svg.write_text(svg(setting), encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"--svg {given.svg}: {error.strerror}") from None
-    console = Console(width=WIDTH, highlight=False, markup=False, soft_wrap=True)
+    console = SafeConsole(width=WIDTH, highlight=False, markup=False, soft_wrap=True)
     if given.json:
         console.print(json.dumps(as_dict(setting), indent=2))
         return 0

@@ -11,7 +11,7 @@ from ddloco.actors.snapshot_adapter import BEGUN_AT_ONCE, CUT, GATHER
 from ddloco.protocol.messages import GlobalFragment, Pull
 from snapshot import GATHERING_S, Part, freeze, thaw
 from snapshot.participant import PATIENCE_S, REFUSED
-from tests.ddloco.actors.wired_actors import ANNA, BERT, HUB, PACKAGES, WiredActors
+from tests.ddloco.actors.wired_actors import ANNA, BERT, HUB, STATES, WiredActors
 from transport import (
     BULK,
     CONTROL,
@@ -42,11 +42,11 @@ def test_the_cut_is_at_the_end_of_its_event(wired):
     assert [Pull(1, 0), Marker(name)] == wired.bodies(HUB, ANNA, CONTROL)
     assert [Marker(name)] == wired.bodies(HUB, ANNA, BULK)
     work = wired.work(CaptureState, HUB)
-    frozen = thaw(work.state, PACKAGES)
+    frozen = thaw(work.state, STATES)
     assert (name, number) == (work.snapshot, frozen.number)
     assert StopRequested("now") == frozen.machine.heard[-1]
     assert frozen.links.incarnation(ANNA) == ANNA
-    assert work.state == freeze(frozen, PACKAGES)
+    assert work.state == freeze(frozen, STATES)
     assert [{"snapshot": name}] == wired.of(BEGUN)
 
 
@@ -67,21 +67,21 @@ def test_what_waits_for_credit_belongs_to_the_state(wired):
     wired.ask(HUB, *(Send(ANNA, BULK, each) for each in fragments))
     wired.ask(HUB, TakeSnapshot())
 
-    frozen = thaw(wired.work(CaptureState, HUB).state, PACKAGES)
+    frozen = thaw(wired.work(CaptureState, HUB).state, STATES)
     assert (1, False) == frozen.links.waiting(ANNA, BULK)
     name = wired.work(CaptureState, HUB).snapshot
     assert [*fragments[:window], Marker(name)] == wired.bodies(HUB, ANNA, BULK)
     wired.run()
     heard = [each.body for each in wired.actors[ANNA].machine.heard[-window - 1 :]]
     assert fragments == heard
-    *flight, marker = thaw(wired.work(CaptureFlight, ANNA).messages, PACKAGES)
+    *flight, marker = thaw(wired.work(CaptureFlight, ANNA).messages, STATES)
     assert fragments[:window] == [each.body for each in flight]
     assert isinstance(marker.body, Marker), "it has a number in its lane, like all that came"
 
 
 def said(work):
     """What was in flight, but for the markers that end it."""
-    return [each for each in thaw(work.messages, PACKAGES) if not isinstance(each.body, Marker)]
+    return [each for each in thaw(work.messages, STATES) if not isinstance(each.body, Marker)]
 
 
 @pytest.mark.parametrize("failed", ["", "the disk is full"])

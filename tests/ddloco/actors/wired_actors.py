@@ -2,10 +2,10 @@
 
 from collections import defaultdict
 
-from ddloco.actors import snapshot_adapter
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CommitSnapshot, Observe, Work
 from ddloco.actors.events import Captured, Committed, StopRequested
+from ddloco.actors.state_types import package_of, states_of
 from transport import Dial, Free, Listen, MessageArrived, SetTimer, Transmit
 
 HUB, ANNA, BERT = "hub.1", "anna.1", "bert.1"
@@ -23,7 +23,7 @@ class Script:
         return asked
 
 
-PACKAGES = snapshot_adapter.packages_of(Script())
+STATES = states_of(package_of(Script()))
 
 
 class WiredActors:

@@ -94,3 +94,32 @@ def test_sections_are_frozen_and_strict():
     assert issubclass(Section, Struct)
     with pytest.raises(AttributeError):
         Inner(3).size = 4
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" + ".a" * 200_000 + " = 1",
+        "[" + "a. " * 200_000 + "a]",
+        "[[" + '"a".' * 200_000 + "a]]",
+        "x = {" + "a .'b'." * 100_000 + "a = 1}",
+        "a = " + "[" * 200_000,
+        "a = " + "{a=" * 200_000,
+    ],
+    ids=["key", "table", "tables", "inline", "lists", "dicts"],
+)
+def test_what_is_nested_without_end_is_one_line(text, tmp_path):
+    """Before the parser takes all memory for it."""
+    path = tmp_path / "deep.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"deep\.toml: not TOML") as error:
+        read_toml(path)
+    assert "\n" not in str(error.value)
+
+
+def test_many_dots_that_are_no_key_are_read(tmp_path):
+    """Numbers, words of a text, and lines that separate."""
+    path = tmp_path / "dots.toml"
+    numbers = ", ".join(["0.5"] * 500)
+    path.write_text(f'# {"." * 100}\n[task]\nx = [{numbers}]\ny = "{". " * 100}a.b.c"\na.b.c = 1\n')
+    assert read_toml(path)["task"]["x"] == [0.5] * 500

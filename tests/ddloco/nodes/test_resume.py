@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from ddloco.actors.actor import Actor
-from ddloco.actors.snapshot_adapter import PACKAGES
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.config.job import job_from
 from ddloco.config.run_folder import open_folder, run_of
 from ddloco.config.toml import ConfigError
 from ddloco.machines.learner.machine import Learner
-from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.nodes.node import sink_of
 from ddloco.nodes.resume import (
     begins_anew,
@@ -70,7 +69,8 @@ class Place:
         self.folder = folder
         self.store = Store(folder)
         self.sink = StoreSink(self.store, {})
-        self.actor = Actor(WHO, JobShutdown("done", "enough", 1, 1, 0))
+        self.actor = Actor(WHO, Learner(JOB))
+        self.actor.clock.number = 7
 
     def piece(self, kind, data, *more):
         """What lists frozen bytes, and more."""
@@ -95,8 +95,8 @@ class Place:
         host = self.entry("array", "host/4", {STATE: np.ones(4, np.uint8)})
         brought = self.entry("array", "in/8", payload_tensors(payload()))
         self.commit(
-            self.piece("flight", freeze([MESSAGE], PACKAGES), brought),
-            self.piece("state", freeze(self.actor, PACKAGES), host, worker, last),
+            self.piece("flight", freeze([MESSAGE], JOB_STATES), brought),
+            self.piece("state", freeze(self.actor, JOB_STATES), host, worker, last),
         )
 
 
@@ -192,7 +192,7 @@ def test_what_is_missing_is_one_line(place):
     """A snapshot that is not there, and a part that lacks something."""
     with pytest.raises(SnapshotError) as missing:
         read_job_start_point(place.folder, "syncer.1:9", JOB)
-    place.commit(place.piece("state", freeze(place.actor, PACKAGES)))
+    place.commit(place.piece("state", freeze(place.actor, JOB_STATES)))
     with pytest.raises(SnapshotError, match="has no frozen flight") as lacking:
         read_job_start_point(place.folder, "latest", JOB)
     for error in (missing, lacking):
@@ -201,7 +201,7 @@ def test_what_is_missing_is_one_line(place):
 
 def test_another_version_is_named(place):
     """Whatever cannot be read back names its blob, and what may be the matter."""
-    place.commit(place.piece("state", b"other"), place.piece("flight", freeze([], PACKAGES)))
+    place.commit(place.piece("state", b"other"), place.piece("flight", freeze([], JOB_STATES)))
     with pytest.raises(SnapshotError, match=f"of {WHO}.*another version of ddloco") as error:
         read_job_start_point(place.folder, f"{WHO}:7", JOB)
     assert "\n" not in str(error.value)
@@ -266,7 +266,10 @@ def test_where_a_job_goes_on_is_not_where_it_was(place, tmp_path):
     assert job_start_point(JOB, "", tmp_path) is None
     with pytest.raises(SnapshotError, match="choose another folder"):
         job_start_point(JOB, str(place.folder), tmp_path)
-    assert WHO in job_start_point(JOB, str(place.folder), tmp_path / "other").starts
+    other = tmp_path / "other"
+    assert WHO in job_start_point(JOB, str(place.folder), other, trust=True).starts
+    with pytest.raises(ConfigError, match="use --trust if you trust who writes there"):
+        job_start_point(JOB, str(place.folder), other)
 
 
 @pytest.mark.parametrize(

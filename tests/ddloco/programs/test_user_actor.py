@@ -6,8 +6,9 @@ import pytest
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Calculation, Finish, Observe
 from ddloco.actors.events import Begun, StopRequested, WorkFailed
+from ddloco.actors.state_types import package_of, states_of
 from ddloco.programs import Array, Body, UserActor, computation
-from ddloco.programs.user_actor import Call, Returned, compute_call
+from ddloco.programs.user_actor import Call, Pending, Returned, compute_call
 from snapshot import freeze, thaw
 from transport import (
     BULK,
@@ -140,8 +141,8 @@ def test_a_state_is_read_back_as_it_was(begun):
     """Snapshots hold such an actor, with its calls under way."""
     keeper, _ = begun
     keeper.handle(2.0, arrived(0, "in/3"))
-    packages = ("ddloco", "tests")
-    again = thaw(freeze(keeper, packages), packages)
+    states = states_of(package_of(keeper))
+    again = thaw(freeze(keeper, states), states)
     assert kinds(again.handle(3.0, Returned(1, value=3))) == kinds(
         keeper.handle(3.0, Returned(1, value=3))
     )
@@ -194,3 +195,47 @@ def test_nothing_is_sent_without_a_receiver(begun):
     keeper.log("seen", what=1)
     assert [Observe("seen", {"what": 1})] == keeper._asked
     assert not any(isinstance(each, Send) for each in keeper._asked)
+
+
+class Odd(Keeper):
+    """Defines names that are no methods of its own to call."""
+
+    told_of = "text"
+
+    @property
+    def trap(self):
+        raise AssertionError("asked")
+
+    def __call__(self, *given):
+        raise AssertionError("called")
+
+    def ownly(self, *given):
+        self.given = given
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["finish", "handle", "call", "_hear", "__call__", "__init__", "__class__", "told_of", "trap",
+     "kept", "nothing", "", "ownly.__globals__"],
+)  # fmt: skip
+def test_what_is_called_then_is_a_method_that_the_users_class_defines(name):
+    """The name may come from a snapshot: none of the base class, of Python, and no attribute."""
+    with pytest.raises(ValueError, match="is no method of Odd itself"):
+        Pending(name, (), Array("a")).method_of(Odd())
+
+
+def test_methods_of_its_own_and_of_its_bases_are_called_then():
+    """Those of the class, and of the classes of the user's that it is derived from."""
+    odd = Odd()
+    Pending("ownly", (), Array("a")).method_of(odd)(1)
+    assert (1,) == odd.given
+    assert Pending("doubled", (), Array("a")).method_of(odd) == odd.doubled
+
+
+def test_then_is_a_method_of_the_same_actor():
+    """Of another one, or a function: refused when it is given."""
+    keeper, other = Keeper(), Keeper()
+    keeper.handle(0.0, Begun(PEER))
+    for then in (other.doubled, print, lambda _: None, Keeper.doubled):
+        with pytest.raises(ValueError, match="method"):
+            keeper.call(double, then=then)

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf, make_plan
+from ddloco.config.job import job_from
+from ddloco.config.toml import ConfigError
+from ddloco.protocol.fragment_plan import INTERVAL_MAX, FragmentPlan, Leaf, make_plan
 from transport import DTYPES
 from transport.payload import ALIGNMENT
 
@@ -241,3 +243,12 @@ def test_what_cannot_be_planned_is_said_in_one_line(leaves, changes, said):
 def names_of(plan):
     """The names in each fragment."""
     return [[leaf.name for leaf in fragment] for fragment in plan.fragments]
+
+
+def test_an_interval_has_an_end():
+    """Two numbers are kept for each of its steps, so it is refused before they are."""
+    plan = FragmentPlan(((Leaf("w", (1,), "float32"),),), (0,), INTERVAL_MAX + 1)
+    with pytest.raises(ValueError, match="an interval of 1048577 steps; want at most 1048576"):
+        plan.next_due(0, 1)
+    with pytest.raises(ConfigError, match=r"sync\.interval: 1048577 steps; want at most 1048576"):
+        job_from({"job": {"task": "a:b"}, "sync": {"interval": INTERVAL_MAX + 1}}, "test")

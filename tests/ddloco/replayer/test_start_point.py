@@ -172,7 +172,7 @@ class Begun:
 def test_what_is_begun_with(run):
     """The first of those that will do; the next where it is damaged; what a run itself went on
     from where nothing was dropped; nothing where tapes begin."""
-    asked = []
+    asked, permitted = [], []
     damaged = {"syncer.1-20"}
 
     def read(place, snapshot):
@@ -181,19 +181,24 @@ def test_what_is_begun_with(run):
             raise SnapshotError(f"{snapshot} is damaged")
         return Begun(snapshot)
 
+    def permit(place):
+        permitted.append(str(place))
+
     went_on = {"after": 2, "clock": {B: 2}, "facts": {RESTORED: "x-1", RESTORED_PLACE: "there"}}
 
     def begun():
-        return choose_start_point(open_tapes(run.folder), run.place, read, "")
+        return choose_start_point(open_tapes(run.folder), run.place, read, "", permit)
 
     run.record(A, 16)
     assert begun() is None
     run.record(B, 16, **went_on)
     assert "x-1" == begun().snapshot
     assert [("there", "x-1")] == asked
+    assert ["there"] == permitted, "what a header names is opened with permission"
     run.record(S, 40, begins=20)
     assert "syncer.1-30" == begun().snapshot
     assert ["syncer.1-20", "syncer.1-30"] == [snapshot for _, snapshot in asked[1:]]
+    assert ["there", str(run.place)] == permitted
     damaged.add("syncer.1-30")
     with pytest.raises(
         SnapshotError, match=r"@20\.tape has lost its beginning, and .*-20 is damaged"
@@ -212,7 +217,7 @@ def test_what_is_asked_for_must_do(run):
 
     def begun(snapshot):
         read = lambda _, id_: Begun(id_, parts[id_])  # noqa: E731
-        return choose_start_point(open_tapes(run.folder), run.place, read, snapshot)
+        return choose_start_point(open_tapes(run.folder), run.place, read, snapshot, lambda _: None)
 
     assert ["syncer.1-20", "syncer.1-30"] == [
         begun(each).snapshot for each in ("syncer.1-20", "syncer.1-30")

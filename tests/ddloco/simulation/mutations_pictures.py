@@ -6,7 +6,8 @@ from msgspec.structs import replace
 
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import CaptureState
-from ddloco.actors.snapshot_adapter import PACKAGES, Cutting
+from ddloco.actors.snapshot_adapter import Cutting
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
@@ -148,11 +149,11 @@ def momentum_is_that_of_the_merge_before(patch):
 def a_picture_does_not_say_what_is_spent(patch):
     def do(old, self, work):
         if isinstance(work, CaptureState):
-            actor = thaw(work.state, PACKAGES)
+            actor = thaw(work.state, JOB_STATES)
             if isinstance(actor.machine, Syncer):
                 for bases in actor.machine.membership.merged.values():
                     bases[:] = [-1] * len(bases)
-            work = replace(work, state=freeze(actor, PACKAGES))
+            work = replace(work, state=freeze(actor, JOB_STATES))
         return old(self, work)
 
     wrap(patch, SnapshotCapture, "do", do)

@@ -10,12 +10,12 @@ from functools import cache
 
 import pytest
 
+from ddloco.actors.state_types import JOB_STATES
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
 from snapshot import freeze, thaw
 
-PACKAGES = ("ddloco", "transport", "clocks", "snapshot")
 SEEDS = (3, 8, 16, 24, 36, 45, 141)
 SHORT = (7, 34)
 EVERY_MAX = 40
@@ -29,8 +29,8 @@ class Refrozen(World):
     def admit(self, node, event):
         rng = self.rng = getattr(self, "rng", random.Random(f"frozen {self.physics.seed}"))
         if rng.randrange(rng.randint(1, EVERY_MAX)) == 0 and node.actor.number:
-            data = freeze(node.actor, PACKAGES)
-            node.actor = thaw(data, PACKAGES)
+            data = freeze(node.actor, JOB_STATES)
+            node.actor = thaw(data, JOB_STATES)
             self.written.append(data)
         super().admit(node, event)
 
@@ -70,7 +70,7 @@ def test_two_runs_write_the_same_bytes(refrozen, seed):
     (_, one), (_, other) = refrozen(seed), refrozen(seed)
     assert one == other
     assert one, "something was written"
-    assert one[::9] == [freeze(thaw(data, PACKAGES), PACKAGES) for data in one[::9]]
+    assert one[::9] == [freeze(thaw(data, JOB_STATES), JOB_STATES) for data in one[::9]]
 
 
 def the_links_have_a_clock_of_their_own(actor):

@@ -3,6 +3,7 @@
 import pytest
 
 from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING, LENDING_S, Lending
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import CopyState, EncodePiece
 from ddloco.protocol.events import PieceEncoded, StateCopied
 from ddloco.protocol.messages import StatePiece, StateWanted
@@ -15,12 +16,13 @@ class Harness:
     """Lending, and numbers for its work."""
 
     def __init__(self):
-        self.work = 0
-        self.machine = Lending("syncer", self.next_work)
+        self.numbers = WorkNumbers()
+        self.machine = Lending("syncer", self.numbers)
 
-    def next_work(self):
-        self.work += 1
-        return self.work
+    @property
+    def work(self):
+        """The number of the newest work."""
+        return self.numbers.newest
 
     def boundary(self, step=5, versions=(1, 2)):
         """Between two steps."""

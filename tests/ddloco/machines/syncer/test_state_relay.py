@@ -6,6 +6,7 @@ from ddloco.actors.effects import Observe
 from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, RELAY, Relay
+from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import EncodePiece
 from ddloco.protocol.events import PieceEncoded
 from ddloco.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
@@ -25,7 +26,7 @@ class Harness:
         if merged:
             for p in range(P):
                 self.globals.recover(p, 6 + p)
-        self.relay = Relay(self.membership, self.globals, iter(range(1, 99)).__next__)
+        self.relay = Relay(self.membership, self.globals, WorkNumbers())
         for peer in (B1, C1):
             self.train(peer)
         self.membership.note_batches("learner-0", 17)

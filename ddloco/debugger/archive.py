@@ -1,0 +1,155 @@
+"""Compressed tar files whose every byte is known before it is read.
+
+A tar reader that understands all of tar's extensions reads names, sizes and tables of any length
+before it says what they are. Here the header of a member must be, to the byte, the one that is
+written for its name and size, which are known from elsewhere: the name of the first member from the
+format, its size from its header, and everything else from what the first member lists.
+"""
+
+import gzip
+import tarfile
+import zlib
+from collections.abc import Iterator
+from typing import IO, Any
+
+BLOCK = tarfile.BLOCKSIZE
+RECORD = tarfile.RECORDSIZE
+"""The file is filled with zeros to a multiple of this."""
+
+SIZE_MAX = 8**11 - 1
+"""The largest size that a plain header can say."""
+
+PIECE = 2**20
+
+
+class ArchiveError(ValueError):
+    """The bytes are not those of an archive, or end early."""
+
+
+def header_of(name: str, size: int) -> bytes:
+    """The header of a regular file without owner and time.
+
+    Raises:
+        ValueError: the name is too long, or the size too large, for a plain header.
+    """
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode = size, 0o644
+    if not 0 <= size <= SIZE_MAX:
+        raise ValueError(f"{name}: {size} bytes; want at most {SIZE_MAX}")
+    return entry.tobuf(tarfile.USTAR_FORMAT, "ascii")
+
+
+class ArchiveWriter:
+    """Writes an archive.
+
+    Args:
+        file: open for writing; whoever opened it closes it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._packed = gzip.GzipFile("", "wb", fileobj=file, mtime=0)
+        self._written = 0
+
+    def add(self, name: str, size: int, pieces: Iterator[bytes]) -> None:
+        """Add a file.
+
+        Raises:
+            ValueError: a plain header cannot name it, or ``pieces`` are not ``size`` bytes.
+        """
+        self._write(header_of(name, size))
+        left = size
+        for piece in pieces:
+            left -= len(piece)
+            self._write(piece)
+        if left:
+            raise ValueError(f"{name}: changed while it was read")
+        self._write(bytes(-size % BLOCK))
+
+    def close(self) -> None:
+        """Write the end."""
+        self._write(bytes(2 * BLOCK))
+        self._write(bytes(-self._written % RECORD))
+        self._packed.close()
+
+    def _write(self, data: bytes) -> None:
+        self._written += self._packed.write(data)
+
+
+class ArchiveReader:
+    """Reads an archive from its beginning to its end.
+
+    Args:
+        file: open for reading, at the beginning.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._packed: Any = gzip.GzipFile("", "rb", fileobj=file)
+
+    def first(self, name: str, most: int) -> bytes:
+        """Read the first file whole.
+
+        Args:
+            name: its name.
+            most: the most bytes that it may have.
+
+        Raises:
+            ArchiveError: it is another, or larger, or damaged.
+            OSError: the archive cannot be read.
+        """
+        header = self._read(BLOCK)
+        digits = header[124:135]
+        size = int(digits, 8) if digits.isdigit() and not digits.strip(b"01234567") else -1
+        if header != header_of(name, max(size, 0)):
+            raise ArchiveError(f"does not begin with {name}")
+        if size > most:
+            raise ArchiveError(f"{name} has {size} bytes; want at most {most}")
+        return b"".join(self._content(size))
+
+    def next(self, name: str, size: int) -> Iterator[bytes]:
+        """Check that a file follows, and yield its content.
+
+        Raises:
+            ArchiveError: something else follows, or it is damaged.
+            OSError: the archive cannot be read.
+        """
+        if self._read(BLOCK) != header_of(name, size):
+            raise ArchiveError(f"{name} of {size} bytes does not come where it is listed")
+        yield from self._content(size)
+
+    def end(self) -> None:
+        """Read the rest: zeros, and the checksum of everything.
+
+        Raises:
+            ArchiveError: something else follows, or the checksum is another.
+            OSError: the archive cannot be read.
+        """
+        rest = self._some(2 * BLOCK + RECORD + 1)
+        if len(rest) < 2 * BLOCK or len(rest) > 2 * BLOCK + RECORD or rest.strip(b"\0"):
+            raise ArchiveError("something follows the last file that is listed")
+
+    def _content(self, size: int) -> Iterator[bytes]:
+        left = size
+        while left:
+            piece = self._some(min(left, PIECE))
+            if not piece:
+                raise ArchiveError("ends early")
+            left -= len(piece)
+            yield piece
+        if self._read(-size % BLOCK).strip(b"\0"):
+            raise ArchiveError("has more than its files")
+
+    def _read(self, size: int) -> bytes:
+        data = self._some(size)
+        if len(data) < size:
+            raise ArchiveError("ends early")
+        return data
+
+    def _some(self, size: int) -> bytes:
+        """So many bytes, or all that there are; at the end the checksum has been compared."""
+        found = bytearray()
+        try:
+            while len(found) < size and (piece := self._packed.read(size - len(found))):
+                found += piece
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ArchiveError(" ".join(str(error).split())) from None
+        return bytes(found)
