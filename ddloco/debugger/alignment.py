@@ -174,7 +174,8 @@ class AlignedRun:
         for each in (*merge.contributions, *merge.refused):
             key = Key("contribution", each.learner, merge.t)
             causes.append(key)
-            yield key, self._contribution(each, merge.fragment)
+            if each.event:  # Of one that arrived before the tape begins, the bytes are not known.
+                yield key, self._contribution(each, merge.fragment)
         took = tuple(sorted(key.who for key in causes))
         weights = [(each.learner, struct.pack("<d", each.weight)) for each in merge.contributions]
         computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)

@@ -216,6 +216,6 @@ def _answered(each: Answer, state: int, who: int) -> Cell:
         base=each.base,
         steps=each.steps,
         tokens=each.tokens,
-        wait=round(each.wait_s, 6),
+        wait=finite(each.wait_s),
         who=who,
     )

@@ -235,8 +235,9 @@ def _in_tensor(one: Item, other: Item, run: RecordedRun) -> str:
     fragment, digests = one.fragment
     if not digests or not other.fragment[1]:
         return ""
-    started = next(event for _, event in run.events(run.syncers[0]))
-    leaves = run.job.plan(started.leaves).fragments[fragment]
+    if run.plan is None:
+        return ""
+    leaves = run.plan.fragments[fragment]
     name = first_tensor(leaves, digests, other.fragment[1])
     return f", first in tensor {name}" if name else ""
 
