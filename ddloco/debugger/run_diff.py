@@ -13,7 +13,7 @@ from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.protocol.events import first_tensor
 from ddloco.protocol.tape_facts import TASK
-from ddloco.replayer.recording import run_folder_of
+from ddloco.replayer.recording import run_folder_of, settings_of
 from ddloco.replayer.what_if import change_of
 from ddloco.workers.task_sources import changed_lines, kept_sources
 
@@ -331,7 +331,7 @@ def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[s
 
 
 def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
-    mine, theirs = dict(_flat(one.job.as_plain())), dict(_flat(other.job.as_plain()))
+    mine, theirs = settings_of(one.job), settings_of(other.job)
     for key in sorted({*mine, *theirs}):
         x, y = mine.get(key, "not set"), theirs.get(key, "not set")
         if x != y:
@@ -346,11 +346,3 @@ def _change(run: RecordedRun) -> str:
     found = (change_of(each.header.facts) for each in run.tapes.values())
     change = next((each for each in found if each is not None), None)
     return change.said if change is not None else "not at all"
-
-
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            yield f"{prefix}{key}", value
