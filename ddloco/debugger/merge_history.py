@@ -7,14 +7,14 @@ result of the merge (paper: Algorithm 2, section 3).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Observe
-from ddloco.machines.syncer.global_fragments import Sync
+from ddloco.machines.syncer.global_fragments import LATE, Sync
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.status import NOT_FRESH
@@ -79,6 +79,8 @@ class Absence(Struct, frozen=True):
         event: the event; empty if it was before the tape begins.
         norm: of its outer gradient, if it was measured and refused.
         cosine: its cosine to the others' sum, likewise.
+        kind: "refused" if its contribution was, for what it is; "late" if it was pulled, and did
+            not answer before the sync was closed; else "absent".
     """
 
     learner: str
@@ -86,6 +88,7 @@ class Absence(Struct, frozen=True):
     event: str
     norm: float | None = None
     cosine: float | None = None
+    kind: Literal["absent", "late", "refused"] = "absent"
 
 
 class Merge(Struct, frozen=True):
@@ -131,6 +134,13 @@ class Merge(Struct, frozen=True):
     def number(self) -> int:
         """The number of its event on the syncer's tape."""
         return int(self.event.rpartition(":")[2])
+
+
+def tokens_merged(merges: Sequence[Merge], fragments: int) -> int:
+    """Return how many tokens are in merges, on average over the fragments, as ``job.tokens`` counts
+    them: a trained token is in as many merges as there are fragments, if none is lost."""
+    total = sum(each.tokens for merge in merges for each in merge.contributions)
+    return round(total / fragments) if fragments else 0
 
 
 class _Arrival(NamedTuple):
@@ -243,8 +253,10 @@ class MergeHistory:
                 under_way = self._open.get(fields["t"])
                 if under_way is not None:
                     who = fields["learner"]
-                    said = f"its contribution was refused: {fields['reason']}"
-                    under_way.absent[who] = Absence(who, said, ref)
+                    said, kind = f"its contribution was refused: {fields['reason']}", "refused"
+                    if fields["reason"] == LATE:
+                        said, kind = f"was pulled, and its contribution was late: {LATE}", "late"
+                    under_way.absent[who] = Absence(who, said, ref, kind=kind)
             case "sync repeated":
                 self._open.pop(fields["t"], None)
                 self._repeats.setdefault(fields["t"], []).append(f"{fields['reason']} ({ref})")
@@ -288,11 +300,14 @@ class MergeHistory:
         for learner in sync.pulled:
             if learner not in weights and learner not in done.absent:
                 said = "was pulled, and did not answer before the sync was closed"
-                done.absent[learner] = Absence(learner, said, done.launched)
+                if not done.launched:
+                    said = "was pulled, and no answer that was taken is on this tape"
+                done.absent[learner] = Absence(learner, said, done.launched, kind="late")
         refused = [_answer(done, learner, 0.0, event) for learner, _ in event.refused]
         for each, (_, reason) in zip(refused, event.refused, strict=True):
             said = f"its contribution was refused: {reason}"
-            done.absent[each.learner] = Absence(each.learner, said, ref, each.norm, each.cosine)
+            who = each.learner
+            done.absent[who] = Absence(who, said, ref, each.norm, each.cosine, "refused")
         return Merge(
             t=t,
             fragment=p,

@@ -18,7 +18,7 @@ from ddloco.actors.snapshot_adapter import packages_of
 from ddloco.config.job import SYNCER, Job
 from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
-from ddloco.debugger.merge_history import Merge, MergeHistory
+from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
 from ddloco.debugger.timeline import clock_offsets
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import JobStartPoint, read_job_start_point
@@ -116,6 +116,11 @@ class RecordedRun:
                     if isinstance(event, Started):
                         return self.job.plan(event.leaves)
         return _plan_in(self._start_point) if self._start_point is not None else None
+
+    @cached_property
+    def tokens_merged(self) -> int:
+        """The tokens in merges, on average over the fragments; see ``tokens_merged``."""
+        return tokens_merged(list(self.merges()), len(self.plan.fragments) if self.plan else 0)
 
     @cached_property
     def offsets(self) -> dict[str, float]:

@@ -3,6 +3,7 @@
 The syncer's machine is stepped once, and every tape is decoded; nothing is executed.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -298,11 +299,12 @@ def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> lis
     run, merges, contents = reader.run, reader.merges, reader.contents
     job = run.job.job
     count = sum(len(each.contributions) for each in merges)
-    refused = sum(len(each.refused) for each in merges)
+    missed = Counter(each.kind for merge in merges for each in merge.absent)
     tapes = run.tapes.values()
     events = sum(each.events - each.header.after for each in tapes)
     steps = [each for content in contents for each in content.steps]
-    mean = f"{count / len(merges):.2f} contributions each, {refused} refused" if merges else ""
+    turned = f"{missed['refused']} refused, {missed['late']} late"
+    mean = f"{count / len(merges):.2f} contributions each, {turned}" if merges else ""
     facts = [
         Fact("Job", job.name, f"{job.method}, {job.task}"),
         Fact("Duration", seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
@@ -312,12 +314,10 @@ def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> lis
         Fact("Goodput", f"{sum(shares) / len(shares):.1%}", "learners' time in finished steps"),
     ]
     tokens = sum(each.tokens for each in steps)
-    fragments = len({each.fragment for each in merges})
-    if tokens and fragments:
-        merged = sum(each.tokens for merge in merges for each in merge.contributions)
-        facts.append(
-            Fact("Tokens merged", f"{merged / fragments / tokens:.1%}", f"of {tokens:,} trained")
-        )
+    if tokens and merges:
+        merged = run.tokens_merged
+        said = f"{merged:,} of {tokens:,} trained, on average over the fragments"
+        facts.append(Fact("Tokens merged", f"{merged / tokens:.1%}", said))
     losses = [loss for each in contents for _, _, loss in each.held_out]
     facts.append(
         Fact("Held-out loss", f"{losses[-1]:.4f}", "of the global parameters")

@@ -192,7 +192,7 @@ def _cells_of(merge: Merge, names: Names, reasons: dict[str, int]) -> dict[str, 
         reason = reasons.setdefault(clip(each.reason), len(reasons))
         who = names.number(each.learner)
         answer = refused.get(each.learner)
-        state = 2 if answer is not None or "was refused" in each.reason else 3
+        state = 2 if each.kind == "refused" else 3
         cell = Cell(state, each.event, reason, who=who)
         if answer is not None:
             cell = _answered(answer, state, who)

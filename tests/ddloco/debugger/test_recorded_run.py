@@ -14,6 +14,7 @@ import pytest
 from ddloco.cli.parser import main
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.api import Run
+from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of
@@ -222,3 +223,17 @@ def told_as(merge, whole, number):
     else:
         assert merge.launched == ""
     return before
+
+
+def test_actors_are_shown_where_the_tapes_begin(run, tmp_path, monkeypatch):
+    """``status --at`` the first event after a cut: everybody else is as at the cut."""
+    begun = cut(run, tmp_path / "cut", "syncer.1", 150)
+    opened_at(tmp_path / "cut", begun, monkeypatch)
+    told, whole = (
+        cluster_at(each, "syncer.1", 151) for each in (RecordedRun(tmp_path / "cut"), run)
+    )
+    assert (told.missing, told.learners, told.syncers) == ((), whole.learners, whole.syncers)
+    early = cluster_at(
+        RecordedRun(tmp_path / "cut"), "learner-0.1", begun.starts["learner-0.1"].part.number + 1
+    )
+    assert not [each for each in early.missing if each.endswith("no tape")]
