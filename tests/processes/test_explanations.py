@@ -8,6 +8,7 @@ import pytest
 from tests.ddloco.debugger.test_recorded_run import call, check
 from tests.processes.conftest import JOB, Job, replay
 from tests.processes.test_restore import SNAPSHOTS, go_on, snapshots
+from tests.processes.test_tape_keep import BOUNDED
 
 
 @pytest.fixture(scope="module")
@@ -55,3 +56,15 @@ def test_without_the_syncers_tape_a_replay_has_a_gap_and_no_divergence(recorded,
     (tmp_path / "run" / "tapes" / "syncer.1.tape").unlink()
     assert agree(tmp_path / "run") == 1
     assert "gap: syncer: no tape" in replay(tmp_path / "run").stdout
+
+
+@pytest.mark.slow
+def test_a_run_whose_tapes_are_bounded_is_explained_from_where_they_begin(tmp_path):
+    """What was deleted is said before each answer."""
+    job = Job(tmp_path, JOB.replace("step_s = 0.01", "step_s = 0.03") + BOUNDED)
+    done = job.run("--processes", "--set=job.steps=250")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert any("@" in each.name for each in (job.run_folder / "tapes").iterdir())
+    assert agree(job.run_folder) == 0
+    check(job.run_folder, job.run_folder, tmp_path, random.Random(1))
+    assert "earlier events were deleted" in call("why", job.run_folder, "loss")[1].splitlines()[0]
