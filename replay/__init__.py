@@ -20,6 +20,7 @@ from replay.tape import TapeWriter as TapeWriter
 from replay.tape_files import bytes_of as bytes_of
 from replay.tape_files import files_of as files_of
 from replay.tape_files import open_tapes as open_tapes
+from replay.tape_files import whose as whose
 from replay.verify import Receipt as Receipt
 from replay.verify import Verdict as Verdict
 from replay.verify import verify as verify

@@ -91,9 +91,10 @@ class Header(Record, frozen=True):
 
     ``job`` is the resolved job file, ``fingerprint`` whatever can change arithmetic (versions,
     device, threads, flags), ``semantics`` the behaviours that later versions may switch off for
-    old tapes, ``facts`` what only people read. A tape that continues from a snapshot begins after
-    event ``after``, where the actor's clock was ``clock``; so does file ``part`` of a chain, of
-    which 0 is the first, and may have been dropped.
+    old tapes, ``facts`` what the recording program notes besides: some are for people
+    alone, some say how the run was made, and its replay acts on them. A tape that continues from a
+    snapshot begins after event ``after``, where the actor's clock was ``clock``; so does file
+    ``part`` of a chain, of which 0 is the first, and may have been dropped.
     """
 
     incarnation: str
@@ -250,6 +251,8 @@ class Tape:
     Attributes:
         header: its first record.
         events: number of the last event; known after ``scan``.
+        heard: the newest event of each other actor that its events heard of, without the header's;
+            known after ``scan``.
         truncated_at: the byte where the last whole record ends, if the tape ends in the middle of
             another (its process was killed while writing it); known after reading to the end.
         closed: the reason of its orderly end, if it had one.
@@ -266,6 +269,7 @@ class Tape:
         self.truncated_at: int | None = None
         self.closed: str | None = None
         self.events = 0
+        self.heard: dict[str, int] = {}
         _, _, first = next(self._records(), (0, 0, None))
         if first is None:
             raise UnbegunError(path, 16, "no header: nothing was recorded")
@@ -293,6 +297,7 @@ class Tape:
         for record in self.records():
             if isinstance(record, Event):
                 self.events = record.n
+                self.heard.update(record.clock)
         return self
 
     def records(self, after: int = 0) -> Iterator[Event | Effects | Raised | Closed]:

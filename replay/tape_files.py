@@ -88,6 +88,7 @@ class Chain(Tape):
     def __init__(self, files: Sequence[Tape]) -> None:
         first = files[0]
         self.path, self.header, self.events = first.path, first.header, first.header.after
+        self.heard: dict[str, int] = {}
         self.truncated_at: int | None = None
         self.closed: str | None = None
         self.damage = ""

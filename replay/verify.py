@@ -5,7 +5,7 @@ with what was written; every message must come from an event that had happened, 
 lane brought before and more. Over several tapes, all events must fit into one causal order.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,8 +48,6 @@ class Verdict:
     events: int = 0
     messages: int = 0
     ends: str = ""
-    lost: str | None = None
-    """What others have heard of that is not on the tape: its end was lost with its host."""
     problems: list[str] = field(default_factory=list[str])
 
 
@@ -66,9 +64,6 @@ def verify(tapes: Sequence[Tape], receipt_of: ReceiptOf) -> tuple[list[Verdict],
         verdicts.append(verdict)
         moments[each.incarnation] = events
     cut_short = [each.incarnation for each in tapes if each.closed is None]
-    for verdict in verdicts:
-        if verdict.incarnation in cut_short:
-            verdict.lost = _lost(verdict, moments)
     try:
         causal_sort(moments, cut_short, {each.incarnation: each.header.after for each in tapes})
     except CausalityError as error:
@@ -133,16 +128,6 @@ def _receipt(each: Tape, record: tape.Event, receipt_of: ReceiptOf) -> Receipt |
         problem = str(error)
     problem = f"event {record.n} is unknown to this version: {problem}"
     raise TapeError(each.path, 0, problem)
-
-
-def _lost(verdict: Verdict, moments: Mapping[str, Sequence[Moment]]) -> str | None:
-    """What of a tape without an end is known to be missing, if anything is."""
-    name = verdict.incarnation
-    heard = max((each[-1].clock[name] for each in moments.values() if each), default=0)
-    last = moments[name][-1].number if moments[name] else verdict.events
-    if heard <= last:
-        return None
-    return f"events {last + 1} to {heard} are missing: others have heard of them"
 
 
 def _succeeded(name: str, known: list[str]) -> bool:

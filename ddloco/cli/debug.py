@@ -3,7 +3,7 @@
 import argparse
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,15 +73,22 @@ def _opened(
     return RecordedRun(path, salvage=given.salvage, wanted=wanted, trust=given.trust)
 
 
+def _before(runs: Sequence[RecordedRun]) -> list[str]:
+    """What people must know before an answer: what is missing of the tapes, and where they begin;
+    of several runs with the run before it."""
+    many = len(runs) > 1
+    return [f"{run.path}: {said}" if many else said for run in runs for said in run.preface()]
+
+
 def why(given: argparse.Namespace) -> int:
     """``ddloco why``: the reasons for a merge, an absence, an event, a loss."""
 
     def answer(run: RecordedRun) -> int:
         lines, plain = _answer(run, given)
         if given.json:
-            print(json.dumps(plain, indent=2))
+            print(json.dumps({"gaps": run.gaps, **plain}, indent=2))
         else:
-            for line in lines:
+            for line in (*_before([run]), *lines):
                 print(one_line(line))
         return HELD
 
@@ -106,11 +113,12 @@ def diff(given: argparse.Namespace) -> int:
     def answer(run: RecordedRun) -> int:
         other = _opened(given, given.other)
         found = compare(run, other, processes_for([run, other]))
+        gaps = {str(each.path): each.gaps for each in (run, other)}
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(found)
-            print(json.dumps({"same": found.same, **plain}, indent=2))
+            print(json.dumps({"gaps": gaps, "same": found.same, **plain}, indent=2))
         else:
-            for line in found.lines():
+            for line in (*_before([run, other]), *found.lines()):
                 print(one_line(line))
         return HELD if found.same else FOUND
 
@@ -123,6 +131,8 @@ def report(given: argparse.Namespace) -> int:
     def answer(run: RecordedRun) -> int:
         compared = given.compare
         other = _opened(given, compared) if compared is not None else None
+        for line in _before([run] if other is None else [run, other]):
+            print(one_line(line))
         print(write_report(run, given.out, other))
         return HELD
 
@@ -163,8 +173,10 @@ def status_at(given: argparse.Namespace) -> int:
         told = cluster_at(run, *parse_event(given.at))
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(told)
-            print(json.dumps(plain, indent=2))
+            print(json.dumps({"gaps": run.gaps, **plain}, indent=2))
         else:
+            for line in _before([run]):
+                print(one_line(line))
             SafeConsole(soft_wrap=True).print(told.picture())
         return HELD
 

@@ -216,6 +216,9 @@ def _replay_until(given: argparse.Namespace, warn: Callable[[str], None]) -> int
         raise ConfigError("--until: goes from the beginning of the tapes; leave out --from")
     run = RecordedRun(given.folder, salvage=given.salvage, trust=given.trust)
     incarnation, number = run.resolve(given.until)
+    if not given.json:
+        for line in run.preface():
+            print(line)
     stopped: list[str] = []
 
     def look(there: StoppedReplay) -> None:

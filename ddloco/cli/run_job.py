@@ -69,7 +69,7 @@ def _check_options(given: argparse.Namespace, job: Job) -> None:
 
 def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     """Train along the tapes of a simulation."""
-    from ddloco.replayer.scheduled_replay import ScheduledRun  # noqa: PLC0415, only --schedule
+    from ddloco.replayer.scheduled_replay import ScheduledRun, said_of  # noqa: PLC0415, only here
 
     if given.track:
         raise ConfigError("--track: not with --schedule; use ddloco track RUN afterwards")
@@ -87,7 +87,12 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
                 lambda events: update(completed=events),
                 without=given.without,
                 since=given.since,
+                asked=given.overrides,
+                overwrite=given.overwrite,
             )
+            if driven.overridden:
+                said = said_of(driven.overridden)
+                console.print(f"the schedule decides: {said}", soft_wrap=True, markup=False)
             update(total=driven.total)
             trio.run(driven.run)
     except (TapeError, WorkerRequestError) as error:

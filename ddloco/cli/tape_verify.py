@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from clocks import actor_of
 from ddloco.cli.ask import complain
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.timeline import receipt_of
@@ -14,9 +13,8 @@ from ddloco.invariants.merged_tokens import Share
 from ddloco.invariants.tape_audit import Audit, Finding
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.programs.program import is_program
-from ddloco.replayer.recording import job_of, open_recording
-from ddloco.replayer.report import damage_said
-from ddloco.replayer.start_point import final_clock
+from ddloco.replayer.gaps import dropped_before, gaps_of
+from ddloco.replayer.recording import open_recording
 from ddloco.runtime.terminal import one_line
 from replay import Tape, TapeError, verify
 
@@ -40,9 +38,7 @@ def verify_folder(folder: Path, *, salvage: bool = False, as_json: bool) -> tupl
     if not (goes_on or program):
         audit = Audit(tapes)
         findings, share = audit.run(), audit.share()
-    gaps = [f"{name}: no tape" for name in _missing(tapes, folder)]
-    gaps += [f"{each.incarnation}: {each.lost}" for each in verdicts if each.lost is not None]
-    gaps += [f"{each.incarnation}: {damage_said(each)}" for each in tapes if each.damage]
+    gaps = gaps_of(tapes, folder)
     sound = not between and not any(verdict.problems for verdict in verdicts)
     sound = sound and not any(finding.violation for finding in findings)
     held = sound and not gaps
@@ -80,30 +76,6 @@ def _checked(tapes: Sequence[Tape], *, program: bool) -> str:
     dropped = any(each.dropped for each in tapes)
     why = "do not have the first events" if dropped else "start from a snapshot"
     return f"every record and clock; invariants were not checked: these tapes {why}"
-
-
-def _missing(tapes: Sequence[Tape], folder: Path) -> list[str]:
-    """The incarnations that some tape has heard of and that have no tape here.
-
-    A single tape is expected to come without the others. Where tapes are bounded by snapshots,
-    those of former incarnations may have been deleted.
-    """
-    if folder.is_file():
-        return []
-    present = {each.incarnation for each in tapes}
-    heard = {name for each in tapes for name in final_clock(each)}
-    if not is_program(tapes[0].header.job):
-        there = {actor_of(name) for name in (*present, *heard)}
-        heard |= {name for name in job_of(tapes[0]).syncer_names() if name not in there}
-    if any(each.header.after for each in tapes):
-        here = {actor_of(name) for name in present}
-        heard = {name for name in heard if actor_of(name) not in here}
-    return sorted(heard - present)
-
-
-def dropped_before(each: Tape) -> str:
-    """A description of the deleted part of a tape."""
-    return f"begins after event {each.header.after}: earlier events were deleted"
 
 
 def tape_verify(given: argparse.Namespace) -> int:

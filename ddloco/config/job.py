@@ -616,10 +616,6 @@ def _contradiction(job: Job) -> str | None:
             f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
             f"a fragment would be due again before its sync ends, so at most {sync.interval - 1}"
         )
-    for name, value in PRESETS.get(job.outer.preset, {}).items():
-        if (own := getattr(job.outer, name)) != value:
-            means = f'outer.preset = "{job.outer.preset}" means {value}'
-            return f"outer.{name}: {own}, and {means}; set outer.preset, or lr and momentum"
     if 0.0 < sync.band <= 1.0:
         said = "would refuse usual contributions; want more than 1, or 0 for no band"
         return f"sync.band: {sync.band} {said}"
@@ -641,7 +637,7 @@ def _contradiction(job: Job) -> str | None:
         return f"job.tokens: a {job.job.method} job ends by job.steps"
     if job.job.tokens is not None and job.inner.schedule is not None:
         return "inner.schedule: follows job.steps; want job.steps in place of job.tokens"
-    problem = _unusable(job)
+    problem = _unusable(job) or _other_than_preset(job.outer)
     if problem is not None:
         return problem
     table, taken = job.tape, job.snapshot
@@ -656,6 +652,15 @@ def _contradiction(job: Job) -> str | None:
             return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
         if table.shard is not None and table.shard >= job.job.learners:
             return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None
+
+
+def _other_than_preset(outer: Outer) -> str | None:
+    """The first setting that its preset sets otherwise, as text; None if there is none."""
+    for name, value in PRESETS.get(outer.preset, {}).items():
+        if (own := getattr(outer, name)) != value:
+            means = f'outer.preset = "{outer.preset}" means {value}'
+            return f"outer.{name}: {own}, and {means}; set outer.preset, or lr and momentum"
     return None
 
 

@@ -1,9 +1,9 @@
 """What a recorded run computed, by meaning: so that two runs can be compared that were timed
 differently.
 
-Event numbers and times differ between any two live runs. What can be compared is a learner's inner
-step, what was installed before it, a contribution to a merge, and a merge. Each of these is an
-*item* with a key that both runs share, its content, and the items that it was computed from.
+Event numbers and times differ between any two live runs. What can be compared is a learner's batch,
+its inner step, what was installed before it, a contribution to a merge, and a merge. Each of these
+is an *item* with a key that both runs share, its content, and the items that it was computed from.
 """
 
 import struct
@@ -19,7 +19,10 @@ from ddloco.protocol.events import Evaluated, FragmentEncoded, StepFinished
 from ddloco.protocol.messages import GlobalFragment, Resume, StatePiece
 from transport import MessageArrived
 
-Kind = Literal["install", "step", "contribution", "merge"]
+Kind = Literal["batch", "install", "step", "contribution", "merge"]
+
+TAKEN = 1
+"""Where what was decided of a contribution has the inner step after which it was taken."""
 
 LEARNED = StepFinished, FragmentEncoded, GlobalFragment, Resume, StatePiece
 """What is read of a learner's tape."""
@@ -29,7 +32,7 @@ class Key(NamedTuple):
     """What an item is.
 
     Attributes:
-        kind: an inner step, what was installed before it, a contribution, or a merge.
+        kind: a batch, an inner step, what was installed before it, a contribution, or a merge.
         who: the learner's incarnation; for a merge its fragment, as ``fragment 3``.
         number: the inner step; for a contribution and a merge the global step.
     """
@@ -41,6 +44,8 @@ class Key(NamedTuple):
     def __str__(self) -> str:
         """Return it in words."""
         match self.kind:
+            case "batch":
+                return f"the batch of inner step {self.number} of {self.who}"
             case "install":
                 return f"what {self.who} installed before inner step {self.number}"
             case "step":
@@ -58,7 +63,6 @@ class Item(NamedTuple):
         actor: whose event shows it.
         at: the number of that event.
         decided: what arrival times and pacing decide: who takes part, which versions, which step.
-        data: the digest of its batch; empty but for steps.
         computed: what came out: bits of a loss, weights, digests.
         causes: the items that it was computed from.
         fragment: of a contribution or a merge, its fragment; and the digests of the single
@@ -68,7 +72,6 @@ class Item(NamedTuple):
     actor: str
     at: int
     decided: tuple[Any, ...]
-    data: bytes
     computed: tuple[Any, ...]
     causes: tuple[Key, ...]
     fragment: tuple[int, bytes] = (0, b"")
@@ -81,7 +84,7 @@ class Item(NamedTuple):
     @property
     def content(self) -> tuple[Any, ...]:
         """All that must be equal."""
-        return self.decided, self.data, self.computed
+        return self.decided, self.computed
 
 
 class AlignedRun:
@@ -125,7 +128,8 @@ class AlignedRun:
         """Yield a learner's steps, each after what was installed before it.
 
         A step begins when the one before it is finished, and takes every fragment that has arrived
-        by then; when the first one begins is asked of the machine.
+        by then; when the first one begins is asked of the machine. A batch follows from the one
+        before it alone, however the run was timed.
         """
         asked = run.first_step(learner)
         begun = asked.number if asked is not None else run.tapes[learner].events
@@ -133,6 +137,7 @@ class AlignedRun:
         arrived: list[tuple[int, int, bytes]] = []
         installed: list[tuple[int, int, bytes]] = []
         before: tuple[Key, ...] = ()
+        drawn: tuple[Key, ...] = ()
         started = False
         resumed: tuple[Any, ...] = ()
         """Where a learner that came back began: batches skipped, donor, and the donor's step."""
@@ -151,17 +156,17 @@ class AlignedRun:
             elif isinstance(event, StepFinished):
                 losses[event.step] = event.loss
                 n = record.n
-                install, step = (
-                    Key("install", learner, event.step),
-                    Key("step", learner, event.step),
-                )
+                batch = Key("batch", learner, event.step)
+                install = Key("install", learner, event.step)
+                step = Key("step", learner, event.step)
+                yield batch, Item(learner, n, resumed[:1], (event.batch,), drawn)
                 merges = tuple(_merge_key(p, version) for p, version, _ in installed if version)
                 versions = tuple(sorted((p, version) for p, version, _ in installed))
                 bytes_of = tuple(sorted((p, digest) for p, _, digest in installed))
-                yield install, Item(learner, n, versions, b"", bytes_of, (*before, *merges))
+                yield install, Item(learner, n, versions, bytes_of, (*before, *merges))
                 loss = struct.pack("<d", event.loss)
-                yield step, Item(learner, n, resumed, event.batch, (loss,), (*before, install))
-                before, installed, arrived, resumed = (step,), arrived, [], ()
+                yield step, Item(learner, n, resumed[1:], (loss,), (*before, batch, install))
+                before, drawn, installed, arrived, resumed = (step,), (batch,), arrived, [], ()
 
     def _items_of(self, merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
         """Yield the contributions to a merge, then the merge.
@@ -174,7 +179,8 @@ class AlignedRun:
         for each in (*merge.contributions, *merge.refused):
             key = Key("contribution", each.learner, merge.t)
             causes.append(key)
-            yield key, self._contribution(each, merge.fragment)
+            if each.event:  # Of one that arrived before the tape begins, the bytes are not known.
+                yield key, self._contribution(each, merge.fragment)
         took = tuple(sorted(key.who for key in causes))
         weights = [(each.learner, struct.pack("<d", each.weight)) for each in merge.contributions]
         computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
@@ -182,13 +188,13 @@ class AlignedRun:
             causes.append(before)
         fragment = merge.fragment, bytes.fromhex(merge.tensors)
         key = _merge_key(merge.fragment, merge.t)
-        yield key, Item(*parse_event(merge.event), took, b"", computed, tuple(causes), fragment)
+        yield key, Item(*parse_event(merge.event), took, computed, tuple(causes), fragment)
 
     def _contribution(self, each: Answer, fragment: int) -> Item:
         causes = (Key("step", each.learner, each.step), _merge_key(fragment, each.base))
         decided = (each.base, each.step, each.steps, each.tokens)
         tensors = fragment, self._tensors.get((each.learner, bytes.fromhex(each.digest)), b"")
-        return Item(*parse_event(each.event), decided, b"", (each.digest,), causes, tensors)
+        return Item(*parse_event(each.event), decided, (each.digest,), causes, tensors)
 
 
 def _merge_key(fragment: int, t: int) -> Key:
@@ -205,22 +211,31 @@ def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> lis
     differing = {
         key for key, item in one.items() if key in other and item.content != other[key].content
     }
-    parted = differing | _parted_steps(one, differing)
+    parted = differing | _parted_steps(one, other, differing)
     here = [key for key in differing if parted.isdisjoint(one[key].causes)]
     both = [key for key in here if parted.isdisjoint(other[key].causes)]
     return sorted(both or here)
 
 
-def _parted_steps(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
+def _parted_steps(
+    items: Mapping[Key, Item], other: Mapping[Key, Item], differing: set[Key]
+) -> set[Key]:
     """Return the inner steps after a difference of their learner.
 
     A small difference of parameters may be rounded away in the loss of a step, and show only in the
-    loss of a later one; the parameters differ all the time.
+    loss of a later one; the parameters differ all the time. A contribution is of the parameters
+    after a step, and shows that they differ from then on.
     """
+    shown: dict[str, int] = {}
+    for key in differing:
+        if key.kind == "contribution" and items[key].decided == other[key].decided:
+            taken = items[key].decided[TAKEN]
+            shown[key.who] = min(taken, shown.get(key.who, taken))
     parted: set[Key] = set()
     for key, item in items.items():  # A learner's steps are in order.
-        if key.kind == "step" and any(
-            cause in parted or cause in differing for cause in (key, *item.causes)
+        if key.kind == "step" and (
+            key.number > shown.get(key.who, key.number)
+            or any(cause in parted or cause in differing for cause in (key, *item.causes))
         ):
             parted.add(key)
     return parted

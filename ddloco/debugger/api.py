@@ -69,12 +69,18 @@ class Run:
         """Return what it is, on one line."""
         tapes = self.recorded.tapes.values()
         events = sum(each.events - each.header.after for each in tapes)
-        return f"<run {self.recorded.path}: {len(tapes)} tapes, {events:,} events>"
+        gaps = f", {len(self.gaps)} gaps" if self.gaps else ""
+        return f"<run {self.recorded.path}: {len(tapes)} tapes, {events:,} events{gaps}>"
 
     @cached_property
     def recorded(self) -> RecordedRun:
         """The tapes, for the questions of the ``ddloco.debugger`` modules."""
         return RecordedRun(self.path, salvage=self._salvage, trust=self._trust)
+
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What is missing of the tapes, or damaged, a line for each."""
+        return tuple(self.recorded.gaps)
 
     @property
     def actors(self) -> tuple[str, ...]:
@@ -142,7 +148,7 @@ class Run:
 
     def _positions(self, start: "Position | None", actor: str, stride: int) -> "Iterator[Position]":
         run = self.recorded
-        who = actor or (start.actor if start is not None else run.syncers[0])
+        who = actor or (start.actor if start is not None else run.syncer)
         first, last = run.first(who), run.tape_of(who).events
         if start is not None and start.actor == who:
             begin = start.number + stride

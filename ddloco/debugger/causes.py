@@ -8,6 +8,7 @@ of the operator) comes from outside.
 from bisect import bisect_left
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ddloco.actors.effects import Work
 from ddloco.actors.events import WorkResult
@@ -21,7 +22,8 @@ class Cause(Struct, frozen=True):
 
     Attributes:
         event: the event, as ``syncer.1:782``.
-        at: its time, in seconds since its actor's start.
+        at: its time, in seconds, on the one axis of the run (see ``timeline``); never after that
+            of its effect.
         what: what happened, in words.
         because: why, in words; it names the event that comes next in the chain, if there is one.
         before: that event; empty at the end of the chain.
@@ -52,6 +54,8 @@ def chain(run: RecordedRun, incarnation: str, number: int, most: int) -> list[Ca
     there: tuple[str, int] | None = (incarnation, number)
     while there is not None and len(links) < most:
         link, there = _link(run, requests, *there)
+        if links and link.at > links[-1].at:  # Clocks that drift are not quite on one axis.
+            link = replace(link, at=links[-1].at)
         links.append(link)
     return links
 
@@ -60,12 +64,14 @@ def _link(
     run: RecordedRun, requests: dict[str, "_Requests"], who: str, number: int
 ) -> tuple[Cause, tuple[str, int] | None]:
     at, event = run.event(who, number)
-    ref, what = f"{who}:{number}", phrase(event)
+    at, ref, what = run.common(who, at), f"{who}:{number}", phrase(event)
     if isinstance(event, MessageArrived):
         sent = event.clock.get(event.sender, 0)
         origin = f"{event.sender}:{sent}"
         if event.sender not in run.tapes or sent > run.tapes[event.sender].events:
             return Cause(ref, at, what, f"{origin} sent it; there is no tape of that"), None
+        if sent <= run.tapes[event.sender].header.after:
+            return Cause(ref, at, what, f"{origin} sent it, before its tape begins"), None
         return Cause(ref, at, what, f"{origin} sent it", origin), (event.sender, sent)
     if not isinstance(event, WorkResult | TimerFired):
         return Cause(ref, at, what, "it came from outside the job"), None

@@ -50,7 +50,7 @@ class ClusterStatus(Struct, frozen=True):
         what: what happened there, in words.
         syncers: the syncers in its causal past, at their newest events there.
         learners: likewise the learners.
-        missing: incarnations in its causal past that have no tape.
+        missing: incarnations in its causal past that are not shown, each with the reason.
     """
 
     event: str
@@ -68,8 +68,8 @@ class ClusterStatus(Struct, frozen=True):
             row = (each.learner, each.event, str(each.step), step_s, span, each.state)
             table.add_row(*map(escape, row))
         title = f"[bold]{escape(self.event)}[/bold]: {escape(self.what)}"
-        missing = [f"{escape(name)}: no tape" for name in self.missing]
-        return Group(title, *(picture(each) for each in self.syncers), table, *missing)
+        missing = [f"gap: {escape(each)}" for each in self.missing]
+        return Group(title, *missing, *(picture(each) for each in self.syncers), table)
 
 
 def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus:
@@ -89,8 +89,9 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
     learners: list[RecordedLearnerStatus] = []
     missing: list[str] = []
     for who in sorted(newest.values(), key=str.encode):
-        if who not in run.tapes or not run.first(who) <= known[who] <= run.tapes[who].events:
-            missing.append(who)
+        absent = _not_on_tape(run, who, known[who])
+        if absent:
+            missing.append(f"{who}: {absent}")
             continue
         told = _status_of(run, who, known[who])
         if isinstance(told, Status):
@@ -102,13 +103,26 @@ def cluster_at(run: RecordedRun, incarnation: str, number: int) -> ClusterStatus
     return ClusterStatus(ref, what, tuple(syncers), tuple(learners), tuple(missing))
 
 
+def _not_on_tape(run: RecordedRun, who: str, number: int) -> str:
+    """Why an actor cannot be shown at one of its events, in words; empty if it can."""
+    found = run.tapes.get(who)
+    if found is None:
+        return "no tape"
+    if number > found.events:
+        return f"its tape ends with event {found.events}, before event {number}"
+    if number < run.first(who) - 1:
+        return f"its tape begins after event {run.first(who) - 1}; this is of event {number}"
+    return ""
+
+
 def _status_of(run: RecordedRun, who: str, number: int) -> Status | RecordedLearnerStatus | None:
-    step = run.at(who, number)
+    # One event before the first that can be stepped to is the cut that the tape continues from.
+    at = run.at(who, number).at if number >= run.first(who) else run.beginning(who).at
     machine = run.walker(who).actor.machine
     if isinstance(machine, Syncer):
         job = run.job
         return Status(
-            **asdict(machine.status(step.at)),
+            **asdict(machine.status(at)),
             name=job.job.name,
             job=job.id,
             steps=job.job.steps,
@@ -117,10 +131,10 @@ def _status_of(run: RecordedRun, who: str, number: int) -> Status | RecordedLear
             quorum=job.sync.quorum,
             incarnation=who,
             address=f"{who}:{number}",
-            uptime_s=step.at,
+            uptime_s=at,
             events=number,
         )
     if isinstance(machine, Learner):
-        told = asdict(machine.status(step.at))
-        return RecordedLearnerStatus(**told, learner=who, event=f"{who}:{number}", at=step.at)
+        told = asdict(machine.status(at))
+        return RecordedLearnerStatus(**told, learner=who, event=f"{who}:{number}", at=at)
     return None

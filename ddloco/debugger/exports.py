@@ -1,17 +1,26 @@
 """Runs in the formats of other tools: traces of Perfetto, logs of ShiViz, spans of OpenTelemetry.
 
-All times are on one axis (``timeline``). Only tapes are decoded; no machine is stepped.
+All times are on one axis (``timeline``). Tapes are decoded, and no machine is stepped but those of
+learners, up to their first step: a tape does not say when that was asked for.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 
 from clocks import actor_of
-from ddloco.debugger.timeline import TimelineEvent, timeline
-from replay import Tape
+from ddloco.actors.actor import Actor
+from ddloco.config.toml import ConfigError
+from ddloco.debugger.timeline import TimelineEvent, sent_at, timeline
+from ddloco.machines.registry import machine_for
+from ddloco.programs.program import is_program
+from ddloco.protocol.effects import RunStep
+from ddloco.protocol.events import Happened
+from ddloco.replayer.recording import job_of
+from replay import Divergence, Player, Tape, TapeError
 
 NAME_FIELDS = ("step", "t", "fragment", "version")
 """Fields that are part of a name, where an event has them."""
@@ -77,7 +86,8 @@ def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
         for name, (pid, tid) in place.items()
     ]
     zero = min((event.common_at for event in events), default=0.0)
-    for span in spans_of(events):
+    times = {(event.actor, event.number): event.common_at for event in events}
+    for span in spans_of(events, first_steps(tapes)):
         pid, tid = place[span.actor]
         lines.append(
             {
@@ -92,7 +102,7 @@ def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
             }
         )
     for event in events:
-        lines += _perfetto_event(event, place, zero)
+        lines += _perfetto_event(event, place, zero, times)
     yield '{"displayTimeUnit": "ms", "traceEvents": ['
     for index, line in enumerate(lines):
         yield json_line(line) + ("," if index + 1 < len(lines) else "")
@@ -100,7 +110,10 @@ def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
 
 
 def _perfetto_event(
-    event: TimelineEvent, place: dict[str, tuple[int, int]], zero: float
+    event: TimelineEvent,
+    place: dict[str, tuple[int, int]],
+    zero: float,
+    times: dict[tuple[str, int], float],
 ) -> Iterator[dict[str, Any]]:
     pid, tid = place[event.actor]
     at = {"pid": pid, "tid": tid, "ts": _us(event.common_at - zero)}
@@ -115,10 +128,9 @@ def _perfetto_event(
     }
     sender = event.fields.get("sender")
     if event.kind == "MessageArrived" and sender in place:
-        sent = event.fields["clock"].get(sender, 0)
+        sent = sent_at(event, sender)
         yield {**at, "ph": "f", "bp": "e", "name": "message", "cat": "message", "id": ref}
         spid, stid = place[sender]
-        # The arrow begins no later than it ends, whatever the estimate of the offsets says.
         yield {
             "ph": "s",
             "name": "message",
@@ -126,7 +138,7 @@ def _perfetto_event(
             "id": ref,
             "pid": spid,
             "tid": stid,
-            "ts": _us(event.common_at - zero),
+            "ts": _us(times.get((sender, sent), event.common_at) - zero),
             "args": {"sent": f"{sender}:{sent}"},
         }
 
@@ -144,7 +156,7 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
     events = timeline(tapes)
     zero = min((event.common_at for event in events), default=0.0)
     by_actor: dict[str, list[Span]] = {each.incarnation: [] for each in tapes}
-    for span in spans_of(events):
+    for span in spans_of(events, first_steps(tapes)):
         by_actor[span.actor].append(span)
     resources: list[dict[str, Any]] = []
     for actor, spans in by_actor.items():
@@ -170,15 +182,46 @@ def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, An
     }
 
 
-def spans_of(events: Sequence[TimelineEvent]) -> Iterator[Span]:
+def first_steps(tapes: Sequence[Tape]) -> dict[str, int]:
+    """Return the event at which each learner asked for its first inner step, by incarnation.
+
+    Those are left out whose tape does not begin with their first event, and those whose machine
+    this program does not have.
+    """
+    found: dict[str, int] = {}
+    for each in tapes:
+        if each.header.after or is_program(each.header.job):
+            continue
+        with suppress(ConfigError, TapeError, Divergence):
+            job, name = job_of(each), each.incarnation
+            if actor_of(name) not in job.learner_names():
+                continue
+            player = Player(each, Happened, Actor(name, machine_for(job, name)))
+            for moment in player.moments():
+                if any(isinstance(effect, RunStep) for effect in player.play(*moment)):
+                    found[name] = moment[0].n
+                    break
+    return found
+
+
+def spans_of(
+    events: Sequence[TimelineEvent], first: Mapping[str, int] | None = None
+) -> Iterator[Span]:
     """Yield inner steps and merges as spans.
 
-    An inner step begins when the one before it is finished, the first one at the actor's start. A
-    merge begins with the newest contribution to it, which is when its work is asked for, unless a
-    deadline did that.
+    An inner step begins when the one before it is finished, the first one when it was asked for or,
+    where that is not known, at the actor's first event. A merge begins with the newest contribution
+    to it, which is when its work is asked for, unless a deadline did that.
+
+    Args:
+        events: in causal order.
+        first: see ``first_steps``.
     """
+    first = first or {}
     since: dict[str, float] = {}
     for event in events:
+        if event.number == first.get(event.actor):
+            since[event.actor] = event.common_at
         plain = event.fields
         if event.kind == "StepFinished":
             begin = min(since.get(event.actor, event.common_at), event.common_at)

@@ -2,17 +2,24 @@
 
 A learner's loss *breaks* at the first step from which it stays far above what it was just before.
 Of several breaks the first one is that which is in the causal past of the others.
+
+A norm stands out for the steps that it is of: a contribution of three times the steps may well have
+three times the norm. A learner is suspected on evidence alone: its loss broke first, for good, and
+nothing that stands out had arrived; or its contribution stands out that came just before; or its
+contribution is beyond any doubt; or it counts tokens otherwise than all others.
 """
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Collection, Sequence
 from statistics import median
 from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.debugger.merge_history import Merge
+from ddloco.debugger.merge_history import Answer, Merge
 from ddloco.debugger.recorded_run import RecordedRun
 
 BEFORE_STEPS = 20
@@ -31,7 +38,27 @@ SPREAD_MIN = 0.02
 """The least spread, as a share of the median."""
 
 STANDS_OUT = 3.0
-"""How many times the median norm of the other learners' contributions stands out."""
+"""How many times the norm that is expected from the others' contributions stands out."""
+
+BEYOND_DOUBT = 30.0
+"""From so many times on, a contribution is suspect though no loss broke: it may have been refused,
+or merged with little weight. Contributions of sound learners stay below a tenth of it."""
+
+LASTS_STEPS, LASTS_STEPS_MIN, LASTS_SHARE = 16, 6, 0.5
+"""A break is for good if this share of the losses of so many steps is outside the band; near a
+tape's end of fewer, but not below the least number, which would tell nothing."""
+
+FORMER_MIN, FORMER_MAX = 2, 8
+"""With how many former contributions to a fragment one is compared that is alone in its merge."""
+
+JUST_BEFORE_STEPS = 12
+"""A contribution may have led to a break within so many steps of the learner that broke."""
+
+TOKENS_TIMES = 3.0
+"""How many times the others' tokens of a step is another way to count them."""
+
+TOKENS_LEARNERS_MIN = 3
+"""Of two learners that count otherwise, nobody can say which is wrong."""
 
 LISTED_MAX = 5
 
@@ -54,6 +81,7 @@ class Break(Struct, frozen=True):
         loss: its loss.
         usual: the median of the losses before.
         first: whether no other break is in its causal past.
+        lasts: whether it is for good.
     """
 
     learner: str
@@ -62,6 +90,7 @@ class Break(Struct, frozen=True):
     loss: float
     usual: float
     first: bool = False
+    lasts: bool = False
 
 
 class Outlier(Struct, frozen=True):
@@ -73,7 +102,8 @@ class Outlier(Struct, frozen=True):
         fragment: the fragment.
         event: the syncer's event.
         norm: the norm of its outer gradient.
-        times: how many times the median norm of the others in the same merge.
+        times: how many times the norm that is expected of so many steps, from the others' in the
+            same merge.
         cosine: its cosine to the others' sum.
         refused: whether the merge left it out.
     """
@@ -99,7 +129,8 @@ class LossFindings(Struct, frozen=True):
     suspect: str = ""
     """The learner that the evidence points to; empty if it points to none."""
     because: str = ""
-    """Why, in words."""
+    """Why, in words; without a suspect, why the evidence does not suffice; empty if nothing has to
+    be explained."""
 
     def lines(self) -> list[str]:
         """Return the findings in words."""
@@ -121,10 +152,13 @@ class LossFindings(Struct, frozen=True):
             verdict = "was refused" if each.refused else "was merged"
             lines.append(
                 f"the contribution of {each.learner} to merge {each.t} ({each.event}) {verdict}: "
-                f"norm {each.norm:.4g}, {each.times:.1f} times the median of the others{cosine}"
+                f"norm {each.norm:.4g}, {each.times:.1f} times that of the others for as many "
+                f"steps{cosine}"
             )
         if self.suspect:
             lines.append(f"most suspect: {self.suspect}: {self.because}")
+        elif self.because:
+            lines.append(f"nobody is suspected: {self.because}")
         lines += [
             f"{learner}: {count} contributions stand out in norm" for learner, count in self.doubted
         ]
@@ -140,52 +174,111 @@ def analyse_losses(run: RecordedRun) -> LossFindings:
     """
     breaks: list[Break] = []
     steps = 0
+    counted: dict[str, float] = {}
     for learner in run.learners:
-        losses = [LossStep(r.n, event.step, event.loss) for r, event in run.steps_of(learner)]
+        finished = list(run.steps_of(learner))
+        losses = [LossStep(r.n, event.step, event.loss) for r, event in finished]
         steps += len(losses)
+        if finished:
+            counted[learner] = median(event.tokens for _, event in finished)
         found = find_break(losses)
         if found is not None:
             at, usual = found
             ref = f"{learner}:{at.number}"
-            breaks.append(Break(learner, ref, at.step, at.loss, usual))
+            lasts = _lasts(losses, at, usual)
+            breaks.append(Break(learner, ref, at.step, at.loss, usual, lasts=lasts))
     outliers = sorted(_outliers(run), key=lambda each: (-each.times, each.t, each.learner))
     counts: dict[str, int] = {}
     for each in outliers:
         counts[each.learner] = counts.get(each.learner, 0) + 1
     doubted = tuple(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
     ordered = _ordered(run, breaks)
-    suspect, because = _suspect(run, ordered, outliers)
+    suspect, because = _suspect(run, ordered, outliers, counted)
     listed = tuple(outliers[:LISTED_MAX])
     return LossFindings(steps, ordered, listed, doubted, suspect, because)
 
 
 def _suspect(
-    run: RecordedRun, breaks: Sequence[Break], outliers: Sequence[Outlier]
+    run: RecordedRun,
+    breaks: Sequence[Break],
+    outliers: Sequence[Outlier],
+    counted: dict[str, float],
 ) -> tuple[str, str]:
-    """Return the learner that the evidence points to, and why; empty texts if it points to none.
+    """Return the learner that the evidence points to, and why; without one, why it points to none.
 
-    A contribution that stands out and that the first break knew of may have caused it. Without one,
-    the learner whose loss broke first was at fault itself: by its data or its arithmetic.
+    Args:
+        run: the run.
+        breaks: all, the first ones marked.
+        outliers: contributions that stand out, the largest first.
+        counted: by learner, the usual tokens of a step.
     """
+    beyond = [each for each in outliers if each.times >= BEYOND_DOUBT]
+    if beyond:
+        worst = beyond[0]
+        said = f"its contribution to merge {worst.t} has {worst.times:.3g} times the usual norm"
+        return worst.learner, said
+    learner = _counts_otherwise(counted)
+    if learner:
+        others = median(n for who, n in counted.items() if who != learner)
+        return learner, f"it counts {counted[learner]:g} tokens a step, the others {others:g}"
     firsts = [each for each in breaks if each.first]
     if not firsts:
-        if outliers:
-            worst = outliers[0]
-            return worst.learner, f"its contribution to merge {worst.t} stands out"
         return "", ""
+    if not any(each.lasts for each in firsts):
+        return "", "the losses came back, or there are too few of them after that"
     counts: dict[str, int] = {}
     for each in outliers:
         syncer, _, number = each.event.rpartition(":")
-        if each.refused or not any(_knew(run, first, syncer, int(number)) for first in firsts):
-            continue
-        counts[each.learner] = counts.get(each.learner, 0) + 1
+        if not each.refused and any(_led_to(run, first, syncer, int(number)) for first in firsts):
+            counts[each.learner] = counts.get(each.learner, 0) + 1
+    if len(counts) == 1:
+        [(learner, count)] = counts.items()
+        said = (
+            f"{count} of its contributions that were merged just before the first break stand out"
+        )
+        return learner, said
     if counts:
-        learner = max(sorted(counts), key=lambda name: counts[name])
-        said = f"{counts[learner]} of its contributions that were merged before the first break"
-        return learner, f"{said} stand out"
+        return "", f"contributions of {', '.join(sorted(counts))} stand out before the first break"
     if len(firsts) > 1:
-        return "", ""
+        said = "and no contribution before that stands out"
+        if not run.job.sync.band:
+            said = "and with sync.band = 0 no contribution's norm is measured"
+        return "", f"several losses broke at once, {said}"
     return firsts[0].learner, "its loss broke first, and nothing that it had received stands out"
+
+
+def _counts_otherwise(counted: dict[str, float]) -> str:
+    """The one learner that counts far more or fewer tokens a step than all others, which agree;
+    empty if there is none."""
+    if len({actor_of(who) for who in counted}) < TOKENS_LEARNERS_MIN:
+        return ""
+    usual = median(counted.values())
+    apart = [
+        who
+        for who, tokens in counted.items()
+        if not usual / TOKENS_TIMES <= tokens <= usual * TOKENS_TIMES
+    ]
+    return apart[0] if len({actor_of(who) for who in apart}) == 1 else ""
+
+
+def _lasts(losses: Sequence[LossStep], at: LossStep, usual: float) -> bool:
+    """Whether a loss that left its band stays outside."""
+    after = [each.loss for each in losses if each.number >= at.number][:LASTS_STEPS]
+    if not math.isfinite(at.loss):
+        return True
+    limit = (usual + at.loss) / 2
+    outside = sum(not loss <= limit for loss in after)
+    return len(after) >= LASTS_STEPS_MIN and outside >= LASTS_SHARE * len(after)
+
+
+def _led_to(run: RecordedRun, first: Break, syncer: str, number: int) -> bool:
+    """Whether a break came just after an event of a syncer, and knew of it."""
+    if not _knew(run, first, syncer, number):
+        return False
+    steps = [(record.n, event.step) for record, event in run.steps_of(first.learner)]
+    before = [n for n, step in steps if step <= first.step - JUST_BEFORE_STEPS]
+    then = run.clock(first.learner, before[-1]).wire() if before else {}
+    return then.get(syncer, 0) < number
 
 
 def _knew(run: RecordedRun, first: Break, syncer: str, number: int) -> bool:
@@ -227,34 +320,53 @@ def _ordered(run: RecordedRun, breaks: list[Break]) -> tuple[Break, ...]:
             for other in breaks
             if actor_of(other.learner) != actor_of(each.learner)
         )
-        marked.append(
-            Break(each.learner, each.event, each.step, each.loss, each.usual, first=not knew)
-        )
+        marked.append(replace(each, first=not knew))
     return tuple(sorted(marked, key=lambda each: (not each.first, each.step, each.learner)))
 
 
 def _outliers(run: RecordedRun) -> list[Outlier]:
-    return [found for merge in run.merges() for found in _outliers_of(merge)]
-
-
-def _outliers_of(merge: Merge) -> list[Outlier]:
-    """Return the contributions to a merge whose norm stands out from the others'."""
-    measured = [
-        (each.learner, each.event, each.norm, each.cosine, False)
-        for each in merge.contributions
-        if each.norm is not None
-    ] + [
-        (each.learner, each.event, each.norm, each.cosine, True)
-        for each in merge.absent
-        if each.norm is not None
-    ]
+    """Return the contributions that stand out. One that is alone in its merge is compared with the
+    newest ones to that fragment before it."""
     found: list[Outlier] = []
-    for learner, event, norm, cosine, refused in measured:
-        others = [other for who, _, other, _, _ in measured if who != learner]
-        usual = median(others) if others else 0.0
-        if usual > 0 and norm > STANDS_OUT * usual:
-            outlier = Outlier(
-                learner, merge.t, merge.fragment, event, norm, norm / usual, cosine, refused
-            )
-            found.append(outlier)
+    former: dict[int, deque[tuple[Answer, float]]] = {}
+    for merge in run.merges():
+        newest = former.setdefault(merge.fragment, deque(maxlen=FORMER_MAX))
+        found += _outliers_of(merge, newest)
+        taken = ((each, each.norm) for each in merge.contributions)
+        newest.extend((each, norm) for each, norm in taken if norm is not None)
     return found
+
+
+def _outliers_of(merge: Merge, former: Collection[tuple[Answer, float]]) -> list[Outlier]:
+    """Return the contributions to a merge whose norm stands out from the others', or from those to
+    the fragment's former merges."""
+    answers = [(each, each in merge.refused) for each in (*merge.contributions, *merge.refused)]
+    measured = [(each, each.norm, refused) for each, refused in answers if each.norm is not None]
+    found: list[Outlier] = []
+    for each, norm, refused in measured:
+        others = [(other, size) for other, size, _ in measured if other is not each]
+        if not others and len(former) >= FORMER_MIN:
+            others = list(former)
+        usual = median(_expected(size, other, each) for other, size in others) if others else 0.0
+        if usual > 0 and not norm <= STANDS_OUT * usual:
+            times = norm / usual
+            found.append(
+                Outlier(
+                    learner=each.learner,
+                    t=merge.t,
+                    fragment=merge.fragment,
+                    event=merge.event,
+                    norm=norm,
+                    times=times,
+                    cosine=each.cosine,
+                    refused=refused,
+                )
+            )
+    return found
+
+
+def _expected(norm: float, of: Answer, steps_of: Answer) -> float:
+    """The norm of a contribution for as many steps as another one: that of more steps grows at most
+    with their number, that of fewer falls at least with its root."""
+    ratio = max(steps_of.steps, 1) / max(of.steps, 1)
+    return norm * (ratio if ratio > 1 else math.sqrt(ratio))

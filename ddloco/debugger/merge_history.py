@@ -7,14 +7,14 @@ result of the merge (paper: Algorithm 2, section 3).
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from msgspec import Struct
 
 from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Observe
-from ddloco.machines.syncer.global_fragments import Sync
+from ddloco.machines.syncer.global_fragments import LATE, Sync
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.status import NOT_FRESH
@@ -45,16 +45,16 @@ class Answer(Struct, frozen=True):
 
     Attributes:
         learner: its incarnation.
-        event: the syncer's event at which it arrived.
+        event: the syncer's event at which it arrived; empty if that was before its tape begins.
         base: the version that it was trained from.
         steps: inner steps since then.
         tokens: tokens since then.
         step: the learner's inner step after which it was taken.
-        digest: of its bytes, in hex.
+        digest: of its bytes, in hex; empty if it arrived before the tape begins.
         weight: its share in the merge; the weights of a merge add up to 1. 0 if it was refused.
         norm: the norm of its outer gradient; None where it was not measured.
         cosine: its cosine to the sum of the others' outer gradients; None where there were none.
-        wait_s: seconds from the launch to its arrival.
+        wait_s: seconds from the launch to its arrival; None if that was before the tape begins.
     """
 
     learner: str
@@ -67,7 +67,7 @@ class Answer(Struct, frozen=True):
     weight: float
     norm: float | None
     cosine: float | None
-    wait_s: float
+    wait_s: float | None
 
 
 class Absence(Struct, frozen=True):
@@ -76,9 +76,11 @@ class Absence(Struct, frozen=True):
     Attributes:
         learner: its incarnation, or its name if it was not connected.
         reason: in words.
-        event: the event.
+        event: the event; empty if it was before the tape begins.
         norm: of its outer gradient, if it was measured and refused.
         cosine: its cosine to the others' sum, likewise.
+        kind: "refused" if its contribution was, for what it is; "late" if it was pulled, and did
+            not answer before the sync was closed; else "absent".
     """
 
     learner: str
@@ -86,6 +88,7 @@ class Absence(Struct, frozen=True):
     event: str
     norm: float | None = None
     cosine: float | None = None
+    kind: Literal["absent", "late", "refused"] = "absent"
 
 
 class Merge(Struct, frozen=True):
@@ -96,7 +99,7 @@ class Merge(Struct, frozen=True):
         fragment: the fragment.
         event: the syncer's event at which it was done.
         at: the time of that event, in seconds since the syncer's start.
-        launched: the event at which the pulls were sent.
+        launched: the event at which the pulls were sent; empty if that was before the tape begins.
         launched_at: the time of the launch, in seconds.
         wait: what held the launch.
         live: learners that were connected at the launch.
@@ -133,17 +136,32 @@ class Merge(Struct, frozen=True):
         return int(self.event.rpartition(":")[2])
 
 
+def tokens_merged(merges: Sequence[Merge], fragments: int) -> int:
+    """Return how many tokens are in merges, on average over the fragments, as ``job.tokens`` counts
+    them: a trained token is in as many merges as there are fragments, if none is lost."""
+    total = sum(each.tokens for merge in merges for each in merge.contributions)
+    return round(total / fragments) if fragments else 0
+
+
+class _Arrival(NamedTuple):
+    """A contribution, with the event and the time of its arrival and the digest of its bytes; empty
+    and None if it arrived before the tape begins."""
+
+    said: Contribution
+    event: str = ""
+    at: float | None = None
+    digest: str = ""
+
+
 @dataclass
 class _Open:
-    """A sync under way."""
+    """A sync under way; ``launched`` is empty if that was before the tape begins."""
 
     sync: Sync
     launched: str
     absent: dict[str, Absence]
     live: int
-    arrived: dict[str, tuple[str, float, MessageArrived[Contribution]]] = field(
-        default_factory=dict[str, tuple[str, float, MessageArrived[Contribution]]]
-    )
+    arrived: dict[str, _Arrival] = field(default_factory=dict[str, _Arrival])
 
 
 class MergeHistory:
@@ -160,6 +178,10 @@ class MergeHistory:
         self._learners = learners
         self._open: dict[int, _Open] = {}
         self._repeats: dict[int, list[str]] = {}
+        self._unseen = "it has not joined"
+        """Why a learner is not connected of which the tape says nothing."""
+        if stepper.number:
+            self._unseen = "it has not joined since this tape begins"
         self._gone: dict[str, tuple[str, str]] = {}
         """By learner's name, how its link was last lost, and at which event."""
         self._used: dict[tuple[str, int, int], int] = {}
@@ -172,8 +194,34 @@ class MergeHistory:
             Divergence: this program decides otherwise than the tape says.
             TapeError: the tape cannot be read.
         """
+        self._begin()
         for step in self._stepper.steps():
             yield from self._see(step)
+
+    def _begin(self) -> None:
+        """Take up the syncs that were under way where the tape begins, as they were there."""
+        machine = self._stepper.actor.machine
+        if not isinstance(machine, Syncer) or machine.rounds is None:
+            return
+        for t, sync in machine.rounds.syncs.items():
+            absent = {
+                who: Absence(who, "was not pulled", "")
+                for who in (each.incarnation for each in machine.membership.members.values())
+                if who not in sync.pulled
+            }
+            absent |= {
+                who: Absence(who, "its contribution was left out, or its link was lost", "")
+                for who in sync.pulled
+                if who not in sync.awaited and who not in sync.parts
+            }
+            there = {actor_of(who) for who in (*absent, *sync.pulled)}
+            absent |= {
+                name: Absence(name, "was not connected", "")
+                for name in self._learners
+                if name not in there
+            }
+            arrived = {who: _Arrival(part.said) for who, part in sync.parts.items()}
+            self._open[t] = _Open(sync, "", absent, len(machine.membership.members), arrived)
 
     def _see(self, step: Step) -> Iterator[Merge]:
         machine = self._stepper.actor.machine
@@ -184,7 +232,8 @@ class MergeHistory:
         if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
             under_way = self._open.get(event.body.t)
             if under_way is not None:
-                under_way.arrived.setdefault(event.peer, (ref, step.at, event))
+                arrival = _Arrival(event.body, ref, step.at, event.payload.hex())
+                under_way.arrived.setdefault(event.peer, arrival)
         merged: dict[str, Any] | None = None
         for effect in step.effects:
             if type(effect) is Observe:
@@ -204,8 +253,10 @@ class MergeHistory:
                 under_way = self._open.get(fields["t"])
                 if under_way is not None:
                     who = fields["learner"]
-                    said = f"its contribution was refused: {fields['reason']}"
-                    under_way.absent[who] = Absence(who, said, ref)
+                    said, kind = f"its contribution was refused: {fields['reason']}", "refused"
+                    if fields["reason"] == LATE:
+                        said, kind = f"was pulled, and its contribution was late: {LATE}", "late"
+                    under_way.absent[who] = Absence(who, said, ref, kind=kind)
             case "sync repeated":
                 self._open.pop(fields["t"], None)
                 self._repeats.setdefault(fields["t"], []).append(f"{fields['reason']} ({ref})")
@@ -235,9 +286,8 @@ class MergeHistory:
         connected = {actor_of(member.incarnation) for member in membership.members.values()}
         for name in self._learners:
             if name not in connected:
-                reason, where = self._gone.get(name, ("", ref))
-                said = f"not connected: {reason}" if reason else "not connected: it has not joined"
-                absent[name] = Absence(name, said, where)
+                reason, where = self._gone.get(name, (self._unseen, ref))
+                absent[name] = Absence(name, f"not connected: {reason}", where)
         return _Open(sync, ref, absent, len(membership.members))
 
     def _merged(self, ref: str, at: float, seen: dict[str, Any], event: FragmentMerged) -> Merge:
@@ -246,15 +296,18 @@ class MergeHistory:
         sync = done.sync
         weights = dict(zip(event.accepted, event.weights, strict=True))
         for learner in event.accepted:
-            self._used[learner, p, done.arrived[learner][2].body.base] = t
+            self._used[learner, p, done.arrived[learner].said.base] = t
         for learner in sync.pulled:
             if learner not in weights and learner not in done.absent:
                 said = "was pulled, and did not answer before the sync was closed"
-                done.absent[learner] = Absence(learner, said, done.launched)
+                if not done.launched:
+                    said = "was pulled, and no answer that was taken is on this tape"
+                done.absent[learner] = Absence(learner, said, done.launched, kind="late")
         refused = [_answer(done, learner, 0.0, event) for learner, _ in event.refused]
         for each, (_, reason) in zip(refused, event.refused, strict=True):
             said = f"its contribution was refused: {reason}"
-            done.absent[each.learner] = Absence(each.learner, said, ref, each.norm, each.cosine)
+            who = each.learner
+            done.absent[who] = Absence(who, said, ref, each.norm, each.cosine, "refused")
         return Merge(
             t=t,
             fragment=p,
@@ -278,21 +331,21 @@ class MergeHistory:
 
 def _answer(done: _Open, learner: str, weight: float, event: FragmentMerged) -> Answer:
     """A contribution that was part of the work of a merge."""
-    where, came_at, arrival = done.arrived[learner]
+    came = done.arrived[learner]
     found = next((each for each in event.measured if each.name == learner), None)
-    said = arrival.body
+    said = came.said
     return Answer(
         learner=learner,
-        event=where,
+        event=came.event,
         base=said.base,
         steps=said.steps,
         tokens=said.tokens,
         step=said.step,
-        digest=arrival.payload.hex(),
+        digest=came.digest,
         weight=weight,
         norm=found.norm if found else None,
         cosine=found.cosine if found else None,
-        wait_s=came_at - done.sync.launched_at,
+        wait_s=came.at - done.sync.launched_at if came.at is not None else None,
     )
 
 

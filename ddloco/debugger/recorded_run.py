@@ -18,12 +18,15 @@ from ddloco.actors.state_types import JOB_STATES
 from ddloco.config.job import SYNCER, Job
 from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
-from ddloco.debugger.merge_history import Merge, MergeHistory
+from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
+from ddloco.debugger.timeline import clock_offsets
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import JobStart, JobStartPoint, read_job_start_point
+from ddloco.nodes.resume import JobStartPoint, read_job_start_point
 from ddloco.programs.program import is_program
 from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Happened, StepFinished
+from ddloco.protocol.events import Happened, Started, StepFinished
+from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
 from replay import Step, Stepper, Tape, TapeError, tape
@@ -75,6 +78,15 @@ class RecordedRun:
         self._walkers: dict[str, Stepper[Actor]] = {}
         self._decode = msgspec.msgpack.Decoder(Happened).decode
 
+    @cached_property
+    def gaps(self) -> list[str]:
+        """What is missing or damaged, a line for each; see ``gaps_of``."""
+        return gaps_of(list(self.tapes.values()), self.path)
+
+    def preface(self) -> list[str]:
+        """Return what people must know before any answer: gaps, and where the tapes begin."""
+        return [*listed(self.gaps), *begins_said(list(self.tapes.values()))]
+
     @property
     def syncers(self) -> list[str]:
         """The incarnations of syncers that have tapes."""
@@ -90,6 +102,43 @@ class RecordedRun:
     def restored(self) -> bool:
         """Whether machines have begun with the states in a snapshot."""
         return vars(self).get("_start_point") is not None
+
+    @property
+    def syncer(self) -> str:
+        """The first incarnation of the first syncer that has a tape.
+
+        Raises:
+            ConfigError: no syncer has one.
+        """
+        if not self.syncers:
+            raise ConfigError(
+                f"{self.path}: no tape of a syncer; there are {', '.join(self.tapes)}"
+            )
+        return self.syncers[0]
+
+    @cached_property
+    def plan(self) -> FragmentPlan | None:
+        """How the parameters are cut into fragments; None if no tape and no snapshot tells."""
+        for incarnation, each in self.tapes.items():
+            if not each.header.after:
+                for _, event in self.events(incarnation, Started):
+                    if isinstance(event, Started):
+                        return self.job.plan(event.leaves)
+        return _plan_in(self._start_point) if self._start_point is not None else None
+
+    @cached_property
+    def tokens_merged(self) -> int:
+        """The tokens in merges, on average over the fragments; see ``tokens_merged``."""
+        return tokens_merged(list(self.merges()), len(self.plan.fragments) if self.plan else 0)
+
+    @cached_property
+    def offsets(self) -> dict[str, float]:
+        """What to add to each actor's times to get those of one axis; see ``clock_offsets``."""
+        return clock_offsets(self.tapes.values())
+
+    def common(self, incarnation: str, at: float) -> float:
+        """Return what a time of an actor is on the one axis of the run, in seconds."""
+        return at + self.offsets.get(incarnation, 0.0)
 
     def tape_of(self, incarnation: str) -> Tape:
         """Return the tape of an incarnation.
@@ -142,6 +191,11 @@ class RecordedRun:
             return self.walker(incarnation).goto(number)
         except LookupError as error:
             raise ConfigError(error.args[0]) from None
+
+    def beginning(self, incarnation: str) -> Actor:
+        """Go to where a tape begins; returns the actor as it was there."""
+        self._walkers[incarnation] = self.stepper(incarnation)
+        return self._walkers[incarnation].actor
 
     def first(self, incarnation: str) -> int:
         """Return the number of the first event that can be stepped to."""
@@ -329,18 +383,7 @@ class RecordedRun:
                 return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
             said = f"begins after event {each.header.after}, and no snapshot here has that state"
             raise TapeError(each.path, 16, said)
-        if each.header.after == start.part.number and not each.dropped:
-            self._adopt(start)  # The tape begins where this run took the state up.
         return thaw(freeze(start.actor, JOB_STATES), JOB_STATES), start.part.number
-
-    def _adopt(self, start: JobStart) -> None:
-        """Let an actor continue in a run whose job has other settings, as it did live."""
-        assert self._start_point is not None, "it is from there"
-        machines = (each.actor.machine for each in self._start_point.starts.values())
-        plans = (getattr(machine, "_plan", None) for machine in machines)
-        plan = next((plan for plan in plans if plan is not None), None)
-        if plan is not None:
-            start.adopt(self.job, plan)
 
     @cached_property
     def _start_point(self) -> JobStartPoint | None:
@@ -352,7 +395,23 @@ class RecordedRun:
         place = place_of(self.job, run_folder_of(self.path))
         tapes = list(self.tapes.values())
         permit = permit_of(tapes, self.path, trust=self.trust)
-        return choose_start_point(tapes, place, read, "", permit)
+        found = choose_start_point(tapes, place, read, "", permit)
+        plan = _plan_in(found) if found is not None else None
+        if found is None or plan is None:
+            return found
+        for start in found.starts.values():
+            each = self.tapes.get(start.part.who)
+            # As the run did that began there, whose job may have other settings.
+            if each is not None and each.header.after == start.part.number and not each.dropped:
+                start.adopt(self.job, plan)
+        return found
+
+
+def _plan_in(start_point: JobStartPoint) -> FragmentPlan | None:
+    """How the parameters were cut into fragments when a snapshot was taken."""
+    machines = (each.actor.machine for each in start_point.starts.values())
+    plans = (getattr(each, "_plan", None) for each in machines)
+    return next((each for each in plans if each is not None), None)
 
 
 def parse_event(text: str) -> tuple[str, int]:

@@ -3,6 +3,7 @@
 The syncer's machine is stepped once, and every tape is decoded; nothing is executed.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -32,7 +33,6 @@ from ddloco.debugger.report_merges import (
     syncer_of,
 )
 from ddloco.debugger.run_diff import compare
-from ddloco.debugger.timeline import clock_offsets
 from ddloco.monitoring.status_view import seconds
 from replay import tape
 
@@ -95,6 +95,7 @@ class RunData(Struct):
         goodput: per part of the axis, the share of the learners' time in finished steps.
         breaks: where losses left their bands, the first ones first.
         held_out: held-out losses of the global parameters.
+        gaps: what is missing of the tapes, and where they begin.
     """
 
     name: str
@@ -111,6 +112,7 @@ class RunData(Struct):
     breaks: list[Moment]
     held_out: list[tuple[int, float]]
     findings: list[str]
+    gaps: list[str]
 
 
 class Parting(Struct):
@@ -137,33 +139,28 @@ class _Reader:
 
     def __init__(self, run: RecordedRun, share: int = 1) -> None:
         self.run, self.share = run, share
-        self.offsets = clock_offsets(run.tapes.values())
         merges = list(run.merges())
-        self.merges = sorted(merges, key=lambda each: self.common(syncer_of(each), each.at))
+        self.merges = sorted(merges, key=lambda each: self.run.common(syncer_of(each), each.at))
         self.learners = run.job.learner_names()
         self.shown = columns_shown(self.merges, len(self.learners), share)
         wanted: dict[str, list[int]] = {}
         for merge in self.shown:
             wanted.setdefault(syncer_of(merge), []).append(merge.number)
         self.contents = [
-            read_tape(run, who, self.offsets.get(who, 0.0), wanted.get(who, ()))
-            for who in run.tapes
+            read_tape(run, who, run.offsets.get(who, 0.0), wanted.get(who, ())) for who in run.tapes
         ]
         for content in self.contents:
             if content.incarnation in run.learners and content.steps:
                 first = first_step_at(run, content.incarnation)
                 if first is not None:
-                    content.begun = self.common(content.incarnation, first)
+                    content.begun = self.run.common(content.incarnation, first)
         begin = min((each.begin for each in self.contents if each.begin <= each.end), default=0.0)
         end = max((each.end for each in self.contents if each.begin <= each.end), default=0.0)
         self.axis = Axis(begin, end)
         self.names = Names()
 
-    def common(self, incarnation: str, at: float) -> float:
-        return at + self.offsets.get(incarnation, 0.0)
-
     def placed(self, merge: Merge) -> int:
-        return self.axis.place(self.common(syncer_of(merge), merge.at))
+        return self.axis.place(self.run.common(syncer_of(merge), merge.at))
 
     def moment(self, event: str, text: str) -> Moment:
         """Return where an event is on the axis."""
@@ -173,7 +170,7 @@ class _Reader:
             if isinstance(record, tape.Event):
                 at = record.at
                 break
-        return Moment(self.axis.place(self.common(who, at)), event, clip(text))
+        return Moment(self.axis.place(self.run.common(who, at)), event, clip(text))
 
     def data(self) -> RunData:
         """Return what is shown of the run."""
@@ -190,7 +187,7 @@ class _Reader:
             end=self.axis.place(self.axis.begin + self.axis.span_s),
             facts=_facts(self, found, shares),
             lanes=lanes_of(self.run, self.contents, self.axis, self.names, self.share),
-            bars=bars_of(self.merges, self.common, self.axis, self.names, self.share),
+            bars=bars_of(self.merges, self.run.common, self.axis, self.names, self.share),
             matrix=matrix_of(
                 self.shown,
                 len(self.merges),
@@ -215,6 +212,7 @@ class _Reader:
                 if finite(loss) is not None
             ],
             findings=[clip(each) for each in found.lines()],
+            gaps=[clip(each) for each in self.run.preface()],
             names=self.names.all,
         )
 
@@ -258,8 +256,7 @@ class _Reader:
 
     def links(self) -> list[Link]:
         """Return the payloads of each learner's link."""
-        leaves = next((each.leaves for each in self.contents if each.leaves), ())
-        plan = self.run.job.plan(leaves) if leaves else None
+        plan = self.run.plan
         links = {each: Link(each, 0, 0, 0, 0, 0) for each in self.learners}
         for content in self.contents:
             for payload in content.payloads:
@@ -302,11 +299,12 @@ def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> lis
     run, merges, contents = reader.run, reader.merges, reader.contents
     job = run.job.job
     count = sum(len(each.contributions) for each in merges)
-    refused = sum(len(each.refused) for each in merges)
+    missed = Counter(each.kind for merge in merges for each in merge.absent)
     tapes = run.tapes.values()
     events = sum(each.events - each.header.after for each in tapes)
     steps = [each for content in contents for each in content.steps]
-    mean = f"{count / len(merges):.2f} contributions each, {refused} refused" if merges else ""
+    turned = f"{missed['refused']} refused, {missed['late']} late"
+    mean = f"{count / len(merges):.2f} contributions each, {turned}" if merges else ""
     facts = [
         Fact("Job", job.name, f"{job.method}, {job.task}"),
         Fact("Duration", seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
@@ -316,12 +314,10 @@ def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> lis
         Fact("Goodput", f"{sum(shares) / len(shares):.1%}", "learners' time in finished steps"),
     ]
     tokens = sum(each.tokens for each in steps)
-    fragments = len({each.fragment for each in merges})
-    if tokens and fragments:
-        merged = sum(each.tokens for merge in merges for each in merge.contributions)
-        facts.append(
-            Fact("Tokens merged", f"{merged / fragments / tokens:.1%}", f"of {tokens:,} trained")
-        )
+    if tokens and merges:
+        merged = run.tokens_merged
+        said = f"{merged:,} of {tokens:,} trained, on average over the fragments"
+        facts.append(Fact("Tokens merged", f"{merged / tokens:.1%}", said))
     losses = [loss for each in contents for _, _, loss in each.held_out]
     facts.append(
         Fact("Held-out loss", f"{losses[-1]:.4f}", "of the global parameters")

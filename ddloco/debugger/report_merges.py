@@ -192,7 +192,7 @@ def _cells_of(merge: Merge, names: Names, reasons: dict[str, int]) -> dict[str, 
         reason = reasons.setdefault(clip(each.reason), len(reasons))
         who = names.number(each.learner)
         answer = refused.get(each.learner)
-        state = 2 if answer is not None or "was refused" in each.reason else 3
+        state = 2 if each.kind == "refused" else 3
         cell = Cell(state, each.event, reason, who=who)
         if answer is not None:
             cell = _answered(answer, state, who)
@@ -216,6 +216,6 @@ def _answered(each: Answer, state: int, who: int) -> Cell:
         base=each.base,
         steps=each.steps,
         tokens=each.tokens,
-        wait=round(each.wait_s, 6),
+        wait=finite(each.wait_s),
         who=who,
     )

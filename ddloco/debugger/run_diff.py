@@ -8,12 +8,12 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
+from ddloco.debugger.alignment import TAKEN, AlignedRun, Item, Key, first_differences
 from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.protocol.events import first_tensor
+from ddloco.protocol.events import TENSOR_DIGEST_BYTES
 from ddloco.protocol.tape_facts import TASK
-from ddloco.replayer.recording import run_folder_of
+from ddloco.replayer.recording import run_folder_of, settings_of
 from ddloco.replayer.what_if import change_of
 from ddloco.workers.task_sources import changed_lines, kept_sources
 
@@ -85,6 +85,7 @@ class RunDiff(Struct, frozen=True):
         differing: how many items both runs have and which differ.
         recorded: what was recorded differently (settings, versions, sources), in words.
         first: the differences whose causes are all equal, in a causal order of the first run.
+        batches: how far the batches of each learner are equal, in words.
         distances: how far the losses of each learner part.
         held_out: the held-out losses, where both have one.
         only: what only one of the runs has, in words.
@@ -94,6 +95,7 @@ class RunDiff(Struct, frozen=True):
     differing: int
     recorded: tuple[str, ...]
     first: tuple[Difference, ...]
+    batches: tuple[str, ...]
     distances: tuple[Distance, ...]
     held_out: tuple[float, float] | None
     only: tuple[str, ...]
@@ -107,7 +109,9 @@ class RunDiff(Struct, frozen=True):
         """Return the findings in words."""
         lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
         if self.same:
-            return [*lines, f"equal: {self.equal:,} steps, contributions and merges, to the bit"]
+            compared = "batches, losses, installed fragments, contributions and merges"
+            return [*lines, f"equal: {self.equal:,} {compared}, to the bit"]
+        lines += self.batches
         for position, each in enumerate(self.first[:LISTED_MAX]):
             order = "first difference" if not position else "also, independent of it"
             lines.append(f"{order}: {each.what}: {each.detail}; cause: {each.kind}")
@@ -146,7 +150,10 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
     sums = one.clock_sums(mine.items[key].event for key in keys)
     first = tuple(
         _difference(key, mine, theirs, recorded, one)
-        for key in sorted(keys, key=lambda key: (sums[mine.items[key].event], key))
+        # Batches first: they depend on nothing else.
+        for key in sorted(
+            keys, key=lambda key: (key.kind != "batch", sums[mine.items[key].event], key)
+        )
     )
     held_out = None
     if mine.held_out is not None and theirs.held_out is not None:
@@ -156,6 +163,7 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
         differing=differing,
         recorded=tuple(said for _, said in recorded),
         first=first,
+        batches=tuple(_batches(mine, theirs)) if differing else (),
         distances=tuple(_distances(mine, theirs)) if differing else (),
         held_out=held_out,
         only=(*_only(mine, theirs, str(one.path)), *_only(theirs, mine, str(other.path))),
@@ -173,19 +181,19 @@ def _difference(
     kind: Class
     if one.decided != other.decided:
         kind, detail = "timing", _decided(key, one.decided, other.decided)
-    elif one.data != other.data:
+    elif key.kind == "batch":
         kind = "code" if {each for each, _ in recorded} == {"code"} else "data"
-        detail = f"batch {one.data.hex()[:12]} in the one, {other.data.hex()[:12]} in the other"
+        [x], [y] = one.computed, other.computed
+        detail = f"batch {x.hex()[:12]} in the one, {y.hex()[:12]} in the other"
     else:
         kind = _kind(key, recorded)
-        detail = _computed(key) + _in_tensor(one, other, run)
-        if key.kind == "step":
-            detail += _then_in_tensor(key, mine, theirs, run)
+        detail = _computed(key, mine, theirs, run)
     return Difference(str(key), kind, detail, one.event, other.event)
 
 
 SETTINGS: dict[str, tuple[str, ...]] = {
     "merge": ("outer.", "sync.", "compress.", "merges."),
+    "batch": ("task.", "job.seed", "job.task", "learner."),
     "step": ("inner.", "task.", "job.seed", "job.task", "worker.", "learner."),
     "install": ("compress.",),
     "contribution": ("transport.", "inner.", "task.", "compress."),
@@ -212,48 +220,150 @@ def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
             return f"took {_names(one)} in the one, {_names(other)} in the other"
         case "install":
             return f"{_versions(one)} in the one, {_versions(other)} in the other"
+        case "batch":
+            return f"after {one[:1]} batches in the one, {other[:1]} in the other"
+        case "step":
+            return f"with the state of {one} in the one, of {other} in the other"
         case _:
             mine, theirs = (f"version {d[0]}, after step {d[1]}" for d in (one, other))
             return f"trained from {mine} in the one, from {theirs} in the other"
 
 
-def _computed(key: Key) -> str:
-    """What came out differently, in words."""
+def _computed(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
+    """What came out differently, in words, and what it was computed from that was compared."""
+    one, other = mine.items[key], theirs.items[key]
     match key.kind:
         case "step":
-            return "the loss differs, of the same batch and the same parameters"
+            return _loss_differs(key, mine, theirs, run)
         case "install":
             return "the same versions have other bytes"
         case "contribution":
-            return "its bytes differ, taken after the same step"
+            return _update_differs(key, mine, theirs, run)
         case _:
-            return "the result differs, of the same contributions"
+            inputs = [cause for cause in one.causes if cause.kind == "contribution"]
+            same = "the same contributions"
+            if not all(cause in mine.items and cause in theirs.items for cause in inputs):
+                same += " as far as they are on the tapes"
+            return f"the result differs, of {same}{_in_tensors(one, other, run)}"
 
 
-def _in_tensor(one: Item, other: Item, run: RecordedRun) -> str:
-    """The first tensor in which two results of a merge differ, in words; empty if unknown."""
-    fragment, digests = one.fragment
-    if not digests or not other.fragment[1]:
-        return ""
-    started = next(event for _, event in run.events(run.syncers[0]))
-    leaves = run.job.plan(started.leaves).fragments[fragment]
-    name = first_tensor(leaves, digests, other.fragment[1])
-    return f", first in tensor {name}" if name else ""
-
-
-def _then_in_tensor(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
-    """Where a learner's parameters are seen to differ first after a step, in words; empty if its
-    contributions do not tell."""
-    theirs_too = [
+def _loss_differs(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
+    """What is known of the parameters before a step whose loss differs: of the first one, that they
+    were equal; later, what learners have sent of them."""
+    before = Key("step", key.who, key.number - 1)
+    if before not in mine.items:
+        said = "the loss differs, of the same batch and the same parameters"
+    else:
+        updates = _updates(_begun(mine, key.who), before.number)
+        said = (
+            "the loss differs, of the same batch; no loss, batch or installed fragment before it "
+            f"differs: either this loss differs, or {updates}"
+        )
+    later = (
         each
-        for each in mine.items
-        if each.kind == "contribution" and each.who == key.who and each in theirs.items
-    ]
-    for later in sorted(theirs_too, key=lambda each: each.number):
-        named = _in_tensor(mine.items[later], theirs.items[later], run)
+        for each in _differing_contributions(key.who, mine, theirs)
+        if mine.items[each].decided[TAKEN] >= key.number
+    )
+    for each in later:
+        named = _in_tensors(mine.items[each], theirs.items[each], run)
         if named:
-            return f"; then {later} differs{named}"
-    return ""
+            return f"{said}; then {each} differs{named}"
+    return said
+
+
+def _differing_contributions(who: str, mine: AlignedRun, theirs: AlignedRun) -> list[Key]:
+    """The contributions of a learner that both runs have and that differ, in the order of steps."""
+    found = [
+        each
+        for each, item in mine.items.items()
+        if each.kind == "contribution" and each.who == who and each in theirs.items
+        if item.content != theirs.items[each].content
+    ]
+    return sorted(found, key=lambda each: (mine.items[each].decided[TAKEN], each.number))
+
+
+def _update_differs(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
+    """Which updates may have led to a contribution that differs: those since this fragment was last
+    seen to be equal. All before it that is on the tapes is equal."""
+    one, other = mine.items[key], theirs.items[key]
+    step, fragment = one.decided[TAKEN], one.fragment[0]
+    seen = [
+        item.decided[TAKEN]
+        for each, item in mine.items.items()
+        if each.kind == "contribution" and each.who == key.who and item.fragment[0] == fragment
+        if item.decided[TAKEN] < step and each in theirs.items
+        if item.content == theirs.items[each].content
+    ]
+    begun = _begun(mine, key.who)
+    since = max(seen, default=begun - 1)
+    same = "the parameters" if since < begun else "this fragment"
+    updates = _updates(since + 1, step)
+    equal = f"its batch and {same} before it are equal"
+    if since + 1 < step:
+        equal = f"their losses, their batches and {same} before them are equal"
+    if not _differs_in_loss(Key("step", key.who, step + 1), mine, theirs):
+        updates += ", or how it was encoded,"
+    return f"{updates} differs{_in_tensors(one, other, run)}; {equal}"
+
+
+def _begun(run: AlignedRun, who: str) -> int:
+    """The first inner step of a learner."""
+    return min(run.losses[who])
+
+
+def _updates(first: int, last: int) -> str:
+    if first >= last:
+        return f"the update of inner step {last}"
+    return f"an update of inner steps {first} to {last}"
+
+
+def _differs_in_loss(key: Key, mine: AlignedRun, theirs: AlignedRun) -> bool:
+    """Whether a step has another loss, of the same batch and with the same fragments installed."""
+    inputs = (Key("batch", key.who, key.number), Key("install", key.who, key.number))
+    if any(each not in mine.items or each not in theirs.items for each in (key, *inputs)):
+        return False
+    equal = all(mine.items[each].content == theirs.items[each].content for each in inputs)
+    return equal and mine.items[key].computed != theirs.items[key].computed
+
+
+def _in_tensors(one: Item, other: Item, run: RecordedRun) -> str:
+    """The tensors in which two contributions, or two results of merges, differ, in words, and the
+    others of the fragment; empty if their digests are not on the tapes."""
+    fragment, digests = one.fragment
+    if not digests or len(digests) != len(other.fragment[1]) or run.plan is None:
+        return ""
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for at, leaf in enumerate(run.plan.fragments[fragment]):
+        place = slice(at * TENSOR_DIGEST_BYTES, (at + 1) * TENSOR_DIGEST_BYTES)
+        parts[digests[place] == other.fragment[1][place]].append(leaf.name)
+    if not parts[False]:
+        return ""
+    equal = f" ({_listed(parts[True])} equal)" if parts[True] else ""
+    return f" in {_listed(parts[False])}{equal}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = len(names) - LISTED_MAX
+    return ", ".join(names[:LISTED_MAX]) + (f" and {more} more" if more > 0 else "")
+
+
+def _batches(mine: AlignedRun, theirs: AlignedRun) -> Iterator[str]:
+    """How far the batches of each learner are equal, in words."""
+    equal = 0
+    for who in mine.losses:
+        numbers = [each.number for each in mine.items if each[:2] == ("batch", who)]
+        shared = [n for n in numbers if Key("batch", who, n) in theirs.items]
+        parted = [n for n in shared if _batch(mine, who, n) != _batch(theirs, who, n)]
+        equal += len(shared) - len(parted)
+        if parted:
+            before = f"{shared[0]} to {parted[0] - 1} equal, " if parted[0] > shared[0] else ""
+            differ = _listed([str(each) for each in parted])
+            yield f"batches of {who}: {before}{differ} {'differ' if parted[1:] else 'differs'}"
+    yield f"batches: {equal:,} that both runs have are equal"
+
+
+def _batch(run: AlignedRun, who: str, step: int) -> tuple[Any, ...]:
+    return run.items[Key("batch", who, step)].computed
 
 
 def _names(names: tuple[str, ...]) -> str:
@@ -330,7 +440,7 @@ def _pair(one: Mapping[str, str], other: Mapping[str, str], key: str) -> tuple[s
 
 
 def _settings(one: RecordedRun, other: RecordedRun) -> Iterator[tuple[Class, str]]:
-    mine, theirs = dict(_flat(one.job.as_plain())), dict(_flat(other.job.as_plain()))
+    mine, theirs = settings_of(one.job), settings_of(other.job)
     for key in sorted({*mine, *theirs}):
         x, y = mine.get(key, "not set"), theirs.get(key, "not set")
         if x != y:
@@ -345,11 +455,3 @@ def _change(run: RecordedRun) -> str:
     found = (change_of(each.header.facts) for each in run.tapes.values())
     change = next((each for each in found if each is not None), None)
     return change.said if change is not None else "not at all"
-
-
-def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in plain.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
-        else:
-            yield f"{prefix}{key}", value

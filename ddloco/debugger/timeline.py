@@ -2,7 +2,8 @@
 
 Every actor's times count from its own start. How far the clocks of two actors are apart is
 estimated from the messages between them, in both directions, assuming that the fastest message each
-way takes equally long (as NTP does). The estimate orders and labels events; it decides nothing.
+way takes equally long (as NTP does). Where that would put a cause after its effect, the effect's
+actor is moved. The estimate orders and labels events; it decides nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -100,7 +101,30 @@ def timeline(tapes: Sequence[Tape]) -> list[TimelineEvent]:
     events = {each.incarnation: list(_events_of(each, offsets)) for each in tapes}
     cut_short = [each.incarnation for each in tapes if each.closed is None]
     after = {each.incarnation: each.header.after for each in tapes}
-    return causal_sort(events, cut_short, after, rank=lambda event: event.common_at)
+    ordered = causal_sort(events, cut_short, after, rank=lambda event: event.common_at)
+    _after_causes(ordered)
+    return ordered
+
+
+def _after_causes(ordered: Sequence[TimelineEvent]) -> None:
+    """Move events to no earlier than their causes. One axis with constant offsets has them so,
+    unless the actors' clocks drift."""
+    newest: dict[str, TimelineEvent] = {}
+    times: dict[tuple[str, int], float] = {}
+    for event in ordered:
+        before = newest.get(event.actor)
+        at = max(event.common_at, before.common_at if before is not None else event.common_at)
+        sender = event.fields.get("sender") if event.kind == "MessageArrived" else None
+        if isinstance(sender, str):
+            at = max(at, times.get((sender, sent_at(event, sender)), at))
+        event.common_at = times[event.actor, event.number] = at
+        newest[event.actor] = event
+
+
+def sent_at(event: TimelineEvent, sender: str) -> int:
+    """Return the number of the sender's event that sent a message; 0 if it does not say."""
+    clock = event.fields.get("clock")
+    return clock.get(sender, 0) if isinstance(clock, dict) else 0
 
 
 def _events_of(each: Tape, offsets: Mapping[str, float]) -> Iterator[TimelineEvent]:
@@ -139,7 +163,29 @@ def clock_offsets(tapes: Iterable[Tape]) -> dict[str, float]:
                 fastest.get((one, other)), fastest.get((other, one))
             )
             reached.append(other)
-    return {name: offsets.get(name, 0.0) for name in times}
+    offsets = {name: offsets.get(name, 0.0) for name in times}
+    return _forwards(offsets, fastest)
+
+
+def _forwards(
+    offsets: dict[str, float], fastest: Mapping[tuple[str, str], float]
+) -> dict[str, float]:
+    """Return offsets under which no message arrives before it was sent.
+
+    Among three actors, each pair's estimate may contradict the other two. If the clocks drift, no
+    offsets do for all messages, and this ends after as many rounds as there are actors.
+    """
+    for _ in offsets:
+        late = {
+            (sender, receiver): took_s
+            for (sender, receiver), took_s in fastest.items()
+            if took_s + offsets[receiver] < offsets[sender]
+        }
+        if not late:
+            break
+        for (sender, receiver), took_s in sorted(late.items()):
+            offsets[receiver] = max(offsets[receiver], offsets[sender] - took_s)
+    return offsets
 
 
 def _offset(there_s: float | None, back_s: float | None) -> float:

@@ -34,7 +34,7 @@ def why_merge(run: RecordedRun, t: int) -> Told:
     )
     lines = [
         f"merge {t} (fragment {merge.fragment}) was done at {merge.event}, {merge.at:.4f} s",
-        f"  waited {seconds(wait.total_s)} for its launch at {merge.launched}: {held}",
+        f"  waited {seconds(wait.total_s)} for its launch {_at(merge.launched)}: {held}",
         *(f"  was repeated: {reason}" for reason in merge.repeats),
         *(f"  in it: {_contribution_line(each)}" for each in merge.contributions),
         *(f"  not in it: {_absence_line(each)}" for each in merge.absent),
@@ -65,7 +65,7 @@ def why_absent(run: RecordedRun, learner: str, t: int) -> Told:
         if learner in {absence.learner, actor_of(absence.learner)}:
             lines = [f"merge {t} without {_absence_line(absence)}", *_undecided(merge)]
             return lines, {"absent": True, **msgspec.to_builtins(absence)}
-    said = f"{learner} was not connected under that name at {merge.launched}"
+    said = f"{learner} was not connected under that name {_at(merge.launched)}"
     return [said], {"absent": True, "learner": learner, "reason": said, "event": merge.launched}
 
 
@@ -75,6 +75,8 @@ def why_event(run: RecordedRun, event: str, most: int = CAUSES_MAX) -> Told:
     Raises:
         ConfigError: there is no such event.
     """
+    if most < 1:
+        raise ConfigError(f"--depth {most}: want the number of causes to show, 1 or more")
     incarnation, number = parse_event(event)
     links = chain(run, incarnation, number, most)
     lines: list[str] = []
@@ -95,18 +97,23 @@ def why_loss(run: RecordedRun) -> Told:
 def _contribution_line(each: Answer) -> str:
     figures = "" if each.norm is None else f", norm {each.norm:.4g}"
     figures += "" if each.cosine is None else f", cosine {each.cosine:.3f}"
+    after = "" if each.wait_s is None else f" {seconds(each.wait_s)} after the launch,"
     return (
         f"{each.learner} with weight {each.weight:.3f}: {each.steps:,} steps and {each.tokens:,} "
-        f"tokens since version {each.base}{figures}; arrived {seconds(each.wait_s)} after the "
-        f"launch, at {each.event}"
+        f"tokens since version {each.base}{figures}; arrived{after} {_at(each.event)}"
     )
+
+
+def _at(event: str) -> str:
+    """Where something happened: at an event, or before there is a tape of it."""
+    return f"at {event}" if event else "before the tape begins"
 
 
 def _absence_line(each: Absence) -> str:
     figures = "" if each.norm is None else f" (norm {each.norm:.4g}"
     if figures:
         figures += ")" if each.cosine is None else f", cosine {each.cosine:.3f})"
-    return f"{each.learner}: {each.reason}{figures}, at {each.event}"
+    return f"{each.learner}: {each.reason}{figures}, {_at(each.event)}"
 
 
 def _undecided(merge: Merge) -> Sequence[str]:

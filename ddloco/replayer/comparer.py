@@ -91,7 +91,7 @@ class Comparer:
     async def _confirm_message(self, record: tape.Event, event: MessageArrived[Any]) -> None:
         payload: Payload | None = None
         state, number = self._state, event.clock.get(event.sender, 0)
-        if state.start_point is not None and state.start_point.before(event.sender, number):
+        if self._is_before(event.sender, number):
             payload = self._confirm_flight(record, event)
         elif state.posted_by(event.sender, number):
             key = key_of(self._name, event)
@@ -106,6 +106,15 @@ class Comparer:
                 state.mailbox.take_payload(key)
         if event.handle:
             self._executor.arrays.put(event.handle, payload)
+
+    def _is_before(self, sender: str, number: int) -> bool:
+        """Whether a message was said before the cut of the snapshot that this replay begins with; a
+        former incarnation had ended before it."""
+        there = self._state.start_point
+        if there is None:
+            return False
+        former = self._start is not None and there.is_former(sender)
+        return there.before(sender, number) or former
 
     def _confirm_flight(self, record: tape.Event, event: MessageArrived[Any]) -> Payload | None:
         """It was said before the cut and came after it: it must have been in flight."""

@@ -11,7 +11,7 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.effects import Work
+from ddloco.actors.effects import CaptureState, Work
 from ddloco.actors.events import WorkResult
 from ddloco.config.job import Job, Worker
 from ddloco.machines.syncer.global_fragments import names
@@ -104,6 +104,8 @@ class JobExecutor:
             self._knows_state = known  # A whole state takes the place of whatever was there.
         if isinstance(work, RunStep | CopyState):
             known = self._knows_state = self._knows_state and known
+        if isinstance(work, CaptureState):
+            known = self._knows_state and known  # A snapshot has the worker's state as well.
         return known
 
     def _merged(self, coming: Awaitable[WorkResult]) -> Awaitable[WorkResult]:

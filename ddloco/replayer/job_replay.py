@@ -82,11 +82,15 @@ def replay_of_job(
         opener.open,
         COUNTED,
         # Learners speak with syncers only. One that is in the snapshot has taken part.
-        optional=job.learner_names() if start_point is None else (),
+        optional=[name for name in job.learner_names() if not _is_in(start_point, name)],
         start_point=start_point,
         progress=progress,
         limits=limits,
     )
+
+
+def _is_in(start_point: JobStartPoint | None, name: str) -> bool:
+    return start_point is not None and any(actor_of(p.who) == name for p in start_point.parts)
 
 
 @dataclass(frozen=True)

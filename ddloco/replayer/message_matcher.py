@@ -29,6 +29,10 @@ class Posted:
     payload: Payload | None
 
 
+class StuckError(TapeError):
+    """Tapes wait for each other in a circle."""
+
+
 class Mailbox:
     """Messages on their way between replays, each found by what names it."""
 
@@ -67,7 +71,7 @@ class Mailbox:
         """Tapes of one run cannot wait for each other in a circle; others can."""
         if self._awaited and len(self._awaited) >= len(self._speaking):
             sender, number, receiver, *_ = min(self._awaited)
-            raise TapeError(
+            raise StuckError(
                 receiver, 0, f"waits for a message of {sender}:{number}, which waits as well; "
                 "these tapes are not of one run"
             )  # fmt: skip

@@ -1,8 +1,11 @@
 """The tapes of a run folder, which belong together: to one job, which is the folder's own."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from clocks import actor_of
 from ddloco.actors.actor import ACTOR_SEMANTICS
@@ -93,6 +96,21 @@ def job_of(tape: Tape) -> Job:
         ConfigError: this version cannot run it.
     """
     return job_from(tape.header.job, f"{tape.path} (header)")
+
+
+def settings_of(job: Job) -> dict[str, Any]:
+    """Return a job's settings by their names, such as ``sync.quorum``."""
+    return {
+        key: "not set" if value is None else value for key, value in _flat(msgspec.to_builtins(job))
+    }
+
+
+def _flat(plain: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in plain.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            yield f"{prefix}{key}", value
 
 
 def _refused(each: Tape, problem: str) -> TapeError:

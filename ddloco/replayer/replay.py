@@ -21,6 +21,8 @@ from typing import Any, final
 import trio
 
 from clocks import actor_of, number_of
+from ddloco.replayer.gaps import two_runs
+from ddloco.replayer.message_matcher import StuckError
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.report import Report, damage_said
 from ddloco.replayer.start_point import cut_of
@@ -135,7 +137,11 @@ class Replay:
                             look(self._runners)
                         nursery.cancel_scope.cancel()
             except ExceptionGroup as group:
-                raise first_of(group) from None
+                error = first_of(group)
+                said = two_runs(self.tapes) if isinstance(error, StuckError) else None
+                raise TapeError(self.tapes[0].path, 0, said) if said else error from None
+        said = two_runs(self.tapes) if self.report.divergences else None
+        self.report.notes += [said] if said else []
         return self._state.conclude()
 
     async def _play(self, each: Tape, folder: Path) -> None:

@@ -55,8 +55,10 @@ class ReplayState:
         """Whether there is a tape to check a message of the sender's event ``number`` against."""
         if sender in self._tapes:
             return not self._is_lost(sender, number)
+        # Of an actor with other tapes in this replay, the incarnation is named that has none.
         actor = actor_of(sender)
-        self._missing[actor] = self._missing.get(actor, 0) + 1
+        name = sender if any(actor_of(each) == actor for each in self._tapes) else actor
+        self._missing[name] = self._missing.get(name, 0) + 1
         return False
 
     def _is_lost(self, sender: str, number: int) -> bool:

@@ -8,7 +8,7 @@ whether a difference comes from the one or the other. With nothing changed, the 
 the bit. What it leaves is a run like any other: it replays.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +33,7 @@ from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.message_matcher import Mailbox, key_of
-from ddloco.replayer.recording import job_of, open_recording
+from ddloco.replayer.recording import job_of, open_recording, run_folder_of, settings_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import PendingWork, TapeRunner, open_pending
@@ -65,17 +65,47 @@ def _pieces_of(tapes: Sequence[Tape]) -> int:
 
 
 def job_under(job: Job, schedule: Job) -> Job:
-    """What is trained from one job, who trains it and how they meet from another."""
-    table = schedule.job
+    """Return what is trained along a schedule: what workers compute is of the job; all that the
+    machines decide by is of the schedule, and whatever is not named here."""
+    own = job.job
     return replace(
-        job,
-        job=replace(job.job, steps=table.steps, learners=table.learners, method=table.method),
-        sync=schedule.sync,
-        compress=schedule.compress,
-        elastic=schedule.elastic,
-        chaos=schedule.chaos,
-        learner={},
+        schedule,
+        job=replace(schedule.job, task=own.task, name=own.name, seed=own.seed),
+        task=job.task,
+        inner=job.inner,
+        outer=job.outer,
+        worker=job.worker,
+        # Who is how slow is on the tapes.
+        learner={name: replace(each, factor=1.0) for name, each in sorted(job.learner.items())},
     )
+
+
+FOLLOWED = "[task], [inner], [outer], [worker], job.task, job.name, job.seed, learner.*.shard"
+"""What a run under a schedule takes from its own job; for people."""
+
+LISTED_MAX = 8
+
+
+def overridden(job: Job, schedule: Job) -> dict[str, tuple[Any, Any]]:
+    """Return the settings of a job that the schedule decides otherwise, by name: its own value, and
+    the one that holds."""
+    mine, theirs = settings_of(job), settings_of(job_under(job, schedule))
+    for name in {*job.learner, *schedule.learner}:
+        key = f"learner.{name}.factor"
+        mine[key], theirs[key] = (each.learner_table(name).factor for each in (job, schedule))
+    return {
+        key: (mine.get(key, "not set"), theirs.get(key, "not set"))
+        for key in sorted({*mine, *theirs})
+        if mine.get(key) != theirs.get(key)
+    }
+
+
+def said_of(settings: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return overridden settings in words."""
+    listed = list(settings.items())
+    said = [f"{key} = {theirs!r}, not {mine!r}" for key, (mine, theirs) in listed[:LISTED_MAX]]
+    more = len(listed) - LISTED_MAX
+    return "; ".join([*said, f"and {more} more"] if more > 0 else said)
 
 
 @final
@@ -90,9 +120,12 @@ class ScheduledRun:
         without: learners whose contributions are left out of merges.
         since: the first global step whose merge is changed; before it the schedule's own outer
             settings hold, and no learner is left out.
+        asked: overrides that the user asked for, as ``sync.quorum=2``.
+        overwrite: whether to delete the run that is in the folder.
 
     Attributes:
         job: the job of the new run.
+        overridden: the settings of the job file that a simulated schedule decides otherwise.
         total: the number of events of the schedule.
         result: what the syncer says of the final model, once the run has ended.
 
@@ -110,6 +143,8 @@ class ScheduledRun:
         *,
         without: Sequence[str] = (),
         since: int | None = None,
+        asked: Sequence[str] = (),
+        overwrite: bool = False,
     ) -> None:
         tapes = open_recording(schedule)
         for each in tapes:
@@ -121,14 +156,39 @@ class ScheduledRun:
                 raise ConfigError(f"{each.path}: {said}")
         self._schedule = job_of(tapes[0])
         self._pieces = _pieces_of(tapes)
+        self.overridden = overridden(job, self._schedule)
+        self._refuse(schedule, asked, simulated=all(is_simulated(each.header) for each in tapes))
         self.job = job_under(job, self._schedule)
         self._what_if = what_if(self.job, self._schedule, without, since)
-        self._folder = open_folder(folder, self.job)
+        if run_folder_of(schedule).resolve() == folder.resolve():
+            raise ConfigError(f"{folder}: is the schedule; choose another --dir")
+        self._folder = open_folder(folder, self.job, overwrite=overwrite)
         self._histories: dict[str, FragmentHistory] = {}
         self.result: dict[str, Any] | None = None
         names = self._schedule.names()
         self._replay = Replay(tapes, names, self._open, COUNTED, progress=progress)
         self.total = self._replay.total
+
+    def _refuse(self, schedule: Path, asked: Sequence[str], *, simulated: bool) -> None:
+        """Refuse settings that would not be followed.
+
+        A real schedule and what is run along it are compared, so every one is refused. A simulated
+        one is of another job, and decides; refused is only what the user asked for.
+
+        Raises:
+            ConfigError: names them.
+        """
+        keys = {each.partition("=")[0].strip() for each in asked}
+        refused = {
+            key: values
+            for key, values in self.overridden.items()
+            if not simulated or any(key == each or key.startswith(f"{each}.") for each in keys)
+        }
+        if refused:
+            raise ConfigError(
+                f"--schedule {schedule}: these settings are those of the schedule: "
+                f"{said_of(refused)}; a run along it may differ in {FOLLOWED}"
+            )
 
     async def run(self) -> None:
         """Run to the end of the schedule.

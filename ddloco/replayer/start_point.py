@@ -59,12 +59,8 @@ def cut_of(parts: Sequence[Part]) -> Cut:
 
 
 def final_clock(each: Tape) -> dict[str, int]:
-    """Return the clock of an actor after the last event of its tape."""
-    clock = dict(each.header.clock)
-    for record in each.records():
-        if isinstance(record, tape.Event):
-            clock.update(record.clock)
-    return clock
+    """Return the clock of an actor after the last event of its tape, which has been scanned."""
+    return {**each.header.clock, **each.heard}
 
 
 S = TypeVar("S", bound=Start)

@@ -23,7 +23,7 @@ class Outcome(Struct, frozen=True):
         seconds: from the first merge's launch to the last merge, on the syncer's clock.
         merges: merges of fragments.
         inner_steps: finished inner steps of all learners.
-        tokens_merged: tokens in merges, each once for every fragment.
+        tokens_merged: tokens in merges, on average over the fragments.
         contributions: the mean number of contributions in a merge.
         wait_s: the mean time that a launch was held; then its parts.
         floor_s: by the launch floor.
@@ -65,7 +65,7 @@ def outcome_of(folder: Path, *, trust: bool = False) -> Outcome:
         - min((x.launched_at for x in merges), default=0.0),
         merges=len(merges),
         inner_steps=sum(1 for learner in run.learners for _ in run.steps_of(learner)),
-        tokens_merged=sum(each.tokens for merge in merges for each in merge.contributions),
+        tokens_merged=run.tokens_merged,
         contributions=_mean([len(merge.contributions) for merge in merges]),
         wait_s=_mean([each.total_s for each in waits]),
         floor_s=_mean([each.floor_s for each in waits]),
@@ -102,7 +102,7 @@ ROWS = {
     "seconds": ("seconds from the first launch to the last merge", "{:,.2f}"),
     "merges": ("merges", "{:,}"),
     "inner_steps": ("inner steps", "{:,}"),
-    "tokens_merged": ("tokens merged", "{:,}"),
+    "tokens_merged": ("tokens merged, on average over the fragments", "{:,}"),
     "contributions": ("contributions to a merge", "{:.2f}"),
     "wait_s": ("seconds that a launch waited", "{:.4f}"),
     "floor_s": ("  for the launch floor", "{:.4f}"),

@@ -12,7 +12,17 @@ from ddloco.debugger.api import Position, Run
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "explain.ipynb"
 
-NOT_SHOWN = {"actors", "ref", "clock", "cluster", "forward", "machine", "merge", "recorded"}
+NOT_SHOWN = {
+    "actors",
+    "clock",
+    "cluster",
+    "forward",
+    "gaps",
+    "machine",
+    "merge",
+    "recorded",
+    "ref",
+}
 """Of the interface, what the notebook leaves to the documentation."""
 
 

@@ -164,7 +164,7 @@ def test_a_changed_line_is_shown_and_the_first_tensor_is_named(first, was, now):
     assert f"| -{line}" in re.sub(r"([-+]) +", r"\1", changed)
     assert f"| +{line.replace(was, now)}" in re.sub(r"([-+]) +", r"\1", changed)
     assert {each["kind"] for each in found["first"]} == {"code"}
-    assert re.search(r"first in tensor (after|before|scale)", found["first"][0]["detail"]), said
+    assert re.search(r"differs in (after|before|scale)", found["first"][0]["detail"]), said
     assert "cause: code" in said
     assert replayed.returncode == 1
     divergence = json.loads(replayed.stdout)["divergence"]
@@ -181,4 +181,38 @@ def test_another_version_of_jax_is_named_as_the_environment(first, tmp_path):
     assert {each["kind"] for each in found["first"]} == {"environment"}, said
     assert f"environment: jax {jax.__version__} and {other}, of learner-0" in found["recorded"]
     assert not any("code" in each or "source" in each for each in found["recorded"])
-    assert re.search(r"first in tensor (after|before|scale)", found["first"][0]["detail"]), said
+    assert re.search(r"differs in (after|before|scale)", found["first"][0]["detail"]), said
+
+
+def story(folder, was, now, *more):
+    """Run along the tapes of a first run with a changed line of the task, or other settings.
+
+    Steps are so slow that a pull is answered while the second one runs, with what the first made.
+    """
+    task = TASK.replace("return len(batch[0])", 'return __import__("time").sleep(0.04) or 16')
+    (folder / "net.py").write_text(task)
+    (folder / "job.toml").write_text(JOB.replace("interval = 4", "interval = 2\noverlap = 1"))
+    assert ddloco(folder, "run", "job.toml", "--dir", "first").returncode == 0
+    (folder / "net.py").write_text(task.replace(was, now))
+    ran = ddloco(folder, "run", "job.toml", "--schedule", "first", "--dir", "second", *more)
+    assert ran.returncode == 0, ran.stderr
+    return ddloco(folder, "diff", "first", "second").stdout
+
+
+def test_a_tensor_that_stands_still_is_named_where_its_update_differs(tmp_path):
+    """And the others are not; what was before it is called equal, and nothing after it."""
+    was, now = 'x @ params["before"]', 'x @ jax.lax.stop_gradient(params["before"])'
+    said = story(tmp_path, was, now)
+    assert "the same parameters" not in said
+    [named] = [line for line in said.splitlines() if line.startswith("first difference")]
+    assert re.search("the update of inner step 1.* differs in before", named), said
+    assert "batches: " in said
+
+
+def test_another_learning_rate_is_seen_in_the_update_and_not_in_a_loss(tmp_path):
+    """The loss of a step is of the parameters before it."""
+    said = story(tmp_path, "WIDTH = 8", "WIDTH = 8", "--set=inner.lr=0.002")
+    assert "the same parameters" not in said
+    [named] = [line for line in said.splitlines() if line.startswith("first difference")]
+    assert re.search("the update of inner step 1.* differs in ", named), said
+    assert "cause: configuration" in named

@@ -123,6 +123,10 @@ def test_a_real_run_is_followed_with_merges_changed_on_the_way(tmp_path):
     replayed = call("replay", other)
     assert replayed.returncode == 0, replayed.stdout + replayed.stderr
     compared = call("diff", first, other)
+    ignored = ("--set", "compress.up=int4", "--set", "sync.quorum=1", "--dir", tmp_path / "y")
+    refused = call("run", tmp_path / "job.toml", "--schedule", first, *ignored)
+    assert refused.returncode == 2
+    assert "schedule: compress.up = 'float32', not 'int4'; sync.quorum = 2, not 1" in refused.stderr
     merges = [t for t, _ in schedule_of(log(first))[0] if t >= 6]
     assert f"first difference: merge {merges[0]} " in compared.stdout, compared.stdout
     assert "cause: configuration" in compared.stdout

@@ -868,7 +868,8 @@
       return [head, `weight ${number(one.weight)}, ${counted(one.steps, "step")}, `
         + `${counted(one.tokens, "token")} from version ${one.base} `
         + `(${column.t - one.base} behind)`, measured,
-      `arrived ${time(one.wait)} after the launch`, when, clock];
+      one.wait === null ? "arrived before the tape begins"
+        : `arrived ${time(one.wait)} after the launch`, when, clock];
     const said = run.matrix.reasons[one.reason] || "nothing is known of it";
     return [`${head}: ${one.state === 2 ? "refused" : "absent"}`, said, measured, when, clock];
   };
@@ -989,6 +990,10 @@
   };
   const summary = (run) => {
     make("h1", page, run.letter ? `${run.letter}: ${run.name}` : run.name);
+    if (run.gaps.length) {
+      const gaps = make("ul", page, "", "said");
+      for (const line of run.gaps) make("li", gaps, line);
+    }
     const list = make("dl", page, "", "facts");
     for (const fact of run.facts) {
       const box = make("div", list, "", "fact");

@@ -11,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from ddloco.cli.parser import parser
 from ddloco.cli.tape_export import tape_export
 from ddloco.debugger.exports import json_line
+from ddloco.debugger.timeline import timeline
 
 SHIVIZ = re.compile(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})")
 """The default expression of ShiViz, from its manual."""
@@ -101,3 +102,30 @@ def test_no_file_is_overwritten(export, capsys, folder):
 def test_a_number_that_json_does_not_have_is_null():
     """Perfetto, as any reader in a browser, refuses a file with NaN in it."""
     assert json_line({"loss": float("nan"), "norm": float("inf")}) == '{"loss":null,"norm":null}'
+
+
+def test_a_first_step_begins_when_it_was_asked_for(export, run):
+    """And not where the learner started: its parameters and its compilation came first."""
+    spans = json.loads(export("otlp").read_text())["resourceSpans"]
+    shown = {(e.actor, e.number): e.common_at for e in timeline(list(run.tapes.values()))}
+    zero = min(shown.values())
+    begun = {
+        each["resource"]["attributes"][0]["value"]["stringValue"]: each["scopeSpans"][0]["spans"]
+        for each in spans
+    }
+    for learner in run.learners:
+        asked = shown[learner, run.first_step(learner).number] - zero
+        assert int(begun[learner][0]["startTimeUnixNano"]) == pytest.approx(asked * 1e9, abs=10)
+        assert asked > shown[learner, 1] - zero
+
+
+def test_an_arrow_begins_where_its_message_was_sent(export, run):
+    """No arrow goes backwards."""
+    events = json.loads(export("perfetto").read_text())["traceEvents"]
+    begins = {each["id"]: each for each in events if each["ph"] == "s"}
+    ends = {each["id"]: each for each in events if each["ph"] == "f"}
+    sent = {each["args"]["event"]: each["ts"] for each in events if each["ph"] == "i"}
+    assert begins.keys() == ends.keys()
+    for name, begin in begins.items():
+        assert begin["ts"] <= ends[name]["ts"]
+        assert begin["ts"] == sent[begin["args"]["sent"]]

@@ -1,7 +1,10 @@
 """``why loss`` against planted faults: the learner at fault is named, and where it began."""
 
+import random
+
 import numpy as np
 import pytest
+from msgspec import structs
 
 from ddloco.debugger.loss_analysis import analyse_losses
 from ddloco.debugger.recorded_run import RecordedRun
@@ -42,7 +45,7 @@ def plant_learning_rate(monkeypatch):
 
 
 def plant_bit(monkeypatch):
-    """One high bit of one contribution of the guilty learner is flipped."""
+    """One bit in the exponent of one contribution of the guilty learner is flipped."""
     encode = SimulatedWork._encode
     turns = []
 
@@ -50,8 +53,9 @@ def plant_bit(monkeypatch):
         done = encode(work, request, contents)
         if work._name == GUILTY:
             turns.append(1)
-        if work._name == GUILTY and len(turns) == 30:
-            contents[request.out].array.view(np.uint32)[0] ^= 1 << 29
+        if work._name == GUILTY and len(turns) == 12:
+            made = contents[request.out].array
+            made[np.argmax(np.abs(made))] *= np.float32(2.0**64)
         return done
 
     monkeypatch.setattr(SimulatedWork, "_encode", planted)
@@ -91,3 +95,97 @@ def test_a_sound_run_has_no_break(simulate):
     folder = simulate("job.learners=3", "chaos.fault=[]", "learner={}")
     found = analyse_losses(RecordedRun(folder))
     assert (found.breaks, found.suspect) == ((), "")
+
+
+def plant_tokens(monkeypatch):
+    """The guilty learner counts ten times the tokens of its batches."""
+    run_step = SimulatedWork._run_step
+
+    def planted(work, request, contents):
+        done = run_step(work, request, contents)
+        return structs.replace(done, tokens=done.tokens * 10) if work._name == GUILTY else done
+
+    monkeypatch.setattr(SimulatedWork, "_run_step", planted)
+
+
+PLANTS = {
+    "garbage": plant_garbage,
+    "rate": plant_learning_rate,
+    "bit": plant_bit,
+    "tokens": plant_tokens,
+}
+SEEDS, SEEDS_SLOW = 8, 42
+
+
+def test_a_contribution_of_many_steps_does_not_stand_out_for_them(simulate):
+    """One learner is four times slower, so the others' contributions are of more steps."""
+    slow = ("sync.quorum=1", "sync.grace=0.0", "learner={'learner-0' = {factor = 4.0}}")
+    run = RecordedRun(simulate("job.learners=3", "chaos.fault=[]", "work.variance=0.1", *slow))
+    steps = [[each.steps for each in merge.contributions] for merge in run.merges()]
+    assert any(max(each) >= 3 * min(each) for each in steps if each)
+    assert analyse_losses(run).outliers == ()
+
+
+def drawn(seed, *, least=2):
+    """Settings of a job, drawn at random: who is how slow, who crashes, how they meet."""
+    rng = random.Random(f"loss {seed}")
+    learners = rng.randint(least, 6)
+    fragments = rng.choice((2, 3, 6))
+    slow = rng.randrange(learners) if rng.random() < 0.6 else -1
+    settings = [
+        f"scenario.seed={seed}",
+        f"job.learners={learners}",
+        "job.steps=180",
+        f"sync.fragments={fragments}",
+        f"sync.interval={fragments * rng.choice((2, 4))}",
+        f"sync.quorum={rng.randint(1, learners)}",
+        f"sync.grace={rng.choice((0.0, 0.5))}",
+        f"sync.band={rng.choice((0, 32))}",
+        f"outer.momentum={rng.choice((0.0, 0.6))}",
+        f"work.variance={rng.choice((0.0, 0.1, 0.5))}",
+        "learner={}" if slow < 0 else f"learner={{'learner-{slow}' = {{factor = 4.0}}}}",
+    ]
+    return [*settings, *(["chaos.fault=[]"] if rng.random() < 0.5 else [])]
+
+
+def check_clean(seed, simulate):
+    """Nobody is named."""
+    found = analyse_losses(RecordedRun(simulate(*drawn(seed))))
+    assert found.suspect == "", (drawn(seed), found.lines())
+
+
+def check_planted(seed, simulate, monkeypatch):
+    """Who is at fault is named, or nobody if the evidence does not suffice: never another."""
+    plant = list(PLANTS)[seed % len(PLANTS)]
+    PLANTS[plant](monkeypatch)
+    settings = [*drawn(seed, least=3), "chaos.fault=[]", "learner={}"]
+    # Without a band nothing measures norms.
+    settings += ["sync.band=32"] if plant == "bit" else []
+    found = analyse_losses(RecordedRun(simulate(*settings)))
+    assert found.suspect == GUILTY, (plant, settings, found.lines())
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_in_a_sound_job_nobody_is_suspected(seed, simulate):
+    """Whoever is slow, crashes, or contributes many steps at once."""
+    check_clean(seed, simulate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + SEEDS_SLOW))
+def test_in_many_sound_jobs_nobody_is_suspected(seed, simulate):
+    """The same, with more."""
+    check_clean(seed, simulate)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_a_planted_fault_is_put_down_to_its_learner(seed, simulate, monkeypatch):
+    """Garbage, a learning rate, a flipped bit, and tokens that are counted wrongly."""
+    check_planted(seed, simulate, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(SEEDS, SEEDS + SEEDS_SLOW))
+def test_many_planted_faults_are_put_down_to_their_learners(seed, simulate, monkeypatch):
+    """The same, with more."""
+    check_planted(seed, simulate, monkeypatch)

@@ -402,3 +402,16 @@ def test_zooming_in_shows_the_details_of_that_stretch(run, monkeypatch, tmp_path
     assert points == sum(middle <= each < middle + 20 for each in ends)
     thinned = [at * shown.runs[0].unit_s for c in shown.runs[0].curves for at in accumulate(c.at)]
     assert points > sum(middle <= each < middle + 20 for each in thinned)
+
+
+def test_the_refused_and_the_late_are_counted_as_they_are_shown(simulate):
+    """The summary's count of refused contributions is that of the red cells."""
+    folder = simulate("sync.band=1.05", "sync.grace=0.0", "network.jitter_s=6.0", "job.steps=72")
+    run = RecordedRun(folder)
+    [shown] = report_data(run).runs
+    [said] = [fact.note for fact in shown.facts if fact.label == "Merges"]
+    red = sum(cell.state == 2 for row in shown.matrix.cells for cell in row)
+    kinds = [each.kind for merge in run.merges() for each in merge.absent]
+    assert f"{red} refused, {kinds.count('late')} late" in said
+    assert kinds.count("refused") == red
+    assert kinds.count("late") > 0

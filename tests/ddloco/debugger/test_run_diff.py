@@ -66,7 +66,7 @@ def expected(plant, run):
             [key] = [key for key in AlignedRun(run).items if key[::2] == ("merge", t)]
             return key, "arithmetic"
         case _:
-            return Key("step", *plant.where), "data"
+            return Key("batch", *plant.where), "data"
 
 
 @pytest.mark.parametrize("seed", range(PLANTS))

@@ -73,3 +73,27 @@ def test_an_actor_without_messages_keeps_its_own_times(tmp_path):
     write(tmp_path, "a.1", [(1.0, None)])
     write(tmp_path, "b.1", [(2.0, None)])
     assert set(clock_offsets(open_tapes(tmp_path)).values()) <= {0.0}
+
+
+@given(
+    behind=st.lists(st.floats(-100, 100), min_size=2, max_size=2),
+    took=st.lists(st.floats(0.001, 3), min_size=6, max_size=6),
+)
+def test_among_three_actors_no_message_arrives_before_it_was_sent(tmp_path_factory, behind, took):
+    """However unlike the delays are: of any pair the estimate alone may say otherwise."""
+    folder = tmp_path_factory.mktemp("three")
+    late = dict(zip("abc", (0.0, *behind), strict=True))
+    lanes = [(x, y) for x in "abc" for y in "abc" if x != y]
+    arrivals = dict(zip(lanes, took, strict=True))
+    for name in "abc":
+        came = sorted((1.0 + s, (f"{x}.1", 1)) for (x, y), s in arrivals.items() if y == name)
+        write(folder, f"{name}.1", [(at - late[name], who) for at, who in [(1.0, None), *came]])
+    shown = {(e.actor, e.number): e.common_at for e in timeline(open_tapes(folder))}
+    offsets = clock_offsets(open_tapes(folder))
+    for each in open_tapes(folder):
+        for record in each.records():
+            if isinstance(record, Event) and record.clock:
+                [(sender, number)] = record.clock.items()
+                assert shown[each.incarnation, record.n] >= shown[sender, number]
+                sent = 1.0 - late[sender[0]] + offsets[sender]
+                assert record.at + offsets[each.incarnation] >= sent - 1e-9

@@ -11,6 +11,7 @@ from ddloco.cli.parser import parser
 from ddloco.debugger.causes import chain
 from ddloco.debugger.loss_analysis import LossStep, find_break
 from ddloco.debugger.merge_history import Absence, Merge, Wait
+from ddloco.debugger.timeline import timeline
 from ddloco.debugger.why import _undecided
 
 
@@ -137,3 +138,23 @@ def merge_without(*absent):
     return Merge(
         4, 0, "s.1:9", 1.0, "s.1:5", 0.5, Wait(0, 0, 0, 0), 2, (), (), absent, 0.0, "", "", ""
     )
+
+
+@pytest.mark.parametrize("depth", [0, -1])
+def test_a_chain_of_no_causes_is_refused(ask, depth):
+    """With what would be right."""
+    code, out, err = ask(f"event syncer.1:40 --depth {depth}")
+    assert (code, out) == (2, "")
+    assert err == f"ddloco: --depth {depth}: want the number of causes to show, 1 or more\n"
+
+
+def test_an_effect_is_never_shown_before_its_cause(run):
+    """The times of a chain are on the axis of ``tape show``."""
+    shown = {(e.actor, e.number): e.common_at for e in timeline(list(run.tapes.values()))}
+    for number in range(300, run.tapes["syncer.1"].events, 97):
+        links = chain(run, "syncer.1", number, 60)
+        for link, before in pairwise(links):
+            assert link.at >= before.at
+        for link in links:
+            who, _, n = link.event.rpartition(":")
+            assert link.at == pytest.approx(shown[who, int(n)], abs=1e-6)

@@ -1,7 +1,11 @@
 """What a replay says of two results that differ."""
 
+from ddloco.actors.effects import CaptureState
+from ddloco.protocol.effects import InstallState, Overwrite, RunStep
 from ddloco.protocol.events import StepFinished
 from ddloco.replayer.job_executor import JobExecutor
+from ddloco.replayer.report import Report
+from ddloco.runtime.array_table import Arrays
 
 
 def test_the_step_whose_loss_differs_is_named():
@@ -9,3 +13,24 @@ def test_the_step_whose_loss_differs_is_named():
     recorded, found = (StepFinished(7, 40, loss, 8, b"batch") for loss in (0.5, 0.25))
     said = JobExecutor._explained(None, recorded, found, "a hint")
     assert said == "the arithmetic differs: the same batch has another loss at step 40"
+
+
+class Done:
+    """Does any work."""
+
+    def do(self, work):
+        return work
+
+
+def test_a_snapshot_of_a_worker_whose_state_is_not_known_is_not_written_again():
+    """It cannot be compared, as no step can; the arrays that it names may all be known."""
+    arrays = Arrays()
+    executor = JobExecutor(None, None, Done(), arrays, None, None, Report())
+    capture = CaptureState(3, "syncer.1-9", b"", ())
+    assert executor.begin(capture) is capture
+    arrays.put("theta/0/4", None)
+    assert executor.begin(RunStep(4, 1, (Overwrite(0, 4, "theta/0/4"),), "")) is None
+    assert executor.begin(capture) is None
+    whole = InstallState(5, ())
+    assert executor.begin(whole) is whole
+    assert executor.begin(capture) is capture

@@ -3,11 +3,11 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.config.job import job_from
+from ddloco.config.job import Job, LearnerTable, job_from
 from ddloco.config.run_folder import open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.replayer import scheduled_replay
-from ddloco.replayer.scheduled_replay import ScheduledRun, job_under
+from ddloco.replayer.scheduled_replay import ScheduledRun, job_under, overridden
 from ddloco.simulation import fuzz
 from replay import TapeError
 
@@ -43,12 +43,12 @@ def test_what_is_trained_and_who_trains_it(simulated, tmp_path):
     real = drive(schedule, tmp_path / "real")
     assert job_under(job_from(JOB, "test"), simulation) == real.job
     assert ("none:none", "real", 3) == (real.job.job.task, real.job.job.name, real.job.job.seed)
-    assert (simulation.job.steps, simulation.job.learners, simulation.sync, {}) == (
+    assert (simulation.job.steps, simulation.job.learners, simulation.sync) == (
         real.job.job.steps,
         real.job.job.learners,
         real.job.sync,
-        real.job.learner,
     )
+    assert {each.factor for each in real.job.learner.values()} == {1.0}
     assert (tmp_path / "real" / "job.toml").exists()
 
 
@@ -65,6 +65,65 @@ def test_tapes_without_their_beginnings_are_no_schedule(simulated, tmp_path, mon
     monkeypatch.setattr(scheduled_replay, "open_recording", late)
     with pytest.raises(ConfigError, match="want tapes from their beginnings"):
         drive(schedule, tmp_path / "real")
+
+
+FOLLOWED = {"task", "inner", "outer", "worker", "job.task", "job.name", "job.seed"}
+WHOLE = job_from(JOB, "test")
+SETTINGS = [
+    (table, field)
+    for table in Job.__struct_fields__
+    if table not in {"task", "learner"}
+    for field in getattr(WHOLE, table).__struct_fields__
+]
+
+
+@pytest.mark.parametrize(("table", "field"), SETTINGS)
+def test_every_setting_is_followed_or_named(table, field):
+    """Whatever a machine may decide by; also a setting that is added later."""
+    job = job_from(JOB, "test")
+    changed = replace(job, **{table: replace(getattr(job, table), **{field: "another"})})
+    under = job_under(changed, job)
+    if FOLLOWED & {table, f"{table}.{field}"}:
+        assert getattr(getattr(under, table), field) == "another"
+        assert not overridden(changed, job)
+    else:
+        assert under == job_under(job, job)
+        assert list(overridden(changed, job)) == [f"{table}.{field}"]
+
+
+def test_of_a_learner_its_data_and_its_worker_are_followed_and_its_pace_is_named():
+    """Who is how slow is on the tapes."""
+    job = job_from(JOB, "test")
+    tables = {"learner-6": {"factor": 3.0, "shard": 2, "env": {"A": "1"}}}
+    changed = job_from({**JOB, "learner": tables}, "test")
+    assert overridden(changed, job) == {"learner.learner-6.factor": (3.0, 2.0)}
+    assert job_under(changed, job).learner["learner-6"] == LearnerTable(1.0, 2, None, {"A": "1"})
+    assert not overridden(job, job)
+
+
+def test_what_is_asked_for_is_refused_if_it_is_not_followed(simulated, tmp_path):
+    """Of a simulated schedule; the settings of the job's file are named, and not followed."""
+    schedule, simulation = simulated(16)
+    job = job_from(JOB, "test")
+    made = ScheduledRun(schedule, job, tmp_path / "real", print, asked=["outer.lr=0.3"])
+    assert made.overridden["sync.quorum"] == (7, simulation.sync.quorum)
+    with pytest.raises(
+        ConfigError, match=r"those of the schedule: sync.quorum = \d+, not 7; a run"
+    ):
+        ScheduledRun(schedule, job, tmp_path / "other", print, asked=["sync.quorum=7"])
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_schedule_is_not_overwritten_and_another_run_is(simulated, tmp_path):
+    """``--overwrite`` deletes what is in ``--dir``, unless that is what is followed."""
+    schedule, _ = simulated(16)
+    job = job_from(JOB, "test")
+    (tmp_path / "real" / "tapes").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        ScheduledRun(schedule, job, tmp_path / "real", print)
+    ScheduledRun(schedule, job, tmp_path / "real", print, overwrite=True)
+    with pytest.raises(ConfigError, match="is the schedule"):
+        ScheduledRun(schedule, job, schedule, print, overwrite=True)
 
 
 def test_a_folder_without_tapes(tmp_path):

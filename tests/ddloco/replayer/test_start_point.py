@@ -133,6 +133,7 @@ def test_who_was_left_out_and_goes_on():
         def __init__(self, who, after=0, **clock):
             self.incarnation = who
             self.header = Header(who, "job-1", {}, "0", {}, after=after, clock=clock)
+            self.heard = {}
 
         def records(self):
             return iter(())

@@ -176,8 +176,8 @@ def counters(patch, **changes):
     """Contributions say something else; each change is told learner and body."""
 
     def answer(self, effects):
-        if self._work in self._answers:
-            answered = self._answers[self._work]
+        if self._work.newest in self._answers:
+            answered = self._answers[self._work.newest]
             for field, change in changes.items():
                 answered.body = replace(answered.body, **{field: change(self, answered.body)})
         return effects

@@ -7,6 +7,7 @@ import pytest
 
 from ddloco.cli.parser import parser
 from ddloco.cli.simulate import simulate
+from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.simulation.before_after import outcome_of
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of
@@ -74,6 +75,9 @@ def test_without_a_change_the_simulation_comes_to_what_the_run_came_to(call, rec
         told.tokens_merged,
     )
     assert told.merges == 12
+    run = RecordedRun(recorded)
+    trained = sum(event.tokens for who in run.learners for _, event in run.steps_of(who))
+    assert trained / 2 < told.tokens_merged <= trained
     assert set(told.shares) == {"learner-0", "learner-1", "learner-2"}
 
 
