@@ -76,6 +76,8 @@ class Sync:
     deadline: float
     awaited: dict[str, None]
     """Learners that were pulled and have not answered."""
+    spoken: dict[str, int] = field(default_factory=dict[str, int])
+    """How often each pulled learner had spoken at the launch."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
     work: int = 0
     adopts: bool = False

@@ -41,7 +41,7 @@ class Member:
         unanswered: it left a pull unanswered until the deadline and has sent nothing since.
         sent: for each fragment, the newest version sent over this link; -1 for none.
         heard_at: the time of its last report, in seconds.
-        spoke_at: the time of its last report or contribution, in seconds.
+        spoken: the number of its reports and contributions over this link.
         moved_at: the time at which it last acknowledged more of what was sent to it, in seconds.
         answer_s: seconds from a pull to the arrival of its answer, the median of the newest.
         joined_at: the time at which this link was established, in seconds.
@@ -52,7 +52,7 @@ class Member:
     __slots__ = (
         "_fastest_s", "_first_step", "_told", "ahead", "answer_s", "fresh", "heard_at",
         "incarnation", "joined_at", "merged", "moved_at", "peer", "progress", "sent", "sent_at",
-        "spoke_at", "strikes", "unanswered",
+        "spoken", "strikes", "unanswered",
     )  # fmt: skip
 
     def __init__(
@@ -63,7 +63,8 @@ class Member:
         self.merged = merged
         self.sent: list[int] = [-1] * fragments
         self.sent_at: list[float] = [at] * fragments
-        self.heard_at = self.spoke_at = self.moved_at = self.joined_at = at
+        self.heard_at = self.moved_at = self.joined_at = at
+        self.spoken = 0
         self.answer_s = Recent()
         self.ahead = self._first_step = 0
         self._fastest_s: float = math.inf
@@ -95,9 +96,9 @@ class Member:
         """Steps reported over this link since the first report."""
         return self.progress.step - self._first_step if self.progress is not None else 0
 
-    def speak(self, at: float) -> None:
+    def speak(self) -> None:
         """Note that it has sent a report or a contribution, so that it may be pulled again."""
-        self.spoke_at, self.unanswered = at, False
+        self.spoken, self.unanswered = self.spoken + 1, False
 
     def report(self, at: float, progress: Progress) -> str | None:
         """Take a report; returns the problem if the report is invalid, else None."""
@@ -116,7 +117,7 @@ class Member:
         self.ahead += progress.step - before if self.progress is not None else 0
         self.progress = progress
         self.heard_at = at
-        self.speak(at)
+        self.speak()
         if progress.step_s:
             self._fastest_s = min(self._fastest_s, progress.step_s)
         return None
@@ -162,6 +163,10 @@ class Member:
         return progress.versions[fragment] > self.merged[fragment] and (
             progress.versions[fragment] >= oldest
         )
+
+    def may_be_pulled(self, fragment: int, oldest: int) -> bool:
+        """Whether it may contribute, and has spoken since it left a pull unanswered."""
+        return not self.unanswered and self.may_contribute(fragment, oldest)
 
     def absence(self, fragment: int, oldest: int) -> str | None:
         """Return in words why ``may_contribute`` is false, or None where it is true."""

@@ -8,7 +8,7 @@ vector clocks of all actors, so that clocks do not grow with restarts.
 """
 
 from bisect import bisect
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
@@ -220,11 +220,9 @@ class Membership:
     def able(self, fragment: int, oldest: int) -> list[Member]:
         """Return the members that count for the quorum of ``fragment``, sorted by name as bytes.
 
-        They have finished a step since the last launch and may contribute from version ``oldest``
-        or a newer one.
+        They have finished a step since the last launch and would be pulled.
         """
-        members = self.members.values()
-        return [each for each in members if each.fresh and each.may_contribute(fragment, oldest)]
+        return [each for each in self.unmerged(fragment, oldest) if each.fresh]
 
     def unmerged(self, fragment: int, oldest: int) -> list[Member]:
         """Return the members with unmerged training of ``fragment``, sorted by name as bytes.
@@ -233,11 +231,7 @@ class Membership:
         learner that left the last pull unanswered and has sent nothing since is left out: it is
         suspended or partitioned, and every merge would wait for it until the deadline.
         """
-        return [
-            each
-            for each in self.members.values()
-            if not each.unanswered and each.may_contribute(fragment, oldest)
-        ]
+        return [each for each in self.members.values() if each.may_be_pulled(fragment, oldest)]
 
     def absence(self, member: Member, fragment: int, oldest: int) -> str | None:
         """Return in words why a member is not pulled, or None where it would be.
@@ -249,22 +243,20 @@ class Membership:
             reason = "left its last pull unanswered and has sent nothing since"
         return reason
 
-    def note_unanswered(
-        self, pulled: Sequence[str], answered: Container[str], launched_at: float
-    ) -> None:
+    def note_unanswered(self, pulled: Mapping[str, int], answered: Container[str]) -> None:
         """Note which members left the pull of a closed sync unanswered.
 
-        Such a member is not pulled again until it sends something.
+        Such a member is not pulled again, and counts for no quorum, until it sends something.
 
         Args:
-            pulled: the peers that were pulled.
+            pulled: the peers that were pulled, and how often each had spoken by then.
             answered: the peers that answered.
-            launched_at: the time of the launch, in seconds.
         """
-        for peer in pulled:
+        for peer, spoken in pulled.items():
             member = self.members.get(peer)
-            if member is not None and peer not in answered and member.spoke_at <= launched_at:
+            if member is not None and peer not in answered and member.spoken == spoken:
                 member.unanswered = True
+                self.reported[peer] = member
 
     def missing(self, at: float, until: float) -> bool:
         """Whether a member is worth waiting for until the time ``until``, in seconds.

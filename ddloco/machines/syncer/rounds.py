@@ -186,7 +186,7 @@ class Rounds:
             for member in membership.reported.values():
                 if member.ahead >= waiting.steps:
                     self._done[member.peer] = None
-                if member.fresh and member.may_contribute(waiting.fragment, oldest):
+                if member.fresh and member.may_be_pulled(waiting.fragment, oldest):
                     self._able[member.peer] = None
                 else:
                     self._able.pop(member.peer, None)
@@ -225,7 +225,8 @@ class Rounds:
         self.schedule.launched(t)
         pulled = tuple(member.peer for member in members)
         awaited = dict.fromkeys(pulled)
-        self.syncs[t] = Sync(t, fragment, pulled, waiting, at, deadline, awaited)
+        spoken = {member.peer: member.spoken for member in members}
+        self.syncs[t] = Sync(t, fragment, pulled, waiting, at, deadline, awaited, spoken)
         self._membership.launched(waiting.steps)
         pulls = [Send(m.peer, CONTROL, self._pull(t, fragment, m)) for m in members]
         return [*self._look_again(None), SetTimer(f"{PULL}{t}", deadline), *pulls]
@@ -252,7 +253,7 @@ class Rounds:
     ) -> list[Effect]:
         """Handle an answer to a pull: add it to its sync, or reject it."""
         who = (member.incarnation, said.t, said.fragment)
-        member.speak(at)
+        member.speak()
         if said.t in self._launches:
             member.answer_s.add(at - self._launches[said.t])
         sync = self.syncs.get(said.t)
@@ -323,7 +324,7 @@ class Rounds:
     def _close(self, sync: Sync) -> list[Effect]:
         """Merge the received contributions; without any, the sync is repeated."""
         effects: list[Effect] = [CancelTimer(f"{PULL}{sync.t}")]
-        self._membership.note_unanswered(sync.pulled, sync.parts, sync.launched_at)
+        self._membership.note_unanswered(sync.spoken, sync.parts)
         self.pacing.vain = 0 if sync.parts else self.pacing.vain + 1
         if not sync.parts:
             return [*effects, *self._retry(sync, "no contribution before the deadline")]

@@ -404,12 +404,16 @@ def no_learner_is_waited_for(patch):
 
 @bug("unmerged-pulled", 20)
 def only_who_has_finished_a_step_is_pulled(patch):
-    patch.setattr(Membership, "unmerged", Membership.able)
+    def unmerged(self, p, oldest):
+        members = self.members.values()
+        return [each for each in members if each.fresh and each.may_be_pulled(p, oldest)]
+
+    patch.setattr(Membership, "unmerged", unmerged)
 
 
 @bug("unmerged-pulled", 35)
 def who_left_one_pull_unanswered_is_never_pulled_again(patch):
-    patch.setattr(Member, "speak", lambda self, at: setattr(self, "spoke_at", at))
+    patch.setattr(Member, "speak", lambda self: setattr(self, "spoken", self.spoken + 1))
 
 
 @bug("quorum-or-grace", 1)
