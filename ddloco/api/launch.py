@@ -162,6 +162,14 @@ class Ended:
     result: dict[str, Any] | None
 
     @property
+    def left(self) -> bool:
+        """Whether the leading syncer left in good order before the job's end, as after a SIGTERM to
+        all processes."""
+        lead, finishes = self.cluster.job.syncer_names()[0], self.outcome.finishes.items()
+        said = [each.status for name, each in finishes if actor_of(name) == lead]
+        return said == ["left"] and self.result is None
+
+    @property
     def problem(self) -> str | None:
         """Why it is no success, although it could be run; None if it is one."""
         job = self.cluster.job.job

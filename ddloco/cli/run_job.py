@@ -13,7 +13,7 @@ from rich.progress import Progress
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
 from ddloco.cli.ask import complain, with_source
 from ddloco.config.job import Job
-from ddloco.config.run_folder import LOSS_FILE, TAPES
+from ddloco.config.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.config.toml import ConfigError
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, in_words
@@ -121,6 +121,13 @@ def _run_job(given: argparse.Namespace, cluster: Cluster | Processes, sinks: lis
         return FOUND
     if ended.outcome.bad_input is not None:
         return complain(with_source(given, ended.outcome.bad_input))
+    if terminated and ended.left:
+        folder, snapshot = ended.cluster.folder, ended.cluster.job.snapshot
+        console.print("all actors have left in good order, before the job's end", soft_wrap=True)
+        if snapshot.place or (folder / SNAPSHOTS).is_dir():
+            said = f"go on from its newest snapshot with: ddloco run {given.job} --from {folder}"
+            console.print(said, soft_wrap=True)
+        return AGAIN
     code = _conclude(ended, partial(console.print, soft_wrap=True))
     return AGAIN if terminated and code == HELD else code
 

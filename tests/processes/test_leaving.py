@@ -285,3 +285,24 @@ def test_what_differs_is_said_before_anything_starts(started, tmp_path):
     edited.terminate()
     _, said = edited.communicate(timeout=WAIT_S)
     assert "warning: the source of task tests.tasks:regression differs" in said
+
+
+@pytest.mark.slow
+def test_a_whole_job_that_is_told_to_leave_is_started_again(job):
+    """An engine sends SIGTERM to every process of `run --processes`: it leaves with 75 at once, and
+    says with which command its newest snapshot is continued."""
+    command = job.command("--processes", "--set=job.steps=100000", "--set=snapshot.every_steps=10")
+    said = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    running = subprocess.Popen([*command, "--set=task.step_s=0.02"], cwd=WORK, **said)
+    job.wait_for("snapshot taken", 1)
+    listed = call(["ps", "-eww", "-o", "pid=,ppid=,args="]).stdout.splitlines()
+    ours = [int(line.split()[0]) for line in listed if str(job.run_folder) in line]
+    begun = time.monotonic()
+    for pid in ours:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    out, _ = running.communicate(timeout=WAIT_S)
+    assert (running.returncode, "left in good order" in out) == (AGAIN, True), out
+    assert f"--from {job.run_folder}" in out
+    assert time.monotonic() - begun < 60.0
+    assert replay(job.run_folder).returncode == 0

@@ -21,6 +21,7 @@ from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.config.job import Job
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
+from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.effects import AverageGradients, MakeParameters, Share
 from ddloco.protocol.events import Evaluated, FragmentMerged, ModelSaved, ParametersMade, Started
@@ -42,6 +43,12 @@ from transport import (
     SetTimer,
     TimerFired,
 )
+
+LOST = (
+    "a data-parallel job keeps its parameters and its optimizer's state in its syncer, and the "
+    "syncer before this one has ended, so the job cannot go on; run it again"
+)
+"""Why a syncer that was started again ends: it would begin at step 1, and no replica would join."""
 
 RECONFIGURE = "reconfigure"
 PROBE = "probe"
@@ -81,6 +88,9 @@ class Averager:
         self._work = WorkNumbers()
         self._shutdown: JobShutdown | None = None
         self._stopping: str | None = None
+        self._stepped_at = 0.0
+        """When the last step was done, in seconds."""
+        self._warn_at: float = STANDSTILL_S
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -95,6 +105,8 @@ class Averager:
                 self._plan = self._job.plan(event.leaves)
                 me = event.incarnation
                 self.membership.newest[actor_of(me)] = number_of(me)
+                if number_of(me) > 1:
+                    return [Finish("failed", f"{me}: {LOST}")]
                 made = MakeParameters(self._work.next(), (0,))
                 return [Keep("theta/0/0"), Keep("wire/0/0"), made]
             case ParametersMade():
@@ -105,7 +117,7 @@ class Averager:
             case MessageArrived():
                 return self._message(event)
             case FragmentMerged():
-                return self._averaged(event)
+                return self._averaged(at, event)
             case PeerJoined(peer, incarnation):
                 return self._joined(at, peer, incarnation)
             case PeerLost(peer, reason):
@@ -169,7 +181,24 @@ class Averager:
         roster = Roster(self.membership.epoch, {})
         missing = [peer for peer in self._group if peer not in self._parts]
         sends = [Send(peer, CONTROL, roster, key="roster") for peer in missing]
-        return [SetTimer(PROBE, at + PROBE_S), *sends]
+        return [SetTimer(PROBE, at + PROBE_S), *self._standstill(at), *sends]
+
+    def _standstill(self, at: float) -> list[Effect]:
+        """Warn if no step was done for long, and then at growing intervals."""
+        if at < self._warn_at:
+            return []
+        since_s, t = at - self._stepped_at, self._version
+        self._warn_at = at + min(since_s, REPEAT_S_MAX)
+        members = self.membership.members
+        waits = [peer for peer in members if peer in self._group and peer not in self._parts]
+        if self._standing or not waits:
+            many = f"{len(members)} of {self._job.job.learners} replicas are linked"
+            how = "one is enough" if self._elastic and t else "a step needs all of them"
+            reason = f"{many}, {how}"
+        else:
+            reason = f"the gradients of {', '.join(waits[:NAMES_MAX])}"
+        fields = {"level": "warning", "since_s": round(since_s, 3), "t": t, "reason": reason}
+        return [Observe("no merge", fields)]
 
     def _pause(self, at: float, seconds: float, reason: str) -> list[Effect]:
         if seconds <= 0:
@@ -247,8 +276,9 @@ class Averager:
         self._averaging = work.work
         return [*(Keep(handle) for handle in out), work]
 
-    def _averaged(self, event: FragmentMerged) -> list[Effect]:
+    def _averaged(self, at: float, event: FragmentMerged) -> list[Effect]:
         self._averaging = 0
+        self._stepped_at, self._warn_at = at, at + STANDSTILL_S
         parts, self._parts = self._parts, {}
         effects: list[Effect] = [Drop(part.handle) for part in parts.values()]
         for learner, reason in event.refused:

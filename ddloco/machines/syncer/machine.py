@@ -205,11 +205,14 @@ class Syncer:
         return []
 
     def _end_if_spent(self) -> bool:
-        """End a job whose tokens are merged; returns whether they are."""
+        """End a job whose tokens are merged, and every fragment at least once; returns whether they
+        are. A budget of less than an interval would leave fragments as they were initialized."""
         tokens, rounds = self._job.job.tokens, self.rounds
         if tokens is None or rounds is None or self._name != self._lead:
             return False
-        if rounds.merged_tokens < tokens:
+        assert self._plan is not None
+        due = self._globals.merged and rounds.schedule.t >= max(self._plan.offsets)
+        if rounds.merged_tokens < tokens or not due:
             return False
         self._stop("done", f"{rounds.merged_tokens} merged tokens")
         return True
@@ -480,7 +483,7 @@ class Syncer:
         """
         assert self._plan is not None
         job, t = self._job.job, self._under_way.schedule.t
-        steps = job.steps if job.tokens is None else t
+        steps = job.steps if job.tokens is None else max(t, self._plan.interval)
         due = {self._plan.fragment_due(t) for t in range(1, min(self._plan.interval, steps) + 1)}
         finals = {p: version for p, (version, _) in self._shards.finals.items()}
         last = {p: finals.get(p, v) for p, v in enumerate(self._globals.versions) if p in due}

@@ -173,3 +173,47 @@ def test_a_link_that_breaks_costs_a_handshake(World, job):
     world.run(99.0)
     assert world.over
     assert list(range(1, 21)) == [t for _, t, _ in merges(world)]
+
+
+def test_a_job_whose_syncer_was_lost_ends_with_a_line(World, job):
+    """Its parameters and optimizer state are lost, so the job cannot go on, and does not stand."""
+    world = World(job())
+    world.run(8.2)
+    world.kill(SYNCER)
+    world.run(9.0)
+    world.start(SYNCER)
+    world.run(60.0)
+    finish = world.nodes[SYNCER].finish
+    assert finish.status == "failed"
+    assert "cannot go on; run it again" in finish.reason
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_standstill_is_named(World, job, elastic):
+    """Replicas are gone, or one does not finish its step: a warning after a minute, then at growing
+    intervals; none in a job that steps."""
+    world = World(job(elastic=elastic, learners=2))
+    world.run(8.2)
+    assert not world.observed("no merge")
+    for name in ("learner-0", "learner-1") if elastic else ("learner-0",):
+        world.kill(name)
+    world.run(300.0)
+    said = [fields for _, fields in world.observed("no merge")]
+    times = [at for at, _ in world.observed("no merge")]
+    assert 3 == len(said)
+    many = "0 of 2" if elastic else "1 of 2"
+    assert {f"{many} replicas are linked"} == {each["reason"].partition(",")[0] for each in said}
+    assert times[0] < 8.2 + 65.0
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert gaps == sorted(gaps)
+
+
+def test_who_is_waited_for_is_named(World, job):
+    """A replica that hangs in its step is linked, and the others wait for its gradient."""
+    world = World(job(learners=2))
+    world.run(8.2)
+    world.freeze("learner-1")
+    world.run(80.0)
+    ((_, fields),) = world.observed("no merge")
+    assert "the gradients of learner-1.1" == fields["reason"]
+    assert "warning" == fields["level"]

@@ -760,6 +760,18 @@ def test_a_job_ends_when_its_tokens_are_merged(budget):
     assert "24 merged tokens" in {body.reason for _, body in said(Stop, effects)}
 
 
+def test_a_small_budget_ends_no_job_with_fragments_as_initialized(budget):
+    """Two tokens on average are merged with the first fragment; the job goes on until every
+    fragment has been merged, and is done."""
+    harness = budget(tokens=2)
+    for step in range(1, P):
+        _, effects = merge_next(harness, step)
+        assert not of(Evaluate, effects)
+    _, effects = merge_next(harness, P)
+    assert of(Evaluate, effects)
+    assert "done" == harness.machine._shutdown.status
+
+
 def test_without_a_budget_tokens_are_not_counted(make_job, leaves):
     """The merge is on tapes what it always was."""
     harness = Harness(make_job(1, P, P, 500, overlap=1, grace=0.0), leaves)
