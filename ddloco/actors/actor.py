@@ -40,7 +40,7 @@ from transport import (
 LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
-ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart")
+ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "listed-states")
 """Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
 differently adds or renames one, so that old tapes are refused with an error message."""
 
