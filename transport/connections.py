@@ -65,11 +65,11 @@ HANDSHAKE_S_MAX = 10.0
 """A connection that has not completed its handshake in this time, in seconds from when it was
 accepted, is closed by libzmq. It is a few round trips, one of which may wait for a busy process."""
 
-READMITTED_S, READMITTED_FACTOR, READMITTED_S_MAX = 1.0, 2.0, 60.0
+READMITTED_S, READMITTED_FACTOR, READMITTED_S_MAX = 1.0, 2.0, 30.0
 """Whose connection was cut for what it sent is admitted again after this time, which grows with
 each cut up to the maximum. libzmq may hold several such messages of one connection, and while their
 parts are dropped, a tenth of a second each, nobody else is heard. So even a peer that dials again
-at once for ever takes less than a hundredth of the time."""
+at once for ever takes a few hundredths of the time."""
 
 FORGIVEN_S = 600.0
 """Who was not cut for this time, in seconds, begins with the first delay again."""
