@@ -31,6 +31,9 @@ from transport.trio_socket import TrioSocket
 ZAP_ADDRESS = "inproc://zeromq.zap.01"
 ZAP_VERSION = b"1.0"
 
+OPEN_DOMAIN = b"open"
+"""The ZAP domain of listening sockets without keys."""
+
 KEY_CHARACTERS = 40
 """A key is 32 bytes, written in Z85: five characters for every four bytes."""
 
@@ -38,6 +41,18 @@ _REASONS = {
     int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH): "it uses no keys",
     int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC): "it dialled another listener's key",
 }
+
+
+def refuse_old_protocols(socket: zmq.Socket[Any]) -> None:
+    """Make a listening socket without keys refuse ZMTP 1 and 2, as one with keys does.
+
+    A peer of these versions, as random bytes are taken for one, needs no handshake: a pipe is made
+    for each connection, and libzmq aborts the process (an assertion in ``zmtp_engine.cpp``) if the
+    pipe is closed before the peer's identity is in it. libzmq refuses both versions at the greeting
+    if the socket has a ZAP domain. No handler is asked: without one, and without
+    ``ZAP_ENFORCE_DOMAIN``, peers of ZMTP 3 are admitted.
+    """
+    socket.setsockopt(zmq.ZAP_DOMAIN, OPEN_DOMAIN)
 
 
 def new_pair() -> tuple[str, str]:

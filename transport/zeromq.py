@@ -20,7 +20,7 @@ import trio
 import zmq
 
 from transport.connections import Connections
-from transport.curve_auth import Curve, Gate, Refusal
+from transport.curve_auth import Curve, Gate, Refusal, refuse_old_protocols
 from transport.endpoint import (
     FRAME_BYTES_MAX,
     LINGER_S,
@@ -342,6 +342,8 @@ class ZmqEndpoint:
         gate = None
         if self._curve is not None:
             gate = Gate(self._context, router, self._curve, self._refused_handshake)
+        else:
+            refuse_old_protocols(router)
         failed = gate.failed if gate is not None else lambda _: None
         connections = Connections(router, f"{id(router):x}", self._cut_connection, failed)
         reading = TrioSocket(router, signed=gate is not None, excess=connections.excess)
@@ -433,13 +435,24 @@ class ZmqEndpoint:
                     parts = await line.socket.recv_multipart(PARTS_MAX + 2)
                 except trio.ClosedResourceError:
                     return  # `run` reports this, once for all sockets
-                if line.connections is not None:
-                    line.connections.heard(line.socket.source)
-                line.held = self._admitted(line, parts)
+                line.held = self._heard(line, parts)
             if line.held is not None:
                 # Kept until delivered: the next run delivers it again after a cancellation.
                 await deliver(line.held)
                 line.held = None
+
+    def _heard(self, line: _Line, parts: list[Frame]) -> Arrival | None:
+        """The arrival, or None if it is dropped; its connection is judged by it."""
+        if line.connections is None:
+            return self._admitted(line, parts)
+        source = line.socket.source
+        owner = str(parts[0], "utf-8") if line.gate is not None else ""
+        if not line.connections.heard(source, owner):
+            return None
+        arrival = self._admitted(line, parts)
+        if arrival is not None:
+            line.connections.spoke(source)
+        return arrival
 
     def _admitted(self, line: _Line, parts: list[Frame]) -> Arrival | None:
         """The arrival, or None, counted, if it is dropped."""

@@ -428,7 +428,8 @@ class Handle:
             if isinstance(cluster, Processes):
                 keys = cluster.job.transport.keys
                 keyed = Path(keys) if keys else None
-                async with open_observer(cluster.address, timeout_s, keyed) as observer:
+                asking = open_observer(cluster.address, timeout_s, keyed, owner=True)
+                async with asking as observer:
                     news = await observer.snapshot()
                 said = {"event": news.event, **news.fields}
             else:

@@ -51,7 +51,8 @@ def snapshot_take(given: argparse.Namespace) -> int:
     """``ddloco snapshot take``: request a snapshot of a running job."""
 
     async def ask() -> None:
-        async with open_observer(given.address, timeout_of(given), given.keys) as observer:
+        asking = open_observer(given.address, timeout_of(given), given.keys, owner=True)
+        async with asking as observer:
             said = await observer.snapshot()
         for line in _said_of(given.address, said, as_json=given.json):
             say(line)

@@ -19,6 +19,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.network.endpoints import new_endpoint
 from ddloco.runtime.observer_protocol import (
     OBSERVER,
+    OWNER,
     Ask,
     Fragment,
     News,
@@ -232,18 +233,19 @@ def _settles(said: News, name: str) -> bool:
 
 @asynccontextmanager
 async def open_observer(
-    address: str, timeout_s: float, keys: Path | None
+    address: str, timeout_s: float, keys: Path | None, *, owner: bool = False
 ) -> AsyncIterator[Observer]:
-    """Open an observer of the syncer at ``address``, with keys from a folder if the job has any.
+    """Open an observer of the syncer at ``address``, with keys from a folder if the job has any. An
+    ``owner`` may also end the job, and ask for a snapshot.
 
     Raises:
         ConfigError: the address is invalid, or the keys cannot be used.
     """
     check_dial("", address)
-    curve = _curve(keys) if keys is not None else None
+    curve = _curve(keys, owner=owner) if keys is not None else None
     async with open_context() as context:
         endpoint = new_endpoint(context, curve)
-        identity = f"{OBSERVER}{secrets.token_hex(8)}/control"
+        identity = f"{OWNER if owner else OBSERVER}{secrets.token_hex(8)}/control"
         try:
             await endpoint.dial(address, route=ROUTE, identity=identity)
         except OSError as error:
@@ -257,9 +259,13 @@ async def open_observer(
             await endpoint.aclose()
 
 
-def _curve(keys: Path) -> "Curve":
+def _curve(keys: Path, *, owner: bool) -> "Curve":
     # Files of keys are checked against job files, whose modules a job without keys has no use for.
-    from ddloco.network.keys import OBSERVER as KEY  # noqa: PLC0415
-    from ddloco.network.keys import load_curve  # noqa: PLC0415
+    from ddloco.network.keys import OBSERVER, OWNER, load_curve, secret_file  # noqa: PLC0415
 
-    return load_curve(keys, KEY)
+    if owner and not secret_file(keys, OWNER).exists() and secret_file(keys, OBSERVER).exists():
+        raise ConfigError(
+            f"{keys}: no owner.key: who has only observer.key may look, not end a job or ask for a "
+            "snapshot"
+        )
+    return load_curve(keys, OWNER if owner else OBSERVER)

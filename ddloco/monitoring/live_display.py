@@ -5,6 +5,7 @@ the newest values, and draws them; without a terminal it prints plain lines.
 """
 
 import json
+import os
 from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import partial
@@ -236,11 +237,17 @@ class Board:
 
 
 class LogTail:
-    """Reads what other processes append to the log."""
+    """Reads what other processes append to the log. The file stays open for as long as this object
+    is used: when strangers hold all of this process's descriptors for a moment, it reads on."""
 
     def __init__(self, folder: Path, *, from_end: bool = False) -> None:
         self._path = folder / LOG_FILE
-        self._offset = self._path.stat().st_size if from_end and self._path.exists() else 0
+        self._file: int | None = None
+        self._offset = self._size() if from_end else 0
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
 
     def new_lines(self, until: Container[str] = ()) -> list[dict[str, Any]]:
         """The complete lines since the last call; lines torn by a full disk are skipped.
@@ -248,11 +255,10 @@ class LogTail:
         Args:
             until: events, the first of which ends the answer; the next call continues after it.
         """
-        if not self._path.exists():
+        more = self._size() - self._offset
+        if self._file is None or more <= 0:
             return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
+        data = os.pread(self._file, more, self._offset)
         found: list[dict[str, Any]] = []
         for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
             self._offset += len(line)
@@ -262,6 +268,12 @@ class LogTail:
                 if said["event"] in until:
                     break
         return found
+
+    def _size(self) -> int:
+        """How long the file is; 0 until it exists."""
+        if self._file is None and self._path.exists():
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.fstat(self._file).st_size if self._file is not None else 0
 
 
 def _line_of(line: bytes) -> dict[str, Any] | None:

@@ -157,7 +157,7 @@ async def stop_job(address: str, *, timeout_s: float, keys: Path | None, as_json
         ConfigError: the address is invalid, or is that of a shard that does not lead.
         UnansweredError: there is no answer, or the job failed.
     """
-    async with open_observer(address, timeout_s, keys) as observer:
+    async with open_observer(address, timeout_s, keys, owner=True) as observer:
         told = _status_from(await observer.status())
         name = actor_of(told.incarnation)
         if told.lead not in ("", name):

@@ -3,7 +3,8 @@
 ``public.toml`` maps names to public keys. It defines whom a listener admits and what a dialler
 expects at the other end, so every host has the same copy. It need not be secret, but must not be
 changed by others. The program never copies a secret key: users copy it to the one host that needs
-it. All syncers of a job share the key ``syncer``, all observers share ``observer``.
+it. All syncers of a job share the key ``syncer``, all observers share ``observer``, which may only
+look; who may end the job, or ask for a snapshot, has ``owner``.
 """
 
 import os
@@ -20,8 +21,8 @@ from ddloco.config.toml import ConfigError, Section, convert, read_toml
 from transport.curve_auth import Curve, check_key, new_pair, public_of
 
 PUBLIC_FILE = "public.toml"
-OBSERVER = "observer"
-SHARED = frozenset({SYNCER, OBSERVER})
+OBSERVER, OWNER = "observer", "owner"
+SHARED = frozenset({SYNCER, OBSERVER, OWNER})
 """Keys that several actors use: ``syncer-1`` and ``observer-laptop`` need no keys of their own."""
 
 NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -63,7 +64,7 @@ def names_for(learners: int, more: str = "") -> tuple[str, ...]:
                 f"--names {more}: {name!r} is not a name; want letters, digits, - and _"
             )
     learner_names = [f"learner-{index}" for index in range(learners)]
-    return tuple(dict.fromkeys([SYNCER, OBSERVER, *learner_names, *others]))
+    return tuple(dict.fromkeys([SYNCER, OWNER, OBSERVER, *learner_names, *others]))
 
 
 def make_keys(folder: Path, names: Sequence[str]) -> list[str]:
@@ -99,7 +100,11 @@ def handed_out(folder: Path, names: Iterable[str]) -> list[str]:
     """Instructions for users: which file goes to which host."""
     lines = [f"{folder / PUBLIC_FILE}  to every host"]
     for name in names:
-        whom = {SYNCER: "the host of the syncer", OBSERVER: "the hosts of observers"}
+        whom = {
+            SYNCER: "the host of the syncer",
+            OWNER: "the hosts of those who may end the job",
+            OBSERVER: "the hosts of observers",
+        }
         path = secret_file(folder, name)
         lines.append(f"{path}  to {whom.get(name, f'the host of {name}')}, and nowhere else")
     return lines

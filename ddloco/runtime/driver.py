@@ -32,7 +32,7 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.connection_guard import ConnectionGuard
 from ddloco.runtime.door import admit
 from ddloco.runtime.log import ActorLog
-from ddloco.runtime.observer_protocol import OBSERVER, Request
+from ddloco.runtime.observer_protocol import OBSERVER, OWNER, Request
 from ddloco.runtime.observer_server import ObserverServer
 from ddloco.runtime.reassembly import Arrivals
 from replay import Recorder, TapeError
@@ -416,7 +416,7 @@ class Driver:
 
     async def _deliver(self, arrival: Arrival) -> None:
         """Reassemble an arrival; a complete message enters the inbox, an invalid one is refused."""
-        if arrival.route.startswith(OBSERVER):
+        if arrival.route.startswith((OBSERVER, OWNER)):
             self._observers.take(arrival)
             return
         peer, _, lane_name = arrival.route.rpartition("/")

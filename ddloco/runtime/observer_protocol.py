@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 VERSION = 1
 """The version of this protocol; observers of another version get an answer that says so."""
 
-OBSERVER = "observer-"
-"""The prefix of observers' routes; no actor's name begins with it."""
+OBSERVER, OWNER = "observer-", "owner-"
+"""The prefixes of observers' routes; no actor's name begins with one. With keys only who has the
+key ``owner`` can use the second. Who uses the first may look: the status, news and fragments."""
 
 ASK_BYTES_MAX = 1024
 """A request contains only a few small numbers."""

@@ -15,6 +15,7 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.observer_fragments import cut
 from ddloco.runtime.observer_protocol import (
     NOTICE_BYTES_MAX,
+    OWNER,
     VERSION,
     Ask,
     Fragment,
@@ -139,6 +140,9 @@ class ObserverServer:
         watcher.took(ask.taken)
         if ask.what == "status":
             self._tell(route, watcher)
+        elif ask.what in ("snapshot", "stop") and not route.startswith(OWNER):
+            what = {"snapshot": "ask for a snapshot", "stop": "end the job"}[ask.what]
+            self._decline(route, f"an observer may look, not {what}; that needs the key owner")
         elif ask.what == "snapshot" and self._now() < self._snapshots_from:
             wait = f"at most one each {SNAPSHOT_ASKS_S_MIN:g} s; ask again"
             self._decline(route, f"a snapshot was requested just now, {wait}")

@@ -110,6 +110,8 @@ class Cluster:
         self.logs = {name: Log(folder / name / "log.jsonl") for name in hosts.addresses}
         self.clock = folder / "clock"
         """How far off the wall clock is; see ``wall/sitecustomize.py``. It runs right without."""
+        self.descriptors_max = dict[str, int]()
+        """How many descriptors an actor may have, where that is not as many as we may."""
         self._starts: Counter[str] = Counter()
 
     def start(self, *names: str) -> None:
@@ -122,6 +124,9 @@ class Cluster:
             run = [str(self.job), "--dir", str(self.folder / name), "--join"]
             run += [f"--set={each}" for each in self.settings]
             command = [*DDLOCO, role[0], *run, *role[1:]]
+            if name in self.descriptors_max:
+                most = self.descriptors_max[name]
+                command = ["sh", "-c", f'ulimit -n {most} && exec "$@"', "sh", *command]
             with (self.folder / f"{name}.said").open("ab") as said:
                 self.processes[name] = self.hosts.start(
                     name, command, cwd=ROOT, env=self._environment(), stdout=said, stderr=said

@@ -306,7 +306,7 @@ class Fuzzer:
 def start(folder: Path, settings: tuple[str, ...] = ()) -> tuple[Loopback, Cluster]:
     """A job with keys on loopback: two learners that train, the third is the fuzzer."""
     keys = folder / "keys"
-    make_keys(keys, (SYNCER, "learner-0", "learner-1", INSIDER, "observer"))
+    make_keys(keys, (SYNCER, "learner-0", "learner-1", INSIDER, "owner", "observer"))
     hosts = Loopback([SYNCER, "learner-0", "learner-1", INSIDER])
     settings = (f"transport.keys={keys}", "transport.insecure=false", *settings)
     return hosts, Cluster(hosts, folder, settings)

@@ -1,8 +1,10 @@
 """What a connection may make a listener hold, and how many there may be; over real sockets."""
 
+import random
 import socket
 import time
 from contextlib import aclosing, suppress
+from pathlib import Path
 
 import pytest
 import trio
@@ -44,6 +46,21 @@ def tcp_connection(address):
     """A plain TCP connection that says nothing."""
     host, port = address.removeprefix("tcp://").split(":")
     return socket.create_connection((host, int(port)), timeout=20)
+
+
+def all_told(address, said=b""):
+    """Say something over a new connection; what is told until the listener closes it."""
+    told = b""
+    with suppress(ConnectionResetError, BrokenPipeError), tcp_connection(address) as raw:
+        raw.sendall(said)
+        while more := raw.recv(4096):
+            told += more
+    return told
+
+
+def descriptors():
+    """How many this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def endless(raw, piece, total):
@@ -110,6 +127,8 @@ async def listener(context, nursery):
 async def good_peer(context, address, said=1):
     """A dialler that sends what it is given."""
     endpoint = ZmqEndpoint(context)
+    # From another address than rude peers, which are not admitted for a while.
+    address = address.replace("tcp://", "tcp://127.0.0.2:0;")
     await endpoint.dial(address, route="hub/bulk", identity="good.1/bulk")
     for _ in range(said):
         endpoint.send_nowait("hub/bulk", [b"head", bytes(2**20)])
@@ -196,6 +215,126 @@ async def test_idle_connections_leave_room(context, listener, monkeypatch):
     assert len(connections) <= 20
     for each in idle:
         each.close()
+
+
+OLD = {
+    "ZMTP 1": b"\x0a\x00learner-1" + b"\x02\x00x" * 50,
+    "ZMTP 1 with a version": b"\xff" + bytes(8) + b"\x7f\x00\x05" + b"\x00\x05hello" * 50,
+    "ZMTP 2": b"\xff" + bytes(8) + b"\x7f\x01\x05" + b"\x00\x05hello" + b"\x00\x01x" * 50,
+    "noise": random.Random(1).randbytes(5000),
+}
+
+
+@pytest.mark.parametrize("greeting", OLD.values(), ids=OLD)
+async def test_only_zmtp_3_is_spoken(context, listener, greeting):
+    """Others need no handshake, and libzmq aborts when a pipe of theirs closes too early."""
+    listening, address = listener
+    await trio.to_thread.run_sync(all_told, address, greeting)
+    async with aclosing(await good_peer(context, address)):
+        await until(lambda: listening.heard == [("good.1/bulk", 2)])
+    assert listening.endpoint.statistics().arrivals_refused == 0
+
+
+async def test_connections_that_speak_are_bounded(context, listener, monkeypatch):
+    """One that is cut counts until libzmq has closed it, which waits until its messages are
+    read; so others are refused until then, and the limit holds."""
+    listening, address = listener
+    connections = listening.endpoint._listening.connections
+    monkeypatch.setattr(connections, "limit", 20)
+    listening.open = trio.Event()
+
+    def say():
+        raws = [connected(address, f"rude-{number}.1/bulk".encode()) for number in range(12)]
+        for raw in raws:
+            raw.setblocking(False)
+            with suppress(OSError):
+                raw.sendall(b"\x00\x01x" * 20_000)
+        return raws + [tcp_connection(address) for _ in range(60)]
+
+    before = descriptors()
+    raws = await trio.to_thread.run_sync(say)
+    await until(lambda: listening.cut >= 40)
+    await trio.sleep(2 * LOOK_S)
+    ours = descriptors() - before - len(raws)
+    assert max(ours, len(connections)) <= 22, "20, and what is open for a moment"
+    listening.open.set()
+    for each in raws:
+        each.close()
+    await until(lambda: len(connections) == 0)
+
+
+TOO_MANY = b"\x01\x01x" * (PARTS_FORGIVEN + 10) + b"\x00\x01x"
+
+
+async def test_who_was_cut_is_admitted_again_later(listener, monkeypatch):
+    """The time grows with each cut: dialling again at once gains nothing."""
+    monkeypatch.setattr(transport.connections, "READMITTED_S", 0.4)
+    listening, address = listener
+    offenders = listening.endpoint._listening.connections._offenders
+    for times in (1, 2):
+        raw = await trio.to_thread.run_sync(connected, address)
+        raw.sendall(TOO_MANY)
+        await until(lambda: offenders.wait_s("127.0.0.1", time.monotonic()) > 0)
+        assert offenders._known["127.0.0.1"].delay_s == pytest.approx(0.4 * times)
+        cut = listening.cut
+        assert len(await trio.to_thread.run_sync(all_told, address)) < 64, "no whole greeting"
+        await until(lambda cut=cut: listening.cut > cut)
+        assert "it may dial in" in listening.endpoint.refusals["connections_cut"].reason
+        await until(lambda: offenders.wait_s("127.0.0.1", time.monotonic()) <= 0)
+        raw.close()
+
+
+async def test_with_keys_an_actor_is_kept_away_and_not_its_address(context, nursery):
+    """All its connections are cut, and another actor of the same address is heard."""
+    pairs = {name: new_pair() for name in ("hub", "rude", "good")}
+    public = {name: pair[0] for name, pair in pairs.items()}
+    endpoint = ZmqEndpoint(context, curve=Curve(pairs["hub"][1], public))
+    address = await endpoint.listen("tcp://127.0.0.1:0")
+    listening = Listener(endpoint)
+    nursery.start_soon(listening.run)
+
+    def dialled(name, route):
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.ROUTING_ID, route.encode())
+        Curve(pairs[name][1], public).seal(dealer, "hub")
+        dealer.connect(address)
+        return dealer
+
+    rude, other, good = (
+        dialled(*each)
+        for each in (("rude", "rude.1/bulk"), ("rude", "rude.1/control"), ("good", "good.1/bulk"))
+    )
+    other.send(b"so far")
+    await until(lambda: ("rude.1/control", 1) in listening.heard)
+    rude.send_multipart([b"x"] * (2 * PARTS_FORGIVEN))
+    await until(lambda: listening.cut >= 2)
+    other.send(b"again")
+    await until(lambda: listening.cut >= 3)
+    good.send(b"heard")
+    await until(lambda: ("good.1/bulk", 1) in listening.heard)
+    assert listening.heard.count(("rude.1/control", 1)) == 1
+    for each in (rude, other, good):
+        each.close(0)
+    await endpoint.aclose()
+
+
+def test_delays_grow_and_are_forgotten():
+    """Each cut doubles the time, up to half a minute; a second connection that is cut at the same
+    time does not; after ten minutes of quiet it begins again."""
+    offenders, now, delays = transport.connections.Offenders(), 0.0, []
+    for _ in range(9):
+        offenders.add("peer", now)
+        offenders.add("peer", now)
+        delays.append(offenders.wait_s("peer", now))
+        now += delays[-1]
+        assert offenders.wait_s("peer", now) <= 0.0
+    assert delays == [1, 2, 4, 8, 16, 30, 30, 30, 30]
+    assert offenders.wait_s("another", now) == 0.0
+    offenders.add("peer", now + transport.connections.FORGIVEN_S)
+    assert offenders._known["peer"].delay_s == 1.0
+    for number in range(2 * transport.connections.OFFENDERS_MAX):
+        offenders.add(f"{number}", now)
+    assert len(offenders._known) == transport.connections.OFFENDERS_MAX
 
 
 def test_half_of_the_descriptors_are_peers(monkeypatch):

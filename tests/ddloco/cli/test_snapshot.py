@@ -90,8 +90,9 @@ def store(root):
 
 
 @asynccontextmanager
-async def answering(said, *asked):
+async def answering(said, *asked, owner):
     """An observer whose syncer says one thing."""
+    assert owner
 
     class Observer:
         async def snapshot(self):

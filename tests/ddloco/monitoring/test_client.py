@@ -8,8 +8,10 @@ import pytest
 import trio
 import trio.testing
 
+from ddloco.config.toml import ConfigError
 from ddloco.monitoring import client
 from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
+from ddloco.network.keys import make_keys, names_for
 from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.observer_protocol import News, Told
 from ddloco.runtime.observer_server import NEWS_AWAY_MAX, ObserverServer
@@ -53,7 +55,7 @@ class Syncer:
     async def observer(self, address="s"):
         """An observer that has dialled."""
         endpoint = self.fabric.endpoint("observer")
-        await endpoint.dial(address, route=ROUTE, identity="observer-x/control")
+        await endpoint.dial(address, route=ROUTE, identity="owner-x/control")
         return Observer(endpoint, address, 5.0)
 
 
@@ -102,7 +104,7 @@ async def test_frames_that_are_no_notices_are_counted(autojump_clock, syncer):
     observer = await syncer.observer()
     await observer.status()
     for frames in ([b"\xc1"], [b""], [b"x", b"y"], [b"\x81\xa4type\xa5Piece"]):
-        syncer.endpoint.send_nowait("observer-x/control", frames)
+        syncer.endpoint.send_nowait("owner-x/control", frames)
     assert 3 == (await observer.status())["t"]
     assert 4 == observer.refused
 
@@ -172,7 +174,7 @@ async def test_one_who_is_slow_hears_how_much_it_lost(autojump_clock, syncer, nu
         await observer.follow(take, payloads=False)
     assert observer.lost > 500
     assert len(heard) < 500
-    assert len(syncer.window._watchers["observer-x/control"].away) <= NEWS_AWAY_MAX
+    assert len(syncer.window._watchers["owner-x/control"].away) <= NEWS_AWAY_MAX
 
 
 async def test_a_syncer_that_falls_silent_is_taken_for_dead(autojump_clock, syncer, nursery):
@@ -321,3 +323,16 @@ async def test_who_is_not_there_is_not_waited_for_longer_than_asked():
             await observer.status()
 
     assert trio.current_time() - begun < LINGER_S
+
+
+async def test_the_key_of_dashboards_ends_no_job(tmp_path):
+    """Before anything is dialled, one line says which key is missing."""
+    keys = tmp_path / "keys"
+    make_keys(keys, names_for(1))
+    (keys / "owner.key").unlink()
+    with pytest.raises(ConfigError, match=r"no owner\.key.*may look, not end a job") as raised:
+        async with client.open_observer("tcp://127.0.0.1:9", 0.1, keys, owner=True):
+            pass
+    assert "\n" not in str(raised.value)
+    async with client.open_observer("tcp://127.0.0.1:9", 0.1, keys):
+        pass

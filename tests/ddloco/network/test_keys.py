@@ -46,10 +46,10 @@ def test_who_can_read_what(tmp_path):
         os.umask(before)
     folder = tmp_path / "a" / "keys"
     modes = {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
-    secrets = ["syncer.key", "observer.key", "learner-0.key", "backup.key"]
+    secrets = ["syncer.key", "owner.key", "observer.key", "learner-0.key", "backup.key"]
     assert modes == {**dict.fromkeys(secrets, 0o600), PUBLIC_FILE: 0o644}
     assert folder.stat().st_mode & 0o777 == 0o700
-    assert made == ["syncer", "observer", "learner-0", "backup"]
+    assert made == ["syncer", "owner", "observer", "learner-0", "backup"]
 
 
 def test_secrets_are_never_open_for_a_moment(tmp_path, monkeypatch):
@@ -63,13 +63,13 @@ def test_secrets_are_never_open_for_a_moment(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", spying)
     make_keys(tmp_path / "keys", names_for(1))
-    assert opened == [(os.O_CREAT | os.O_EXCL, 0o600)] * 3
+    assert opened == [(os.O_CREAT | os.O_EXCL, 0o600)] * 4
 
 
 def test_pairs_belong_together(folder):
     """What public.toml says of a name is the public half of its secret file; all differ."""
     public = read_public(folder)
-    assert list(public) == ["syncer", "observer", "learner-0", "learner-1", "learner-2"]
+    assert list(public) == ["syncer", "owner", "observer", *(f"learner-{n}" for n in range(3))]
     assert len(set(public.values())) == len(public)
     for name, key in public.items():
         secret = tomllib.loads((folder / f"{name}.key").read_text())["secret"]
@@ -88,7 +88,7 @@ def test_existing_keys_stay(folder):
         name: data for name, data in before.items() if name != PUBLIC_FILE
     }
     assert set(after) - set(before) == {"learner-3.key"}
-    assert len(read_public(folder)) == 6
+    assert len(read_public(folder)) == 7
 
 
 def test_secrets_that_have_moved_to_their_hosts_are_not_made_again(folder):
@@ -214,12 +214,12 @@ def test_the_command_says_what_goes_where(tmp_path, capsys):
     assert code == 0
     assert out.splitlines() == [
         *handed_out(folder, names_for(2)),
-        "4 keys made; 0 existed and were not changed",
+        "5 keys made; 0 existed and were not changed",
     ]
     assert f"{folder / 'learner-1.key'}  to the host of learner-1, and nowhere else" in out
     (tmp_path / "job.toml").write_text('[job]\ntask = "x:y"\nlearners = 4\n')
     code, out, _ = call(capsys, folder, "--job", tmp_path / "job.toml")
-    assert out.endswith("2 keys made; 4 existed and were not changed\n")
+    assert out.endswith("2 keys made; 5 existed and were not changed\n")
 
 
 @pytest.mark.parametrize(

@@ -66,10 +66,10 @@ class Stand:
         self.requests += what == "snapshot"
         self.stops += what == "stop"
 
-    async def observer(self, name="a"):
+    async def observer(self, name="a", kind="observer"):
         """The end of one observer."""
         endpoint = self.fabric.endpoint(name)
-        await endpoint.dial("s", route="syncer/control", identity=f"observer-{name}/control")
+        await endpoint.dial("s", route="syncer/control", identity=f"{kind}-{name}/control")
         return Guest(endpoint)
 
     async def take(self, arrival):
@@ -81,9 +81,9 @@ class Stand:
         self.arrays.put(f"wire/{fragment}/{t}", payload(t, count))
         self.window.news("merge", 1.0, "syncer.1:9", {"fragment": fragment, "t": t})
 
-    def watcher(self, name="a"):
+    def watcher(self, name="a", kind="observer"):
         """What the window knows of an observer."""
-        return self.window._watchers[f"observer-{name}/control"]
+        return self.window._watchers[f"{kind}-{name}/control"]
 
 
 class Guest:
@@ -117,13 +117,13 @@ class Guest:
 
 
 @asynccontextmanager
-async def opened(*names):
+async def opened(*names, kind="observer"):
     """A stand, and guests who listen."""
     stand = Stand()
     await stand.endpoint.listen("s")
     async with trio.open_nursery() as nursery:
         nursery.start_soon(stand.endpoint.run, stand.take)
-        guests = [await stand.observer(name) for name in names]
+        guests = [await stand.observer(name, kind) for name in names]
         for guest in guests:
             nursery.start_soon(guest.endpoint.run, guest.take)
         yield stand, *guests
@@ -188,7 +188,7 @@ async def test_bad_frames_are_refused_and_counted(frames, reason):
 
 async def test_a_request_for_a_snapshot_goes_on_once():
     """Each valid ask is one request; asking does not subscribe to the news."""
-    async with opened("a", "b") as (stand, guest, other):
+    async with opened("a", "b", kind="owner") as (stand, guest, other):
         await other.say(Ask("follow"))
         assert 0 == stand.requests
         await guest.say(Ask("snapshot"))
@@ -358,7 +358,7 @@ async def test_silent_observers_keep_no_other_out():
     """However many follow: a status is told, the end is asked for; and who has not spoken lately
     makes room for who follows now."""
     names = [str(n) for n in range(OBSERVERS_MAX + 1)]
-    async with opened(*names) as (stand, *guests):
+    async with opened(*names, kind="owner") as (stand, *guests):
         operator = guests.pop()
         for guest in guests:
             await guest.say(Ask("follow"))
@@ -368,14 +368,27 @@ async def test_silent_observers_keep_no_other_out():
         assert OBSERVERS_MAX == len(stand.window._watchers)
         stand.time.advance_to(ATTENTIVE_S + 1)
         await operator.say(Ask("follow"))
-        assert stand.watcher(names[-1]).follows
+        assert stand.watcher(names[-1], "owner").follows
         assert [] == operator.said(Sorry)
         assert OBSERVERS_MAX == len(stand.window._watchers)
 
 
+@pytest.mark.parametrize(("what", "said"), [("stop", "end the job"), ("snapshot", "snapshot")])
+async def test_an_observer_may_look_and_no_more(what, said):
+    """All dashboards share its key: it is told a status, and declined what changes the job."""
+    async with opened("a") as (stand, guest):
+        await guest.say(Ask("status"))
+        await guest.say(Ask(what))
+        assert 1 == len(guest.said(Told))
+        (sorry,) = guest.said(Sorry)
+        assert said in sorry.reason
+        assert "key owner" in sorry.reason
+        assert (0, 0) == (stand.requests, stand.stops)
+
+
 async def test_snapshots_are_begun_for_observers_now_and_then():
     """Hundreds of asks in a second are one snapshot; the others are told to ask again."""
-    async with opened("a") as (stand, guest):
+    async with opened("a", kind="owner") as (stand, guest):
         for _ in range(200):
             await guest.say(Ask("snapshot"))
         assert 1 == stand.requests
