@@ -267,9 +267,9 @@ class LogTail:
 def _line_of(line: bytes) -> dict[str, Any] | None:
     try:
         said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return said if isinstance(said, dict) and "event" in said else None
 
 
 async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:

@@ -45,7 +45,7 @@ from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
 from ddloco.workers.parameters import shapes_and_names
-from ddloco.workers.schedules import GLOBAL_STEP, with_schedule
+from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
@@ -66,8 +66,12 @@ FULL_CHARS_MAX = 200_000
 class Trainer:
     """The task's parameters, optimizer state and data, and the operations on them."""
 
-    def __init__(self, arena: ArenaView, *, compiles_ahead: bool = True) -> None:
+    def __init__(
+        self, arena: ArenaView, *, compiles_ahead: bool = True, saying: int | None = None
+    ) -> None:
         self._arena = arena
+        self._saying = saying
+        """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
         """Whether the step is compiled before it runs, if that is asked for."""
         self._compiling: threading.Thread | None = None
@@ -141,6 +145,8 @@ class Trainer:
         random.seed(f"{request.seed}/{request.shard}")
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
+        if self._saying is not None:
+            open_devices(self._saying)
         keep_compiled_programs()
         self._seed = request.seed
         self._shard = request.shard
@@ -161,7 +167,7 @@ class Trainer:
         if request.shard is not None:
             stream = self._stream(shard=request.shard)
             self._data = DataStream(request.task, stream, copied_batch)
-        self._optimizer: Any = optax.with_extra_args_support(
+        self._optimizer: Any = with_extra_arguments(
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
@@ -631,6 +637,26 @@ def fingerprint() -> dict[str, str]:
     }
 
 
+def open_devices(saying: int) -> None:
+    """Open JAX's devices. XLA ends the process if it is given a flag that it does not know, and
+    says so on standard error only: until that is over, standard error is a file that the fork
+    server reads when the process has ended.
+
+    Called once the task's module has been imported, which may change flags and settings.
+    """
+    sys.stderr.flush()
+    ours = os.dup(2)
+    os.dup2(saying, 2)
+    try:
+        jax.devices()
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, 2)
+        os.close(ours)
+        os.write(2, os.pread(saying, os.fstat(saying).st_size, 0))
+        os.ftruncate(saying, 0)
+
+
 def keep_compiled_programs() -> None:
     """Let JAX use the cache of compiled programs, unless the user has chosen one or it is noisy.
 
@@ -727,7 +753,9 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turns: str) -> None:
+def run(
+    name: str, link: socket.socket, shared: Sequence[int], *, pinned: str, turns: str, saying: int
+) -> None:
     """Be an actor's worker in this process, until the actor closes the socket.
 
     Args:
@@ -736,6 +764,7 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
         shared: the descriptors of the actor's arena; -1 for a file that could not be created.
         pinned: the file of the task's module, if that is a pinned one; else empty.
         turns: see ``breakpoints.install``.
+        saying: see ``open_devices``.
     """
     leave_signals_to_parent()
     breakpoints.install(name, turns)
@@ -745,4 +774,4 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         # A debugger is to open in a step, not before there is one.
-        serve(link, Trainer(ArenaView(shared), compiles_ahead=not turns))
+        serve(link, Trainer(ArenaView(shared), compiles_ahead=not turns, saying=saying))

@@ -130,6 +130,9 @@ def test_tail_reads_whole_lines_only(tmp_path):
     with log.open("a") as file:
         file.write(': "b"}\n')
     assert tail.new_lines() == [{"event": "b"}]
+    with log.open("a") as file:
+        file.write("[" * 100_000 + '\n{}\n{"event": "c"}\n')
+    assert tail.new_lines() == [{"event": "c"}]
 
 
 async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):
