@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 import xxhash
@@ -93,6 +95,8 @@ class Trainer:
         self._drawn = 0
         """Batches of its shard that this learner has used, in earlier incarnations too."""
         self._gradient: Any = None
+        self._device_s = 0.0
+        """How long the device last needed for a step."""
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
         """Fulfil one request."""
@@ -279,7 +283,9 @@ class Trainer:
             self._leave_out(request.skip, request.cursor)
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
+        asked_at = time.monotonic()
         batch, number = self._draw()
+        data_s = time.monotonic() - asked_at
         place = number, np.int32(min(request.t, STEP_MAX))
         digest = batch_digest(batch)
         if self._opt_state is None or (self._spoilt and request.overwrites):
@@ -291,11 +297,15 @@ class Trainer:
         if first:
             self._batches.check(before, digest, batch_digest)
             once = self._run_and_restore(batch, place)
+        begun_at = time.monotonic()
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
+        if first:
+            loss.block_until_ready()
+            self._device_s = time.monotonic() - begun_at
         tokens = self._tokens(batch)
-        self._batches.draw_ahead()  # While the device computes the step: its loss comes later.
+        data_s += self._drawn_ahead(begun_at, loss)
         if first:
             self._check_same(once, self._digests(self._params, self._state, loss))
         loss = float(loss)  # Waits for the device.
@@ -303,7 +313,23 @@ class Trainer:
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
         self._last = rpc.Trained(loss, tokens, digest, self._cursor(), said(metrics))
-        return self._last
+        return msgspec.structs.replace(self._last, data_s=data_s)
+
+    def _drawn_ahead(self, begun_at: float, loss: Any) -> float:
+        """Draw the next batch while the device computes the step that began at ``begun_at``; its
+        loss comes later. Returns how long the device waited for the batch, in seconds.
+
+        If it is done by then, it is not known since when: it needs as long as the last time that it
+        was not.
+        """
+        drawing_at = time.monotonic()
+        self._batches.draw_ahead()
+        drawn_at = time.monotonic()
+        if not loss.is_ready():
+            loss.block_until_ready()
+            self._device_s = time.monotonic() - begun_at
+            return 0.0
+        return max(drawn_at - max(drawing_at, begun_at + self._device_s), 0.0)
 
     @property
     def _batches(self) -> DataStream:
