@@ -171,7 +171,7 @@ def decode_piece(data: bytes) -> tuple[Entry, ...]:
     """
     try:
         piece = msgspec.json.decode(data, type=Piece)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SnapshotError(f"is not a list of blobs: {error}") from None
     if piece.format != FORMAT:
         raise SnapshotError(f"has format {piece.format}, this is {FORMAT}")

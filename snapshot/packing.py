@@ -114,7 +114,7 @@ def unpack(data: NDArray[np.uint8]) -> dict[str, NDArray[Any]]:
             raise PackingError(f"a header of {length} bytes in a file of {len(data)}")
         text = data[LENGTH_BYTES:start].tobytes()
         specs = msgspec.json.decode(text, type=dict[str, _Spec])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise PackingError(f"no safetensors header: {error}") from None
     return {name: _array(name, specs[name], data[start:]) for name in sorted(specs)}
 

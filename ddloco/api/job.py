@@ -198,6 +198,8 @@ class Job:
         plain: dict[str, Any] = {"job": {"task": spec}}
         given = {"job.learners": learners, "job.steps": steps}
         for key, value in {**given, **(settings or {})}.items():
+            if not isinstance(key, str):
+                raise ConfigError(f"settings: {key!r}: want a key as text, such as 'sync.quorum'")
             if value is not None:
                 override(plain, key, value, source=f"settings: {key}")
         self.config: JobFile = job_from(plain, "settings")
@@ -287,6 +289,16 @@ class Job:
             ConfigError, TaskError, SnapshotError: the job cannot be started; what its actors find
                 later is raised by the handle.
         """
+        for name, value in {
+            "processes": processes,
+            "trust": trust,
+            "overwrite": overwrite,
+            "quiet": quiet,
+        }.items():
+            if not isinstance(value, bool):
+                raise ConfigError(f"{name}={value!r}: want True or False")
+        if isinstance(track, str):
+            raise ConfigError(f"track={track!r}: want a list, such as [{track!r}]")
         if self.config.job.method == "lone":
             raise ConfigError("job.method: a lone learner has no handle; use `ddloco run`")
         folder = folder_for(self.config, Path(dir) if dir is not None else None, self._module)
@@ -367,9 +379,12 @@ class Handle:
 
         Raises:
             TimeoutError: the job still runs; it is not stopped.
+            ConfigError: the timeout is no number of seconds.
             TaskError: the task cannot be used.
             JobError: the job did not end well.
         """
+        if timeout is not None:
+            _check_timeout(timeout)
         self._wait_for_end(math.inf if timeout is None else timeout)
         return self._future.result(0)
 
@@ -408,7 +423,9 @@ class Handle:
         Raises:
             JobError: it was discarded, or not complete in ``timeout`` seconds; or the job has
                 ended.
+            ConfigError: the timeout is no number of seconds.
         """
+        _check_timeout(timeout)
         assert self._token is not None, "begun"
         try:
             taken = trio.from_thread.run(self._snapshot, timeout, trio_token=self._token)
@@ -489,6 +506,12 @@ class Handle:
             said.get("metrics") or {},
         )
         return FinishedRun(self.path, result, self._cluster.job, self._task)
+
+
+def _check_timeout(timeout: Any) -> None:
+    number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if not number or math.isnan(timeout) or timeout < 0:
+        raise ConfigError(f"timeout={timeout!r}: want seconds, 0 or more")
 
 
 def _console(*, quiet: bool) -> Console:

@@ -94,6 +94,9 @@ class Finding(Struct, frozen=True):
 
 def doctor(given: argparse.Namespace) -> int:
     """``ddloco doctor``: check the machine, and with a job what the job needs."""
+    needless = [name for name, said in (("--set", given.overrides), ("--gbit", given.gbit)) if said]
+    if given.job is None and needless:
+        return complain(f"{needless[0]}: nothing to apply it to; name the job file, too")
     try:
         job = load_job(given.job, given.overrides) if given.job is not None else None
         if given.bind:
@@ -313,7 +316,9 @@ def of_task(job: Job, file: Path, gbit: float | None) -> Iterator[Finding]:
         yield Finding("task", "problem", str(error), remedy)
         return
     except WorkerDiedError as error:
-        yield Finding("task", "problem", str(error), "try a smaller model or batch")
+        said = str(error)
+        remedy = "try a smaller model or batch" if "killed" in said else "see [worker] env"
+        yield Finding("task", "problem", said, remedy)
         return
     except BaseExceptionGroup as group:
         yield Finding("task", "problem", str(group.exceptions[0]), "correct the task")

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from contextlib import closing
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
@@ -23,6 +24,10 @@ def status(given: argparse.Namespace) -> int:
         if len(given.addresses) != 1:
             return complain(f"--at {given.at}: want one run folder, not {len(given.addresses)}")
         return status_at(given)
+    for each in given.addresses:
+        if "://" not in each and Path(each).exists():
+            said = "a run folder wants --at EVENT, such as --at merge:40 or --at syncer.1:540"
+            return complain(f"{each}: no address of a running syncer; {said}")
 
     async def ask() -> None:
         await show_status(

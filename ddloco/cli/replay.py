@@ -6,7 +6,7 @@ import json
 import pdb  # noqa: T100, it is what --pdb asks for
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -277,7 +277,9 @@ def _look_at(there: StoppedReplay, given: argparse.Namespace) -> None:
         "arrays": there.arrays,
     }
     if given.shell:
-        code.interact(f"names: {', '.join(names)}; Ctrl-D ends the replay", local=names)
+        # exit() raises SystemExit, which here means no more than Ctrl-D.
+        with suppress(SystemExit):
+            code.interact(f"names: {', '.join(names)}; Ctrl-D ends the replay", local=names)
     elif given.pdb:
         print(f"names: {', '.join(names)}; q ends the replay")
         debug = partial(pdb.Pdb.runeval, pdb.Pdb(), "replay", names, names)

@@ -26,6 +26,9 @@ from ddloco.runtime.malloc import keep_freed_memory
 from ddloco.workers.task import TaskError, check_task_name, task_digest
 from snapshot import SnapshotError, StorageError
 
+PATIENCE_S_MAX = 366 * 86_400
+"""Longer is a mistake, or means for ever, for which there is 0."""
+
 
 def syncer(given: argparse.Namespace) -> int:
     """``ddloco syncer``: run a syncer or a shard."""
@@ -99,6 +102,9 @@ def _patience(given: argparse.Namespace) -> float:
     Raises:
         ConfigError: the value is invalid.
     """
-    if not 0 <= given.patience < math.inf:
-        raise ConfigError(f"--patience {given.patience}: want seconds, or 0 for ever")
+    if not 0 <= given.patience <= PATIENCE_S_MAX:
+        raise ConfigError(
+            f"--patience {given.patience:g}: want seconds, at most {PATIENCE_S_MAX:,} (a year), or "
+            "0 for ever"
+        )
     return given.patience or math.inf

@@ -4,6 +4,7 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from rich.progress import DownloadColumn, Progress
 from ddloco.actors.observations import DISCARDED, TAKEN
 from ddloco.api.model import PlaceError, open_store, parameters, tensors_at
 from ddloco.cli.ask import complain, look, timeout_of
+from ddloco.config.run_folder import folders_to_make
 from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.watch import say
@@ -234,10 +236,12 @@ def _export_snapshot(given: argparse.Namespace, store: Store) -> int:
 def _export(
     given: argparse.Namespace, tensors: Mapping[str, NDArray[Any]], about: dict[str, str]
 ) -> int:
+    made = folders_to_make(given.to.absolute().parent)
     if given.format == "hf":
         from ddloco.api.model_folder import write_model_folder  # noqa: PLC0415, it needs jax
 
         sizes = write_model_folder(given.to, tensors, given.place, job=given.job)
+        _say_made(made)
         print(f"{given.to}: " + ", ".join(f"{name}, {sizes[name]:,} bytes" for name in sizes))
         return HELD
     if given.to.exists():
@@ -247,6 +251,13 @@ def _export(
     except OSError as error:
         raise PlaceError(f"{error.filename or given.to}: {error.strerror or error}") from None
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    _say_made(made)
     of = f" of {about['versions'].count(',') + 1} fragments" if about else ""
     print(f"{given.to}: {len(tensors)} tensors{of}, {nbytes:,} bytes")
     return HELD
+
+
+def _say_made(folders: list[Path]) -> None:
+    """Name the outermost folder that was not there before: it may be a slip of the pen."""
+    if folders:
+        print(f"made the folder {folders[-1]}")

@@ -48,6 +48,17 @@ def check_dial(option: str, address: str) -> None:
         raise ConfigError(f"{option} {_shown(address)}: {problem}".lstrip())
 
 
+def check_advertise(option: str, address: str) -> None:
+    """Check that an address is one by which hosts may reach a syncer; its port may be ``*``.
+
+    Raises:
+        ConfigError: it is not; names the option and the problem.
+    """
+    check_listen(option, address)
+    if not address.startswith("tcp://") or address.startswith("tcp://*:"):
+        raise ConfigError(f"{option} {address}: other hosts cannot dial it; {_WANT}")
+
+
 def _shown(address: str) -> str:
     """An address in printable form on one line."""
     return address[:200] if address.isprintable() else ascii(address[:200])
@@ -56,8 +67,12 @@ def _shown(address: str) -> str:
 def _problem_in_file(path: str) -> str | None:
     if not path or "\0" in path:
         return "want file:PATH"
-    if not Path(path).exists():
+    try:
+        Path(path).stat()
+    except FileNotFoundError:
         return None  # A syncer may write the file later.
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
     try:
         text = read_regular(path, ADDRESS_CHARS_MAX).decode()
     except OSError as error:

@@ -58,8 +58,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         data = read_regular(path, FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:
             raise ConfigError(f"{shown}: cannot be read: it has more than {FILE_BYTES_MAX} bytes")
-        # Accept the line ends of all systems, as for a file opened as text.
-        text = data.decode().replace("\r\n", "\n")
+        # Accept what editors of all systems write: their line ends, and a byte-order mark.
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
         if any(len(DOTTED.findall(each)) > DOTS_MAX for each in NO_KEY.split(text)):
             raise ConfigError(f"{shown}: not TOML that can be read: a key of too many parts")
         return tomllib.loads(text)

@@ -14,12 +14,14 @@ from msgspec import Struct
 from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Observe
-from ddloco.machines.syncer.global_fragments import LATE, Sync
+from ddloco.machines.syncer.accounts import LATE, mean_tokens
+from ddloco.machines.syncer.global_fragments import Sync
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.status import NOT_FRESH
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution
+from ddloco.protocol.status import Numbers
 from replay import Step, Stepper
 from transport import MessageArrived
 
@@ -137,10 +139,9 @@ class Merge(Struct, frozen=True):
 
 
 def tokens_merged(merges: Sequence[Merge], fragments: int) -> int:
-    """Return how many tokens are in merges, on average over the fragments, as ``job.tokens`` counts
-    them: a trained token is in as many merges as there are fragments, if none is lost."""
+    """Return how many tokens are in merges, on average over the fragments; see ``mean_tokens``."""
     total = sum(each.tokens for merge in merges for each in merge.contributions)
-    return round(total / fragments) if fragments else 0
+    return mean_tokens(total, fragments)
 
 
 class _Arrival(NamedTuple):
@@ -186,6 +187,8 @@ class MergeHistory:
         """By learner's name, how its link was last lost, and at which event."""
         self._used: dict[tuple[str, int, int], int] = {}
         """By learner, fragment and base version, the merge that used up its tokens."""
+        self.numbers = Numbers()
+        """The job's numbers at the last event that was seen."""
 
     def merges(self) -> Iterator[Merge]:
         """Yield every merge in the order in which they were done.
@@ -195,8 +198,12 @@ class MergeHistory:
             TapeError: the tape cannot be read.
         """
         self._begin()
+        at, machine = 0.0, self._stepper.actor.machine
         for step in self._stepper.steps():
+            at, machine = step.at, self._stepper.actor.machine
             yield from self._see(step)
+        if isinstance(machine, Syncer):
+            self.numbers = machine.numbers(at)
 
     def _begin(self) -> None:
         """Take up the syncs that were under way where the tape begins, as they were there."""

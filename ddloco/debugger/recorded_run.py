@@ -26,6 +26,7 @@ from ddloco.programs.program import is_program
 from ddloco.protocol.effects import RunStep
 from ddloco.protocol.events import Happened, Started, StepFinished
 from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.protocol.status import Numbers
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
@@ -75,6 +76,7 @@ class RecordedRun:
         self.salvage, self.trust = salvage, trust
         self._merges: dict[str, list[Merge]] = {}
         self._histories: dict[str, Iterator[Merge]] = {}
+        self._walked: dict[str, MergeHistory] = {}
         self._walkers: dict[str, Stepper[Actor]] = {}
         self._decode = msgspec.msgpack.Decoder(Happened).decode
 
@@ -130,6 +132,20 @@ class RecordedRun:
     def tokens_merged(self) -> int:
         """The tokens in merges, on average over the fragments; see ``tokens_merged``."""
         return tokens_merged(list(self.merges()), len(self.plan.fragments) if self.plan else 0)
+
+    @property
+    def numbers(self) -> Numbers:
+        """The job's numbers at its end, as the newest incarnation of its syncer counted them; with
+        shards, those of the leading one.
+
+        Raises:
+            TapeError, Divergence: see ``merges``.
+        """
+        for _ in self.merges():
+            pass
+        lead = self.job.syncer_names()[0]
+        ended = [self._walked[each] for each in self.syncers if actor_of(each) == lead]
+        return ended[-1].numbers if ended else Numbers()
 
     @cached_property
     def offsets(self) -> dict[str, float]:
@@ -265,7 +281,8 @@ class RecordedRun:
         for syncer in self.syncers:
             known = self._merges.setdefault(syncer, [])
             if syncer not in self._histories:
-                self._histories[syncer] = self.merges_of(syncer)
+                history = MergeHistory(self.stepper(syncer), self.job.learner_names())
+                self._walked[syncer], self._histories[syncer] = history, history.merges()
             for position in count():
                 if position == len(known):
                     following = next(self._histories[syncer], None)

@@ -3,7 +3,6 @@
 The syncer's machine is stepped once, and every tape is decoded; nothing is executed.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
@@ -23,6 +22,7 @@ from ddloco.debugger.report_lanes import (
     first_step_at,
     lanes_of,
     read_tape,
+    set_spent,
 )
 from ddloco.debugger.report_merges import (
     Bars,
@@ -33,7 +33,8 @@ from ddloco.debugger.report_merges import (
     syncer_of,
 )
 from ddloco.debugger.run_diff import compare
-from ddloco.monitoring.status_view import seconds
+from ddloco.monitoring.status_view import seconds, time_in_words
+from ddloco.protocol.status import Numbers
 from replay import tape
 
 POINTS_MAX = 24_000
@@ -92,7 +93,7 @@ class RunData(Struct):
         unit_s: the unit of every time, in seconds; ``end`` is the last moment.
         facts: the summary.
         names: of incarnations, as clocks and cells number them.
-        goodput: per part of the axis, the share of the learners' time in finished steps.
+        goodput: per part of the axis, the share of the learners' time spent computing.
         breaks: where losses left their bands, the first ones first.
         held_out: held-out losses of the global parameters.
         gaps: what is missing of the tapes, and where they begin.
@@ -154,6 +155,7 @@ class _Reader:
                 first = first_step_at(run, content.incarnation)
                 if first is not None:
                     content.begun = self.run.common(content.incarnation, first)
+            set_spent(content)
         begin = min((each.begin for each in self.contents if each.begin <= each.end), default=0.0)
         end = max((each.end for each in self.contents if each.begin <= each.end), default=0.0)
         self.axis = Axis(begin, end)
@@ -185,7 +187,7 @@ class _Reader:
             name=self.run.path.resolve().name,
             unit_s=self.axis.unit_s,
             end=self.axis.place(self.axis.begin + self.axis.span_s),
-            facts=_facts(self, found, shares),
+            facts=_facts(self, found),
             lanes=lanes_of(self.run, self.contents, self.axis, self.names, self.share),
             bars=bars_of(self.merges, self.run.common, self.axis, self.names, self.share),
             matrix=matrix_of(
@@ -241,17 +243,14 @@ class _Reader:
         )
 
     def goodput(self) -> list[float]:
-        """Return the share of all learners' time in finished steps, for each part of the axis."""
+        """Return the share of all learners' time spent computing, for each part of the axis."""
         width = self.axis.span_s / BINS
         busy = [0.0] * BINS
         for content in self.contents:
-            begun = content.begun
             for each in content.steps:
-                if begun is not None:
-                    _spread(
-                        busy, (begun - self.axis.begin) / width, (each.at - self.axis.begin) / width
-                    )
-                begun = each.at
+                # What was not computing came before: a batch that was late, or a suspension.
+                begun = (each.at - each.spent.computing - self.axis.begin) / width
+                _spread(busy, begun, (each.at - self.axis.begin) / width)
         return [min(each / max(len(self.learners), 1), 1.0) for each in busy]
 
     def links(self) -> list[Link]:
@@ -294,28 +293,27 @@ def _spread(busy: list[float], begin: float, end: float) -> None:
         busy[i] += max(min(end, i + 1.0) - max(begin, float(i)), 0.0)
 
 
-def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> list[Fact]:
+def _facts(reader: _Reader, found: LossFindings) -> list[Fact]:
     """The summary."""
     run, merges, contents = reader.run, reader.merges, reader.contents
     job = run.job.job
     count = sum(len(each.contributions) for each in merges)
-    missed = Counter(each.kind for merge in merges for each in merge.absent)
     tapes = run.tapes.values()
     events = sum(each.events - each.header.after for each in tapes)
-    steps = [each for content in contents for each in content.steps]
-    turned = f"{missed['refused']} refused, {missed['late']} late"
+    numbers = run.numbers
+    turned = f"{numbers.refusals} refused, {numbers.late} late"
     mean = f"{count / len(merges):.2f} contributions each, {turned}" if merges else ""
+    counts = _steps_note(reader)
     facts = [
         Fact("Job", job.name, f"{job.method}, {job.task}"),
         Fact("Duration", seconds(reader.axis.span_s), f"{events:,} events on {len(tapes)} tapes"),
-        Fact("Inner steps", f"{len(steps):,}", _steps_note(reader)),
+        Fact("Inner steps", f"{numbers.inner_steps:,}" if run.syncers else "unknown", counts),
         Fact("Merges", f"{len(merges):,}", mean),
         _incarnations(reader),
-        Fact("Goodput", f"{sum(shares) / len(shares):.1%}", "learners' time in finished steps"),
+        _goodput(numbers),
     ]
-    tokens = sum(each.tokens for each in steps)
-    if tokens and merges:
-        merged = run.tokens_merged
+    tokens, merged = numbers.trained_tokens, numbers.merged_tokens
+    if tokens and merged is not None and merges:
         said = f"{merged:,} of {tokens:,} trained, on average over the fragments"
         facts.append(Fact("Tokens merged", f"{merged / tokens:.1%}", said))
     losses = [loss for each in contents for _, _, loss in each.held_out]
@@ -327,6 +325,12 @@ def _facts(reader: _Reader, found: LossFindings, shares: Sequence[float]) -> lis
     facts.append(_first_break(found))
     facts.append(_waits(merges))
     return facts
+
+
+def _goodput(numbers: Numbers) -> Fact:
+    """Goodput, and how the learners' time was spent."""
+    share = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "unknown"
+    return Fact("Goodput", share, time_in_words(numbers))
 
 
 def _steps_note(reader: _Reader) -> str:

@@ -22,6 +22,7 @@ from ddloco.actors.events import (
     WorkFailed,
 )
 from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.machines.syncer.estimates import Recent
 from ddloco.protocol.compression import Format, compressed_layout
 from ddloco.protocol.events import (
     Evaluated,
@@ -32,6 +33,7 @@ from ddloco.protocol.events import (
 )
 from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
 from ddloco.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
+from ddloco.protocol.time_spent import TimeSpent, of_step
 from replay import TapeError
 from snapshot import SnapshotError
 from transport import LaneBroken, Marker, MessageArrived, aligned
@@ -155,7 +157,8 @@ class Point(Struct):
 
 
 class RawStep(Struct):
-    """A finished inner step as it was read; ``learned`` are clock entries since the one before."""
+    """A finished inner step as it was read; ``learned`` are clock entries since the one before, and
+    ``spent`` is what ``spent_in`` says."""
 
     at: float
     n: int
@@ -163,6 +166,8 @@ class RawStep(Struct):
     loss: float
     tokens: int
     learned: dict[str, int]
+    data_s: float = 0.0
+    spent: TimeSpent = TimeSpent()
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,9 @@ def read_tape(
         match event:
             case StepFinished():
                 content.steps.append(
-                    RawStep(at, record.n, event.step, event.loss, event.tokens, learned)
+                    RawStep(
+                        at, record.n, event.step, event.loss, event.tokens, learned, event.data_s
+                    )
                 )
                 learned = {}
             case MessageArrived():
@@ -246,6 +253,17 @@ def read_tape(
             case _:
                 _see_rare(content, at, record.n, event, cuts)
     return content
+
+
+def set_spent(content: TapeContent) -> None:
+    """Say of each step how its time was spent, as the learner's machine does."""
+    begun, usual = content.begun, Recent()
+    for each in content.steps:
+        if begun is not None:
+            each.spent = of_step(each.step, each.at - begun, each.data_s, usual.value)
+            if each.step > 1:
+                usual.add(each.at - begun)
+        begun = each.at
 
 
 def _mark(content: TapeContent, kind: str, point: Point) -> None:

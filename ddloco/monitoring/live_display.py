@@ -23,6 +23,7 @@ from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE
 from ddloco.monitoring.loss_chart import LossCurve, draw
 from ddloco.monitoring.status_view import COLUMNS_MAX
+from ddloco.protocol.status import Numbers
 
 REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0
@@ -42,7 +43,6 @@ class LearnerView:
 
     step: int = 0
     tokens: int = 0
-    busy_s: float = 0.0
     alive_s: float = 0.0
     lived_s: float = 0.0
     """The part of ``alive_s`` that belongs to earlier incarnations."""
@@ -50,9 +50,6 @@ class LearnerView:
     metrics: dict[str, float | None] = field(default_factory=dict[str, float | None])
     """The task's own metrics of the newest step."""
     state: str = "starting"
-    lost: bool = False
-    """Whether it has joined and its link is down now; it may continue to train."""
-
     curve: LossCurve = field(default_factory=partial(LossCurve, 1))
     steps_logged: bool = False
     """Whether its steps are in this log; if not, only what it reports to the syncer is."""
@@ -66,7 +63,6 @@ class LearnerView:
             self.first_at = line["at"] - line["step_s"]
         self.step = line["step"]
         self.tokens += line["tokens"]
-        self.busy_s += line["step_s"]
         self.alive_s = self.lived_s + line["at"] - self.first_at
         if line["loss"] is not None:  # The log contains null for NaN and Inf.
             self.losses = [*self.losses[1 - LOSSES_SHOWN :], line["loss"]]
@@ -103,6 +99,8 @@ class Board:
     fragments: dict[int, int] = field(default_factory=dict[int, int])
     merge: dict[str, Any] = field(default_factory=dict[str, Any])
     merges: int = 0
+    numbers: Numbers = field(default_factory=Numbers)
+    """The job's numbers, as the syncer counts them, at the newest line that has them."""
     troubles: list[str] = field(default_factory=list[str])
     result: dict[str, Any] | None = None
     reached: int = 0
@@ -118,6 +116,9 @@ class Board:
 
     def take(self, line: dict[str, Any]) -> None:
         """Process one line of the log."""
+        if "computing_s" in line:
+            told = {name: line[name] for name in Numbers.__struct_fields__ if name in line}
+            self.numbers = Numbers(**told)
         match line["event"]:
             case "step":
                 self.learners[line["actor"]].take(line, self.reached)
@@ -152,7 +153,6 @@ class Board:
         name = incarnation.rpartition(".")[0]
         if name in self.learners:
             self.learners[name].state = state
-            self.learners[name].lost = state != "linked"
 
     @property
     def t(self) -> int:
@@ -161,17 +161,15 @@ class Board:
 
     @property
     def goodput(self) -> float | None:
-        """Share of the learners' time that was spent in steps; None before the first merge. It is 0
-        while fewer learners than the quorum are linked, since their steps are not merged; not at
-        the end of the job, when all links are taken down."""
-        if not self.merges:
-            return None
-        linked = sum(not view.lost for view in self.learners.values())
-        done, whole, _ = self.stage()
-        if linked < self.job.sync.quorum and done < whole and self.result is None:
-            return 0.0
-        alive = sum(view.alive_s for view in self.learners.values())
-        return sum(view.busy_s for view in self.learners.values()) / alive if alive else None
+        """The share of the learners' time that was spent computing steps; None before the first
+        merge, or if it is not known. See ``machines.syncer.accounts``."""
+        return self.numbers.goodput
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps of all learners: those that the syncer has counted, or before it tells of any
+        those that are in this log."""
+        return self.numbers.inner_steps or sum(view.step for view in self.learners.values())
 
     def counts(self) -> str:
         """Three numbers: learners live, taking part, and averaged into the newest merge."""
@@ -190,16 +188,15 @@ class Board:
         job = self.job.job
         if job.tokens is None:
             return self.t, job.steps, "global step"
-        return self.merge.get("tokens", 0), job.tokens, "tokens merged"
+        return self.numbers.merged_tokens or 0, job.tokens, "tokens merged"
 
     def line(self) -> str:
         """All values on one line."""
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
         loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
-        steps = sum(view.step for view in self.learners.values())
         goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         return (
-            f"{self.progress()}  loss {loss}  {steps:,} inner steps  "
+            f"{self.progress()}  loss {loss}  {self.inner_steps:,} inner steps  "
             f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
         )
 
@@ -279,9 +276,9 @@ class LogTail:
 def _line_of(line: bytes) -> dict[str, Any] | None:
     try:
         said = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return said if isinstance(said, dict) else None
+    return said if isinstance(said, dict) and "event" in said else None
 
 
 async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:

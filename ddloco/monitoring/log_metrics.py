@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import trio
+from msgspec.structs import asdict
 
 from ddloco.config.job import Job
 from ddloco.monitoring.live_display import Board, LogTail
@@ -49,6 +50,7 @@ class LogMetrics:
             case "result":
                 self.ended = True
                 self._learners()
+                self._several("", asdict(self._board.numbers))
                 self._several("held_out_", {"loss": line["held_out_loss"]})
                 for name, value in numbers_of(line.get("metrics") or {}).items():
                     self._gauge("held_out_metric", value, metric=name)
@@ -74,9 +76,8 @@ class LogMetrics:
     def _merge(self, line: dict[str, Any]) -> None:
         self._gauge("global_step", self._board.t)
         self._several("", {name: line.get(name) for name in MERGE_FIELDS})
-        counts = {"merges": self._board.merges, "merged_tokens": line.get("tokens")}
-        quorum = self._board.job.sync.quorum
-        self._several("", {**counts, "goodput": self._board.goodput, "quorum": quorum})
+        counts = {"merges": self._board.merges, "quorum": self._board.job.sync.quorum}
+        self._several("", {**counts, **asdict(self._board.numbers)})
         self._learners()
 
     def _learners(self) -> None:

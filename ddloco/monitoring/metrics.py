@@ -9,16 +9,17 @@ import msgspec
 from msgspec.structs import asdict
 
 from ddloco.config.toml import ConfigError
-from ddloco.protocol.status import Status
+from ddloco.protocol.status import Numbers, Status
 from ddloco.runtime.observer_protocol import News
 
 EVENTS_NAMED_MAX = 64
 """Kinds of news that are counted separately: the syncer chooses their names, and each name is a
 time series."""
 
-MERGE_FIELDS = ("live", "taking_part", "averaged", "grace_s", "sync_s")
+MERGE_FIELDS = ("taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = (
-    *("merges", "merged_tokens", "quorum", "goodput", "live", "uptime_s"),
+    *("merges", "quorum", "uptime_s"),
+    *Numbers.__struct_fields__,
     *("tape_bytes", "sent_bytes", "received_bytes"),
 )
 MEMBER_FIELDS = (

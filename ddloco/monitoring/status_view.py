@@ -6,12 +6,12 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from ddloco.protocol.status import MemberStatus, Status, SyncInFlight, WaitingSync
+from ddloco.protocol.status import MemberStatus, Numbers, Status, SyncInFlight, WaitingSync
 
 
 def picture(status: Status) -> Group:
     """The whole display: the job, a table of members, syncs in progress, and what they wait for."""
-    lines = [header(status), counts(status)]
+    lines = [header(status), counts(status), f"learners' time: {time_in_words(status)}"]
     if status.standstill:
         lines.append(f"[red]{escape(status.standstill)}[/red]")
     if status.problem:
@@ -66,6 +66,21 @@ def counts(status: Status) -> str:
         return lines
     sent, received = (f"{n / 2**20:.1f} MiB" for n in (status.sent_bytes, status.received_bytes))
     return f"{lines}, {sent} sent, {received} received"
+
+
+def time_in_words(numbers: Numbers) -> str:
+    """How the learners' time was spent, in percent."""
+    seconds_of = {
+        "computing": numbers.computing_s,
+        "compiling": numbers.compiling_s,
+        "waiting for data": numbers.data_s,
+        "waiting for parameters": numbers.parameters_s,
+        "stopped": numbers.stopped_s,
+        "away or between reports": numbers.away_s,
+    }
+    whole = sum(seconds_of.values())
+    said = [f"{each / whole:.1%} {what}" for what, each in seconds_of.items() if each and whole]
+    return ", ".join(said) or "unknown"
 
 
 COLUMNS_MAX = 4

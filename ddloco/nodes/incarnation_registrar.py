@@ -97,7 +97,7 @@ class Record:
             self._newest = _decode(read_regular(self._path))
         except FileNotFoundError:
             return
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             said = f"{self._path}: not a record of incarnations: {error}; remove it"
             raise RecordError(said) from None
 

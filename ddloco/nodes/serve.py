@@ -13,7 +13,7 @@ import trio
 
 from clocks import MonotonicTime, actor_of, number_of
 from ddloco.actors.effects import Finish
-from ddloco.config.addresses import check_dial, check_listen
+from ddloco.config.addresses import check_advertise, check_dial, check_listen
 from ddloco.config.job import Job
 from ddloco.config.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
 from ddloco.config.toml import ConfigError
@@ -99,7 +99,7 @@ async def serve_syncer(
     """
     check_bind(job, bind)
     if terms.advertise:
-        check_listen("--advertise", terms.advertise)
+        check_advertise("--advertise", terms.advertise)
     name, connect = _checked_shard(job, *shard)
     lead = job.syncer_names()[0]
     curve = curve_of(job, name)

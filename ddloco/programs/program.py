@@ -8,7 +8,7 @@ examples/parameter_server.py for an example and docs/own-actors.md for an explan
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 from numpy.typing import NDArray
@@ -161,4 +161,15 @@ def _problem(program: Any) -> str | None:
         for other in role.dials:
             if other not in program.roles or other == name:
                 return f"{name} dials {other}, which is not another actor of the program"
+    return _taken(program.said, SaidByAll, "message") or _taken(
+        program.happened, HappensToAll | Begun, "result"
+    )
+
+
+def _taken(own: Any, ours: Any, kind: str) -> str | None:
+    """What is wrong if a class of the user's has the name of one that every actor has."""
+    names = {each.__name__: each for each in get_args(ours)}
+    for each in get_args(own) or (own,):
+        if names.get(each.__name__, each) is not each:
+            return f"{kind} {each.__name__}: ddloco has one of that name; choose another"
     return None

@@ -67,7 +67,8 @@ class ParametersMade(WorkResult, frozen=True):
 class StepFinished(WorkResult, frozen=True):
     """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
     ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
-    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers."""
+    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers, ``data_s`` is how
+    long the worker waited for the batch: a measured time, which no replay repeats."""
 
     step: int
     loss: float
@@ -75,6 +76,7 @@ class StepFinished(WorkResult, frozen=True):
     batch: bytes
     cursor: bytes = b""
     metrics: dict[str, float] = {}
+    data_s: float = 0.0
 
 
 TENSOR_DIGEST_BYTES = 4

@@ -6,6 +6,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from ddloco.actors.messages import SaidByAll
 from ddloco.protocol.compression import Format
+from ddloco.protocol.time_spent import TimeSpent
 from transport import Body, Count, Name, Reason
 
 Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
@@ -31,11 +32,10 @@ Metrics = Annotated[
 
 
 class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
-    """What a learner's last finished step brought, for observers: the loss of its batch, the
-    task's own metrics, and the tokens that this incarnation has trained on."""
+    """What a learner's last finished step brought, for observers: the loss of its batch, and the
+    task's own metrics."""
 
     loss: float
-    tokens: Count
     metrics: Metrics = {}
 
 
@@ -53,6 +53,8 @@ class Progress(Body, frozen=True, omit_defaults=True):
             empty before the first step.
         last: what its last step brought; None before the first, and on tapes of learners that did
             not report it.
+        trained: the tokens that this incarnation has trained on.
+        spent: how it has spent its time until its last step was finished.
     """
 
     step: Count
@@ -64,6 +66,8 @@ class Progress(Body, frozen=True, omit_defaults=True):
     batches: Count = field(default_factory=int)
     cursor: Cursor = field(default_factory=bytes)
     last: LastStep | None = None
+    trained: Count = field(default_factory=int)
+    spent: TimeSpent = field(default_factory=TimeSpent)
 
 
 class Pull(Body, frozen=True):

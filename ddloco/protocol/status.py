@@ -112,21 +112,54 @@ class LearnerStatus(Struct, frozen=True, kw_only=True):
     stopping: str = ""
 
 
-class SyncerStatus(Struct, frozen=True, kw_only=True):
+class Numbers(Struct, frozen=True, kw_only=True):
+    """The numbers of a job, as ``machines.syncer.accounts`` counts them: of a status, and in the
+    log with each merge and with the result.
+
+    Attributes:
+        goodput: the share of the learners' time, from when each first joined, that was spent
+            computing finished steps; None before the first merge, 0 below the quorum.
+        live: the connected learners.
+        inner_steps: inner steps of all learners.
+        trained_tokens: tokens that these were of.
+        merged_tokens: tokens in merges, on average over the syncer's fragments.
+        refusals: contributions that were refused; late ones are not among them.
+        late: contributions that were not there when their sync was closed and merged.
+        computing_s: seconds in which learners computed steps; summed over learners, as all below.
+        compiling_s: compiled their first step.
+        data_s: waited for batches.
+        parameters_s: waited for their first parameters.
+        stopped_s: were stopped in a step: suspended, swapped out, or without a processor.
+        away_s: the rest: they were gone, or starting, or in a step that is not finished.
+    """
+
+    goodput: float | None = None
+    live: int | None = None
+    inner_steps: int = 0
+    trained_tokens: int = 0
+    merged_tokens: int | None = None
+    refusals: int = 0
+    late: int = 0
+    computing_s: float = 0.0
+    compiling_s: float = 0.0
+    data_s: float = 0.0
+    parameters_s: float = 0.0
+    stopped_s: float = 0.0
+    away_s: float = 0.0
+
+
+class SyncerStatus(Numbers, frozen=True, kw_only=True):
     """What a syncer's machine reports. What is not known stays None or empty.
 
     Attributes:
         t: the newest global step.
         merges: the merges of this incarnation.
-        merged_tokens: the tokens merged so far, in a job that ends by tokens.
         taking_part: the learners that were pulled for the newest merge.
         averaged: the learners whose contributions are in the newest merge.
         versions: the version of each global fragment.
         waiting: the next sync, if it waits.
         in_flight: the syncs in progress.
         members: the connected learners.
-        live: how many there are.
-        goodput: the share of the members' connected time spent in finished steps.
         refused: the refused contributions, by learner.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
@@ -134,15 +167,12 @@ class SyncerStatus(Struct, frozen=True, kw_only=True):
 
     t: int | None = None
     merges: int | None = None
-    merged_tokens: int | None = None
     taking_part: int | None = None
     averaged: int | None = None
     versions: tuple[int, ...] = ()
     waiting: WaitingSync | None = None
     in_flight: tuple[SyncInFlight, ...] = ()
     members: tuple[MemberStatus, ...] = ()
-    live: int | None = None
-    goodput: float | None = None
     refused: dict[str, int] = {}
     recovering: tuple[RecoveringMember, ...] = ()
     standstill: str = ""

@@ -20,7 +20,7 @@ TASK = "task sha256"
 
 SEMANTICS: tuple[str, ...] = (
     *ACTOR_SEMANTICS,
-    *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands"),
+    *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands", "numbers"),
 )
 """The behaviours that a job's tapes name. Tapes that name others are not replayed."""
 

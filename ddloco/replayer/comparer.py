@@ -197,11 +197,15 @@ async def open_comparison(
         yield TapeRunner(state, actor, player, comparer, pending)
 
 
+MEASURED = frozenset({"data_s"})
+"""Fields of results that say how long something took, which no replay repeats."""
+
+
 def difference_of(recorded: Any, found: Any) -> str | None:
     """Return what kind of difference two results have, in words; None if they are equal."""
     if type(recorded) is not type(found):
         return "the work ended otherwise"
-    fields = recorded.__struct_fields__
+    fields = [name for name in recorded.__struct_fields__ if name not in MEASURED]
     differ = [name for name in fields if not same(getattr(recorded, name), getattr(found, name))]
     return f"differs in {', '.join(differ)}" if differ else None
 

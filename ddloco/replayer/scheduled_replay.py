@@ -28,7 +28,7 @@ from ddloco.config.run_folder import LOG_FILE, open_folder
 from ddloco.config.toml import ConfigError
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.node import recorder_for
-from ddloco.protocol.events import Happened, Recovered, Started, StateCopied
+from ddloco.protocol.events import Happened, Recovered, Started, StateCopied, StepFinished
 from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
@@ -328,6 +328,8 @@ class ScheduleFollower:
                 value = await self.pending.take(event.work).result()
                 if isinstance(value, WorkFailed):
                     raise WorkerRequestError(rpc.Failed(value.kind, value.reason))
+                if isinstance(value, StepFinished) and isinstance(event, StepFinished):
+                    return replace(value, data_s=event.data_s)  # All times are the schedule's.
                 return value
             case _:
                 await trio.lowlevel.checkpoint()

@@ -108,5 +108,5 @@ def change_of(facts: Mapping[str, str]) -> WhatIf | None:
         return None
     try:
         return msgspec.json.decode(said, type=WhatIf)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"the tape's fact {WHAT_IF!r}: {error}") from None

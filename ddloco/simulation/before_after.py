@@ -23,7 +23,9 @@ class Outcome(Struct, frozen=True):
         seconds: from the first merge's launch to the last merge, on the syncer's clock.
         merges: merges of fragments.
         inner_steps: finished inner steps of all learners.
-        tokens_merged: tokens in merges, on average over the fragments.
+        goodput: the share of the learners' time spent computing; None without a merge.
+        trained_tokens: tokens that were trained on.
+        merged_tokens: tokens in merges, on average over the fragments.
         contributions: the mean number of contributions in a merge.
         wait_s: the mean time that a launch was held; then its parts.
         floor_s: by the launch floor.
@@ -35,7 +37,9 @@ class Outcome(Struct, frozen=True):
     seconds: float
     merges: int
     inner_steps: int
-    tokens_merged: int
+    goodput: float | None
+    trained_tokens: int
+    merged_tokens: int
     contributions: float
     wait_s: float
     floor_s: float
@@ -64,8 +68,10 @@ def outcome_of(folder: Path, *, trust: bool = False) -> Outcome:
         seconds=max((x.at for x in merges), default=0.0)
         - min((x.launched_at for x in merges), default=0.0),
         merges=len(merges),
-        inner_steps=sum(1 for learner in run.learners for _ in run.steps_of(learner)),
-        tokens_merged=run.tokens_merged,
+        inner_steps=run.numbers.inner_steps,
+        goodput=run.numbers.goodput,
+        trained_tokens=run.numbers.trained_tokens,
+        merged_tokens=run.numbers.merged_tokens or 0,
         contributions=_mean([len(merge.contributions) for merge in merges]),
         wait_s=_mean([each.total_s for each in waits]),
         floor_s=_mean([each.floor_s for each in waits]),
@@ -89,7 +95,8 @@ def table_of(outcomes: Mapping[str, Outcome]) -> Table:
     for name in outcomes:
         table.add_column(name, justify="right")
     for name, (said, form) in ROWS.items():
-        table.add_row(said, *(form.format(getattr(each, name)) for each in outcomes.values()))
+        values = (getattr(each, name) for each in outcomes.values())
+        table.add_row(said, *("-" if value is None else form.format(value) for value in values))
     learners = sorted({name for each in outcomes.values() for name in each.shares})
     for name in learners[:SHOWN_MAX]:
         shares = (each.shares.get(name) for each in outcomes.values())
@@ -102,7 +109,9 @@ ROWS = {
     "seconds": ("seconds from the first launch to the last merge", "{:,.2f}"),
     "merges": ("merges", "{:,}"),
     "inner_steps": ("inner steps", "{:,}"),
-    "tokens_merged": ("tokens merged, on average over the fragments", "{:,}"),
+    "goodput": ("goodput", "{:.1%}"),
+    "trained_tokens": ("tokens trained", "{:,}"),
+    "merged_tokens": ("tokens merged, on average over the fragments", "{:,}"),
     "contributions": ("contributions to a merge", "{:.2f}"),
     "wait_s": ("seconds that a launch waited", "{:.4f}"),
     "floor_s": ("  for the launch floor", "{:.4f}"),

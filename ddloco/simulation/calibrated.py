@@ -136,9 +136,11 @@ class Recording:
     def _lines(self) -> list[dict[str, Any]]:
         try:
             text = (self.folder / LOG_FILE).read_text()
+            return [json.loads(line) for line in text.splitlines()]
         except OSError as error:
             raise ConfigError(f"{self.folder / LOG_FILE}: {error.strerror}") from None
-        return [json.loads(line) for line in text.splitlines()]
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{self.folder / LOG_FILE}: has a damaged line: {error}") from None
 
     def _said(self, event: str) -> list[dict[str, Any]]:
         return [line for line in self._lines if line["event"] == event]

@@ -15,6 +15,9 @@ FORK_FDS_MAX = 8
 NEWS_BYTES_MAX = 4096
 """The size of one message about a worker: a process id, an exit status, or a reason."""
 
+SAID_CHARS_MAX = 600
+"""Of a worker's last line: a message has room for it however it is encoded."""
+
 
 class Fork(Struct, frozen=True):
     """Asks for a worker. The descriptors that come with it are: the socket for messages about it,
@@ -40,9 +43,15 @@ class Began(Struct, frozen=True, tag=True):
 
 
 class Ended(Struct, frozen=True, tag=True):
-    """The worker ended with this exit status; if it is negative, by this signal."""
+    """The worker ended with this exit status; if it is negative, by this signal.
+
+    Attributes:
+        code: the status.
+        said: the last line that it wrote while it opened its devices, if it ended there.
+    """
 
     code: int
+    said: str = ""
 
 
 class NotForked(Struct, frozen=True, tag=True):

@@ -14,6 +14,7 @@ numpy's OpenBLAS, which stops them before a fork and starts them again when they
 import ctypes
 import gc
 import os
+import re
 import selectors
 import signal
 import socket
@@ -28,6 +29,7 @@ from ddloco.workers import server
 from ddloco.workers.fork_protocol import (
     FORK_BYTES_MAX,
     FORK_FDS_MAX,
+    SAID_CHARS_MAX,
     Began,
     Ended,
     Fork,
@@ -36,6 +38,9 @@ from ddloco.workers.fork_protocol import (
     decode_fork,
     encode_news,
 )
+
+XLA_HEAD = re.compile(r"^[IWEF][0-9]{4} [0-9:.]+ +[0-9]+ [\w./]+:[0-9]+\] ")
+"""Before each line of XLA's log: severity and date, time, thread, source."""
 
 PR_SET_PDEATHSIG = 1
 """See prctl(2): the signal that a process gets when its parent has ended."""
@@ -53,6 +58,8 @@ class ForkServer:
         self._request = control, FORK_BYTES_MAX, FORK_FDS_MAX
         self._children: dict[int, socket.socket] = {}
         """Where each child's end is reported, by process id."""
+        self._saying: dict[int, int] = {}
+        """The file into which each child writes what it says while it opens its devices."""
         self._woken, self._waker = socket.socketpair()
         for each in (self._woken, self._waker):
             each.setblocking(False)
@@ -65,7 +72,8 @@ class ForkServer:
     def serve(self) -> tuple[Fork, list[int]] | None:
         """Serve until the control socket closes, then kill the workers that are left.
 
-        Returns, in the process of a new worker only, what was asked for and the descriptors.
+        Returns, in the process of a new worker only, what was asked for and the descriptors; the
+        last one is of a file for what it says while it opens its devices.
         """
         while True:
             for key, _ in self._selector.select():
@@ -86,6 +94,7 @@ class ForkServer:
         """Fork a worker; returns, in its process only, True."""
         status = socket.socket(fileno=fds.pop(0))
         parent = os.getpid()
+        saying = os.memfd_create("ddloco worker says")
         try:
             with warnings.catch_warnings():
                 # Python 3.12 warns of any thread; which ones there are is said above.
@@ -100,11 +109,13 @@ class ForkServer:
             # Before the worker can answer anything, so that its actor has the number by then.
             _tell(status, Began(os.getpid()))
             status.close()
+            fds.append(saying)
             return True
-        for each in fds:
+        for each in fds if pid > 0 else (*fds, saying):
             os.close(each)
         if pid > 0:
             self._children[pid] = status
+            self._saying[pid] = saying
             self._selector.register(status, selectors.EVENT_READ, pid)
         return False
 
@@ -122,6 +133,8 @@ class ForkServer:
         self._selector.close()
         for each in (self._control, self._woken, self._waker, *self._children.values()):
             each.close()
+        for each in self._saying.values():
+            os.close(each)
 
     def _kill(self, pid: int) -> None:
         """Kill a worker that its actor does not want any more, unless it has been reaped: then the
@@ -144,7 +157,8 @@ class ForkServer:
             if ended == pid:
                 link = self._children.pop(pid)
                 self._forget(link)
-                _tell(link, Ended(os.waitstatus_to_exitcode(status)))
+                said = last_words(self._saying.pop(pid))
+                _tell(link, Ended(os.waitstatus_to_exitcode(status), said))
                 link.close()
 
 
@@ -153,16 +167,28 @@ def _tell(link: socket.socket, news: News) -> None:
         link.send(encode_news(news))
 
 
+def last_words(saying: int) -> str:
+    """What a worker has said that ended while it opened its devices: all of it goes to standard
+    error, the last line is returned, without the head that XLA's log gives it."""
+    with open(saying, "rb") as file:
+        file.seek(0)
+        text = file.read().decode(errors="replace")
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    last = text.rstrip("\n").rpartition("\n")[2]
+    return XLA_HEAD.sub("", last).strip()[:SAID_CHARS_MAX]
+
+
 def run_worker(fork: Fork, fds: list[int]) -> None:
     """Be a worker in this process, and leave it at the end."""
     setproctitle.setproctitle(f"ddloco worker of {fork.name}")
     code = 1
     try:
-        link = socket.socket(fileno=fds.pop(0))
+        link, saying = socket.socket(fileno=fds.pop(0)), fds.pop()
         if fork.turns:
             os.dup2(fds.pop(0), 0)
         shared = [fds.pop(0) if each else -1 for each in fork.shared]
-        server.run(fork.name, link, shared, fork.pinned, fork.turns)
+        server.run(fork.name, link, shared, pinned=fork.pinned, turns=fork.turns, saying=saying)
         code = 0
     except SystemExit as error:  # From user code.
         code = error.code if isinstance(error.code, int) else 1

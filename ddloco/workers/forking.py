@@ -71,8 +71,8 @@ class ForkedWorker:
                 match decode_news(said) if said else None:
                     case Began(pid):
                         self._pid = pid
-                    case Ended(code):
-                        self._ended = _ending(code)
+                    case Ended(code, said):
+                        self._ended = _ending(code) + (f": {said}" if said else "")
                     case NotForked(reason):
                         self._ended = f"could not be forked: {reason}"
                     case None:

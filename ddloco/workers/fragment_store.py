@@ -131,7 +131,7 @@ class FragmentFolder:
             )
             found = StoredFragment(kept, tensors["theta"], tensors["momentum"])
             whole, job_id = said.pop("sum") == _sum(said), said["job"]
-        except (ValueError, KeyError, OSError) as error:
+        except (ValueError, KeyError, OSError, RecursionError) as error:
             reason = getattr(error, "strerror", None) or error
             raise FragmentStoreError(f"{path}: cannot be read: {reason}") from None
         if not whole or digest_of(found.theta, found.momentum) != kept.digest:

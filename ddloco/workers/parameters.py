@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ddloco.workers.task import TaskError
+
 WHOLE = "parameters"
 """The name of parameters that are a single array, whose path is empty."""
 
@@ -16,15 +18,39 @@ def shapes_and_names(init: Callable[[Any], Any], seed: int) -> tuple[Any, list[s
 
     Only shapes: a learner receives its parameters from the syncer, and creating its own would take
     longer than everything else it does before training.
+
+    Raises:
+        TaskError: a leaf is no array, such as the activation function of a module.
     """
     key = jax.random.key(seed)
     try:
         shapes = jax.eval_shape(init, key)
     except Exception:  # noqa: BLE001, code that cannot be traced may still run, or say why not
-        leaves, tree = jax.tree.flatten(init(key))
+        made = init(key)
+        _check_arrays(made, getattr(init, "__qualname__", "init"))
+        leaves, tree = jax.tree.flatten(made)
         shapes = jax.tree.unflatten(
             tree, [jax.ShapeDtypeStruct(jnp.shape(a), jnp.result_type(a)) for a in leaves]
         )
-    paths, _ = jax.tree_util.tree_flatten_with_path(shapes)
-    names = [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
-    return shapes, [name or WHOLE for name in names]
+    return shapes, [name for name, _ in named_leaves(shapes)]
+
+
+def named_leaves(tree: Any) -> list[tuple[str, Any]]:
+    """The leaves of a pytree with their names."""
+    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
+    found = [(jax.tree_util.keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
+    return [(name or WHOLE, leaf) for name, leaf in found]
+
+
+def _check_arrays(made: Any, maker: str) -> None:
+    """Refuse leaves that are neither arrays nor numbers."""
+    for name, leaf in named_leaves(made):
+        try:
+            jnp.result_type(leaf)
+        except (TypeError, ValueError):
+            said = getattr(leaf, "__name__", None) or repr(leaf)
+            kind = f"{type(leaf).__name__} {said}".replace("\n", " ")[:80]
+            raise TaskError(
+                f"{maker}(key): {name!r} is no array but the {kind}; return arrays only (with "
+                "Equinox: eqx.filter(net, eqx.is_inexact_array))"
+            ) from None

@@ -90,13 +90,15 @@ class CopyOut(WorkerMessage, frozen=True):
 
 class Trained(WorkerMessage, frozen=True):
     """One step's loss, tokens, batch digest (xxh3-128), the cursor after it: the positions of
-    stream and schedules (see ``data_stream``), and the task's own metrics."""
+    stream and schedules (see ``data_stream``), the task's own metrics, and how long the worker
+    waited for the batch, in seconds; that is not part of its state."""
 
     loss: float
     tokens: int
     batch: bytes
     cursor: bytes = b""
     metrics: dict[str, float] = {}
+    data_s: float = 0.0
 
 
 class Own(Struct, frozen=True, array_like=True):

@@ -1,5 +1,6 @@
 """Learning rates that follow the global step. It needs jax, as a task does."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -8,9 +9,15 @@ import jax.numpy as jnp
 import optax
 
 from ddloco.config.job import Inner
+from ddloco.workers.task import TaskError
 
 GLOBAL_STEP = "global_step"
 """The extra argument of an optimizer's update: the newest global step that the learner holds."""
+
+NOT_PASSED = (
+    "follow_global_step was not given the global step: a transformation around it passes no extra "
+    "arguments on; put follow_global_step last in the outermost optax.chain"
+)
 
 
 def follow_global_step(schedule: Callable[[Any], Any]) -> optax.GradientTransformation:
@@ -22,6 +29,8 @@ def follow_global_step(schedule: Callable[[Any], Any]) -> optax.GradientTransfor
 
     def update(updates: Any, state: Any, params: Any = None, **extra: Any) -> tuple[Any, Any]:
         del params
+        if GLOBAL_STEP not in extra:
+            raise TaskError(NOT_PASSED)
         scale = schedule(extra[GLOBAL_STEP])
         return jax.tree.map(lambda each: each * jnp.asarray(scale, each.dtype), updates), state
 
@@ -30,6 +39,22 @@ def follow_global_step(schedule: Callable[[Any], Any]) -> optax.GradientTransfor
         return optax.EmptyState()
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def with_extra_arguments(optimizer: Any) -> optax.GradientTransformationExtraArgs:
+    """The optimizer as one whose update may be given extra arguments: they are passed on if its
+    update takes any, and else dropped.
+
+    optax decides by the type. ``optax.MultiSteps(...).gradient_transformation()`` has the type that
+    takes none, although its update hands them to the optimizer inside.
+    """
+    takes_any = any(
+        each.kind is inspect.Parameter.VAR_KEYWORD
+        for each in inspect.signature(optimizer.update).parameters.values()
+    )
+    if takes_any:
+        return optax.GradientTransformationExtraArgs(optimizer.init, optimizer.update)
+    return optax.with_extra_args_support(optimizer)
 
 
 def with_schedule(optimizer: Any, inner: Inner, steps: int) -> Any:

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Sequence
 from functools import partial
@@ -24,6 +25,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import msgspec
 import numpy as np
 import optax
 import xxhash
@@ -45,7 +47,7 @@ from ddloco.workers.data_stream import DataStream, pack_cursor, unpack_cursor
 from ddloco.workers.environment import fingerprinted
 from ddloco.workers.first_step import Named, SavedTree, difference, digests
 from ddloco.workers.parameters import shapes_and_names
-from ddloco.workers.schedules import GLOBAL_STEP, with_schedule
+from ddloco.workers.schedules import GLOBAL_STEP, with_extra_arguments, with_schedule
 from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
@@ -66,8 +68,12 @@ FULL_CHARS_MAX = 200_000
 class Trainer:
     """The task's parameters, optimizer state and data, and the operations on them."""
 
-    def __init__(self, arena: ArenaView, *, compiles_ahead: bool = True) -> None:
+    def __init__(
+        self, arena: ArenaView, *, compiles_ahead: bool = True, saying: int | None = None
+    ) -> None:
         self._arena = arena
+        self._saying = saying
+        """Where standard error goes while the devices are opened; see ``open_devices``."""
         self._compiles_ahead = compiles_ahead
         """Whether the step is compiled before it runs, if that is asked for."""
         self._compiling: threading.Thread | None = None
@@ -89,6 +95,8 @@ class Trainer:
         self._drawn = 0
         """Batches of its shard that this learner has used, in earlier incarnations too."""
         self._gradient: Any = None
+        self._device_s = 0.0
+        """How long the device last needed for a step."""
 
     def answer(self, request: rpc.Request) -> rpc.Answer:
         """Fulfil one request."""
@@ -141,6 +149,8 @@ class Trainer:
         random.seed(f"{request.seed}/{request.shard}")
         np.random.seed([request.seed % 2**32, request.shard or 0])  # noqa: NPY002, user code's
         task = self._task = load_task(request.task, request.options)
+        if self._saying is not None:
+            open_devices(self._saying)
         keep_compiled_programs()
         self._seed = request.seed
         self._shard = request.shard
@@ -161,7 +171,7 @@ class Trainer:
         if request.shard is not None:
             stream = self._stream(shard=request.shard)
             self._data = DataStream(request.task, stream, copied_batch)
-        self._optimizer: Any = optax.with_extra_args_support(
+        self._optimizer: Any = with_extra_arguments(
             getattr(task, "optimizer")()  # noqa: B009, optional, so not in the protocol
             if hasattr(task, "optimizer")
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
@@ -273,7 +283,9 @@ class Trainer:
             self._leave_out(request.skip, request.cursor)
         first, self._tried = not self._tried, True
         before = self._batches.position() if first else b""
+        asked_at = time.monotonic()
         batch, number = self._draw()
+        data_s = time.monotonic() - asked_at
         place = number, np.int32(min(request.t, STEP_MAX))
         digest = batch_digest(batch)
         if self._opt_state is None or (self._spoilt and request.overwrites):
@@ -285,11 +297,15 @@ class Trainer:
         if first:
             self._batches.check(before, digest, batch_digest)
             once = self._run_and_restore(batch, place)
+        begun_at = time.monotonic()
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
+        if first:
+            loss.block_until_ready()
+            self._device_s = time.monotonic() - begun_at
         tokens = self._tokens(batch)
-        self._batches.draw_ahead()  # While the device computes the step: its loss comes later.
+        data_s += self._drawn_ahead(begun_at, loss)
         if first:
             self._check_same(once, self._digests(self._params, self._state, loss))
         loss = float(loss)  # Waits for the device.
@@ -297,7 +313,23 @@ class Trainer:
         if request.out is not None:
             self._copy_out(self._leaves(), request.out)
         self._last = rpc.Trained(loss, tokens, digest, self._cursor(), said(metrics))
-        return self._last
+        return msgspec.structs.replace(self._last, data_s=data_s)
+
+    def _drawn_ahead(self, begun_at: float, loss: Any) -> float:
+        """Draw the next batch while the device computes the step that began at ``begun_at``; its
+        loss comes later. Returns how long the device waited for the batch, in seconds.
+
+        If it is done by then, it is not known since when: it needs as long as the last time that it
+        was not.
+        """
+        drawing_at = time.monotonic()
+        self._batches.draw_ahead()
+        drawn_at = time.monotonic()
+        if not loss.is_ready():
+            loss.block_until_ready()
+            self._device_s = time.monotonic() - begun_at
+            return 0.0
+        return max(drawn_at - max(drawing_at, begun_at + self._device_s), 0.0)
 
     @property
     def _batches(self) -> DataStream:
@@ -631,6 +663,26 @@ def fingerprint() -> dict[str, str]:
     }
 
 
+def open_devices(saying: int) -> None:
+    """Open JAX's devices. XLA ends the process if it is given a flag that it does not know, and
+    says so on standard error only: until that is over, standard error is a file that the fork
+    server reads when the process has ended.
+
+    Called once the task's module has been imported, which may change flags and settings.
+    """
+    sys.stderr.flush()
+    ours = os.dup(2)
+    os.dup2(saying, 2)
+    try:
+        jax.devices()
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, 2)
+        os.close(ours)
+        os.write(2, os.pread(saying, os.fstat(saying).st_size, 0))
+        os.ftruncate(saying, 0)
+
+
 def keep_compiled_programs() -> None:
     """Let JAX use the cache of compiled programs, unless the user has chosen one or it is noisy.
 
@@ -727,7 +779,9 @@ def leave_signals_to_parent() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
 
 
-def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turns: str) -> None:
+def run(
+    name: str, link: socket.socket, shared: Sequence[int], *, pinned: str, turns: str, saying: int
+) -> None:
     """Be an actor's worker in this process, until the actor closes the socket.
 
     Args:
@@ -736,6 +790,7 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
         shared: the descriptors of the actor's arena; -1 for a file that could not be created.
         pinned: the file of the task's module, if that is a pinned one; else empty.
         turns: see ``breakpoints.install``.
+        saying: see ``open_devices``.
     """
     leave_signals_to_parent()
     breakpoints.install(name, turns)
@@ -745,4 +800,4 @@ def run(name: str, link: socket.socket, shared: Sequence[int], pinned: str, turn
     # If the actor has ended, the answer is not needed.
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         # A debugger is to open in a step, not before there is one.
-        serve(link, Trainer(ArenaView(shared), compiles_ahead=not turns))
+        serve(link, Trainer(ArenaView(shared), compiles_ahead=not turns, saying=saying))

@@ -330,7 +330,10 @@ ACTORS = [
     ("syncer", ["--bind", "tcp://127.0.0.1:*", "--patience", "nan"]),
     ("syncer", ["--bind", "tcp://127.0.0.1:*", "--patience", "-1"]),
     ("syncer", ["--bind", "tcp://127.0.0.1:*", "--keys", "/nowhere"]),
+    ("syncer", ["--bind", "tcp://127.0.0.1:*", "--patience", "1e18"]),
     ("syncer", ["--bind", "tcp://127.0.0.1:*", "--advertise", "x"]),
+    ("syncer", ["--bind", "tcp://127.0.0.1:*", "--advertise", "tcp://*:5"]),
+    ("syncer", ["--bind", "tcp://127.0.0.1:*", "--advertise", "ipc:///x"]),
     ("syncer", ["--bind", "tcp://127.0.0.1:*", "--from", "/nowhere/latest"]),
     ("syncer", ["--bind", "tcp://*:*"]),
     ("syncer", ["--bind", "tcp://0.0.0.0:5"]),
@@ -348,6 +351,14 @@ ACTORS = [
 def test_actors(refused, tmp_path, file, command, words):
     """What an actor that is started by hand may be given."""
     refused([command, file, "--dir", tmp_path / "run", *words])
+
+
+def test_an_address_file_that_is_a_link_to_itself(refused, tmp_path, file):
+    """It will never be a file, so nobody waits for it."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    words = ["learner", file, "--dir", tmp_path / "run", "--name", "learner-0"]
+    refused([*words, "--connect", f"file:{loop}"], "loop: cannot be read")
 
 
 # Tapes.
@@ -374,6 +385,21 @@ def bent(path, at, data):
     whole = bytearray(path.read_bytes())
     whole[at : at + len(data)] = data
     path.write_bytes(whole)
+
+
+def test_a_run_folder_has_no_status_of_its_own(refused, world):
+    """It has one at each of its events."""
+    refused(["status", world], f"{world}: no address", "a run folder wants --at EVENT")
+
+
+NESTED = "[" * 100_000
+"""Deeper than any reader follows."""
+
+
+def test_a_log_that_is_nested_without_end(refused, tape):
+    """The run is calibrated by it."""
+    (tape.parents[1] / "log.jsonl").write_text(f"{NESTED}\n")
+    refused(["simulate", tape.parents[1]], "log.jsonl: has a damaged line")
 
 
 DAMAGE = {

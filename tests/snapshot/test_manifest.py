@@ -81,7 +81,10 @@ def test_two_entries_of_one_name_are_refused():
         encode_piece([Entry("state", "x", DIGEST, 1), Entry("state", "x", DIGEST, 2)])
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"entries":[],"format":1}'])
+DEEP = b'{"entries":[],"other":' + b"[" * 100_000
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"\xff", b'{"entries":[],"format":1}', DEEP])
 def test_no_piece_is_refused(data):
     """Other bytes are no piece."""
     with pytest.raises(SnapshotError):

@@ -125,6 +125,10 @@ def test_what_the_format_lacks_is_refused(arrays, said):
 def test_no_bytes_but_packed_ones_are_read():
     """Cut or changed anywhere in the header, bytes are refused or read within their bounds."""
     data = packed({"x": np.arange(3, dtype=np.int32), "y": np.zeros(2)})
+    nested = b'{"x":{"y":' + b"[" * 100_000
+    deep = len(nested).to_bytes(8, "little") + nested
+    with pytest.raises(PackingError, match="no safetensors header"):
+        back(deep)
     start = 8 + int.from_bytes(data[:8], "little")
     for length in range(len(data)):
         with pytest.raises(PackingError):

@@ -47,6 +47,7 @@ from ddloco.protocol.messages import (
     Stop,
 )
 from ddloco.protocol.status import LearnerStatus
+from ddloco.protocol.time_spent import TimeSpent, of_step
 from transport import (
     BULK,
     CONTROL,
@@ -126,6 +127,9 @@ class Learner:
         """For each fragment, the step and the token count at which that version was installed.
         Progress since then is a difference, so a step updates no counter per fragment."""
         self._tokens = 0
+        self._spent: TimeSpent = TimeSpent()
+        self._began_at: float = 0.0
+        """When its worker was ready, in seconds."""
         self._incoming: dict[int, Incoming] = {}
         self._compression = LearnerCompression(job.compress)
         self._answers: dict[int, Answer] = {}
@@ -172,7 +176,7 @@ class Learner:
             case StepFinished():
                 return self._step_finished(at, event)
             case Started():
-                return self._started(event)
+                return self._started(at, event)
             case FragmentEncoded():
                 return self._encoded(event)
             case FragmentDecoded():
@@ -216,7 +220,8 @@ class Learner:
             case _:
                 return []
 
-    def _started(self, event: Started) -> list[Effect]:
+    def _started(self, at: float, event: Started) -> list[Effect]:
+        self._began_at = at
         self._first = number_of(event.incarnation) == 1
         self._tells = event.tells
         plan = self._plan = self._job.plan(event.leaves)
@@ -370,6 +375,8 @@ class Learner:
             for fragment, incoming in sorted(self._incoming.items())
         )
         self._incoming.clear()
+        if self._step == 0:
+            self._spent = TimeSpent(parameters=at - self._began_at)
         lent = self._lending.between_steps(self._step, tuple(self._versions))
         work = self._work.next()
         self._running = Running(work, at, overwrites)
@@ -391,8 +398,11 @@ class Learner:
         assert (event.work, event.step) == (running.work, self._step + 1), "steps are in order"
         effects: list[Effect] = []
         self._step, self._cursor = event.step, event.cursor
+        took_s = at - running.since
+        spent = of_step(event.step, took_s, event.data_s, self._step_s.value)
+        self._spent += spent
         if event.step > 1:  # The first step includes compilation.
-            self._step_s.add(at - running.since)
+            self._step_s.add(took_s)
         for overwrite in running.overwrites:
             p = overwrite.fragment
             self._versions[p] = overwrite.version
@@ -400,7 +410,7 @@ class Learner:
             effects += self._compression.install(p, overwrite.version, overwrite.handle)
         self._tokens += event.tokens
         if self._tells:
-            self._brought = LastStep(event.loss, self._tokens, event.metrics)
+            self._brought = LastStep(event.loss, event.metrics)
         effects += self._release_host()
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
@@ -410,7 +420,7 @@ class Learner:
         if self._stopping is None:
             effects += self._report()
         observed = {"step": event.step, "loss": event.loss, "tokens": event.tokens}
-        step_s = round(at - running.since, 6)
+        step_s = round(took_s, 6)
         metrics = {"metrics": event.metrics} if event.metrics else {}
         return [*effects, Observe("step", {**observed, "step_s": step_s, **metrics})]
 
@@ -437,6 +447,8 @@ class Learner:
             batches=(self._recovery.batches or 0) + self._step,
             cursor=self._cursor,
             last=self._brought,
+            trained=self._tokens,
+            spent=self._spent,
         )
 
     # Pulls are answered from host copies of the last finished step while the next step runs.

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec import UNSET
 
 from ddloco.config.job import Compress
+from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
@@ -17,8 +18,6 @@ from ddloco.protocol.effects import Differences, MergeFragment, MergeTokens, Sha
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution, GlobalFragment, Progress
 from transport import BULK, Drop, Effect, Keep, Send
-
-LATE = "it came after its sync was closed"
 
 
 @dataclass(slots=True)
@@ -79,9 +78,16 @@ class Sync:
     spoken: dict[str, int] = field(default_factory=dict[str, int])
     """How often each pulled learner had spoken at the launch."""
     parts: dict[str, Part] = field(default_factory=dict[str, Part])
+    refused: dict[str, None] = field(default_factory=dict[str, None])
+    """Learners whose contributions were refused before the merge."""
     work: int = 0
     adopts: bool = False
     """Whether the merge starts from the learners' version, because this syncer has lost its own."""
+
+    @property
+    def unanswered(self) -> int:
+        """How many of the pulled learners have not answered, or came too late."""
+        return sum(peer not in self.parts and peer not in self.refused for peer in self.pulled)
 
     def objection(self, peer: str, said: Contribution, handle: str) -> str | None:
         """Return why a contribution of ``peer`` does not answer this sync, or None if it does."""
@@ -161,12 +167,11 @@ class Sync:
             return
         outliers.learn(merged, {peer: part.said for peer, part in self.parts.items()}, version)
 
-    def seen(self, merged: FragmentMerged, live: int, sync_s: float) -> dict[str, Any]:
+    def seen(self, merged: FragmentMerged, sync_s: float) -> dict[str, Any]:
         """Return the fields of the log event of the finished merge.
 
         Args:
             merged: the result of the merge.
-            live: the number of connected learners.
             sync_s: the duration of a sync, the median of the newest, in seconds.
         """
         return {
@@ -175,7 +180,6 @@ class Sync:
             "learners": list(merged.accepted),
             "weights": [round(weight, 6) for weight in merged.weights],
             "grace_s": round(self.waited.grace_s, 6),
-            "live": live,
             "taking_part": len(self.pulled),
             "averaged": len(merged.accepted),
             "sync_s": round(sync_s, 6),

@@ -11,6 +11,8 @@ leads: it ends the job, and evaluates and saves the model. See ``shards``.
 
 from typing import Any
 
+from msgspec.structs import asdict, replace
+
 from clocks import actor_of, number_of
 from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.actors.events import (
@@ -53,7 +55,7 @@ from ddloco.protocol.messages import (
     ShardReport,
     Stop,
 )
-from ddloco.protocol.status import SyncerStatus
+from ddloco.protocol.status import Numbers, SyncerStatus
 from transport import (
     CONTROL,
     BytesArrived,
@@ -114,6 +116,8 @@ class Syncer:
         self._run = ""
         self._settled = False
         """Whether a merge was done in this run, so that learners of other runs are refused."""
+        self.final: Numbers | None = None
+        """The numbers of the job when it began to wind up."""
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -131,8 +135,14 @@ class Syncer:
             self.rounds,
             recovering=self._relay.waiting(at),
             standstill=self._no_merge(at),
-            by_tokens=self._job.job.tokens is not None,
+            numbers=self.numbers(at),
         )
+
+    def numbers(self, at: float) -> Numbers:
+        """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
+        if self.final is not None:
+            return replace(self.final, live=len(self._members))
+        return self.rounds.numbers(at) if self.rounds is not None else Numbers(live=0)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -169,7 +179,7 @@ class Syncer:
             case Restored(run=run) if self.rounds is not None:
                 return self._go_on(at, run)
             case Evaluated(_, loss, metrics) if self._shutdown is not None:
-                return self._shutdown.result(loss, metrics)
+                return self._shutdown.result(loss, metrics, self.final)
             case ModelSaved() if self._shutdown is not None:
                 self._shutdown.saved = True
                 return []
@@ -284,6 +294,7 @@ class Syncer:
         self._run, self._settled = event.run, bool(event.kept)
         for each in event.kept:
             self.rounds.recover_tokens(each.fragment, each.tokens)
+            self.membership.accounts.merge(each.fragment, each.tokens)
         over = self._end_if_spent() or schedule.next() is None
         self._late = bool(event.kept) and over
         if self._late and event.done:
@@ -326,7 +337,7 @@ class Syncer:
         if self._shutdown is not None:
             effects.append(self._shutdown.stop(peer))
         fields = {"learner": incarnation, "epoch": self.membership.epoch}
-        return [Observe("joined", fields), *effects]
+        return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
     @property
     def _members(self) -> dict[str, Member]:
@@ -394,7 +405,8 @@ class Syncer:
         relayed = self._relay.lost(at, peer)
         if member is None:
             return relayed  # Its place was taken by a newer incarnation.
-        seen = Observe("lost", {"learner": member.incarnation, "reason": reason})
+        fields = {"learner": member.incarnation, "reason": reason}
+        seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
         return [seen, *relayed, *self._under_way.close_settled()]
 
     def _advance(self, at: float) -> list[Effect]:
@@ -462,6 +474,7 @@ class Syncer:
                 return []
             wait_s = LATE_S if known else SHARDS_S
             return [*rounds.end(), *shards.close(reason), SetTimer(SHARDS, at + wait_s)]
+        self.final = self.numbers(at)
         evaluating, saving = self._work.next(), self._work.next()
         merges = rounds.merges + shards.merges
         shutdown = self._shutdown = JobShutdown(status, reason, t, merges, evaluating)
@@ -538,7 +551,8 @@ class Syncer:
     def _work_failed(self, event: WorkFailed) -> list[Effect]:
         shutdown = self._shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
-            return [Observe("not evaluated", {"reason": event.reason}), *shutdown.result(None)]
+            seen = Observe("not evaluated", {"reason": event.reason})
+            return [seen, *shutdown.result(None, numbers=self.final)]
         status: Status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in list(self._members)]
         return [*farewells, Finish(status, event.reason)]

@@ -82,9 +82,9 @@ class Member:
     def tokens_per_s(self) -> float | None:
         """Tokens that it trains on per second while it trains; None if that is unknown."""
         progress = self.progress
-        if progress is None or progress.last is None or not progress.step_s or not progress.step:
+        if progress is None or not progress.step_s or not progress.step:
             return None
-        return progress.last.tokens / progress.step / progress.step_s
+        return progress.trained / progress.step / progress.step_s
 
     @property
     def due_at(self) -> float:

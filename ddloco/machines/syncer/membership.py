@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
 from ddloco.actors.effects import Observe
+from ddloco.machines.syncer.accounts import Accounts
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.protocol.messages import Progress, Roster
@@ -43,6 +44,7 @@ class Membership:
         cursors: for each actor, a number of batches and the position of its data stream and
             schedules after them; see ``Progress``.
         reasons: for each incarnation, why its last rejected contribution was rejected.
+        accounts: what learners report and what becomes of it, counted.
     """
 
     fragments: int
@@ -54,6 +56,7 @@ class Membership:
     batches: dict[str, int] = field(default_factory=dict[str, int])
     cursors: dict[str, tuple[int, bytes]] = field(default_factory=dict[str, tuple[int, bytes]])
     reasons: dict[str, str] = field(default_factory=dict[str, str])
+    accounts: Accounts = field(default_factory=Accounts)
     stale: dict[str, Member] = field(default_factory=dict[str, Member])
     """Members that have not finished a step since the last launch."""
     reported: dict[str, Member] = field(default_factory=dict[str, Member])
@@ -66,6 +69,7 @@ class Membership:
         problem = member.report(at, progress)
         if problem is None:
             self.reported[member.peer] = member
+            self.accounts.report(member.incarnation, progress)
             if member.fresh:
                 self.stale.pop(member.peer, None)
         return problem
@@ -95,6 +99,7 @@ class Membership:
             if newest:
                 self._forget_former(actor, number, effects)
             effects += [Retire({actor: number})] if number > 1 else []
+        self.accounts.join(at, incarnation)
         member = Member(peer, incarnation, self.fragments, self._merged(incarnation), at)
         self.stale[peer] = member
         # The members stay sorted by name as bytes, so that no caller has to sort them.
@@ -183,6 +188,7 @@ class Membership:
         """Reject a contribution: count it, remember the reason, and log it."""
         self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
         self.reasons[incarnation] = reason
+        self.accounts.refuse(reason)
         fields = {"learner": incarnation, "t": t, "fragment": fragment, "reason": reason}
         return [Observe("refused", fields)]
 

@@ -11,12 +11,13 @@ from functools import partial
 from typing import Any
 
 from msgspec import UNSET
+from msgspec.structs import asdict
 
 from ddloco.actors.effects import Observe
 from ddloco.config import job as config
 from ddloco.config.job import Job
+from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import (
-    LATE,
     Global,
     Globals,
     Part,
@@ -32,6 +33,7 @@ from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution, Pull
+from ddloco.protocol.status import Numbers
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LAUNCH = "launch"
@@ -131,6 +133,16 @@ class Rounds:
     def merged_tokens(self) -> int:
         """The tokens that were merged, on average over the fragments of this syncer."""
         return sum(self._tokens.values()) // len(self._globals.owned)
+
+    def numbers(self, at: float) -> Numbers:
+        """Return the job's numbers at ``at`` seconds."""
+        return self._membership.accounts.numbers(
+            at,
+            live=len(self._membership.members),
+            quorum=self.quorum,
+            merges=self.merges,
+            fragments=len(self._globals.owned),
+        )
 
     def recover_tokens(self, fragment: int, tokens: int) -> None:
         """Take over the tokens that an earlier incarnation merged into a fragment."""
@@ -259,6 +271,8 @@ class Rounds:
         sync = self.syncs.get(said.t)
         problem = LATE if sync is None else sync.objection(member.peer, said, handle)
         if sync is None or problem is not None:
+            if sync is not None and problem != LATE:
+                sync.refused[member.peer] = None
             return self._membership.refuse(*who, problem or LATE)
         p = sync.fragment
         newest = min(self._globals.newest(p, said.base), sync.t - 1)
@@ -273,6 +287,7 @@ class Rounds:
             elif problem is None and not anchor:
                 problem = f"a difference to version {said.base}, which this syncer does not have"
         if problem is not None:
+            sync.refused[member.peer] = None
             return self._membership.refuse(*who, problem)
         sync.awaited.pop(member.peer, None)
         part = sync.parts[member.peer] = Part(said, handle, member.merged, anchor)
@@ -344,6 +359,7 @@ class Rounds:
         effects: list[Effect] = []
         for peer in sync.behind(mine):
             part = sync.parts.pop(peer)
+            sync.refused[peer] = None
             reason = f"trained from version {part.said.base}, others hold a newer one"
             dropped = [Drop(handle) for handle in part.handles()]
             effects += [*dropped, *self._membership.refuse(peer, sync.t, p, reason)]
@@ -396,11 +412,12 @@ class Rounds:
         effects += [
             self._globals.tell(at, member, p) for member in self._membership.members.values()
         ]
-        self.seen = sync.seen(event, len(self._membership.members), self.pacing.sync_s.value or 0.0)
+        new = sum(sync.parts[learner].said.tokens for learner in event.accepted)
+        self._membership.accounts.merge(p, new, sync.unanswered)
         if self._counts_tokens:
-            new = sum(sync.parts[learner].said.tokens for learner in event.accepted)
             self.recover_tokens(p, self._tokens.get(p, 0) + new)
-            self.seen["tokens"] = self.merged_tokens
+        seen = sync.seen(event, self.pacing.sync_s.value or 0.0)
+        self.seen = {**seen, **asdict(self.numbers(at))}
         return [*effects, Observe("merge", self.seen)]
 
     def makes(self, sync: Sync) -> list[str]:

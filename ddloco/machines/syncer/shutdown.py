@@ -5,9 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
+from msgspec.structs import asdict
+
 from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.protocol.effects import Evaluate, SaveModel
 from ddloco.protocol.messages import Stop
+from ddloco.protocol.status import Numbers
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10
@@ -87,16 +90,22 @@ class JobShutdown:
         """Tell a learner that the job has ended."""
         return Send(peer, CONTROL, Stop(self.t, self.reason), key="stop")
 
-    def result(self, loss: float | None, metrics: dict[str, float] | None = None) -> list[Effect]:
-        """Log the result with the held-out loss, None if the model could not be evaluated, and with
-        the task's other metrics. A model whose loss is not finite is of no use: its job has failed,
-        and the result's status is "diverged"."""
+    def result(
+        self,
+        loss: float | None,
+        metrics: dict[str, float] | None = None,
+        numbers: Numbers | None = None,
+    ) -> list[Effect]:
+        """Log the result: the held-out loss, None if the model could not be evaluated; the task's
+        other metrics; and the job's numbers. A model whose loss is not finite is of no use: its job
+        has failed, and the result's status is "diverged"."""
         self.evaluated = True
         status: str = self.status
         if loss is not None and not isfinite(loss) and status in ENDED_WELL:
             status = DIVERGED
             self.status, self.reason = "failed", f"the held-out loss of the final model is {loss}"
         fields = {"held_out_loss": loss, "t": self.t, "merges": self.merges, "status": status}
+        fields |= asdict(numbers) if numbers is not None else {}
         return [Observe("result", {**fields, "metrics": metrics} if metrics else fields)]
 
     @property

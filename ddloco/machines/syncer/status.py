@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from msgspec.structs import asdict
+
 from ddloco.machines.syncer.global_fragments import Globals, Sync
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -9,6 +11,7 @@ from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.protocol.status import (
     MemberStatus,
+    Numbers,
     RecoveringMember,
     SyncerStatus,
     SyncInFlight,
@@ -27,7 +30,7 @@ def status_of(
     *,
     recovering: tuple[RecoveringMember, ...],
     standstill: str,
-    by_tokens: bool,
+    numbers: Numbers,
 ) -> SyncerStatus:
     """Return the status of a syncer at ``at`` seconds.
 
@@ -38,15 +41,15 @@ def status_of(
         rounds: its syncs; None before the first parameters.
         recovering: the learners that receive a peer's state.
         standstill: why nothing has been merged for a long time; empty otherwise.
-        by_tokens: whether the job ends by tokens, which are counted only then.
+        numbers: the job's numbers.
     """
     waiting = rounds.waiting if rounds is not None else None
     syncs = rounds.syncs if rounds is not None else {}
     last = rounds.seen if rounds is not None else {}
     return SyncerStatus(
+        **asdict(numbers),
         t=rounds.schedule.t if rounds is not None else 0,
         merges=rounds.merges if rounds is not None else 0,
-        merged_tokens=rounds.merged_tokens if by_tokens and rounds is not None else None,
         taking_part=last.get("taking_part", 0),
         averaged=last.get("averaged", 0),
         versions=tuple(parts.versions),
@@ -55,8 +58,6 @@ def status_of(
         members=tuple(
             _member(at, each, membership, parts.versions) for each in membership.members.values()
         ),
-        live=len(membership.members),
-        goodput=_goodput(at, membership, rounds),
         refused=dict(sorted(membership.refused.items())),
         recovering=recovering,
         standstill=standstill,
@@ -125,22 +126,7 @@ def _member(
         refused=membership.refused.get(each.incarnation, 0),
         refused_for=membership.reasons.get(each.incarnation, ""),
         loss=last.loss if last is not None else None,
-        tokens=last.tokens if last is not None else None,
+        tokens=progress.trained if progress is not None else None,
         tokens_per_s=each.tokens_per_s,
         metrics=last.metrics if last is not None else {},
     )
-
-
-def _goodput(at: float, membership: Membership, rounds: Rounds | None) -> float | None:
-    """The share of the members' connected time spent in finished steps; None before any.
-
-    A step counts with the learner's median step time. Only merged steps are useful: before the
-    first merge the share is unknown (None), and with fewer learners than the quorum it is 0.
-    """
-    if rounds is None or not rounds.merges:
-        return None
-    if len(membership.members) < rounds.quorum:
-        return 0.0
-    alive = sum(at - each.joined_at for each in membership.members.values())
-    useful = sum(each.stepped * each.step_s for each in membership.members.values())
-    return min(useful / alive, 1.0) if useful and alive else None

@@ -1,6 +1,7 @@
 """Jobs from Python: run, watched, stopped, interrupted; what they leave, and their errors."""
 
 import asyncio
+import re
 import signal
 import subprocess
 import sys
@@ -276,3 +277,36 @@ def test_ctrl_c_in_a_script(tmp_path):
     replay = [sys.executable, "-m", "ddloco", "replay", tmp_path / "run"]
     done = subprocess.run(replay, capture_output=True, text=True, env=env, check=False)
     assert "identical" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("settings", [{5: 1}, {None: 1}, {("sync", "quorum"): 2}])
+def test_a_setting_is_named_by_text(settings):
+    """Other keys are refused in one line."""
+    with pytest.raises(ddloco.ConfigError, match="want a key as text"):
+        ddloco.Job(task=tasks.regression, settings=settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"processes": "maybe"}, "processes='maybe': want True or False"),
+        ({"trust": 1}, "trust=1: want True or False"),
+        ({"overwrite": "no"}, "overwrite='no': want True or False"),
+        ({"quiet": None}, "quiet=None: want True or False"),
+        ({"track": "tensorboard:x"}, "track='tensorboard:x': want a list"),
+    ],
+)
+def test_what_is_no_answer_is_refused(tmp_path, given, said):
+    """Before anything is made: not every text is a yes."""
+    with pytest.raises(ddloco.ConfigError, match=re.escape(said)):
+        make().start(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("timeout", [float("nan"), -1, "5", True])
+def test_a_timeout_is_a_number_of_seconds(finished, timeout):
+    """Not a number would be no wait at all."""
+    handle = object.__new__(ddloco.Handle)
+    for wait in (handle.wait, handle.snapshot):
+        with pytest.raises(ddloco.ConfigError, match="want seconds, 0 or more"):
+            wait(timeout)

@@ -224,3 +224,25 @@ def test_a_job_file_that_is_wrong_is_bad_input(tmp_path, capsys):
 
     assert left.value.code == 2
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [("--set", "sync.quorum=2"), ("--gbit", "1")])
+def test_what_is_only_for_a_job_wants_one(words, capsys):
+    """Settings and a line's rate are applied to nothing without a job."""
+    with pytest.raises(SystemExit) as left:
+        main(["doctor", *words])
+
+    assert left.value.code == 2
+    assert f"ddloco: {words[0]}: nothing to apply it to" in capsys.readouterr().err
+
+
+def test_a_flag_that_xla_does_not_know_is_named(tmp_path, capsys):
+    """XLA ends the process, and says why on standard error only."""
+    file = tmp_path / "job.toml"
+    env = 'env = { XLA_FLAGS = "--xla_nonsense=3" }'
+    file.write_text(f'[job]\ntask = "tests.tasks:regression"\n[worker]\n{env}\n')
+    ended, found = call([str(file)], capsys)
+
+    assert ended == 1
+    assert "exit status 1: Unknown flag in XLA_FLAGS: --xla_nonsense=3" in found["task"]["said"]
+    assert found["task"]["remedy"] == "see [worker] env"

@@ -123,3 +123,10 @@ def test_many_dots_that_are_no_key_are_read(tmp_path):
     numbers = ", ".join(["0.5"] * 500)
     path.write_text(f'# {"." * 100}\n[task]\nx = [{numbers}]\ny = "{". " * 100}a.b.c"\na.b.c = 1\n')
     assert read_toml(path)["task"]["x"] == [0.5] * 500
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    """Some editors write one."""
+    path = tmp_path / "x.toml"
+    path.write_bytes(b"\xef\xbb\xbfa = 1\r\n")
+    assert read_toml(path) == {"a": 1}

@@ -91,6 +91,8 @@ def test_the_command_shows_where_all_actors_stand(call):
     ("option", "typed"),
     [
         ("--shell", "print(status['merges'])\n"),
+        ("--shell", "print(status['merges'])\nexit()\n"),
+        ("--shell", "print(status['merges'])\nraise SystemExit(3)\n"),
         ("--pdb", "p status['merges']\nq\n"),
     ],
 )

@@ -25,9 +25,9 @@ def step(learner: int, number: int, at: float) -> dict:
     }
 
 
-def merge(t: int, fragment: int) -> dict:
+def merge(t: int, fragment: int, **numbers) -> dict:
     """A merge of both learners."""
-    counts = {"live": 2, "taking_part": 2, "averaged": 1}
+    counts = {"live": 2, "taking_part": 2, "averaged": 1, **numbers}
     return {"event": "merge", "actor": "syncer", "t": t, "fragment": fragment, **counts}
 
 
@@ -42,7 +42,7 @@ def test_board_keeps_the_newest_of_everything():
     assert board.t == 6
     assert board.counts() == "2 live / 2 taking part / 1 averaged"
     assert "global step 6/100" in board.line()
-    assert 0.5 < board.goodput < 1.0
+    assert "3 inner steps" in board.line()
 
 
 def test_a_loss_that_is_no_number_is_passed_over():
@@ -81,43 +81,30 @@ def test_board_shows_faults():
     assert board.troubles == ["learner-1: crash", "learner-1: cut for 2.2 s"]
 
 
-def test_steps_that_are_not_merged_are_not_good():
-    """Before the first merge it is unknown; below the quorum nothing is merged, however they train.
-    One that has no link trains on, and its steps do not bring it back."""
+def test_the_numbers_are_those_that_the_syncer_counts():
+    """Those of the newest line that has them, whatever was logged of steps; until then unknown."""
     board = Board(JOB)
     for line in (step(0, 1, 1.0), step(1, 1, 1.0)):
         board.take(line)
     assert board.goodput is None
-    board.take(merge(4, 0))
-    assert board.goodput == 1.0
-    for n in range(2):
-        lost = {"event": "lost", "actor": "syncer", "learner": f"learner-{n}.1", "reason": "dead"}
-        board.take(lost)
-        board.take(step(n, 2, 2.0))
+    assert "goodput -" in board.line()
+    numbers = {"goodput": 0.75, "inner_steps": 9, "merged_tokens": 64, "computing_s": 4.5}
+    board.take(merge(4, 0, **numbers))
+    assert (0.75, 9, 64) == (board.goodput, board.inner_steps, board.numbers.merged_tokens)
+    assert "9 inner steps" in board.line()
+    assert "goodput 75.0%" in board.line()
+    lost = {"event": "lost", "actor": "syncer", "learner": "learner-0.1", "reason": "dead"}
+    board.take({**lost, **numbers, "goodput": 0.0})
     assert board.goodput == 0.0
-
-
-def test_the_end_of_a_job_costs_no_goodput():
-    """All links are taken down then, and the last line of the display says how it was."""
-    board = Board(JOB)
-    for line in (step(0, 1, 1.0), step(1, 1, 1.0), merge(4, 0)):
-        board.take(line)
-    for n in range(2):
-        board.take({"event": "lost", "learner": f"learner-{n}.1", "reason": "global step 4"})
-    assert board.goodput == 0.0
-    board.take({"event": "result", "actor": "syncer", "t": 4, "held_out_loss": None})
-    assert board.goodput == 1.0
 
 
 def test_a_learner_s_lives_add_up():
-    """A new incarnation's clock begins again; goodput stays a share of the time alive."""
+    """A new incarnation's clock begins again; the rate is of the time alive."""
     board = Board(JOB)
-    lines = (step(0, 1, 1.0), step(0, 2, 2.0), step(0, 1, 0.5), step(0, 2, 1.5))
-    for line in (*lines, merge(4, 0)):
+    for line in (step(0, 1, 1.0), step(0, 2, 2.0), step(0, 1, 0.5), step(0, 2, 1.5)):
         board.take(line)
 
     assert board.learners["learner-0"].alive_s == 3.0
-    assert board.goodput == 2.0 / 3.0
 
 
 def test_tail_reads_whole_lines_only(tmp_path):
@@ -130,6 +117,9 @@ def test_tail_reads_whole_lines_only(tmp_path):
     with log.open("a") as file:
         file.write(': "b"}\n')
     assert tail.new_lines() == [{"event": "b"}]
+    with log.open("a") as file:
+        file.write("[" * 100_000 + '\n{}\n{"event": "c"}\n')
+    assert tail.new_lines() == [{"event": "c"}]
 
 
 async def test_lines_where_there_is_no_terminal(tmp_path, autojump_clock):

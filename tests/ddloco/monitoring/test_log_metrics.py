@@ -31,7 +31,7 @@ LINES = [
     step("learner-0", 2, 2.0, metrics={"accuracy": 1.0}),
     step("learner-1", 1, None),
     {"event": "joined", "actor": "syncer", "learner": "learner-0.1"},
-    merge(2, tokens=20),
+    merge(2, merged_tokens=20, goodput=0.5, computing_s=1.0, inner_steps=3),
     step("learner-1", 2, 1.0),
     {
         "event": "result",

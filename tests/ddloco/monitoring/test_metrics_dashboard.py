@@ -11,9 +11,6 @@ from ddloco.protocol.status import MemberStatus, Status
 from ddloco.runtime.observer_protocol import News
 
 FILE = Path(__file__).parents[3] / "examples" / "grafana.json"
-OF_SOME_JOBS = {"merged_tokens"}
-"""Only jobs that end after a number of tokens say how many are merged."""
-
 QUERY = re.compile(r'ddloco_(\w+)\{instance=~"\$instance"\}')
 
 
@@ -44,7 +41,7 @@ def exported():
     metrics = Metrics([kept])
     numbers = dict.fromkeys(MEMBER_FIELDS, 1)
     member = MemberStatus(learner="learner-0.1", **numbers, metrics={"acc": 1.0})
-    job = dict.fromkeys({*STATUS_FIELDS} - OF_SOME_JOBS, 1)
+    job = dict.fromkeys(STATUS_FIELDS, 1)
     metrics.status(Status(t=1, **job, members=(member,)))
     metrics.news(News(1, 0, "merge", 1.5, "syncer.1:9", dict.fromkeys(MERGE_FIELDS, 1)))
     metrics.score(1, 0.5, {"acc": 1.0})

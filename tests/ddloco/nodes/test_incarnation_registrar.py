@@ -174,9 +174,10 @@ def test_a_lead_that_has_lost_its_folder_hears_who_is_there(harness):
     assert Granted(1) == harness.ask("learner-1.1/grant")
 
 
-def test_a_record_that_cannot_be_read_is_named(tmp_path):
+@pytest.mark.parametrize("text", ["{", '{"x":' * 100_000])
+def test_a_record_that_cannot_be_read_is_named(tmp_path, text):
     """It is no reason to begin at 1 again."""
     (tmp_path / "kept").mkdir()
-    (tmp_path / "kept" / "incarnations.json").write_text("{")
+    (tmp_path / "kept" / "incarnations.json").write_text(text)
     with pytest.raises(RecordError, match=r"incarnations\.json: not a record"):
         Record(tmp_path)

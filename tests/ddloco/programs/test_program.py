@@ -1,10 +1,13 @@
 """What a user's function must return, and what is said where it does not."""
 
 import pytest
+from msgspec import defstruct
 
+from ddloco.actors.events import Computed
 from ddloco.programs.program import LoadedProgram, Program, Role, load_program, program_from
+from ddloco.programs.user_actor import Returned
 from ddloco.runtime.entry_point import NamedError
-from transport import PROTOCOL_VERSION, Header, RemoteProtocolError, TensorMeta
+from transport import PROTOCOL_VERSION, Body, Header, RemoteProtocolError, TensorMeta
 from transport.message import Bye, Hello
 
 HERE = "tests.ddloco.programs.test_program"
@@ -39,6 +42,16 @@ def strange():
     return Program({"a": Role(Quiet, dials=("b",))}, said=Hello | Bye, happened=Hello)
 
 
+OURS = ("Hello", "Welcome", "Refused", "Reset", "Credit", "Bye", "Marker", "SnapshotPart")
+
+
+def named(kind, name):
+    """With a message or a result that has a name of ddloco's."""
+    base = Body if kind == "said" else Computed
+    own = defstruct(name, [], bases=(base,), frozen=True, tag=True)
+    return Program({"a": Role(Quiet)}, **{"said": Hello | Bye, "happened": Returned, kind: own})
+
+
 def broken():
     """Fails."""
     raise RuntimeError("no\nluck")
@@ -55,6 +68,11 @@ def broken():
         (f"{HERE}:other", {}, "returns dict, want a ddloco.programs.Program"),
         (f"{HERE}:empty", {}, "it has no actors"),
         (f"{HERE}:strange", {}, "a dials b, which is not another actor"),
+        *(
+            (f"{HERE}:named", {"kind": "said", "name": each}, f"message {each}: ddloco has one")
+            for each in OURS
+        ),
+        (f"{HERE}:named", {"kind": "happened", "name": "TimerFired"}, "result TimerFired: ddloco"),
         (f"{HERE}:good", {"who": "a.b"}, "'a.b' is not an actor's name"),
     ],
 )

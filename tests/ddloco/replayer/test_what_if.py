@@ -58,3 +58,5 @@ def test_the_change_is_on_the_tapes():
     assert change_of({}) is None
     with pytest.raises(ConfigError, match="the tape's fact 'what if': "):
         change_of({WHAT_IF: "{}"})
+    with pytest.raises(ConfigError):
+        change_of({WHAT_IF: '{"other": ' + "[" * 100_000})

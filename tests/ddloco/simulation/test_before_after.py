@@ -70,14 +70,14 @@ def test_without_a_change_the_simulation_comes_to_what_the_run_came_to(call, rec
         for name, value in simulated.items()
     }
     told = outcome_of(recorded)
-    assert (shown["recorded"]["merges"], shown["recorded"]["tokens_merged"]) == (
+    assert (shown["recorded"]["merges"], shown["recorded"]["merged_tokens"]) == (
         told.merges,
-        told.tokens_merged,
+        told.merged_tokens,
     )
     assert told.merges == 12
     run = RecordedRun(recorded)
     trained = sum(event.tokens for who in run.learners for _, event in run.steps_of(who))
-    assert trained / 2 < told.tokens_merged <= trained
+    assert trained / 2 < told.merged_tokens <= trained
     assert set(told.shares) == {"learner-0", "learner-1", "learner-2"}
 
 

@@ -8,7 +8,8 @@ import pytest
 from ddloco.config.job import Inner
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
-from ddloco.workers.schedules import follow_global_step, with_schedule
+from ddloco.workers.schedules import follow_global_step, with_extra_arguments, with_schedule
+from ddloco.workers.task import TaskError
 from tests.ddloco.workers.test_server import Harness, arena
 
 __all__ = ["arena"]
@@ -54,6 +55,38 @@ def test_a_step_knows_its_global_step(arena):
 
     assert moved(harness, 0) > 0
     assert 0 == moved(harness, 1000)
+
+
+@pytest.mark.parametrize("outermost", [True, False], ids=["around", "inside"])
+def test_gradients_are_accumulated_under_a_schedule(arena, monkeypatch, outermost):
+    """`MultiSteps` around an optimizer that follows the global step, and inside of a chain of both,
+    as the page about tasks shows them."""
+
+    def optimizer(self):
+        follows = follow_global_step(lambda t: 1.0 - t / 100)
+        if outermost:
+            inside = optax.chain(optax.sgd(1.0), follows)
+            return optax.MultiSteps(inside, 2).gradient_transformation()
+        return optax.chain(optax.MultiSteps(optax.sgd(1.0), 2).gradient_transformation(), follows)
+
+    monkeypatch.setattr("tests.tasks.Regression.optimizer", optimizer, raising=False)
+    harness = Harness(arena)
+    harness.begin()
+    harness.train()
+
+    assert moved(harness, 0) > 0  # The second of two.
+    assert pytest.approx([0, 0], abs=1e-7) == [moved(harness, 0), moved(harness, 100)]
+
+
+def test_a_schedule_that_is_not_told_the_step_says_where_it_belongs():
+    """Not `KeyError: 'global_step'`."""
+    inside = optax.chain(optax.sgd(1.0), follow_global_step(lambda t: 1.0))
+    several = optax.MultiSteps(inside, 2).gradient_transformation()
+    optimizer = with_extra_arguments(optax.chain(several, optax.scale(1.0)))
+    ones = {"w": jnp.ones(1)}
+
+    with pytest.raises(TaskError, match="put follow_global_step last in the outermost"):
+        optimizer.update(ones, optimizer.init(ones), ones, global_step=1)
 
 
 def test_an_optimizer_may_adapt_to_the_loss(arena, monkeypatch):

@@ -199,7 +199,8 @@ def test_what_the_last_step_brought_is_reported(make_job, leaves):
     effects = harness.finish_step(loss=0.5, tokens=5, metrics={"accuracy": 0.25})
     (progress,) = said(Progress, effects)
 
-    assert LastStep(0.5, 8, {"accuracy": 0.25}) == progress.last
+    assert LastStep(0.5, {"accuracy": 0.25}) == progress.last
+    assert 8 == progress.trained
     assert {"accuracy": 0.25} == of(Observe, effects)[-1].fields["metrics"]
 
 
@@ -216,13 +217,14 @@ def test_a_step_is_told_the_newest_global_step(make_job, leaves):
         assert ([4, 9, 9] if tells else [0, 0, 0]) == [first.t, second.t, third.t]
 
 
-def test_learners_on_older_tapes_report_what_they_did(training):
-    """A report is encoded as it always was where the first event does not say otherwise."""
+def test_losses_are_reported_only_where_that_is_asked_for(training):
+    """The first event says so; simulated learners do not report them."""
     (progress,) = said(Progress, training.finish_step())
 
     assert progress.last is None
     assert set(msgspec.to_builtins(progress)) == {
-        *("type", "step", "step_s", "versions", "steps", "tokens", "batches", "cursor")
+        *("type", "step", "step_s", "versions", "steps", "tokens", "batches", "cursor"),
+        *("trained", "spent"),
     }
     assert "metrics" not in of(Observe, training.finish_step())[-1].fields
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddloco.machines.syncer.members import HASTE, HASTE_STEPS, RESEND_S_MIN, RESEND_STEPS, Member
-from ddloco.protocol.messages import Contribution, LastStep, Progress
+from ddloco.protocol.messages import Contribution, Progress
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_it_is_known_when_it_was_heard_and_how_long_its_steps_take(member):
 
 
 def test_it_is_known_how_many_tokens_it_trains_on(member):
-    """In a second of training; unknown until it has said what its last step brought."""
+    """In a second of training; unknown until it has finished a step."""
     assert member.tokens_per_s is None
-    member.report(6.0, progress(4, step_s=0.5))
+    member.report(6.0, progress(0))
     assert member.tokens_per_s is None
-    member.report(7.0, replace(progress(5, step_s=0.5), last=LastStep(1.0, 50)))
+    member.report(7.0, replace(progress(5, step_s=0.5), trained=50))
     assert 20.0 == member.tokens_per_s
 
 

@@ -1,0 +1,146 @@
+"""The numbers of a job: goodput, steps, tokens, refusals. Part of the syncer machine.
+
+They are counted here and nowhere else. The log, the live display, trackers, ``status``,
+``status --at``, the report and the simulator show what this says.
+"""
+
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from clocks import actor_of
+from ddloco.protocol.messages import Progress
+from ddloco.protocol.status import Numbers
+from ddloco.protocol.time_spent import TimeSpent
+
+LATE = "it came after its sync was closed"
+"""Why a late contribution is refused."""
+
+DIGITS = 6
+"""Of a share or a number of seconds: what is shown has fewer."""
+
+SPENT_S_MAX = 1e9
+"""Thirty years: no learner has spent more on anything."""
+
+COUNT_MAX = 2**63 - 1
+"""What a message can carry; learners may report any counts."""
+
+
+class Totals(Struct, frozen=True):
+    """What a learner has reported since it started, or a sum of that."""
+
+    steps: int = 0
+    tokens: int = 0
+    spent: TimeSpent = TimeSpent()
+
+    def plus(self, other: "Totals") -> "Totals":
+        """Return the sums."""
+        steps, tokens = self.steps + other.steps, self.tokens + other.tokens
+        return Totals(steps, tokens, self.spent + other.spent)
+
+    def minus(self, other: "Totals") -> "Totals":
+        """Return the differences."""
+        steps, tokens = self.steps - other.steps, self.tokens - other.tokens
+        return Totals(steps, tokens, self.spent - other.spent)
+
+
+@dataclass(slots=True)
+class Accounts:
+    """Counts what learners report and what becomes of it, since this syncer started.
+
+    Attributes:
+        joined: for each learner, without its incarnation, the time at which it first joined.
+        first: for the newest incarnation of each learner, by that, what it had done before it
+            joined this syncer.
+        newest: the same as of its last report.
+        former: the sum over incarnations that a newer one has replaced.
+        merged: for each fragment, the tokens merged into it.
+        refused: contributions that were refused; late ones are not among them.
+        late: contributions that were not there when their sync was closed and merged.
+    """
+
+    joined: dict[str, float] = field(default_factory=dict[str, float])
+    first: dict[str, Totals] = field(default_factory=dict[str, Totals])
+    newest: dict[str, Totals] = field(default_factory=dict[str, Totals])
+    former: Totals = field(default_factory=Totals)
+    merged: dict[int, int] = field(default_factory=dict[int, int])
+    refused: int = 0
+    late: int = 0
+
+    def join(self, at: float, incarnation: str) -> None:
+        """A learner has joined; what an earlier incarnation of it has done is kept."""
+        actor = actor_of(incarnation)
+        self.joined.setdefault(actor, at)
+        for other in [each for each in self.newest if actor_of(each) == actor]:
+            if other != incarnation:
+                self.former = self.former.plus(self.newest.pop(other).minus(self.first.pop(other)))
+
+    def report(self, incarnation: str, progress: Progress) -> None:
+        """A learner has reported. The first report is what it did before it joined: it sends one
+        when the link is established."""
+        totals = Totals(progress.step, progress.trained, _plausible(progress.spent))
+        self.first.setdefault(incarnation, totals)
+        self.newest[incarnation] = totals
+
+    def merge(self, fragment: int, tokens: int, late: int = 0) -> None:
+        """Tokens were merged into a fragment, by this incarnation or an earlier one; ``late`` of
+        the learners that were pulled had not answered."""
+        self.late += late
+        self.merged[fragment] = self.merged.get(fragment, 0) + tokens
+
+    def refuse(self, reason: str) -> None:
+        """A contribution was refused; one that was late is counted when its sync was closed."""
+        self.refused += reason != LATE
+
+    def numbers(self, at: float, *, live: int, quorum: int, merges: int, fragments: int) -> Numbers:
+        """Return the numbers at ``at`` seconds.
+
+        Goodput is the share of the learners' time, from when each first joined, that was spent
+        computing finished steps. Only merged steps are useful: it is unknown before the first
+        merge, and 0 while fewer learners than the quorum are connected.
+
+        Args:
+            at: the time.
+            live: how many learners are connected.
+            quorum: how many a sync waits for.
+            merges: merges so far.
+            fragments: the fragments of this syncer, over which merged tokens are averaged.
+        """
+        done = self.former
+        for incarnation, newest in self.newest.items():
+            done = done.plus(newest.minus(self.first[incarnation]))
+        whole = sum(at - since for since in self.joined.values())
+        spent = done.spent
+        known = spent.computing + spent.compiling + spent.data + spent.parameters + spent.stopped
+        goodput = min(max(spent.computing / whole, 0.0), 1.0) if whole > 0 else None
+        if not merges:
+            goodput = None
+        elif live < quorum:
+            goodput = 0.0
+        return Numbers(
+            goodput=round(goodput, DIGITS) if goodput is not None else None,
+            live=live,
+            inner_steps=min(done.steps, COUNT_MAX),
+            trained_tokens=min(done.tokens, COUNT_MAX),
+            merged_tokens=mean_tokens(sum(self.merged.values()), fragments),
+            refusals=self.refused,
+            late=self.late,
+            computing_s=round(spent.computing, DIGITS),
+            compiling_s=round(spent.compiling, DIGITS),
+            data_s=round(spent.data, DIGITS),
+            parameters_s=round(spent.parameters, DIGITS),
+            stopped_s=round(spent.stopped, DIGITS),
+            away_s=round(max(whole - known, 0.0), DIGITS),
+        )
+
+
+def _plausible(said: TimeSpent) -> TimeSpent:
+    """Return what a learner says of its time, without what cannot be."""
+    seconds = (said.computing, said.compiling, said.data, said.parameters, said.stopped)
+    return TimeSpent(*(each if 0.0 <= each <= SPENT_S_MAX else 0.0 for each in seconds))
+
+
+def mean_tokens(total: int, fragments: int) -> int:
+    """Return tokens in merges on average over the fragments, as ``job.tokens`` counts them: a
+    trained token is in as many merges as there are fragments, if none is lost."""
+    return total // fragments if fragments else 0

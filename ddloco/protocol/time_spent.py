@@ -1,0 +1,65 @@
+"""How a learner's time was spent: the one rule by which computing, compiling, waiting and being
+stopped are told apart. Machines, status, reports and the simulator all use it."""
+
+from msgspec import Struct
+
+STOPPED_STEPS = 4.0
+STOPPED_S = 1.0
+"""A step that lasted more than four usual ones and a second beyond was stopped meanwhile: its
+process or host was suspended, swapped out, or had no processor. Steps vary by less."""
+
+
+class TimeSpent(Struct, frozen=True, array_like=True):
+    """Seconds of a learner's time, by what it did.
+
+    Attributes:
+        computing: it computed steps; only this is goodput.
+        compiling: it compiled its first step.
+        data: it waited for batches.
+        parameters: it waited for parameters, before its first step.
+        stopped: it was stopped in a step; see ``STOPPED_STEPS``.
+    """
+
+    computing: float = 0.0
+    compiling: float = 0.0
+    data: float = 0.0
+    parameters: float = 0.0
+    stopped: float = 0.0
+
+    def __add__(self, other: "TimeSpent") -> "TimeSpent":
+        """Return the sums."""
+        return TimeSpent(
+            self.computing + other.computing,
+            self.compiling + other.compiling,
+            self.data + other.data,
+            self.parameters + other.parameters,
+            self.stopped + other.stopped,
+        )
+
+    def __sub__(self, other: "TimeSpent") -> "TimeSpent":
+        """Return the differences."""
+        return TimeSpent(
+            self.computing - other.computing,
+            self.compiling - other.compiling,
+            self.data - other.data,
+            self.parameters - other.parameters,
+            self.stopped - other.stopped,
+        )
+
+
+def of_step(step: int, took_s: float, data_s: float, usual_s: float | None) -> TimeSpent:
+    """Return how the time of one finished step was spent.
+
+    Args:
+        step: its number; an incarnation compiles in its first one.
+        took_s: seconds from its beginning to its end.
+        data_s: seconds of these in which the worker waited for the batch.
+        usual_s: the median of the newest steps before it; None if there is none.
+    """
+    data = min(max(data_s, 0.0), took_s)
+    rest = took_s - data
+    if step == 1:
+        return TimeSpent(compiling=rest, data=data)
+    if usual_s is not None and rest > STOPPED_STEPS * usual_s + STOPPED_S:
+        return TimeSpent(computing=usual_s, data=data, stopped=rest - usual_s)
+    return TimeSpent(computing=rest, data=data)

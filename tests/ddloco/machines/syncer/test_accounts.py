@@ -1,0 +1,189 @@
+"""The numbers of a job, counted in one place: what they mean, and that every reader says them."""
+
+import json
+import math
+
+import pytest
+from msgspec.structs import asdict
+
+from ddloco.actors.effects import Observe
+from ddloco.config.job import load_job
+from ddloco.debugger.cluster_status import cluster_at
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.debugger.report_data import report_data
+from ddloco.machines.syncer.accounts import LATE, SPENT_S_MAX, Accounts
+from ddloco.monitoring.live_display import Board
+from ddloco.monitoring.log_metrics import LogMetrics
+from ddloco.monitoring.metrics import Metrics
+from ddloco.monitoring.status_view import header, time_in_words
+from ddloco.protocol.messages import Progress
+from ddloco.protocol.status import Numbers
+from ddloco.protocol.time_spent import TimeSpent
+from ddloco.simulation.before_after import outcome_of
+from tests.ddloco.debugger.conftest import simulate
+
+__all__ = ["simulate"]
+
+
+def report(step, computing, tokens=0, **spent):
+    """What a learner says after a step."""
+    told = TimeSpent(computing=computing, **spent)
+    return Progress(step, 1.0, (0,), (0,), (0,), trained=tokens, spent=told)
+
+
+def told(accounts, at, live=1, quorum=1, merges=1, fragments=2):
+    """The numbers."""
+    return accounts.numbers(at, live=live, quorum=quorum, merges=merges, fragments=fragments)
+
+
+def test_goodput_is_the_share_of_time_spent_computing():
+    """Of the time of each learner since it first joined; the rest has names, or is time away."""
+    accounts = Accounts()
+    accounts.join(10.0, "learner-0.1")
+    accounts.report("learner-0.1", report(0, 0.0))
+    accounts.join(20.0, "learner-1.1")
+    accounts.report("learner-1.1", report(0, 0.0))
+    accounts.report("learner-0.1", report(4, 60.0, 32, compiling=10.0, data=5.0))
+    accounts.report("learner-1.1", report(3, 45.0, 24, stopped=20.0))
+    found = told(accounts, 110.0)
+
+    assert (0.552632, 7, 56) == (found.goodput, found.inner_steps, found.trained_tokens)
+    assert (105.0, 10.0, 5.0, 20.0) == (
+        found.computing_s, found.compiling_s, found.data_s, found.stopped_s,
+    )  # fmt: skip
+    assert 50.0 == found.away_s
+    assert time_in_words(found) == (
+        "55.3% computing, 5.3% compiling, 2.6% waiting for data, 10.5% stopped, "
+        "26.3% away or between reports"
+    )
+
+
+def test_only_merged_steps_are_good():
+    """Before the first merge it is unknown; below the quorum nothing is merged."""
+    accounts = Accounts()
+    accounts.join(0.0, "learner-0.1")
+    accounts.report("learner-0.1", report(0, 0.0))
+    accounts.report("learner-0.1", report(1, 5.0))
+
+    assert told(accounts, 10.0, merges=0).goodput is None
+    assert told(accounts, 10.0, live=1, quorum=2).goodput == 0.0
+    assert told(accounts, 10.0).goodput == 0.5
+
+
+def test_the_lives_of_a_learner_add_up():
+    """Time between them is time away. What it did before it joined a syncer that has started again
+    is not counted twice; a link that was lost changes nothing."""
+    accounts = Accounts()
+    accounts.join(0.0, "learner-0.1")
+    accounts.report("learner-0.1", report(100, 500.0))  # It had trained with the syncer before.
+    accounts.report("learner-0.1", report(102, 502.0, 16))
+    accounts.join(3.0, "learner-0.1")
+    accounts.report("learner-0.1", report(103, 503.0, 24))
+    accounts.join(8.0, "learner-0.2")
+    accounts.report("learner-0.2", report(0, 0.0))
+    accounts.report("learner-0.2", report(1, 1.0, 8))
+    found = told(accounts, 10.0)
+
+    assert (0.4, 4, 32, 6.0) == (
+        found.goodput, found.inner_steps, found.trained_tokens, found.away_s,
+    )  # fmt: skip
+    assert list(accounts.newest) == ["learner-0.2"]
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -1.0, 2 * SPENT_S_MAX])
+def test_what_cannot_be_is_not_believed(wrong):
+    """A learner may report anything: the numbers stay numbers."""
+    accounts = Accounts()
+    accounts.join(0.0, "learner-0.1")
+    accounts.report("learner-0.1", report(0, wrong, stopped=wrong))
+    accounts.report("learner-0.1", report(2**62, wrong, 2**63 - 1, data=wrong))
+    found = told(accounts, 10.0)
+
+    assert 0.0 == found.goodput == found.data_s == found.stopped_s
+    assert 10.0 == found.away_s
+
+
+def test_refused_and_late_contributions_are_two_things():
+    """One that is refused as late is counted when its sync is closed without it."""
+    accounts = Accounts()
+    accounts.refuse("its norm is out of bounds")
+    accounts.refuse(LATE)
+    accounts.merge(0, 7, late=2)
+    accounts.merge(1, 4)
+
+    assert (1, 2, 5) == (
+        told(accounts, 0.0).refusals,
+        told(accounts, 0.0).late,
+        told(accounts, 0.0).merged_tokens,
+    )
+
+
+class Kept:
+    """A tracker."""
+
+    def __init__(self):
+        self.values = {}
+
+    def gauge(self, name, value, t, **labels):
+        """The newest value of a number of the job."""
+        if not labels:
+            self.values[name] = value
+
+    def close(self):
+        """The end."""
+
+
+FAULTS = ("sync.band=1.05", "sync.grace=0.0", "network.jitter_s=6.0", "job.steps=72")
+
+
+@pytest.mark.parametrize("overrides", [(), FAULTS], ids=["clean", "late"])
+def test_every_reader_says_the_same_numbers(simulate, overrides):
+    """To the last digit: machine, log, live display, trackers, status at an event, report and
+    simulator."""
+    folder = simulate(*overrides)
+    run = RecordedRun(folder)
+    numbers = run.numbers
+    assert 0.5 < numbers.goodput < 1.0
+    assert numbers.inner_steps > 100
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    board, tracker = Board(load_job(folder / "job.toml")), Kept()
+    tracked = LogMetrics(load_job(folder / "job.toml"), [tracker])
+    for line in lines:
+        board.take(line)
+        tracked.take(line)
+        if line["event"] == "result":
+            break
+    [result] = [line for line in lines if line["event"] == "result"]
+
+    stepper = run.stepper("syncer.1")
+    [number] = [
+        step.number
+        for step in stepper.steps()
+        if any(isinstance(each, Observe) and each.event == "result" for each in step.effects)
+    ]
+    [status] = cluster_at(run, "syncer.1", number).syncers
+    observer = Kept()
+    Metrics([observer]).status(status)
+    wanted = {**asdict(numbers), "live": status.live}
+    assert wanted == {name: result[name] for name in wanted}
+    assert wanted == asdict(board.numbers)
+    assert wanted == {name: getattr(status, name) for name in wanted}
+    assert wanted == {name: tracker.values[name] for name in wanted}
+    assert wanted == {name: observer.values[name] for name in wanted}
+    assert f"goodput {numbers.goodput:.1%}" in board.line()
+    assert f"goodput {numbers.goodput:.1%}" in header(status)
+
+    [shown] = report_data(run).runs
+    facts = {fact.label: fact for fact in shown.facts}
+    assert facts["Goodput"].value == f"{numbers.goodput:.1%}"
+    assert facts["Goodput"].note == time_in_words(numbers)
+    assert facts["Inner steps"].value == f"{numbers.inner_steps:,}"
+    said = f"{numbers.merged_tokens:,} of {numbers.trained_tokens:,} trained"
+    assert facts["Tokens merged"].note.startswith(said)
+    assert f"{numbers.refusals} refused, {numbers.late} late" in facts["Merges"].note
+    outcome = outcome_of(folder, trust=True)
+    assert (outcome.goodput, outcome.inner_steps, outcome.merged_tokens) == (
+        numbers.goodput, numbers.inner_steps, numbers.merged_tokens,
+    )  # fmt: skip
+    assert numbers.merged_tokens == run.tokens_merged
+    assert set(Numbers.__struct_fields__) == set(wanted)
