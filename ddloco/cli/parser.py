@@ -388,7 +388,8 @@ def _add_status(orders: Orders) -> None:
         "--at",
         metavar="EVENT",
         default="",
-        help="of a recorded run: the state of all actors as event EVENT knew it, syncer.1:540",
+        help="of a recorded run: the state of all actors as an event knew it: syncer.1:540, "
+        "merge:40 or step:learner-1:120",
     )
     add("--watch", action="store_true", help="repeat every second until Ctrl-C")
     _add_trust(command)

@@ -78,9 +78,15 @@ class Accounts:
     def report(self, incarnation: str, progress: Progress) -> None:
         """A learner has reported. The first report is what it did before it joined: it sends one
         when the link is established."""
-        totals = Totals(progress.step, progress.trained, _plausible(progress.spent))
+        totals = Totals(progress.step, progress.trained, plausible(progress.spent))
         self.first.setdefault(incarnation, totals)
         self.newest[incarnation] = totals
+
+    def merge(self, fragment: int, tokens: int, late: int = 0) -> None:
+        """Tokens were merged into a fragment, by this incarnation or an earlier one; ``late`` of
+        the learners that were pulled had not answered."""
+        self.late += late
+        self.merged[fragment] = self.merged.get(fragment, 0) + tokens
 
     def merge(self, fragment: int, tokens: int, late: int = 0) -> None:
         """Tokens were merged into a fragment, by this incarnation or an earlier one; ``late`` of
@@ -134,7 +140,7 @@ class Accounts:
         )
 
 
-def _plausible(said: TimeSpent) -> TimeSpent:
+def plausible(said: TimeSpent) -> TimeSpent:
     """Return what a learner says of its time, without what cannot be."""
     seconds = (said.computing, said.compiling, said.data, said.parameters, said.stopped)
     return TimeSpent(*(each if 0.0 <= each <= SPENT_S_MAX else 0.0 for each in seconds))

@@ -37,7 +37,7 @@ class Asking(InvariantCheck):
             assert each.until_s >= 0
         assert told.goodput is None or 0 <= told.goodput <= 1
         assert all(each.heard_s >= 0 for each in told.members)
-        self.refused = max(self.refused, sum(told.refused.values()))
+        self.refused = max(self.refused, sum(told.refused.values()), told.late)
         if told.waiting is not None:
             assert told.waiting.since_s >= 0
             assert set(told.waiting.missing) <= set(linked)
