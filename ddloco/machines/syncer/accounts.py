@@ -88,16 +88,6 @@ class Accounts:
         self.late += late
         self.merged[fragment] = self.merged.get(fragment, 0) + tokens
 
-    def merge(self, fragment: int, tokens: int, late: int = 0) -> None:
-        """Tokens were merged into a fragment, by this incarnation or an earlier one; ``late`` of
-        the learners that were pulled had not answered."""
-        self.late += late
-        self.merged[fragment] = self.merged.get(fragment, 0) + tokens
-
-    def refuse(self, reason: str) -> None:
-        """A contribution was refused; one that was late is counted when its sync was closed."""
-        self.refused += reason != LATE
-
     def numbers(self, at: float, *, live: int, quorum: int, merges: int, fragments: int) -> Numbers:
         """Return the numbers at ``at`` seconds.
 
