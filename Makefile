@@ -10,7 +10,7 @@ PYTHON_3_12 ?= python3.12
 # If this variable is set, each of the hundreds of processes of the tests compiles all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test slow soak check fix bench bench-peers simulate failures sweep docs pictures build lock
+.PHONY: help setup demo test slow soak check fix bench bench-peers simulate failures sweep docs reference pictures build lock
 
 help:  ## say what each target does
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
@@ -73,6 +73,9 @@ sweep: $(STAMP)  ## search the demo's outer learning rate and momentum again
 
 docs: $(STAMP)  ## build the documentation site into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+reference: $(STAMP)  ## write the pages about settings and commands again, from the source
+	$(BIN)/python docs/reference.py
 
 pictures: $(STAMP)  ## draw the documentation's pictures again, from real runs
 	$(BIN)/python docs/pictures.py

@@ -103,6 +103,11 @@ def write_tree(root: Path, made: Path) -> None:
         path.write_text(rewritten(path.read_text(), path.relative_to(made).as_posix()))
     inside = '"""The packages that are folders beside ``ddloco`` in its source tree."""\n'
     (made / "ddloco" / "_packages" / "__init__.py").write_text(inside)
+    # `ddloco docs` shows them; pictures and scripts are not among them.
+    for page in sorted((root / "docs").rglob("*.md")):
+        copy = made / "ddloco" / page.relative_to(root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page, copy)
     # `ddloco init` copies them from there; they import nothing but what users may.
     shutil.copytree(root / "examples", made / "ddloco" / "examples", ignore=unread)
 

@@ -1,6 +1,6 @@
 """Make the pages of the documentation that come from the source: the job file, and the commands.
 
-MkDocs calls ``on_files`` (see ``hooks`` in mkdocs.yml). The pages are not checked in.
+``make reference`` writes them again; a test compares them with the source.
 """
 
 import argparse
@@ -10,12 +10,11 @@ import re
 import types
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import msgspec
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 
 from ddloco.cli.parser import parser
 from ddloco.config.faults import Fault, Storm
@@ -184,8 +183,10 @@ def _section(title: str, command: argparse.ArgumentParser, level: int) -> list[s
         ]
 
 
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages to the site."""
-    for path, text in (("configuration.md", configuration()), ("commands.md", commands())):
-        files.append(File.generated(config, path, content=text))
-    return files
+PAGES = {"configuration.md": configuration, "commands.md": commands}
+"""What makes each page, by the name of its file."""
+
+
+if __name__ == "__main__":
+    for name, made in PAGES.items():
+        (Path(__file__).parent / name).write_text(made())

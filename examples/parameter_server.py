@@ -5,7 +5,7 @@
 
 Each trainer computes gradients of a linear regression at the newest parameters that it has. The
 server applies the gradients that have arrived, without waiting for slow trainers. At intervals it
-initiates a snapshot of all actors. See docs/own-actors.md for how actors are written.
+initiates a snapshot of all actors. `ddloco docs own-actors` says how actors are written.
 """
 
 from functools import partial

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 import msgspec
@@ -142,6 +143,17 @@ def test_every_setting_and_command_is_in_the_reference(site):
     named = {command.split()[1] for command in COMMANDS if not command.split()[1].startswith("-")}
     assert len(named) > 10
     assert [] == [name for name in named if f'id="ddloco-{name}"' not in told]
+
+
+def test_the_reference_is_that_of_the_source():
+    """The pages about settings and commands are in the checkout as ``make reference`` writes them;
+    argparse of another Python may wrap lines elsewhere."""
+    where = spec_from_file_location("reference", DOCS / "reference.py")
+    reference = module_from_spec(where)
+    where.loader.exec_module(reference)
+    assert {"configuration.md", "commands.md"} == set(reference.PAGES)
+    for name, made in reference.PAGES.items():
+        assert (DOCS / name).read_text().split() == made().split(), f"{name}: run make reference"
 
 
 def test_nothing_is_loaded_from_elsewhere(site):

@@ -1,6 +1,7 @@
 """The installed wheel is one package with the examples, and works away from the checkout."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -166,6 +167,23 @@ def test_the_parts_of_a_report_are_in_the_wheel(site):
     page = site / "ddloco" / "debugger" / "report_page"
 
     assert {"template.html", "style.css", "script.js"} <= {each.name for each in page.iterdir()}
+
+
+def test_the_documentation_is_in_the_wheel(site, tmp_path):
+    """So no help and no template points to nothing: all pages, the reference among them."""
+    pages = {path.relative_to(CHECKOUT / "docs") for path in (CHECKOUT / "docs").rglob("*.md")}
+    assert pages == {
+        path.relative_to(site / "ddloco/docs") for path in (site / "ddloco/docs").rglob("*")
+        if path.is_file()
+    }  # fmt: skip
+    assert f"{site / 'ddloco' / 'docs'}" == run(*DDLOCO, "docs", "--path", cwd=tmp_path).strip()
+    assert "## `[sync]`" in run(*DDLOCO, "docs", "configuration", cwd=tmp_path)
+    run(*DDLOCO, "init", "--template", "blank", "mine", cwd=tmp_path)
+    texts = [path.read_text() for path in (tmp_path / "mine").iterdir()]
+    named = {name for text in texts for name in re.findall(r"`ddloco docs ([\w-]+)`", text)}
+    assert {"configuration", "own-tasks"} <= named
+    assert all((site / "ddloco" / "docs" / f"{name}.md").is_file() for name in named)
+    assert not [text for text in texts if re.search(r"\bdocs/\w", text)]
 
 
 def test_the_command_answers(site, tmp_path):

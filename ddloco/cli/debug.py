@@ -14,7 +14,7 @@ from ddloco.config.toml import ConfigError
 from ddloco.debugger.bundle import SUFFIX, open_bundle, versions_here, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.merge_processes import processes_for
-from ddloco.debugger.recorded_run import RecordedRun, is_syncer, parse_event
+from ddloco.debugger.recorded_run import RecordedRun, is_syncer
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
@@ -170,7 +170,7 @@ def status_at(given: argparse.Namespace) -> int:
     """``ddloco status RUN --at EVENT``: the whole job at the causal past of an event."""
 
     def answer(run: RecordedRun) -> int:
-        told = cluster_at(run, *parse_event(given.at))
+        told = cluster_at(run, *run.resolve(given.at))
         if given.json:
             plain: dict[str, Any] = msgspec.to_builtins(told)
             print(json.dumps({"gaps": run.gaps, **plain}, indent=2))

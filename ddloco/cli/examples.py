@@ -42,7 +42,8 @@ every event. The third writes one HTML page about it.
 Change `task.py`: `init` makes the parameters, `loss` is minimised, `batches` gives each learner its
 data, `tokens` weighs a batch, and `evaluate`, which is optional, scores the model. Settings can be
 tried without an edit: `ddloco run job.toml --set sync.quorum=2`. `ddloco doctor job.toml`
-looks at the machine before a long run.
+looks at the machine before a long run. `ddloco docs` lists the documentation, which is installed
+with ddloco: `ddloco docs own-tasks`, `ddloco docs configuration`.
 """
 
 

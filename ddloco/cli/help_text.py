@@ -70,7 +70,7 @@ examples/chaos.toml shows every kind of fault."""
 PERFORM_MORE = """\
 The function returns the actors, their messages and their computations; transport, clocks,
 tapes, replay and snapshots come with ddloco. examples/parameter_server.py is one, and
-the documentation (docs/own-actors.md) explains it:
+`ddloco docs own-actors` explains it:
 
   ddloco perform examples.parameter_server:program --dir runs/ps --set trainers=4
   ddloco replay  runs/ps

@@ -30,6 +30,7 @@ from ddloco.runtime.terminal import escaping
 MODULES = {
     "completion": ("completion",),
     "debug": ("bundle", "diff", "report", "why"),
+    "docs": ("docs",),
     "doctor": ("doctor",),
     "examples": ("init",),
     "keys": ("keys",),
@@ -106,6 +107,7 @@ def parser() -> Parser:
     _add_simulate(orders)
     _add_tape(orders)
     _add_snapshot(orders)
+    _add_docs(orders)
     _add_completion(orders)
     return top
 
@@ -388,7 +390,8 @@ def _add_status(orders: Orders) -> None:
         "--at",
         metavar="EVENT",
         default="",
-        help="of a recorded run: the state of all actors as event EVENT knew it, syncer.1:540",
+        help="of a recorded run: the state of all actors as an event knew it: syncer.1:540, "
+        "merge:40 or step:learner-1:120",
     )
     add("--watch", action="store_true", help="repeat every second until Ctrl-C")
     _add_trust(command)
@@ -708,6 +711,22 @@ def _add_take(actions: Orders) -> None:
     command.add_argument("address", metavar="ADDRESS", help="the syncer: tcp://127.0.0.1:5555")
     _add_asking(command)
     command.set_defaults(run="snapshot_take")
+
+
+def _add_docs(orders: Orders) -> None:
+    command = _command(
+        orders,
+        "docs",
+        "show the documentation, which is installed with ddloco",
+        "Without a page all are listed. They are Markdown:\n\n"
+        "  ddloco docs tutorial\n"
+        "  ddloco docs configuration      every setting of a job file\n"
+        "  ddloco docs --path             the folder that holds them",
+    )
+    add = command.add_argument
+    add("page", metavar="PAGE", nargs="?", default="", help="print this page")
+    add("--path", action="store_true", help="print where it is instead")
+    command.set_defaults(run="docs")
 
 
 def _add_completion(orders: Orders) -> None:

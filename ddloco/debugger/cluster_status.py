@@ -133,6 +133,7 @@ def _status_of(run: RecordedRun, who: str, number: int) -> Status | RecordedLear
             address=f"{who}:{number}",
             uptime_s=at,
             events=number,
+            tape_bytes=run.tape_of(who).path.stat().st_size,
         )
     if isinstance(machine, Learner):
         told = asdict(machine.status(at))

@@ -54,6 +54,12 @@ MARKS_MAX = 24_000
 NOTES_MAX = 400
 """Other marks of one incarnation."""
 
+GAPS_MAX = 400
+"""Gaps of one incarnation."""
+
+GAP_SHARE_MIN = 0.0005
+"""Of the time axis: a shorter gap would not be seen."""
+
 CLOCK_NUMBERS_MAX = 300_000
 """Clock entries of one report, which are about a megabyte."""
 
@@ -125,6 +131,15 @@ class Note(Struct):
     text: str
 
 
+class Gap(Struct):
+    """Part of a step in which nothing was computed, with what there was instead."""
+
+    at: int
+    to: int
+    kind: str
+    text: str
+
+
 class Segment(Struct):
     """One incarnation on the lane of its actor; ``end`` says how its tape ends."""
 
@@ -137,6 +152,7 @@ class Segment(Struct):
     steps: Steps | None
     marks: dict[str, Marks]
     notes: list[Note]
+    gaps: list[Gap] = []
 
 
 class Lane(Struct):
@@ -445,7 +461,33 @@ def _segment(
         steps=_blocks(content, axis, names, blocks, finer) if content.steps else None,
         marks={kind: _thinned(found, axis, marks) for kind, found in content.marks.items()},
         notes=notes[:NOTES_MAX],
+        gaps=gaps_in(content, axis),
     )
+
+
+def gaps_in(content: TapeContent, axis: Axis) -> list[Gap]:
+    """Return when a learner compiled, waited for a batch, or was stopped: the longest ones.
+
+    When in a step that was is not known; it is shown at the step's beginning.
+    """
+    found: list[tuple[float, Gap]] = []
+    begun = content.begun
+    for each in content.steps:
+        spent = each.spent
+        kinds = {
+            "compiling": spent.compiling,
+            "stopped": spent.stopped,
+            "waiting for data": spent.data,
+        }
+        kind = max(kinds, key=lambda name: kinds[name])
+        idle = each.at - begun - spent.computing if begun is not None else 0.0
+        if begun is not None and idle > max(axis.span_s * GAP_SHARE_MIN, spent.computing):
+            text = f"{kind} for {kinds[kind]:.3g} s in inner step {each.step}"
+            gap = Gap(axis.place(begun), axis.place(begun + idle), kind, text)
+            found.append((idle, gap))
+        begun = each.at
+    longest = sorted(found, key=lambda pair: -pair[0])[:GAPS_MAX]
+    return sorted((gap for _, gap in longest), key=lambda gap: gap.at)
 
 
 def _blocks(content: TapeContent, axis: Axis, names: Names, most: int, finer: int) -> Steps:

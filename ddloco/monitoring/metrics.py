@@ -24,7 +24,7 @@ STATUS_FIELDS = (
 )
 MEMBER_FIELDS = (
     *("step", "step_s", "heard_s", "silent", "versions_behind", "refused"),
-    *("loss", "tokens", "tokens_per_s"),
+    *("loss", "tokens", "tokens_per_s", "computing_s", "data_s", "stopped_s"),
 )
 
 LEARNER_LINE = ("learner", "step", "loss", "tokens", "tokens_per_s", "metrics")

@@ -27,6 +27,11 @@ def picture(status: Status) -> Group:
         for each in status.members
         if each.refused_for
     ]
+    stops = [
+        escape(f"{each.learner}: was stopped for {seconds(each.stopped_s)} in its steps")
+        for each in status.members
+        if each.stopped_s
+    ]
     refused = [
         f"{escape(who)}: {count} messages refused" for who, count in status.refused_frames.items()
     ]
@@ -35,7 +40,7 @@ def picture(status: Status) -> Group:
         f"{seconds(each.since_s)}, {_until(each.until_s)}"
         for each in status.recovering
     ]
-    return Group(*lines, *table, *syncs, *waits, *returns, *doubts, *refused)
+    return Group(*lines, *table, *syncs, *waits, *returns, *stops, *doubts, *refused)
 
 
 def header(status: Status) -> str:

@@ -2,7 +2,7 @@
 
 A program needs nothing else to be run over ZeroMQ, recorded, replayed and snapshotted:
 ``ddloco perform`` runs it, and all other commands accept its run folders. See
-examples/parameter_server.py for an example and docs/own-actors.md for an explanation.
+examples/parameter_server.py for an example and ``ddloco docs own-actors`` for an explanation.
 """
 
 import hashlib

@@ -56,6 +56,10 @@ class MemberStatus(Struct, frozen=True):
     tokens_per_s: float | None = None
     metrics: Mapping[str, float | None] = {}
     """The task's own metrics of its last step."""
+    computing_s: float = 0.0
+    data_s: float = 0.0
+    stopped_s: float = 0.0
+    """Seconds of this incarnation: in which it computed steps, waited for batches, was stopped."""
 
     @property
     def state(self) -> str:

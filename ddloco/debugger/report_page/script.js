@@ -45,6 +45,7 @@
       for (const m of Object.values(part.marks))
         Object.assign(m, { at: sums(m.at, unit), n: sums(m.n), t: sums(m.t) });
       for (const note of part.notes) note.at *= unit;
+      for (const gap of part.gaps) Object.assign(gap, { at: gap.at * unit, to: gap.to * unit });
     }
     const b = run.bars;
     Object.assign(b, { t: sums(b.t), n: sums(b.n), since: sums(b.since, unit) });
@@ -392,6 +393,20 @@
         }
       });
     }
+    gap(c, row, gap) {
+      const [top, high] = this.band(row), a = this.x(gap.at), b = this.x(gap.to);
+      if (b - a < 1 || gap.to < this.view.a || gap.at > this.view.b) return;
+      c.fillStyle = css.faint;
+      c.fillRect(a, top, b - a, high);
+      c.strokeStyle = gap.kind === "stopped" ? css.bad : colourOf(row.run, row.lane.actor);
+      c.strokeRect(a + 0.5, top + 0.5, b - a - 1, high - 1);
+      if (b - a < gap.kind.length * 7 + 8 || row.dense) return;
+      c.fillStyle = css.ink;
+      c.font = `11px ${FONT}`;
+      c.textAlign = "center";
+      c.textBaseline = "middle";
+      c.fillText(gap.kind, (Math.max(a, GUTTER) + b) / 2, top + high / 2 + 0.5);
+    }
     work(c, row, part) {
       const [top, high] = this.band(row);
       const s = part.steps && level(part.steps, this.view, this.plot / BLOCK_PIXELS);
@@ -426,6 +441,7 @@
         }
         if (open !== null) c.fillRect(open, top, Math.max(last - open, 0.5), high);
       }
+      for (const gap of part.gaps) this.gap(c, row, gap);
       if (row.dense) return;
       const paint = [css.quorum, css.accent, css.flight];
       for (const [name, m] of Object.entries(part.marks)) {
@@ -546,6 +562,9 @@
           const found = this.marked(part, value, y - row.y, reach, span);
           if (found) return found;
         }
+        const gap = part.gaps.find((each) => each.at <= value && value <= each.to);
+        if (gap) return [gap.text, `${part.incarnation}: ${time(gap.at, span)} to `
+          + time(gap.to, span)];
         return this.stepped(row.run, part, value, span);
       }
       return [`${row.lane.actor} is not running`, time(value, span)];

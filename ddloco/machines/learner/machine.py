@@ -128,8 +128,8 @@ class Learner:
         Progress since then is a difference, so a step updates no counter per fragment."""
         self._tokens = 0
         self._spent: TimeSpent = TimeSpent()
-        self._began_at: float = 0.0
-        """When its worker was ready, in seconds."""
+        self._joined_at: float | None = None
+        """When it was first linked to a syncer, in seconds; from then on its time counts."""
         self._incoming: dict[int, Incoming] = {}
         self._compression = LearnerCompression(job.compress)
         self._answers: dict[int, Answer] = {}
@@ -176,7 +176,7 @@ class Learner:
             case StepFinished():
                 return self._step_finished(at, event)
             case Started():
-                return self._started(at, event)
+                return self._started(event)
             case FragmentEncoded():
                 return self._encoded(event)
             case FragmentDecoded():
@@ -189,6 +189,7 @@ class Learner:
                 return self._installed(at, sound=event.sound)
             case PeerJoined(peer):
                 self._linked[peer] = True
+                self._joined_at = at if self._joined_at is None else self._joined_at
                 report = Send(peer, CONTROL, self._state(), key="progress")
                 return [report, *self._ask_again(at)]
             case TimerFired(timer) if timer == WAITING:
@@ -220,8 +221,7 @@ class Learner:
             case _:
                 return []
 
-    def _started(self, at: float, event: Started) -> list[Effect]:
-        self._began_at = at
+    def _started(self, event: Started) -> list[Effect]:
         self._first = number_of(event.incarnation) == 1
         self._tells = event.tells
         plan = self._plan = self._job.plan(event.leaves)
@@ -375,8 +375,8 @@ class Learner:
             for fragment, incoming in sorted(self._incoming.items())
         )
         self._incoming.clear()
-        if self._step == 0:
-            self._spent = TimeSpent(parameters=at - self._began_at)
+        if self._step == 0 and self._joined_at is not None:
+            self._spent = TimeSpent(parameters=at - self._joined_at)
         lent = self._lending.between_steps(self._step, tuple(self._versions))
         work = self._work.next()
         self._running = Running(work, at, overwrites)

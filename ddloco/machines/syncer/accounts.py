@@ -78,7 +78,7 @@ class Accounts:
     def report(self, incarnation: str, progress: Progress) -> None:
         """A learner has reported. The first report is what it did before it joined: it sends one
         when the link is established."""
-        totals = Totals(progress.step, progress.trained, _plausible(progress.spent))
+        totals = Totals(progress.step, progress.trained, plausible(progress.spent))
         self.first.setdefault(incarnation, totals)
         self.newest[incarnation] = totals
 
@@ -87,10 +87,6 @@ class Accounts:
         the learners that were pulled had not answered."""
         self.late += late
         self.merged[fragment] = self.merged.get(fragment, 0) + tokens
-
-    def refuse(self, reason: str) -> None:
-        """A contribution was refused; one that was late is counted when its sync was closed."""
-        self.refused += reason != LATE
 
     def numbers(self, at: float, *, live: int, quorum: int, merges: int, fragments: int) -> Numbers:
         """Return the numbers at ``at`` seconds.
@@ -134,7 +130,7 @@ class Accounts:
         )
 
 
-def _plausible(said: TimeSpent) -> TimeSpent:
+def plausible(said: TimeSpent) -> TimeSpent:
     """Return what a learner says of its time, without what cannot be."""
     seconds = (said.computing, said.compiling, said.data, said.parameters, said.stopped)
     return TimeSpent(*(each if 0.0 <= each <= SPENT_S_MAX else 0.0 for each in seconds))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from clocks import actor_of, number_of
 from ddloco.actors.effects import Observe
-from ddloco.machines.syncer.accounts import Accounts
+from ddloco.machines.syncer.accounts import LATE, Accounts
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.outlier_history import STRIKES
 from ddloco.protocol.messages import Progress, Roster
@@ -185,10 +185,11 @@ class Membership:
         return member
 
     def refuse(self, incarnation: str, t: int, fragment: int, reason: str) -> list[Effect]:
-        """Reject a contribution: count it, remember the reason, and log it."""
-        self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
-        self.reasons[incarnation] = reason
-        self.accounts.refuse(reason)
+        """Reject a contribution: count it unless it was only late, remember the reason, log it."""
+        if reason != LATE:
+            self.refused[incarnation] = self.refused.get(incarnation, 0) + 1
+            self.reasons[incarnation] = reason
+            self.accounts.refused += 1
         fields = {"learner": incarnation, "t": t, "fragment": fragment, "reason": reason}
         return [Observe("refused", fields)]
 

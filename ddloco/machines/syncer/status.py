@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
+from ddloco.machines.syncer.accounts import plausible
 from ddloco.machines.syncer.global_fragments import Globals, Sync
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -17,6 +18,7 @@ from ddloco.protocol.status import (
     SyncInFlight,
     WaitingSync,
 )
+from ddloco.protocol.time_spent import TimeSpent
 
 NOT_FRESH = "has finished no step since the last launch"
 """Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""
@@ -115,6 +117,7 @@ def _member(
     progress = each.progress
     held = progress.versions if progress is not None else (-1,) * len(versions)
     last = progress.last if progress is not None else None
+    spent = plausible(progress.spent) if progress is not None else TimeSpent()
     return MemberStatus(
         learner=each.incarnation,
         step=progress.step if progress is not None else 0,
@@ -129,4 +132,7 @@ def _member(
         tokens=progress.trained if progress is not None else None,
         tokens_per_s=each.tokens_per_s,
         metrics=last.metrics if last is not None else {},
+        computing_s=spent.computing,
+        data_s=spent.data,
+        stopped_s=spent.stopped,
     )

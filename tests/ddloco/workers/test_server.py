@@ -403,3 +403,27 @@ def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
     trainer = Trainer(ArenaView(arena.filenos()))
     trainer.answer(rpc.Prepare("tests.tasks:regression", {}, Inner(), 1, None, 1))
     assert trainer._data is None
+
+
+@pytest.mark.parametrize(("slow_s", "least_s", "most_s"), [(0.0, 0.0, 0.02), (0.1, 0.08, 0.15)])
+def test_the_wait_for_a_batch_is_measured(arena, monkeypatch, slow_s, least_s, most_s):
+    """A stream that is slower than the step makes the device wait; a fast one does not. It is no
+    part of the state, which is the same in a replay."""
+    harness = Harness(arena)
+    harness.begin()
+    harness.train()
+    stream = harness.trainer._batches._batches
+    draw = stream.next
+
+    def slow():
+        time.sleep(slow_s)
+        return draw()
+
+    monkeypatch.setattr(stream, "next", slow)
+    waits = []
+    for step in (2, 3, 4):
+        out = arena.allocate(harness.plan.total_bytes)
+        waits.append(harness.ask(rpc.Train(step, (), span_of(out), 0, b"")).data_s)
+
+    assert least_s <= sorted(waits)[1] <= most_s
+    assert harness.trainer._last.data_s == 0.0

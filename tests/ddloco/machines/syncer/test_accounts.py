@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 from msgspec.structs import asdict
@@ -12,6 +13,7 @@ from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report_data import report_data
 from ddloco.machines.syncer.accounts import LATE, SPENT_S_MAX, Accounts
+from ddloco.machines.syncer.membership import Membership
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.log_metrics import LogMetrics
 from ddloco.monitoring.metrics import Metrics
@@ -105,17 +107,15 @@ def test_what_cannot_be_is_not_believed(wrong):
 
 def test_refused_and_late_contributions_are_two_things():
     """One that is refused as late is counted when its sync is closed without it."""
-    accounts = Accounts()
-    accounts.refuse("its norm is out of bounds")
-    accounts.refuse(LATE)
-    accounts.merge(0, 7, late=2)
-    accounts.merge(1, 4)
+    membership = Membership(2)
+    membership.refuse("learner-0.1", 4, 0, "its norm is out of bounds")
+    membership.refuse("learner-0.1", 4, 0, LATE)
+    membership.accounts.merge(0, 7, late=2)
+    membership.accounts.merge(1, 4)
+    found = told(membership.accounts, 0.0)
 
-    assert (1, 2, 5) == (
-        told(accounts, 0.0).refusals,
-        told(accounts, 0.0).late,
-        told(accounts, 0.0).merged_tokens,
-    )
+    assert (1, 2, 5) == (found.refusals, found.late, found.merged_tokens)
+    assert {"learner-0.1": 1} == membership.refused
 
 
 class Kept:
@@ -187,3 +187,41 @@ def test_every_reader_says_the_same_numbers(simulate, overrides):
     )  # fmt: skip
     assert numbers.merged_tokens == run.tokens_merged
     assert set(Numbers.__struct_fields__) == set(wanted)
+
+
+STOPPED_AT, STOPPED_FOR = 120.0, 20.0
+
+
+def test_a_learner_that_was_stopped_is_shown_so(simulate):
+    """For as long as it was, whoever is asked; a run without a stop shows none."""
+    stop = f'{{what = "stall", who = "learner-2", at_s = {STOPPED_AT}, for_s = {STOPPED_FOR}}}'
+    run = RecordedRun(simulate(f"chaos.fault=[{stop}]"))
+    clean = RecordedRun(simulate("chaos.fault=[]"))
+
+    assert abs(run.numbers.stopped_s - STOPPED_FOR) < 2.0
+    assert clean.numbers.stopped_s == 0.0
+    assert run.numbers.goodput < clean.numbers.goodput
+    number = run.merges_of("syncer.1")
+    last = [merge.number for merge in number][-1]
+    [status] = cluster_at(run, "syncer.1", last).syncers
+    stopped = {each.learner: each.stopped_s for each in status.members if each.stopped_s}
+    assert list(stopped) == ["learner-2.1"]
+    assert abs(stopped["learner-2.1"] - STOPPED_FOR) < 2.0
+    lanes = {lane.actor: lane.segments[0].gaps for lane in report_data(run).runs[0].lanes}
+    [gap] = [gap for gap in lanes["learner-2"] if gap.kind == "stopped"]
+    assert re.match("stopped for (19|20|21)[0-9.]* s in inner step", gap.text)
+    assert not [gap for actor in ("learner-0", "learner-3") for gap in lanes[actor]
+                if gap.kind == "stopped"]  # fmt: skip
+    quiet = [gap.kind for lane in report_data(clean).runs[0].lanes
+             for segment in lane.segments for gap in segment.gaps]  # fmt: skip
+    assert "stopped" not in quiet
+    # The chart of goodput, too, has less than all computing while one of four is stopped.
+    [shown] = report_data(run).runs
+    span = shown.end * shown.unit_s
+    bins = [
+        share
+        for i, share in enumerate(shown.goodput)
+        if STOPPED_AT + 3 < (i + 0.5) * span / len(shown.goodput) < STOPPED_AT + STOPPED_FOR - 3
+    ]
+    assert bins
+    assert max(bins) <= 0.75
