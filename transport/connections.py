@@ -230,7 +230,7 @@ class Connections:
             if there is None:
                 return True
             if there.cut:
-                return False
+                return _inode(descriptor) != there.inode  # Then it is a new one, not yet reported.
             there.heard_at, there.since_look, there.owner = now, True, owner
             return not owner or self._admits(descriptor, owner, now)
 
@@ -387,7 +387,7 @@ class Connections:
             return
         there.cut = True
         address, port = _address(descriptor)
-        with _borrowed(descriptor) as peer:
+        with suppress(OSError), _borrowed(descriptor) as peer:  # Libzmq may close it at any time.
             _break(peer)
         where = f"{address}:{port}" if address else ""
         self._news.append(partial(self._report_cut, reason, where))

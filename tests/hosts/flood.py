@@ -21,9 +21,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddloco.network.keys import make_keys
+import zmq
+
+from ddloco.network.keys import OBSERVER, load_curve, make_keys
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
+from transport.curve_auth import Curve
 
 DESCRIPTORS = 1024
 """What many systems give a process."""
@@ -113,6 +116,20 @@ def say_parts(host: str, port: int, until: float) -> int:
     return dials
 
 
+def say_parts_inside(address: str, curve: Curve, until: float) -> int:
+    """The same with a key; libzmq dials again."""
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.ROUTING_ID, b"observer-many/control")
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.SNDTIMEO, 500)
+        curve.seal(dealer, SYNCER)
+        dealer.connect(address)
+        while time.monotonic() < until:
+            with suppress(zmq.Again):
+                dealer.send_multipart([b"x"] * PARTS)
+    return 1
+
+
 class Sink:
     """Another socket that takes what is sent, for the control."""
 
@@ -147,10 +164,14 @@ class Flood:
         what: ``connections`` or ``parts``.
         count: the most connections.
         seconds: the most time.
+        keys: a folder of keys; parts are sent with that of observers.
     """
 
-    def __init__(self, address: str, what: str, count: int, seconds: float) -> None:
-        told = json.dumps([address, what, count, seconds])
+    def __init__(
+        self, address: str, what: str, count: int, seconds: float, keys: Path | None = None
+    ) -> None:
+        inside = str(keys) if keys is not None and keys.exists() else ""
+        told = json.dumps([address, what, count, seconds, inside])
         command = [sys.executable, "-m", "tests.hosts.flood", "--send", told]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -163,12 +184,14 @@ class Flood:
         return int(self._process.communicate()[0])
 
 
-def send(address: str, what: str, count: int, seconds: float) -> None:
+def send(address: str, what: str, count: int, seconds: float, keys: str) -> None:
     """What the process does."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (4096, 4096))
     host, _, port = address.removeprefix("tcp://").partition(":")
     until = time.monotonic() + seconds
-    if what == "parts":
+    if what == "parts" and keys:
+        sent = say_parts_inside(address, load_curve(Path(keys), OBSERVER), until)
+    elif what == "parts":
         sent = say_parts(host, int(port), until)
     else:
         sent = connect(host, int(port), count, until)
@@ -200,9 +223,12 @@ def figures(cluster: Cluster, what: str, count: int, seconds: float) -> dict[str
     """Merges a second before, with the control, during and after; and what was sent."""
     found: dict[str, Any] = {"before": pace(cluster, None, seconds / 4)}
     sink = Sink()
-    for name, address in (("control", sink.address), ("during", cluster.address)):
-        flood = Flood(address, what, count, seconds)
-        found[name] = pace(cluster, flood, 2 * seconds)
+    for name, address, lasts in (
+        ("control", sink.address, seconds / 4),
+        ("during", cluster.address, seconds),
+    ):
+        flood = Flood(address, what, count, lasts, cluster.folder / "keys")
+        found[name] = pace(cluster, flood, 2 * lasts)
         found[f"{name}_connections"] = flood.sent()
     sink.close()
     found["descriptors"] = cluster.sockets(SYNCER)

@@ -1,9 +1,10 @@
 """What a connection may make a listener hold, and how many there may be; over real sockets."""
 
+import errno
 import random
 import socket
 import time
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -43,15 +44,18 @@ def connected(address, identity=b"rude.1/bulk"):
 
 
 def tcp_connection(address):
-    """A plain TCP connection that says nothing."""
+    """A plain TCP connection that says nothing; an unconnected socket if it was cut at once."""
     host, port = address.removeprefix("tcp://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    try:
+        return socket.create_connection((host, int(port)), timeout=20)
+    except ConnectionResetError:
+        return socket.socket()
 
 
 def all_told(address, said=b""):
     """Say something over a new connection; what is told until the listener closes it."""
     told = b""
-    with suppress(ConnectionResetError, BrokenPipeError), tcp_connection(address) as raw:
+    with suppress(OSError), tcp_connection(address) as raw:
         raw.sendall(said)
         while more := raw.recv(4096):
             told += more
@@ -316,6 +320,26 @@ async def test_with_keys_an_actor_is_kept_away_and_not_its_address(context, nurs
     for each in (rude, other, good):
         each.close(0)
     await endpoint.aclose()
+
+
+async def test_a_descriptor_may_be_closed_at_any_time(listener, monkeypatch):
+    """Between two looks of the thread libzmq may close what is to be cut; the thread goes on."""
+    listening, address = listener
+    connections = listening.endpoint._listening.connections
+    monkeypatch.setattr(connections, "limit", 0)
+
+    @contextmanager
+    def closed(descriptor):
+        raise OSError(errno.EBADF, "closed")
+        yield
+
+    monkeypatch.setattr(transport.connections, "_borrowed", closed)
+    raws = [await trio.to_thread.run_sync(tcp_connection, address) for _ in range(3)]
+    await until(lambda: listening.cut == 3)
+    assert connections._thread.is_alive()
+    for raw in raws:
+        raw.close()
+    await until(lambda: len(connections) == 0)
 
 
 def test_delays_grow_and_are_forgotten():
