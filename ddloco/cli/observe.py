@@ -1,9 +1,9 @@
 """The commands that ask a running job: `status`, `observe` and `stop`."""
 
 import argparse
+import os
 import sys
 from contextlib import closing
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
@@ -25,7 +25,7 @@ def status(given: argparse.Namespace) -> int:
             return complain(f"--at {given.at}: want one run folder, not {len(given.addresses)}")
         return status_at(given)
     for each in given.addresses:
-        if "://" not in each and Path(each).exists():
+        if "://" not in each and os.path.exists(each):  # noqa: PTH110, it takes any text
             said = "a run folder wants --at EVENT, such as --at merge:40 or --at syncer.1:540"
             return complain(f"{each}: no address of a running syncer; {said}")
 

@@ -16,10 +16,16 @@ EVENTS_NAMED_MAX = 64
 """Kinds of news that are counted separately: the syncer chooses their names, and each name is a
 time series."""
 
+NUMBERS = Numbers.__struct_fields__
+"""The job's numbers, which are the same in a status and in news."""
+
+NOT_IN_WORDS = frozenset(NUMBERS) - {"goodput", "live"}
+"""Numbers of the job that a line of text leaves out; ``--json`` has them."""
+
 MERGE_FIELDS = ("taking_part", "averaged", "grace_s", "sync_s")
 STATUS_FIELDS = (
     *("merges", "quorum", "uptime_s"),
-    *Numbers.__struct_fields__,
+    *NUMBERS,
     *("tape_bytes", "sent_bytes", "received_bytes"),
 )
 MEMBER_FIELDS = (
@@ -68,9 +74,10 @@ class Metrics:
         self._seen[name] = self._seen.get(name, 0) + 1
         if news.event == "merge":
             self._reach(news.fields.get("t"))
-            self._several(MERGE_FIELDS, news.fields)
+            self._several((*MERGE_FIELDS, *NUMBERS), news.fields)
         if news.event == "result":
             self._reach(news.fields.get("t"))
+            self._several(NUMBERS, news.fields)
             loss, more = news.fields.get("held_out_loss"), news.fields.get("metrics") or {}
             if isinstance(loss, int | float):
                 self.score(self.t, loss, more)
@@ -216,7 +223,8 @@ class Lines:
             plain = {"event": news.event, "at": news.at, "ref": news.ref, **news.fields}
             self._write(msgspec.json.encode(plain).decode())
             return
-        said = "  ".join(f"{key} {value}" for key, value in news.fields.items())
+        fields = {key: said for key, said in news.fields.items() if key not in NOT_IN_WORDS}
+        said = "  ".join(f"{key} {value}" for key, value in fields.items())
         self._write(f"{news.at:8.1f} s  {news.event}  {said}".rstrip())
 
     def status(self, status: Status) -> None:

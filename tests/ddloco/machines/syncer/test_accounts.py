@@ -16,11 +16,12 @@ from ddloco.machines.syncer.accounts import LATE, SPENT_S_MAX, Accounts
 from ddloco.machines.syncer.membership import Membership
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.log_metrics import LogMetrics
-from ddloco.monitoring.metrics import Metrics
+from ddloco.monitoring.metrics import Lines, Metrics
 from ddloco.monitoring.status_view import header, time_in_words
 from ddloco.protocol.messages import Progress
 from ddloco.protocol.status import Numbers
 from ddloco.protocol.time_spent import TimeSpent
+from ddloco.runtime.observer_protocol import News
 from ddloco.simulation.before_after import outcome_of
 from tests.ddloco.debugger.conftest import simulate
 
@@ -162,14 +163,20 @@ def test_every_reader_says_the_same_numbers(simulate, overrides):
         if any(isinstance(each, Observe) and each.event == "result" for each in step.effects)
     ]
     [status] = cluster_at(run, "syncer.1", number).syncers
-    observer = Kept()
+    observer, follower, lines_of_text = Kept(), Kept(), []
     Metrics([observer]).status(status)
+    notice = News(1, 0, "result", 1.0, "syncer.1:9", result)
+    Metrics([follower]).news(notice)
+    Lines(lines_of_text.append, as_json=False).news(notice)
     wanted = {**asdict(numbers), "live": status.live}
     assert wanted == {name: result[name] for name in wanted}
     assert wanted == asdict(board.numbers)
     assert wanted == {name: getattr(status, name) for name in wanted}
     assert wanted == {name: tracker.values[name] for name in wanted}
     assert wanted == {name: observer.values[name] for name in wanted}
+    assert wanted == {name: follower.values[name] for name in wanted}
+    assert f"goodput {numbers.goodput}" in lines_of_text[0]
+    assert "computing_s" not in lines_of_text[0]
     assert f"goodput {numbers.goodput:.1%}" in board.line()
     assert f"goodput {numbers.goodput:.1%}" in header(status)
 
