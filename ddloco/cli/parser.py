@@ -62,7 +62,9 @@ class Parser(argparse.ArgumentParser):
             message += did_you_mean(choice[1], known)
         elif message.startswith("unrecognized arguments: "):
             unknown = message.partition(": ")[2].split()[0].partition("=")[0]
-            message += did_you_mean(unknown, self.options())
+            options = self.options()
+            elsewhere = "; other commands have it"
+            message += elsewhere if unknown in options else did_you_mean(unknown, options)
         super().error(message)
 
     def options(self) -> list[str]:

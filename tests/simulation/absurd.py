@@ -15,6 +15,7 @@ import msgspec
 from msgspec import inspect
 
 from clocks import actor_of
+from ddloco.machines.data_parallel.coordinator import LOST
 from ddloco.protocol.fragment_plan import wire_layout
 from ddloco.protocol.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
 from ddloco.protocol.validation import admission
@@ -313,7 +314,9 @@ class Stage(World):
     def _again(self, puppet: Puppet) -> None:
         """The target starts again: where it was told to stop, and now and then."""
         finish = self.nodes[puppet.target].finish
-        assert finish is None or finish.status in ("done", "stopped", "left", "bad-input"), finish
+        lost = finish is not None and LOST in finish.reason  # A data-parallel syncer starts once.
+        ends = ("done", "stopped", "left", "bad-input")
+        assert finish is None or finish.status in ends or lost, finish
         if finish is None:
             self.kill(puppet.target)
         puppet.counts["began again"] += 1
