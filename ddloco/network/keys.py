@@ -9,6 +9,7 @@ look; who may end the job, or ask for a snapshot, has ``owner``.
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -176,12 +177,15 @@ def read_public(folder: Path) -> dict[str, str]:
 
     Raises:
         ConfigError: the file cannot be read, has an invalid key, gives two names the same key, or
-            can be changed by others.
+            others can change it or replace what is in the folder.
     """
     path = folder / PUBLIC_FILE
     public = convert(read_toml(path), PublicFile, str(path)).public
     if path.stat().st_mode & 0o022:
         raise ConfigError(f"{path}: others can change who takes part; chmod 644 {path}")
+    mode = folder.stat().st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:  # With the sticky bit only own files are replaced.
+        raise ConfigError(f"{folder}: others can replace the keys in it; chmod 700 {folder}")
     owners = dict[str, str]()
     for name, key in public.items():
         if not NAME.fullmatch(name):

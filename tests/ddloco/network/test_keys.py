@@ -163,6 +163,8 @@ SPOILS = [
     (lambda f: (f / "learner-0.key").chmod(0o640), "learner-0.key: others can read", "chmod 600"),
     (lambda f: (f / "learner-0.key").chmod(0o604), "learner-0.key: others can read", "chmod 600"),
     (lambda f: (f / PUBLIC_FILE).chmod(0o664), "public.toml: others can change", "chmod 644"),
+    (lambda f: f.chmod(0o777), ": others can replace the keys in it", "chmod 700"),
+    (lambda f: f.chmod(0o720), ": others can replace the keys in it", "chmod 700"),
     (lambda f: (f / "learner-0.key").unlink(), "learner-0.key: cannot be read: No such file"),
     (lambda f: (f / PUBLIC_FILE).unlink(), "public.toml: cannot be read: No such file"),
     (lambda f: (f / "learner-0.key").write_text("?"), "learner-0.key: not TOML"),
