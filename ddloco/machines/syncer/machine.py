@@ -407,7 +407,7 @@ class Syncer:
             return relayed  # Its place was taken by a newer incarnation.
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
-        return [seen, *relayed, *self._under_way.close_settled()]
+        return [seen, *relayed, *self._under_way.lost(peer)]
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""

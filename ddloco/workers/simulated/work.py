@@ -89,12 +89,14 @@ class Content:
 
     ``what`` is (fragment, version, steps since, step). For a global fragment the last two are 0; a
     copy of all parameters, on older tapes, has one (version, steps) per fragment. ``wrong`` names
-    how the numbers were corrupted; only checks read it.
+    how the numbers were corrupted; only checks read it. ``owed`` is the norm of the residual in a
+    compressed contribution, where a corrupted one has left that; only checks read this, too.
     """
 
     what: tuple[Any, ...]
     array: F32 | None = None
     wrong: str = ""
+    owed: float = 0.0
 
     @property
     def digest(self) -> bytes:
@@ -292,17 +294,19 @@ class SimulatedWork:
             part, wrong = spoil(self.wrong, part, base[1]), self.wrong
         if work.base:
             assert contents[work.base].what == (work.fragment, version, 0, 0), "another version"
-        lost = None
+        lost, left, owed = None, wrong, 0.0
         if work.base and part is not None:
             anchor, error = contents[work.base].array, None
             assert anchor is not None, "numbers are compared with numbers"
             if work.error:
-                error = contents[work.error].array
+                error, left = contents[work.error].array, wrong or contents[work.error].wrong
+            if error is not None and contents[work.error].wrong:
+                owed = float(np.linalg.norm(error.astype(np.float64)))
             part, lost = self._compression.contribution(work, part, anchor, error)
-        made = contents[work.out] = Content(what, part, wrong)
+        made = contents[work.out] = Content(what, part, wrong, owed)
         if not work.error_out:
             return FragmentEncoded(work.work, made.digest)
-        kept = contents[work.error_out] = Content(what, lost)
+        kept = contents[work.error_out] = Content(what, lost, left)
         return FragmentEncoded(work.work, made.digest, kept.digest)
 
     def _decode(self, work: DecodeFragment, contents: Contents) -> FragmentDecoded:
