@@ -39,6 +39,7 @@ from ddloco.protocol.effects import (
     SaveModel,
 )
 from ddloco.protocol.events import (
+    TENSOR_DIGEST_BYTES,
     Evaluated,
     FragmentDecoded,
     FragmentEncoded,
@@ -242,8 +243,22 @@ class SimulatedWork:
             copy = self._params.copy() if self._arithmetic else None
             contents[work.out] = Content((*self._device, work.step), copy)
         self.capture.stepped(self._state())
-        batch = self._batch.to_bytes(16, "little")
-        return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
+        batch, tensors = self._batch.to_bytes(16, "little"), self._tensors()
+        return StepFinished(
+            work.work, work.step, loss, TOKENS, batch, cursor=batch, tensors=tensors
+        )
+
+    def _tensors(self) -> bytes:
+        """The digests of all tensors, as in ``StepFinished``; empty without arithmetic."""
+        if not self._arithmetic:
+            return b""
+        found: list[bytes] = []
+        for p, leaves in enumerate(self._plan.fragments):
+            for at, leaf in enumerate(leaves):
+                start = self._plan.tensor_offset(p, at) // 4
+                part = self._params[start : start + leaf.nbytes // 4]
+                found.append(xxhash.xxh3_64_digest(part.data)[:TENSOR_DIGEST_BYTES])
+        return b"".join(found)
 
     def _descend(self, step: int) -> float:
         """One step towards this learner's target, with noise from the batch."""

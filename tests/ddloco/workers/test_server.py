@@ -4,6 +4,7 @@ import gc
 import time
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -15,6 +16,7 @@ from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts
 from ddloco.workers.task import TaskError
+from ddloco.workers.tensor_sums import packed, tensor_sums
 from tests.tasks import Regression
 
 
@@ -77,6 +79,20 @@ def test_who_takes_over_a_state_goes_on_to_the_bit(arena, optimizer):
     taker.ask(rpc.Install((span_of(state),)))
     assert donor.train() == taker.train(skipped=3)
     assert donor.train() == taker.train()
+
+
+def test_a_step_gives_the_sums_of_its_tensors_and_trains_the_same(arena, monkeypatch):
+    """In the order of the plan; a trainer that computes none has the same parameters to the bit."""
+    one, other = Harness(arena), Harness(arena)
+    monkeypatch.setattr(other.trainer, "_sums", lambda leaves: np.zeros(len(leaves)))
+    told = []
+    for harness in (one, other):
+        harness.begin()
+        told.append([harness.train() for _ in range(3)])
+    assert told[0] == told[1]
+    by_name = dict(zip(one.trainer._names, one.trainer._leaves(), strict=True))
+    leaves = [by_name[leaf.name] for each in one.plan.fragments for leaf in each]
+    assert one.trainer._last.tensors == packed(tensor_sums(leaves))
 
 
 def test_a_copy_of_a_fragment_is_its_part_of_all_parameters(arena):
