@@ -1,12 +1,12 @@
 """The machine that each actor runs, in a live job and in a replay."""
 
 from clocks import actor_of
-from ddloco.actors.actor import Machine
-from ddloco.config.job import DATA_PARALLEL, Job
+from ddloco.job.config import DATA_PARALLEL, Job
 from ddloco.machines.data_parallel.coordinator import Averager
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
+from ddloco.stage.actors.actor import Machine
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from ddloco.actors.events import Begun
-from ddloco.actors.state_types import package_of, states_of
 from ddloco.cli.parser import command_named, parser
-from ddloco.programs import Array
-from ddloco.programs.user_actor import Returned
+from ddloco.stage import Array
+from ddloco.stage.actors.events import Begun
+from ddloco.stage.actors.state_types import package_of, states_of
+from ddloco.stage.programs.user_actor import Returned
 from examples import gossip
 from snapshot import freeze, thaw
 from tests.reruns import look_at

@@ -17,12 +17,12 @@ from pathlib import Path
 import msgspec
 
 import ddloco.cli.parser  # noqa: F401, what is imported could be named
-from ddloco.actors.actor import Actor
-from ddloco.actors.state_types import JOB_STATES, LISTED
 from ddloco.nodes.resume import settings
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.state_types import JOB_STATES, LISTED
 from snapshot import FreezeError, freeze, thaw
 from snapshot.state_types import attribute_names
 
@@ -45,7 +45,7 @@ of dataclasses, which compares and hashes what is a key."""
 
 STRANGERS = (
     *("subprocess:Popen", "os:_Environ", "pathlib:Path", "builtins:eval", "threading:Thread"),
-    *("ddloco.workers.forking:ForkServerProcess", "ddloco.runtime.driver:Driver"),
+    *("ddloco.workers.forking:ForkServerProcess", "ddloco.stage.driver.driver:Driver"),
     *("transport.zeromq:ZeromqEndpoint", "snapshot.store:Store", "functools:partial", "", ":", "a"),
 )
 METHODS = (

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.actors.state_types import JOB_STATES
+from ddloco.stage.actors.state_types import JOB_STATES
 from snapshot import freeze, thaw
 from snapshot.participant import (
     GATHERING_S,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.actors.state_types import JOB_STATES
+from ddloco.stage.actors.state_types import JOB_STATES
 from snapshot import thaw
 from snapshot.thaw import _Reader
 from tests.snapshot import state_fuzz

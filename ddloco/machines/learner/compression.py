@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from msgspec import UNSET
 
-from ddloco.config.job import Compress
-from ddloco.protocol.effects import DecodeFragment, EncodeFragment
-from ddloco.protocol.events import FragmentDecoded
-from ddloco.protocol.messages import Contribution, GlobalFragment
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import DecodeFragment, EncodeFragment
+from ddloco.job.protocol.events import FragmentDecoded
+from ddloco.job.protocol.messages import Contribution, GlobalFragment
 from transport import Drop, Effect, Keep
 
 

@@ -10,9 +10,9 @@ device.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from ddloco.protocol.effects import HostFragment
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.protocol.messages import Pull
+from ddloco.job.protocol.effects import HostFragment
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.messages import Pull
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
-from ddloco.config.job import Sync
+from ddloco.job.config import Sync
 from ddloco.machines.syncer.estimates import Recent, grace_window
 from ddloco.machines.syncer.members import Member
 

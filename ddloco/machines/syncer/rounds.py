@@ -13,9 +13,11 @@ from typing import Any
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from ddloco.actors.effects import Observe
-from ddloco.config import job as config
-from ddloco.config.job import Job
+from ddloco.job import config
+from ddloco.job.config import Job
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import Contribution, Pull
+from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import (
     Global,
@@ -31,9 +33,7 @@ from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Pacing, Waiting
 from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.messages import Contribution, Pull
-from ddloco.protocol.status import Numbers
+from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LAUNCH = "launch"

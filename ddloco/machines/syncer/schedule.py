@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 
 
 class Schedule:

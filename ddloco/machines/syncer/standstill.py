@@ -5,9 +5,9 @@ without a merge (twenty steps or four pull deadlines if one of these is longer),
 intervals.
 """
 
-from ddloco.actors.effects import Observe
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.rounds import Rounds
+from ddloco.stage.actors.effects import Observe
 from transport import Effect, SetTimer
 
 STANDSTILL = "standstill"

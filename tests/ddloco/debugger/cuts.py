@@ -9,9 +9,9 @@ import shutil
 
 import msgspec
 
-from ddloco.actors.state_types import JOB_STATES
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.runtime.resume import RESTORED
+from ddloco.stage.actors.state_types import JOB_STATES
+from ddloco.stage.driver.resume import RESTORED
 from replay import Header, TapeWriter
 from snapshot import Part, freeze, thaw
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 
-from ddloco.config.faults import Fault
+from ddloco.job.faults import Fault
 from ddloco.nodes.tcp_proxy import CONNECTIONS_MAX, Proxy
 
 MIB = 2**20

@@ -4,12 +4,12 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import CaptureState
-from ddloco.actors.snapshot_adapter import Cutting
-from ddloco.actors.state_types import JOB_STATES
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import CaptureState
+from ddloco.stage.actors.snapshot_adapter import Cutting
+from ddloco.stage.actors.state_types import JOB_STATES
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, coordinator, freeze, participant, thaw
 from tests.ddloco.simulation.mutations import Mutation, after, always, wrap

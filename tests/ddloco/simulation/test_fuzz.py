@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.config.faults import SYNCER, Fault
+from ddloco.job.faults import SYNCER, Fault
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import LEARNER_KINDS, draw, happen, run, run_checked

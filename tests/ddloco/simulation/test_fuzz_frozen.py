@@ -10,10 +10,10 @@ from functools import cache
 
 import pytest
 
-from ddloco.actors.state_types import JOB_STATES
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World
+from ddloco.stage.actors.state_types import JOB_STATES
 from snapshot import freeze, thaw
 
 SEEDS = (3, 8, 16, 24, 36, 45, 141)

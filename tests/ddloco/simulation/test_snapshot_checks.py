@@ -7,15 +7,15 @@ import trio
 from msgspec.structs import replace as changed
 
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.config.job import SnapshotTable
-from ddloco.config.run_folder import open_folder
-from ddloco.invariants.training import Learning, Merging
+from ddloco.job.config import SnapshotTable
+from ddloco.replayer.invariants.training import Learning, Merging
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.simulation import fuzz
 from ddloco.simulation.network import Wire
 from ddloco.simulation.requests import ask
 from ddloco.simulation.snapshot_checks import Said
 from ddloco.simulation.world import World
+from ddloco.stage.files.run_folder import open_folder
 from snapshot import Part, freeze
 from tests.ddloco.simulation.mutations import wrap
 
@@ -90,7 +90,7 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
     drawn = fuzz.draw(2, tmp_path)
     open_folder(tmp_path, drawn.job)
     fuzz.happen(drawn)
-    monkeypatch.setattr("ddloco.actors.actor.freeze", lambda *given: freeze(*given) + b"!")
+    monkeypatch.setattr("ddloco.stage.actors.actor.freeze", lambda *given: freeze(*given) + b"!")
     assert not trio.run(replay_of_job(tmp_path).run).identical
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ddloco.job.protocol.messages import Contribution, Progress
 from ddloco.machines.syncer.members import HASTE, HASTE_STEPS, RESEND_S_MIN, RESEND_STEPS, Member
-from ddloco.protocol.messages import Contribution, Progress
 
 
 @pytest.fixture
