@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -178,6 +178,7 @@ class Trainer:
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
         self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
+        self._programs: Callable[[], int] = self._update._cache_size
         self._sums = jax.jit(tensor_sums)
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
 
@@ -300,10 +301,14 @@ class Trainer:
         if first:
             self._batches.check(before, digest, batch_digest)
             once = self._run_and_restore(batch, place)
-        begun_at = time.monotonic()
+        begun_at, programs = time.monotonic(), self._programs()
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
+        # The call returns when the step has been compiled, before it is computed.
+        again = not first and self._programs() > programs
+        compiling_s = time.monotonic() - begun_at if again else 0.0
+        begun_at += compiling_s
         leaves = self._leaves()
         sums = self._sums([leaves[index] for index in self._order])
         if first:
@@ -319,7 +324,7 @@ class Trainer:
             self._copy_out(leaves, request.out)
         told = self._cursor(), said(metrics)
         self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums))
-        return msgspec.structs.replace(self._last, data_s=data_s)
+        return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
 
     def _drawn_ahead(self, begun_at: float, loss: Any) -> float:
         """Draw the next batch while the device computes the step that began at ``begun_at``; its

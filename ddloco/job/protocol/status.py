@@ -130,7 +130,7 @@ class Numbers(Struct, frozen=True, kw_only=True):
         refusals: contributions that were refused; late ones are not among them.
         late: contributions that were not there when their sync was closed and merged.
         computing_s: seconds in which learners computed steps; summed over learners, as all below.
-        compiling_s: compiled their first step.
+        compiling_s: compiled their first step, or a later one again.
         data_s: waited for batches.
         parameters_s: waited for their first parameters.
         stopped_s: were stopped in a step: suspended, swapped out, or without a processor.

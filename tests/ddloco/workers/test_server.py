@@ -421,6 +421,22 @@ def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
     assert trainer._data is None
 
 
+def test_the_time_of_a_second_compilation_is_measured(arena, monkeypatch):
+    """For a batch of another shape; it is no part of the state. The steps around it have none."""
+    harness = Harness(arena)
+    harness.begin()
+    stream, told = harness.trainer._batches._batches, []
+    draw = stream.next
+    for step in range(1, 7):
+        if step == 3:  # Drawn ahead: it is the batch of the next step.
+            monkeypatch.setattr(stream, "next", lambda: tuple(each[:3] for each in draw()))
+        told.append(harness.ask(rpc.Train(step, (), None, 0, b"")).compiling_s)
+    assert [0.0] * 3 == told[:3]
+    assert told[3] > 0.001
+    assert [0.0] * 2 == told[4:]
+    assert harness.trainer._last.compiling_s == 0.0
+
+
 @pytest.mark.parametrize(("slow_s", "least_s", "most_s"), [(0.0, 0.0, 0.02), (0.1, 0.08, 0.15)])
 def test_the_wait_for_a_batch_is_measured(arena, monkeypatch, slow_s, least_s, most_s):
     """A stream that is slower than the step makes the device wait; a fast one does not. It is no
