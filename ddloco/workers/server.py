@@ -177,7 +177,7 @@ class Trainer:
             if hasattr(task, "optimizer")
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
-        self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
+        self._update: Any = jax.jit(self._step, donate_argnums=(0, 1, 2))
         self._programs: Callable[[], int] = self._update._cache_size
         self._sums = jax.jit(tensor_sums)
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))

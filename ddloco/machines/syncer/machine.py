@@ -268,6 +268,7 @@ class Syncer:
         self.membership = Membership(len(self._plan.fragments))
         self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
         self.membership.newest[self._name] = number
+        self.membership.accounts.restarted = number > 1
         return [Recover(self._work.next())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:

@@ -262,6 +262,15 @@ def test_who_left_a_pull_unanswered_is_pulled_again_when_it_is_heard(open_harnes
     assert {A, B} == {peer for peer, *_ in pulls(harness.report(B, step=5))}
 
 
+@pytest.mark.parametrize(("incarnation", "restarted"), [("syncer.1", False), ("syncer.2", True)])
+def test_numbers_say_that_they_are_since_a_restart(make_job, leaves, incarnation, restarted):
+    """What an earlier incarnation has counted is not among them."""
+    harness = Harness(make_job(3, P, P, 12), leaves, incarnation)
+    harness.open()
+    assert restarted is harness.machine.numbers(1.0).restarted
+    assert restarted is harness.machine.status(1.0).restarted
+
+
 def test_a_pull_that_was_lost_with_its_link_is_not_left_unanswered(open_harness):
     """A learner that has joined again has spoken, however often it had over its link before."""
     harness = open_harness(A, B, quorum=2, overlap=1, grace=0.0)
