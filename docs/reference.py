@@ -18,7 +18,7 @@ import msgspec
 
 from ddloco.cli.parser import parser
 from ddloco.job.config import Job
-from ddloco.job.faults import Fault, Storm
+from ddloco.stage.files.faults import Fault, Storm
 
 COLUMNS = "100"
 """Width of the commands' help."""

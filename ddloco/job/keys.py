@@ -17,7 +17,7 @@ import msgspec
 import tomli_w
 
 from ddloco.job.config import LEARNERS_MAX, Job
-from ddloco.job.faults import SYNCER
+from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
 from transport.curve_auth import Curve, check_key, new_pair, public_of
 

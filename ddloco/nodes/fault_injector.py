@@ -19,7 +19,7 @@ import trio
 
 from clocks import MonotonicTime
 from ddloco.job.config import DATA_PARALLEL, Job
-from ddloco.job.faults import LINK_KINDS, SYNCER, Fault, Kind, schedule
+from ddloco.stage.files.faults import LINK_KINDS, SYNCER, Fault, Kind, schedule
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.log import ActorLog
 

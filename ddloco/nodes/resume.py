@@ -12,7 +12,6 @@ import xxhash
 
 from clocks import actor_of
 from ddloco.job.config import Job, load_job
-from ddloco.job.faults import SYNCER
 from ddloco.job.job_folder import run_of_place
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import Kept, OwnState
@@ -33,6 +32,7 @@ from ddloco.stage.driver.resume import (
     place_outside,
 )
 from ddloco.stage.driver.snapshot_writer import Tensors
+from ddloco.stage.files.faults import SYNCER
 from ddloco.stage.files.run_folder import JOB_FILE
 from ddloco.stage.files.toml import Section
 from ddloco.workers import rpc

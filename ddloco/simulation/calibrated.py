@@ -20,7 +20,6 @@ from msgspec.structs import replace
 
 from clocks import actor_of
 from ddloco.job.config import Job, load_job
-from ddloco.job.faults import SYNCER, Fault
 from ddloco.job.protocol.events import FragmentEncoded, FragmentMerged, Happened
 from ddloco.job.protocol.messages import Contribution, Pull
 from ddloco.job.protocol.tape_facts import TENSORS
@@ -29,6 +28,7 @@ from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import About, Work
 from ddloco.simulation.tapes import log_maker, recorder_maker
+from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.stage.files.run_folder import JOB_FILE, LOG_FILE
 from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.simulated.work import leaves_of

@@ -15,7 +15,6 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from ddloco.job.config import Job, job_from
-from ddloco.job.faults import Fault, Faults, Kind, schedule
 from ddloco.job.protocol.effects import SaveModel
 from ddloco.job.protocol.events import ModelSaved, Started
 from ddloco.job.protocol.messages import Close
@@ -35,6 +34,7 @@ from ddloco.simulation.tapes import log_maker, recorder_maker
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import EndlessError, World
 from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.files.faults import Fault, Faults, Kind, schedule
 from ddloco.stage.files.toml import convert
 from ddloco.workers.simulated.objective import Wrong
 from ddloco.workers.simulated.work import leaves_of

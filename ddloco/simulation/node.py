@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.job.faults import Fault
 from ddloco.job.protocol.effects import (
     AverageGradients,
     EncodeFragment,
@@ -15,6 +14,7 @@ from ddloco.job.protocol.effects import (
 )
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish, Work
+from ddloco.stage.files.faults import Fault
 from ddloco.stage.process.log import ActorLog
 from ddloco.workers.simulated.work import Content, SimulatedWork
 from replay import Recorder

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddloco.job.config import Job
-from ddloco.job.faults import LINK_KINDS, Fault
 from ddloco.job.protocol.effects import Differentiate, RunStep
 from ddloco.job.protocol.events import Started, StepFinished
 from ddloco.job.protocol.fragment_plan import FragmentPlan
@@ -26,6 +25,7 @@ from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish, Observe, Work
 from ddloco.stage.actors.events import StopRequested, WorkResult
 from ddloco.stage.driver.door import admit
+from ddloco.stage.files.faults import LINK_KINDS, Fault
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork
 from transport import (

@@ -23,7 +23,7 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.job.config import Job, SnapshotTable
+from ddloco.job.config import Job
 from ddloco.job.protocol.events import Happened, Kept, Recovered, Started, StepFinished
 from ddloco.machines.registry import machine_for
 from ddloco.machines.syncer.global_fragments import names
@@ -54,6 +54,7 @@ from ddloco.stage.actors.state_types import JOB_STATES
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.files.run_folder import TAPES, open_folder
+from ddloco.stage.files.settings import SnapshotTable
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork

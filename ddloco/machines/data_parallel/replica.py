@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddloco.job.config import Job
-from ddloco.job.faults import SYNCER
 from ddloco.job.protocol.effects import Differentiate
 from ddloco.job.protocol.events import Started, StepFinished
 from ddloco.job.protocol.messages import (
@@ -25,6 +24,7 @@ from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
+from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
     CONTROL,

@@ -4,9 +4,9 @@ A snapshot without learners, in which nothing was merged since the last one, is 
 it would hold nothing new, and drive out older ones from which the learners could continue.
 """
 
-from ddloco.job.config import SnapshotTable
 from ddloco.stage.actors.effects import TakeSnapshot
 from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled
+from ddloco.stage.files.settings import SnapshotTable
 from transport import CancelTimer, Effect, SetTimer
 
 SNAPSHOT = "snapshot"

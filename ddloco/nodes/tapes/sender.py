@@ -13,7 +13,6 @@ import trio
 import xxhash
 
 from clocks import open_regular
-from ddloco.job.config import TapeTable
 from ddloco.nodes.tapes.shipping_protocol import (
     SEGMENT_BYTES_MAX,
     Ask,
@@ -27,6 +26,7 @@ from ddloco.nodes.tapes.shipping_protocol import (
     digest_of,
     encode,
 )
+from ddloco.stage.files.settings import TapeTable
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 from transport.endpoint import Buffer
 

@@ -11,8 +11,8 @@ import trio
 from msgspec.structs import replace
 
 from ddloco.job.config import job_from, load_job
-from ddloco.job.faults import Fault, Faults, Kind, Storm
 from ddloco.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
+from ddloco.stage.files.faults import Fault, Faults, Kind, Storm
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.process.log import ActorLog
 

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of
 from ddloco.job.config import job_from
-from ddloco.job.faults import SYNCER, Fault
 from ddloco.job.protocol.effects import RunStep
 from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import GlobalFragment, Pull
@@ -44,6 +43,7 @@ from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.effects import Finish
+from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.workers.simulated import work as simulated_work
 from ddloco.workers.simulated.work import SimulatedWork, leaves_of
 from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send, TimerFired

@@ -7,7 +7,6 @@ import trio
 from msgspec.structs import replace as changed
 
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.job.config import SnapshotTable
 from ddloco.replayer.invariants.training import Learning, Merging
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.simulation import fuzz
@@ -16,6 +15,7 @@ from ddloco.simulation.requests import ask
 from ddloco.simulation.snapshot_checks import Said
 from ddloco.simulation.world import World
 from ddloco.stage.files.run_folder import open_folder
+from ddloco.stage.files.settings import SnapshotTable
 from snapshot import Part, freeze
 from tests.ddloco.simulation.mutations import wrap
 

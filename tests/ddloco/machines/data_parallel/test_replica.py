@@ -3,7 +3,6 @@
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.faults import SYNCER
 from ddloco.job.protocol.effects import Differentiate
 from ddloco.job.protocol.events import Started, StepFinished
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
@@ -11,6 +10,7 @@ from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested, WorkFailed
+from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
     CONTROL,

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 import trio
 
-from ddloco.job.config import TapeTable
 from ddloco.nodes.tapes import receiver as receiver_module
 from ddloco.nodes.tapes import sender as sender_module
 from ddloco.nodes.tapes.receiver import MARKS, TapeReceiver
@@ -24,6 +23,7 @@ from ddloco.nodes.tapes.shipping_protocol import (
     encode,
 )
 from ddloco.nodes.tapes.side_channel import SideChannel
+from ddloco.stage.files.settings import TapeTable
 from replay import Header, TapeWriter, tape
 from transport import Arrival
 

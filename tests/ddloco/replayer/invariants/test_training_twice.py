@@ -7,13 +7,13 @@ import pytest
 import trio
 
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.job.faults import SYNCER, Fault
 from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import Contribution
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.simulation import fuzz
 from ddloco.simulation.world import World
+from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.stage.files.run_folder import open_folder
 from transport import MessageArrived
 

@@ -5,8 +5,8 @@ from typing import get_args, get_type_hints
 import pytest
 
 from ddloco.job.config import Job, job_from
-from ddloco.job.faults import Faults
 from ddloco.simulation.scenario import Scenario
+from ddloco.stage.files.faults import Faults
 from ddloco.stage.files.near_miss import did_you_mean
 from ddloco.stage.files.toml import ConfigError, Section
 from ddloco.stage.process.entry_point import NamedError, called, check_function, source_digest

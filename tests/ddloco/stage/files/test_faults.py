@@ -6,7 +6,15 @@ import msgspec
 import pytest
 
 from ddloco.job.config import job_from, load_job
-from ddloco.job.faults import FAULTS_MAX, LINK_KINDS, Fault, Faults, Storm, impossible, schedule
+from ddloco.stage.files.faults import (
+    FAULTS_MAX,
+    LINK_KINDS,
+    Fault,
+    Faults,
+    Storm,
+    impossible,
+    schedule,
+)
 from ddloco.stage.files.toml import ConfigError, convert
 
 NAMES = ("learner-0", "learner-1", "learner-2")

@@ -3,7 +3,7 @@
 import pytest
 
 from ddloco.job.config import job_from
-from ddloco.job.span import snapshots_said, unbounded
+from ddloco.stage.files.span import snapshots_said, unbounded
 from ddloco.stage.files.toml import ConfigError
 
 BOUND = {"every_s": 60.0}
