@@ -118,9 +118,7 @@ class Observer:
         said: Any = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
-            nursery.start_soon(self._beat, payloads)
-            if stop:
-                self._ask(Ask("stop", taken=self._taken))
+            nursery.start_soon(self._beat, payloads, stop)
             patience_s, problem = self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and said.event == "ended"):
                 said = payload = None
@@ -185,8 +183,12 @@ class Observer:
             self.lost = said.lost
         return said, payload
 
-    async def _beat(self, payloads: bool) -> None:
+    async def _beat(self, payloads: bool, stop: bool = False) -> None:
+        """Ask for what there is to say, and for the end of the job, until that is heard of: each
+        request may be lost with a connection that is cut."""
         while True:
+            if stop:
+                self._ask(Ask("stop", taken=self._taken))
             self._ask(Ask("follow", taken=self._taken, payloads=payloads))
             self._ask(Ask("status", taken=self._taken))
             await trio.sleep(BEAT_S)
