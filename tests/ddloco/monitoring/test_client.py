@@ -251,6 +251,20 @@ async def test_a_snapshot_is_asked_for_once(autojump_clock, syncer, nursery):
     assert 1 == syncer.requests
 
 
+async def test_a_snapshot_is_asked_for_again_until_it_is_begun(autojump_clock, syncer, nursery):
+    """A driver whose inbox is full drops the request, as does an address that is cut."""
+    busy, begun = Photographer(syncer), trio.current_time()
+
+    async def be_free():
+        await trio.sleep(2.5)
+        busy.news = (BEGUN, TAKEN)
+
+    nursery.start_soon(be_free)
+    said = await (await syncer.observer()).snapshot()
+    assert (said.event, syncer.requests) == ("snapshot taken", 4)
+    assert trio.current_time() - begun < 4.0
+
+
 async def test_snapshots_of_others_settle_first(autojump_clock, syncer):
     """What becomes of one that was begun before is not what became of ours."""
     Photographer(
