@@ -132,6 +132,35 @@ def test_the_update_that_differs_is_named_with_its_tensor(
     assert named.detail.endswith("; its loss, its batch and the parameters before it are equal")
 
 
+def test_who_comes_back_with_the_state_of_another_differs_because_of_it(simulate, monkeypatch):
+    """Without a fault both runs are equal; a donor's update that differs is named, and not what is
+    installed by the learner that is given its state."""
+    returning = ("learner={}",)
+    one, again = simulate(*returning), simulate(*returning)
+    run = RecordedRun(one)
+    assert compare(run, RecordedRun(again)).same
+    installs = [each for key, each in AlignedRun(run).items.items() if key.kind == "install"]
+    donors = {
+        cause
+        for each in installs
+        for cause in each.causes
+        if cause.kind == "update" and cause.who != each.actor
+    }
+    assert donors, "the scenario draws another run now"
+    donor = min(donors)
+    once = SimulatedWork._descend
+
+    def descend(self, number):
+        loss = once(self, number)
+        if (self._name, number) == (donor.who, donor.number):
+            self._params[5] = np.nextafter(self._params[5], np.float32(9.0))
+        return loss
+
+    monkeypatch.setattr(SimulatedWork, "_descend", descend)
+    [named] = compare(run, RecordedRun(simulate(*returning))).first
+    assert named.what == str(donor)
+
+
 def test_another_seed_of_the_times_is_a_difference_of_timing(first, simulate):
     """Who arrives when decides otherwise; what was computed before is equal."""
     found = compare(RecordedRun(first), RecordedRun(simulate(*SMALL, "scenario.seed=9")))
