@@ -16,6 +16,7 @@ LISTED = {
     "ddloco.stage.actors.messages": ALL_STRUCTS,
     "ddloco.stage.actors.snapshot_adapter": ("Cutting",),
     "ddloco.stage.files.faults": ALL_STRUCTS,
+    "ddloco.stage.files.settings": ALL_STRUCTS,
     "ddloco.job.config": ALL_STRUCTS,
     "ddloco.machines.data_parallel.coordinator": ("Averager", "Gradient"),
     "ddloco.machines.data_parallel.replica": ("Computing", "Replica"),
