@@ -19,7 +19,7 @@ from rich.table import Table
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.loss_chart import LossCurve, draw
-from ddloco.monitoring.status_view import COLUMNS_MAX
+from ddloco.monitoring.status_view import COLUMNS_MAX, goodput_in_words
 from ddloco.stage.process.log_tail import LogTail
 
 REFRESH_S = 0.25
@@ -191,10 +191,10 @@ class Board:
         """All values on one line."""
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
         loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
-        goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         return (
             f"{self.progress()}  loss {loss}  {self.inner_steps:,} inner steps  "
-            f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
+            f"{self.counts()}  goodput {goodput_in_words(self.numbers)}"
+            + (f"  {self.standstill}" * bool(self.standstill))
         )
 
     def losses(self) -> str:
@@ -222,7 +222,7 @@ class Board:
             learners.add_row(name, view.state, str(view.step), loss, spark, *more, rate)
         syncer = Table("quorum", "grace", "learners", "goodput", "merges", expand=True)
         grace = f"{self.merge.get('grace_s', 0.0) * 1000:.0f} ms"
-        goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
+        goodput = goodput_in_words(self.numbers)
         quorum = f"{self.job.sync.quorum} of {self.job.job.learners}"
         syncer.add_row(quorum, grace, self.counts(), goodput, f"{self.merges:,}")
         fragments = "  ".join(f"{p}:{t}" for p, t in sorted(self.fragments.items()))

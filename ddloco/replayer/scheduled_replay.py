@@ -24,6 +24,7 @@ from ddloco.job.config import Job
 from ddloco.job.protocol.events import Happened, Recovered, Started, StateCopied, StepFinished
 from ddloco.job.protocol.tape_facts import SEMANTICS, STATE_PIECES, TASK, is_simulated
 from ddloco.machines.registry import machine_for
+from ddloco.replayer.comparer import MEASURED
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.message_matcher import Mailbox, key_of
@@ -334,7 +335,8 @@ class ScheduleFollower:
                 if isinstance(value, WorkFailed):
                     raise WorkerRequestError(rpc.Failed(value.kind, value.reason))
                 if isinstance(value, StepFinished) and isinstance(event, StepFinished):
-                    return replace(value, data_s=event.data_s)  # All times are the schedule's.
+                    # All times are the schedule's.
+                    return replace(value, **{name: getattr(event, name) for name in MEASURED})
                 return value
             case _:
                 await trio.lowlevel.checkpoint()

@@ -182,6 +182,10 @@ def settings(job: Job) -> dict[type, object]:
     return {type(each): each for each in found}
 
 
+NAME_CHARS_MAX = 80
+"""Of a handle in a line of text."""
+
+
 def load_start(job: Job, store: Store, part: Part) -> JobStart:
     """Read everything that a participant needs; its settings are now those of ``job``.
 
@@ -205,20 +209,52 @@ def _trained(store: Store, digest: str) -> rpc.Trained | None:
 
 def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
     """An array in the form in which it was held, from its tensors in the snapshot. The handle says
-    which form that is; names of tensors may be any text."""
+    which form that is; names of tensors may be any text.
+
+    Raises:
+        WorkerRequestError: the handle is of no fragment of this job, or its tensors are others.
+    """
     if is_copied(handle):
-        return HostCopy(arrays.lend(tensors[STATE]), start_of(handle, plan))
+        _require([STATE], tensors, handle)
+        return HostCopy(arrays.lend(tensors[STATE]), _start_of(handle, plan))
     if not is_flat(handle):
         return payload_from(tensors)
-    leaves = plan.fragments[int(handle.split("/")[1])]
+    leaves = plan.fragments[_fragment_in(handle, 1, plan)]
+    _require([leaf.name for leaf in leaves], tensors, handle)
     return np.concatenate([tensors[leaf.name].reshape(-1) for leaf in leaves])
 
 
-def start_of(handle: str, plan: FragmentPlan) -> int:
+def _start_of(handle: str, plan: FragmentPlan) -> int:
     """Where a host copy begins in the layout of all parameters, in bytes: ``host/STEP/P`` is that
     of a fragment, other handles are those of all parameters."""
     kind, *rest = handle.split("/")
-    return plan.fragment_slice(int(rest[1]))[0] if kind == "host" and len(rest) > 1 else 0
+    if kind != "host" or len(rest) < 2:
+        return 0
+    return plan.fragment_slice(_fragment_in(handle, 2, plan))[0]
+
+
+DIGITS_MAX = 9
+"""Of the number of a fragment in a handle; there are no plans of so many."""
+
+
+def _fragment_in(handle: str, at: int, plan: FragmentPlan) -> int:
+    """The fragment whose number is part ``at`` of a handle."""
+    part = [*handle.split("/"), "", ""][at]
+    number = int(part) if part.isdecimal() and len(part) <= DIGITS_MAX else len(plan.fragments)
+    if number >= len(plan.fragments):
+        raise _odd(handle, f"its fragment is {part[:DIGITS_MAX]!r}, of {len(plan.fragments)}")
+    return number
+
+
+def _require(names: list[str], tensors: Tensors, handle: str) -> None:
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise _odd(handle, f"it lacks the tensor {missing[0]!r}")
+
+
+def _odd(handle: str, problem: str) -> WorkerRequestError:
+    said = f"the snapshot's array {handle[:NAME_CHARS_MAX]!r} cannot be used: {problem}"
+    return WorkerRequestError(rpc.Failed("task", said))
 
 
 def read_job_start_point(

@@ -15,6 +15,8 @@ time that processes need to start is added to them.
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import asdict, replace
+
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.effects import AverageGradients, MakeParameters, Share
@@ -26,10 +28,13 @@ from ddloco.job.protocol.events import (
     Started,
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Roster
+from ddloco.job.protocol.status import Numbers, SyncerStatus
+from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
+from ddloco.machines.syncer.status import member_status
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
@@ -97,6 +102,10 @@ class Averager:
         self._stepped_at = 0.0
         """When the last step was done, in seconds."""
         self._warn_at: float = STANDSTILL_S
+        self._averaged_last = 0
+        """The replicas whose gradients are in the newest step."""
+        self._final: Numbers | None = None
+        """The numbers of the job when it began to wind up."""
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -104,6 +113,29 @@ class Averager:
         if self._shutdown is not None:
             return effects + self._shutdown.leave(len(self.membership.members))
         return effects + self._advance(at)
+
+    def status(self, at: float) -> SyncerStatus:
+        """Return the status at ``at`` seconds."""
+        members, versions = self.membership.members.values(), (self._version,)
+        return SyncerStatus(
+            **asdict(self.numbers(at)),
+            t=self._version,
+            merges=self._version,
+            taking_part=len(self._group),
+            averaged=self._averaged_last,
+            versions=versions,
+            members=tuple(member_status(at, m, self.membership, versions) for m in members),
+            refused=dict(sorted(self.membership.refused.items())),
+        )
+
+    def numbers(self, at: float) -> Numbers:
+        """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
+        live = len(self.membership.members)
+        if self._final is not None:
+            return replace(self._final, live=live)
+        quorum = 1 if self._elastic else self._job.job.learners
+        counts = {"live": live, "quorum": quorum, "merges": self._version}
+        return self.membership.accounts.numbers(at, **counts, fragments=1)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -121,7 +153,7 @@ class Averager:
                 listen = Listen(self._job.agreement(self._plan))
                 return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
             case MessageArrived():
-                return self._message(event)
+                return self._message(at, event)
             case FragmentMerged():
                 return self._averaged(at, event)
             case PeerJoined(peer, incarnation):
@@ -137,7 +169,7 @@ class Averager:
                 self._shutdown.patient = False
                 return []
             case Evaluated(_, loss, metrics) if self._shutdown is not None:
-                return self._shutdown.result(loss, metrics)
+                return self._shutdown.result(loss, metrics, self._final)
             case ModelSaved() if self._shutdown is not None:
                 self._shutdown.saved = True
                 return []
@@ -162,13 +194,14 @@ class Averager:
         for former in [each for each in self._group if each not in self.membership.members]:
             effects += self._without(at, former)
         fields = {"learner": incarnation, "epoch": self.membership.epoch}
-        return [Observe("joined", fields), *effects]
+        return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         member = self.membership.lose(peer)
         if member is None:
             return []
-        effects: list[Effect] = [Observe("lost", {"learner": member.incarnation, "reason": reason})]
+        fields = {"learner": member.incarnation, "reason": reason}
+        effects: list[Effect] = [Observe("lost", {**fields, **asdict(self.numbers(at))})]
         if self._shutdown is not None:
             return effects
         return [*effects, *self._without(at, peer)]
@@ -257,19 +290,24 @@ class Averager:
                 effects.append(Send(peer, BULK, said, wire, key="global/0"))
         return effects
 
-    def _message(self, event: MessageArrived[Any]) -> list[Effect]:
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         member, said = self.membership.members.get(event.peer), event.body
         if member is None:
             return []
+        if isinstance(said, Progress):
+            problem = self.membership.report(at, member, said)
+            return self._refuse(member, problem) if problem is not None else []
         if not isinstance(said, Contribution) or not event.handle:
             return []
         trained = said.tokens > 0 and said.steps == 1
         fits = trained and said.base == self._version and said.fragment == 0 and not self._averaging
         if not fits or event.peer not in self._group or event.peer in self._parts:
-            fields = {"learner": member.incarnation, "reason": "it does not answer this step"}
-            return [Observe("refused", fields)]
+            return self._refuse(member, "it does not answer this step")
         self._parts[event.peer] = Gradient(said, event.handle)
         return [Keep(event.handle)]
+
+    def _refuse(self, member: Member, reason: str) -> list[Effect]:
+        return [Observe("refused", {"learner": member.incarnation, "reason": reason})]
 
     def _average(self) -> list[Effect]:
         t = self._version + 1
@@ -288,33 +326,34 @@ class Averager:
         parts, self._parts = self._parts, {}
         effects: list[Effect] = [Drop(part.handle) for part in parts.values()]
         for learner, reason in event.refused:
-            effects.append(Observe("refused", {"learner": learner, "reason": reason}))
+            effects += self.membership.refuse(learner, self._version + 1, 0, reason)
         old, new = self._version, self._version + 1
         for peer in self._group:
             self._group[peer] = False
         if not event.accepted:
             return [*effects, Drop(f"theta/0/{new}"), Drop(f"wire/0/{new}")]
-        self._version = new
+        self._version, self._averaged_last = new, len(event.accepted)
+        self.membership.accounts.merge(0, sum(parts[name].said.tokens for name in event.accepted))
         # Replicas that joined during the step take part from now on. A job that is not elastic
         # starts a step only with all replicas, so none can join during it.
         self._standing = self._elastic and any(
             peer not in self._group for peer in self.membership.members
         )
-        effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(event)]
+        effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(at, event)]
         if new >= self._job.job.steps:
             self._stopping = self._stopping or ""
         return effects
 
-    def _seen(self, event: FragmentMerged) -> Observe:
+    def _seen(self, at: float, event: FragmentMerged) -> Observe:
         fields = {
             "t": self._version,
             "fragment": 0,
             "learners": list(event.accepted),
             "weights": [round(weight, 6) for weight in event.weights],
             "grace_s": 0.0,
-            "live": len(self.membership.members),
             "taking_part": len(self._group),
             "averaged": len(event.accepted),
+            **asdict(self.numbers(at)),
         }
         return Observe("merge", fields)
 
@@ -325,13 +364,17 @@ class Averager:
             status, reason = "done", f"global step {self._version}"
         evaluating, saving = self._work.next(), self._work.next()
         self._shutdown = JobShutdown(status, reason, self._version, self._version, evaluating)
+        self._final = self.numbers(at)
         members, thetas = list(self.membership.members), (f"theta/0/{self._version}",)
         return self._shutdown.begin(at, members, thetas, saving, None)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:
         shutdown = self._shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
-            return [Observe("not evaluated", {"reason": event.reason}), *shutdown.result(None)]
+            return [
+                Observe("not evaluated", {"reason": event.reason}),
+                *shutdown.result(None, numbers=self._final),
+            ]
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self.membership.members]
         return [*farewells, Finish(status, event.reason)]

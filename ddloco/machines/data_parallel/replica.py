@@ -11,13 +11,23 @@ from typing import Any
 from ddloco.job.config import Job
 from ddloco.job.protocol.effects import Differentiate
 from ddloco.job.protocol.events import Started, StepFinished
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from ddloco.job.protocol.messages import (
+    Contribution,
+    GlobalFragment,
+    LastStep,
+    Progress,
+    Roster,
+    Stop,
+)
+from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.effects import Finish, Observe, Status
 from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
+    CONTROL,
     Dial,
     Drop,
     Effect,
@@ -25,6 +35,7 @@ from transport import (
     Hangup,
     Keep,
     MessageArrived,
+    PeerJoined,
     PeerLost,
     PeerRefused,
     Retire,
@@ -61,6 +72,12 @@ class Replica:
         self._computing: Computing | None = None
         self._next: Computing | None = None
         self._stopping: str | None = None
+        self._step_s = Recent()
+        self._idle_at: float | None = None
+        """Since when it has waited for parameters, in seconds."""
+        self._trained = 0
+        self._spent = TimeSpent()
+        self._last: LastStep | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -73,6 +90,10 @@ class Replica:
                 return self._finished(at, event)
             case MessageArrived():
                 return self._message(at, event)
+            case PeerJoined():
+                if self._computing is None and self._idle_at is None:
+                    self._idle_at = at
+                return [self._report()]
             case PeerLost(_, reason):
                 return [Observe("syncer lost", {"reason": reason, "step": self._step})]
             case PeerRefused(peer, reason):
@@ -115,6 +136,9 @@ class Replica:
             return []
         self._computing, self._next = self._next, None
         self._computing.since = at
+        if self._idle_at is not None:
+            self._spent += TimeSpent(parameters=at - self._idle_at)
+            self._idle_at = None
         step = self._step + 1
         out = f"out/{step}"
         return [Keep(out), Differentiate(self._work.next(), step, self._computing.handle, out)]
@@ -128,10 +152,12 @@ class Replica:
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
             return [*effects, Drop(out), *self._finish("bad-input", reason)]
-        t, tokens = computing.version + 1, event.tokens
+        took_s = at - computing.since
+        self._take_account(event, took_s)
+        t, tokens, self._idle_at = computing.version + 1, event.tokens, at
         said = Contribution(t, 0, computing.version, event.step, 1, tokens)
-        effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out)]
-        step_s = round(at - computing.since, 6)
+        effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out), self._report()]
+        step_s = round(took_s, 6)
         observed: dict[str, Any] = {
             "step": event.step,
             "loss": event.loss,
@@ -141,6 +167,29 @@ class Replica:
         if event.metrics:
             observed["metrics"] = event.metrics
         return [*effects, *self._compute(at), Observe("step", observed)]
+
+    def _take_account(self, event: StepFinished, took_s: float) -> None:
+        apart = event.data_s, event.compiling_s
+        self._spent += of_step(event.step, took_s, *apart, self._step_s.value)
+        if event.step > 1:  # The first step includes compilation.
+            self._step_s.add(took_s)
+        self._trained += event.tokens
+        self._last = LastStep(event.loss, event.metrics)
+
+    def _report(self) -> Effect:
+        """What it has done, for the job's numbers; its gradients say of which step they are."""
+        said = Progress(
+            step=self._step,
+            step_s=self._step_s.value or 0.0,
+            versions=(self._step,),
+            steps=(0,),
+            tokens=(0,),
+            batches=self._step,
+            last=self._last,
+            trained=self._trained,
+            spent=self._spent,
+        )
+        return Send(SYNCER, CONTROL, said, key="progress")
 
     def _stop(self, reason: str) -> list[Effect]:
         self._stopping = self._stopping or reason

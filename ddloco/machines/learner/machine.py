@@ -399,7 +399,8 @@ class Learner:
         effects: list[Effect] = []
         self._step, self._cursor = event.step, event.cursor
         took_s = at - running.since
-        spent = of_step(event.step, took_s, event.data_s, self._step_s.value)
+        apart = event.data_s, event.compiling_s
+        spent = of_step(event.step, took_s, *apart, self._step_s.value)
         self._spent += spent
         if event.step > 1:  # The first step includes compilation.
             self._step_s.add(took_s)

@@ -57,6 +57,7 @@ class Accounts:
         merged: for each fragment, the tokens merged into it.
         refused: contributions that were refused; late ones are not among them.
         late: contributions that were not there when their sync was closed and merged.
+        restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
     """
 
     joined: dict[str, float] = field(default_factory=dict[str, float])
@@ -66,6 +67,7 @@ class Accounts:
     merged: dict[int, int] = field(default_factory=dict[int, int])
     refused: int = 0
     late: int = 0
+    restarted: bool = False
 
     def join(self, at: float, incarnation: str) -> None:
         """A learner has joined; what an earlier incarnation of it has done is kept."""
@@ -127,6 +129,7 @@ class Accounts:
             parameters_s=round(spent.parameters, DIGITS),
             stopped_s=round(spent.stopped, DIGITS),
             away_s=round(max(whole - known, 0.0), DIGITS),
+            restarted=self.restarted,
         )
 
 

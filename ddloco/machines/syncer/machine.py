@@ -268,6 +268,7 @@ class Syncer:
         self.membership = Membership(len(self._plan.fragments))
         self._name, number = actor_of(event.incarnation), number_of(event.incarnation)
         self.membership.newest[self._name] = number
+        self.membership.accounts.restarted = number > 1
         return [Recover(self._work.next())]
 
     def _recovered(self, event: Recovered) -> list[Effect]:
@@ -407,7 +408,7 @@ class Syncer:
             return relayed  # Its place was taken by a newer incarnation.
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
-        return [seen, *relayed, *self._under_way.close_settled()]
+        return [seen, *relayed, *self._under_way.lost(peer)]
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""

@@ -293,6 +293,13 @@ class Rounds:
         part = sync.parts[member.peer] = Part(said, handle, member.merged, anchor)
         return [*(Keep(each) for each in part.handles()), *self._close_if_settled(sync)]
 
+    def lost(self, peer: str) -> list[Effect]:
+        """Handle the loss of a member: its pulls may be lost with the link, and if it joins again,
+        what it sends is counted from zero."""
+        for sync in self.syncs.values():
+            sync.spoken.pop(peer, None)
+        return self.close_settled()
+
     def close_settled(self) -> list[Effect]:
         """Close the syncs that waited only for members that are no longer connected."""
         return [

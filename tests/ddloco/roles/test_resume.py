@@ -1,5 +1,6 @@
 """Reading a snapshot back: arrays as they were held, and who is past, present, or not there."""
 
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -34,6 +35,7 @@ from ddloco.stage.files.run_folder import open_folder, run_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.nodes.node import sink_of
 from ddloco.workers import rpc
+from ddloco.workers.process import WorkerRequestError
 from ddloco.workers.snapshot_work import LAST, STATE, leaf_tensors
 from snapshot import Entry, Part, SnapshotError, Store, freeze
 from transport import BULK, MessageArrived, Payload, describe
@@ -146,6 +148,32 @@ def test_any_name_of_a_tensor_comes_back(arrays, names, handle):
     flat = np.arange(4 * len(names), dtype=np.float32)
     back = stored_from(leaf_tensors(plan, handle, flat), plan, handle, arrays)
     assert back.tobytes() == flat.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("handle", "said"),
+    [
+        ("theta", "its fragment is '', of 1"),
+        ("theta/x/3", "its fragment is 'x', of 1"),
+        ("theta/1/3", "its fragment is '1', of 1"),
+        ("momentum/-1/3", "its fragment is '-1', of 1"),
+        ("error/" + "9" * 5000, "its fragment is '999999999', of 1"),
+        ("host/4/7", "its fragment is '7', of 1"),
+        ("theta/0/3", "it lacks the tensor 'b'"),
+        ("own", "it lacks the tensor 'parameters and optimizer'"),
+    ],
+    ids=lambda each: each[:12],
+)
+def test_an_array_that_is_of_no_fragment_is_one_line(arrays, handle, said):
+    """A manifest may name anything; the line names the array, and no more of it than fits."""
+    tensors = {"w": np.zeros(6, np.float32)}
+    if handle.startswith("host"):
+        tensors = {STATE: np.zeros(8, np.uint8)}
+    said = said.replace("parameters and optimizer", STATE)
+    with pytest.raises(WorkerRequestError, match=re.escape(said)) as error:
+        stored_from(tensors, PLAN, handle, arrays)
+    assert len(str(error.value)) < 200
+    assert handle[:80] in str(error.value)
 
 
 def test_a_snapshot_is_read_back(place):

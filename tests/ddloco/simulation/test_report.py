@@ -34,11 +34,11 @@ tensors = 3
 variance = 0.1
 [[case]]
 name = "first of all"
-paper = { goodput = 90, time = 1.0 }
+paper = { "chip goodput" = 90, time = 1.0 }
 [[case]]
 name = "second"
 set = { "work.step_s" = 2.0 }
-paper = { goodput = 80, time = 2.0 }
+paper = { "chip goodput" = 80, time = 2.0 }
 """
 
 
@@ -74,7 +74,7 @@ def test_a_table_has_a_row_for_each_case(call):
     assert "Two of them" in out
     for row in ("first of all", "second"):
         assert re.search(rf"{row} .*%.*(90|80)\.0 %", out)
-    assert "goodput: RMSE" in out
+    assert "chip goodput: RMSE" in out
     assert re.search(r"time: RMSE 0\.\d\d over 2 cells", out)
     assert "mean of 2 seeds" in out
     assert "No more than a note." in out
