@@ -358,6 +358,14 @@ def _add_perform(orders: Orders) -> None:
     )
     add("--keys", metavar="DIR", type=Path, help="this host's keys; see ddloco keys --names")
     add("--overwrite", action="store_true", help="replace the run in --dir")
+    add("--processes", action="store_true", help="run every actor as a process of its own")
+    add(
+        "--chaos",
+        metavar="FAULTS.toml",
+        type=Path,
+        help="with --processes: apply these faults; killed actors are started again",
+    )
+    add("--with-parent", action="store_true", help=argparse.SUPPRESS)
     command.set_defaults(run="perform")
 
 

@@ -22,10 +22,10 @@ from ddloco.job.protocol.events import Happened, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import JobStartPoint, read_job_start_point
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
+from ddloco.roles.resume import JobStartPoint, read_job_start_point
 from ddloco.stage.actors.actor import Actor
 from ddloco.stage.actors.state_types import JOB_STATES
 from ddloco.stage.files.toml import ConfigError

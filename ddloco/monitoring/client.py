@@ -265,7 +265,12 @@ async def open_observer(
 
 def _curve(keys: Path, *, owner: bool) -> "Curve":
     # Files of keys are checked against job files, whose modules a job without keys has no use for.
-    from ddloco.job.keys import OBSERVER, OWNER, load_curve, secret_file  # noqa: PLC0415
+    from ddloco.stage.files.keys import (  # noqa: PLC0415
+        OBSERVER,
+        OWNER,
+        load_curve,
+        secret_file,
+    )
 
     if owner and not secret_file(keys, OWNER).exists() and secret_file(keys, OBSERVER).exists():
         raise ConfigError(

@@ -247,7 +247,7 @@ async def open_executor(
         task: what the worker imports.
         change: how merges are changed, if they are.
         recorded: the environment in the tape's fingerprint, which the worker must have.
-        turns: see ``replay_of_job``.
+        turns: see ``replay_of``.
 
     Raises:
         WorkerRequestError: the task cannot be used.

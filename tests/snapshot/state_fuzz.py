@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 import ddloco.cli.parser  # noqa: F401, what is imported could be named
-from ddloco.nodes.resume import settings
+from ddloco.roles.resume import settings
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import draw, happen
 from ddloco.simulation.world import World

@@ -8,10 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.job.keys import make_keys, names_for
+from ddloco.job.keys import names_for
 from ddloco.monitoring import client
 from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
 from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.files.keys import make_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
 from ddloco.stage.observers.observer_server import NEWS_AWAY_MAX, ObserverServer

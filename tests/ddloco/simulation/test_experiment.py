@@ -5,7 +5,7 @@ import trio
 
 from ddloco.machines.syncer import global_fragments
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation.experiment import checks_of, run_case
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.scenario import cases_of
@@ -96,5 +96,5 @@ def test_its_tapes_replay(case, override, tmp_path):
     folder = tmp_path / "run"
     row = run_case(*case(override), 0, folder)
     assert row.violation is None
-    assert trio.run(replay_of_job(folder).run).identical
+    assert trio.run(replay_of(folder).run).identical
     assert (folder / "job.toml").exists()

@@ -12,7 +12,7 @@ from ddloco.cli.parser import parser
 from ddloco.cli.simulate import simulate
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.machines.syncer import global_fragments
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz, report
 from ddloco.simulation.report import FOUND, HELD
 
@@ -104,7 +104,7 @@ def test_tapes_of_a_case_are_left_where_asked(call, here):
     """They replay."""
     code, *_ = call("small.toml --case second --dir run")
     assert HELD == code
-    assert trio.run(replay_of_job(here / "run").run).identical
+    assert trio.run(replay_of(here / "run").run).identical
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_world_leaves_its_tapes_where_asked(call, here):
     code, *_ = call("hostile --seed 8 --dir run")
     assert HELD == code
     assert {"job.toml", "tapes"} <= {path.name for path in (here / "run").iterdir()}
-    assert trio.run(replay_of_job(here / "run").run).identical
+    assert trio.run(replay_of(here / "run").run).identical
 
 
 @pytest.mark.parametrize("more", ["", " --json", " --dir run"])
