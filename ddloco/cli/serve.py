@@ -87,20 +87,20 @@ def _terms(given: argparse.Namespace) -> Terms:
     )
 
 
-def _checked_shard(job: Job, name: str, connect: str | None) -> str:
+def _checked_shard(job: Job, name: str, connect: str) -> str:
     """Return the shard's name.
 
     Raises:
         ConfigError: the job has no such shard, or it cannot dial ``connect``.
     """
-    if connect is not None:
+    if connect:
         check_dial("--connect", connect)
     lead, *others = job.syncer_names()
     name = name or lead
     if name not in (lead, *others):
         names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
         raise ConfigError(f"--name {name}: this job has {names}")
-    if (name == lead) != (connect is None):
+    if (name == lead) == bool(connect):
         said = f"{lead} leads, and dials no actor" if connect else f"missing; {name} dials {lead}"
         raise ConfigError(f"--connect: {said}")
     return name

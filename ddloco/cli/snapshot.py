@@ -183,7 +183,7 @@ def snapshot_verify(given: argparse.Namespace) -> int:
 def _verify(given: argparse.Namespace, store: Store) -> int:
     listed = store.snapshots()
     wanted = [each.id for each in listed]
-    if given.snapshot is not None:
+    if given.snapshot:
         wanted = [_id_of(store, given.snapshot)]
     total: dict[str, int] = {}
     for each in listed:
