@@ -48,7 +48,7 @@ class Peer(UserActor):
     """Trains, and averages with linked peers."""
 
     def __init__(self, number: int, dials: tuple[str, ...], steps: int) -> None:
-        self.number, self.dials, self.steps = number, dials, steps
+        self.number, self.dials, self.steps = number, list(dials), steps
         self.step, self.busy = 0, False
         self.theta: Array | None = None
         self.arrived: list[Array] = []

@@ -1,10 +1,9 @@
 """A rate limit: a token bucket with a burst size and a refill rate."""
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(slots=True)
-class TokenBucket:
+class TokenBucket(Struct, forbid_unknown_fields=True):
     """A token bucket.
 
     Args:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.timeline import TimelineEvent, sent_at, timeline
 from ddloco.machines.registry import machine_for
@@ -196,7 +196,7 @@ def first_steps(tapes: Sequence[Tape]) -> dict[str, int]:
             job, name = job_of(each), each.incarnation
             if actor_of(name) not in job.learner_names():
                 continue
-            player = Player(each, Happened, Actor(name, machine_for(job, name)))
+            player = Player(each, Happened, new_actor(name, machine_for(job, name)))
             for moment in player.moments():
                 if any(isinstance(effect, RunStep) for effect in player.play(*moment)):
                     found[name] = moment[0].n

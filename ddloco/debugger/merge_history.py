@@ -15,10 +15,10 @@ from clocks import actor_of
 from ddloco.actors.actor import Actor
 from ddloco.actors.effects import Observe
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
-from ddloco.machines.syncer.global_fragments import Sync
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.status import NOT_FRESH
+from ddloco.machines.syncer.syncs import Sync
 from ddloco.protocol.events import FragmentMerged
 from ddloco.protocol.messages import Contribution
 from ddloco.protocol.status import Numbers
@@ -213,7 +213,7 @@ class MergeHistory:
         for t, sync in machine.rounds.syncs.items():
             absent = {
                 who: Absence(who, "was not pulled", "")
-                for who in (each.incarnation for each in machine.membership.members.values())
+                for who in (each.incarnation for each in machine.members.values())
                 if who not in sync.pulled
             }
             absent |= {
@@ -228,7 +228,7 @@ class MergeHistory:
                 if name not in there
             }
             arrived = {who: _Arrival(part.said) for who, part in sync.parts.items()}
-            self._open[t] = _Open(sync, "", absent, len(machine.membership.members), arrived)
+            self._open[t] = _Open(sync, "", absent, len(machine.members), arrived)
 
     def _see(self, step: Step) -> Iterator[Merge]:
         machine = self._stepper.actor.machine
@@ -276,8 +276,9 @@ class MergeHistory:
 
     def _launched(self, ref: str, machine: Syncer, sync: Sync) -> _Open:
         """Note a launch: who was not pulled, and why."""
-        membership, rounds = machine.membership, machine.rounds
+        rounds = machine.rounds
         assert rounds is not None, "it has launched a sync"
+        membership = rounds.membership
         p, oldest = sync.fragment, rounds.oldest(sync.fragment)
         absent: dict[str, Absence] = {}
         for member in membership.members.values():

@@ -13,14 +13,13 @@ from typing import Any
 import msgspec
 
 from clocks import VectorClock, actor_of, number_of
-from ddloco.actors.actor import Actor
-from ddloco.actors.state_types import JOB_STATES
+from ddloco.actors.actor import Actor, new_actor
 from ddloco.config.job import SYNCER, Job
 from ddloco.config.run_folder import place_of
 from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
 from ddloco.debugger.timeline import clock_offsets
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import machine_for, states_for
 from ddloco.nodes.resume import JobStartPoint, read_job_start_point
 from ddloco.programs.program import is_program
 from ddloco.protocol.effects import RunStep
@@ -31,7 +30,6 @@ from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
 from replay import Step, Stepper, Tape, TapeError, tape
-from snapshot import freeze, thaw
 
 
 class RecordedRun:
@@ -181,8 +179,8 @@ class RecordedRun:
             found,
             Happened,
             actor,
-            lambda each: freeze(each, JOB_STATES),
-            lambda data: thaw(data, JOB_STATES),
+            Actor.write,
+            states_for(self.job, incarnation).read,
             after=after,
         )
 
@@ -397,10 +395,11 @@ class RecordedRun:
         start = start_point.start(each.incarnation) if start_point is not None else None
         if start is None:
             if not each.header.after:
-                return Actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
+                return new_actor(each.incarnation, machine_for(self.job, each.incarnation)), 0
             said = f"begins after event {each.header.after}, and no snapshot here has that state"
             raise TapeError(each.path, 16, said)
-        return thaw(freeze(start.actor, JOB_STATES), JOB_STATES), start.part.number
+        states = states_for(self.job, each.incarnation)
+        return states.read(start.actor.write()), start.part.number
 
     @cached_property
     def _start_point(self) -> JobStartPoint | None:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from clocks import actor_of, number_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.config.job import Job, job_from
 from ddloco.invariants.base import InvariantCheck, PerSyncer, Violation
 from ddloco.invariants.launches import PULLED, Launches
@@ -91,7 +91,7 @@ class TapeRole:
     def __init__(self, job: Job, incarnation: str) -> None:
         self.incarnation = incarnation
         self.actor_name = actor_of(incarnation)
-        self.actor = Actor(incarnation, machine_for(job, incarnation))
+        self.actor = new_actor(incarnation, machine_for(job, incarnation))
         self.at = 0.0
 
 

@@ -19,7 +19,7 @@ import numpy as np
 import trio
 
 from clocks import MonotonicTime, actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import Actor, new_actor
 from ddloco.actors.effects import Finish, Work
 from ddloco.actors.events import WorkResult
 from ddloco.config.job import DATA_PARALLEL, Job
@@ -227,7 +227,7 @@ class Hosted(HostedActor):
         start = start_point.start(self.incarnation) if start_point is not None else None
         if start is None or start_point is None:
             own = self._own_state(executor, arrays)
-            fresh = Actor(self.incarnation, machine_for(self.job, self.incarnation))
+            fresh = new_actor(self.incarnation, machine_for(self.job, self.incarnation))
             leaves = prepared.leaves
             return fresh, Started(self.incarnation, leaves, own, tells=True, copies=True), []
         await start.take_up(executor, arrays)

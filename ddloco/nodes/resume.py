@@ -15,9 +15,8 @@ from ddloco.actors.actor import Actor
 from ddloco.config.faults import SYNCER
 from ddloco.config.job import Job, load_job
 from ddloco.config.run_folder import JOB_FILE, run_of_place
-from ddloco.config.toml import Section
 from ddloco.machines.learner.machine import Learner
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.global_fragments import WIRE, names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.protocol.effects import RunStep
@@ -104,16 +103,13 @@ class JobStart(Start):
                     arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
 
     def _check_plan(self, executor: WorkExecutor) -> None:
-        plan = getattr(self.actor.machine, "_plan", None)
+        plan = plan_of(self.actor.machine)
         if plan is not None and plan.digest != executor.plan.digest:
             raise WorkerRequestError(rpc.Failed("task", plan_difference(executor.plan, plan)))
 
     def adopt(self, job: Job, plan: FragmentPlan) -> None:
         """Continue in a run whose job has other settings."""
-        machine: Any = self.actor.machine
         self.actor.links.renew(job.agreement(plan))
-        if isinstance(machine, Syncer) and machine.rounds is not None:
-            machine.rounds.schedule.extend(job.job.last_step)
 
     def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
         """Store the merges of the snapshot, from which a restarted syncer would continue."""
@@ -173,12 +169,11 @@ JobStartPoint = StartPoint[JobStart]
 """A snapshot that a job, or its replay, starts from."""
 
 
-def settings(job: Job) -> dict[type, object]:
-    """A job and its tables by type: objects that a machine refers to and that are not part of its
-    state."""
-    tables = (getattr(job, name) for name in job.__struct_fields__)
-    found = [job, *(each for each in tables if isinstance(each, Section))]
-    return {type(each): each for each in found}
+def plan_of(machine: Any) -> FragmentPlan | None:
+    """The plan of a machine of a job; None before its start."""
+    if isinstance(machine, Syncer):
+        return machine.place.plan if machine.place is not None else None
+    return getattr(machine, "plan", None)
 
 
 def load_start(job: Job, store: Store, part: Part) -> JobStart:
@@ -188,7 +183,8 @@ def load_start(job: Job, store: Store, part: Part) -> JobStart:
         SnapshotError: something is missing, damaged, or of another version of this program.
         StorageError: the place cannot be read.
     """
-    start = resume.load_start(store, part, machine_for(job, part.who), settings(job))
+    start = resume.load_start(store, part, states_for(job, part.who))
+    start.actor.machine.job = job
     state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
     last = _trained(store, digest) if digest is not None else None
     if last is not None:

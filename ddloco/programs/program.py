@@ -13,10 +13,10 @@ from typing import Any, get_args
 import msgspec
 from numpy.typing import NDArray
 
-from ddloco.actors.actor import Machine
+from ddloco.actors.actor import ActorStates, Machine
 from ddloco.actors.events import Begun, HappensToAll, WorkResult
 from ddloco.actors.messages import SaidByAll
-from ddloco.programs.user_actor import Returned, compute_call
+from ddloco.programs.user_actor import Call, Returned, compute_call
 from ddloco.runtime.entry_point import NamedError, called, parted, source_digest
 from transport import Header, MessageArrived, RemoteProtocolError
 from transport.payload import payload_bytes
@@ -55,6 +55,8 @@ class Program:
         roles: the actors, by name.
         said: the union of message bodies, subclasses of ``transport.Body``.
         happened: the union of work results, subclasses of ``Computed``; ``Returned`` is included.
+        asked: the union of the work that machines request, subclasses of ``Calculation``; ``Call``
+            is included. Snapshots hold the work that is under way.
         payload_bytes_max: the largest payload of a message; memory for it is allocated when its
             header arrives.
     """
@@ -62,6 +64,7 @@ class Program:
     roles: Mapping[str, Role]
     said: Any
     happened: Any = Returned
+    asked: Any = Call
     payload_bytes_max: int = 2**28
 
 
@@ -96,6 +99,10 @@ class LoadedProgram:
     def bodies(self) -> Any:
         """The union of all message bodies."""
         return SaidByAll | self.program.said
+
+    def states(self, machine: Machine) -> ActorStates[Any]:
+        """What reads the states of actors with such a machine."""
+        return ActorStates(type(machine), self.bodies, Call | self.program.asked)
 
     @property
     def events(self) -> Any:

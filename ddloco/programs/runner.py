@@ -11,7 +11,7 @@ import numpy as np
 import trio
 
 from clocks import actor_of
-from ddloco.actors.actor import ACTOR_SEMANTICS, Actor
+from ddloco.actors.actor import ACTOR_SEMANTICS, new_actor
 from ddloco.actors.effects import Finish
 from ddloco.actors.events import Begun
 from ddloco.config.run_folder import LOG_FILE
@@ -157,7 +157,8 @@ class ProgramActor(HostedActor):
         """Open everything that the actor needs."""
         runner, loaded, start_point = self._runner, self._runner.loaded, self._runner.start_point
         role, arrays = loaded.program.roles[actor_of(self.incarnation)], Arrays()
-        actor, first, pending = Actor(self.incarnation, role.machine()), Begun(self.incarnation), []
+        actor, first = new_actor(self.incarnation, role.machine()), Begun(self.incarnation)
+        pending = []
         start = start_point.start(self.incarnation) if start_point is not None else None
         if start is not None and start_point is not None:
             start.lay_out(arrays)

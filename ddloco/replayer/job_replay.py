@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.config.job import Job
 from ddloco.config.run_folder import place_of
 from ddloco.machines.registry import machine_for
@@ -151,7 +151,7 @@ class JobRunners:
             replay_executor = JobExecutor(
                 started, job, executor, arrays, history, change, state.report
             )
-            fresh = Actor(each.incarnation, machine_for(job, each.incarnation))
+            fresh = new_actor(each.incarnation, machine_for(job, each.incarnation))
             actor = start.actor if start is not None else fresh
             player = Player(each, Happened, actor, actor.number)
             opened = open_comparison(state, player, actor, replay_executor, start)

@@ -10,7 +10,7 @@ from typing import Any, final
 import trio
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.actors.effects import Work
 from ddloco.actors.events import Computed, WorkResult
 from ddloco.config.run_folder import SNAPSHOTS
@@ -27,7 +27,7 @@ from ddloco.runtime.array_table import Arrays
 from ddloco.runtime.resume import Start, StartPoint, load_start, read_start_point
 from ddloco.runtime.snapshot_sink import DigestSink
 from replay import Player, Tape, TapeError, open_tapes
-from snapshot import Part, Store
+from snapshot import Part, SnapshotError, Store
 
 
 def program_start_point(
@@ -42,7 +42,9 @@ def program_start_point(
 
     def load(store: Store, part: Part) -> Start:
         role = loaded.program.roles.get(actor_of(part.who))
-        return load_start(store, part, role.machine() if role is not None else None)
+        if role is None:
+            raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
+        return load_start(store, part, loaded.states(role.machine()))
 
     return read_start_point(place, snapshot, load)
 
@@ -119,7 +121,7 @@ class ProgramRunners:
             self.warn(difference)
         start = self.start_point.start(incarnation) if self.start_point is not None else None
         arrays = Arrays()
-        actor = Actor(incarnation, role.machine())
+        actor = new_actor(incarnation, role.machine())
         if start is not None:
             start.lay_out(arrays)
             actor = start.actor

@@ -20,7 +20,7 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import Actor, new_actor
 from ddloco.actors.effects import Observe
 from ddloco.actors.events import WorkFailed, WorkResult
 from ddloco.config.job import Job
@@ -212,7 +212,7 @@ class ScheduledRun:
                 job, each, self._folder, history, task=job.job.task, change=self._what_if
             )
             executor, arrays, prepared = await stack.enter_async_context(opened)
-            actor = Actor(name, machine_for(job, name))
+            actor = new_actor(name, machine_for(job, name))
             player = Player(each, Happened, actor)
             self._check_fragments(player, prepared)
             if self._pieces:

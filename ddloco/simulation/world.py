@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.actors.effects import Finish, Observe, Work
 from ddloco.actors.events import StopRequested, WorkResult
 from ddloco.config.faults import LINK_KINDS, Fault
@@ -115,7 +115,7 @@ class World:
         node = Node(
             incarnation=incarnation,
             actor_name=actor,
-            actor=Actor(incarnation, machine_for(self.job, incarnation)),
+            actor=new_actor(incarnation, machine_for(self.job, incarnation)),
             simulated_work=SimulatedWork(
                 self.job,
                 incarnation,

@@ -26,7 +26,7 @@ import numpy as np
 from tools import ROOT, say
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.config.job import Job, load_job
 from ddloco.machines.registry import machine_for
 from ddloco.protocol.effects import (
@@ -186,7 +186,7 @@ def make_driver(
     """A driver as ``host`` makes it, but for its endpoint, its executor and its log."""
     executor: Any = Null()
     return Driver(
-        Actor(incarnation, machine_for(job, incarnation)),
+        new_actor(incarnation, machine_for(job, incarnation)),
         said=Said,
         job_id=job.id,
         actors=job.names(),

@@ -28,7 +28,7 @@ import trio
 from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.actors.events import WorkFailed
 from ddloco.config.job import load_job
 from ddloco.machines.registry import machine_for
@@ -222,7 +222,7 @@ def serve_learners(
                 endpoints.append(endpoint)
                 log: Any = Quiet()
                 driver = Driver(
-                    Actor(who, machine_for(job, who)),
+                    new_actor(who, machine_for(job, who)),
                     said=Said,
                     job_id=job.id,
                     actors=job.names(),

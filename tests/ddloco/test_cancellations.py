@@ -17,7 +17,7 @@ import trio.lowlevel
 import trio.testing
 from trio.abc import Instrument
 
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.machines.registry import machine_for
 from ddloco.protocol.events import Happened
 from replay import Player, Tape, tape
@@ -112,7 +112,9 @@ def check_tapes(job):
         recording = Tape(path).scan()
         assert recording.truncated_at is None
         incarnation = path.stem
-        player = Player(recording, Happened, Actor(incarnation, machine_for(job.job, incarnation)))
+        player = Player(
+            recording, Happened, new_actor(incarnation, machine_for(job.job, incarnation))
+        )
         for record, event, outcome in player.moments():
             player.play(record, event, outcome)
         records = list(Tape(path).records())

@@ -23,18 +23,17 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
 from ddloco.actors.events import WorkResult
 from ddloco.actors.observations import BEGUN
-from ddloco.actors.state_types import JOB_STATES
 from ddloco.config.job import Job, SnapshotTable
 from ddloco.config.run_folder import TAPES, open_folder
 from ddloco.invariants.base import InvariantCheck, Violation
-from ddloco.machines.registry import machine_for
+from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.nodes.resume import settings, steps_under_way
+from ddloco.nodes.resume import steps_under_way
 from ddloco.protocol.events import Happened, Kept, Recovered, Started, StepFinished
 from ddloco.replayer.comparer import open_comparison
 from ddloco.replayer.job_executor import JobExecutor
@@ -58,7 +57,7 @@ from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
 from replay import Player, Recorder, Tape, TapeWriter, files_of, open_tapes
-from snapshot import Manifest, Part, thaw
+from snapshot import Manifest, Part
 from transport import Event, MessageArrived
 
 KEPT = 2
@@ -310,7 +309,7 @@ class Again:
         simulated = SimulatedWorkExecutor(self.job, each.header, arrays, memory)
         prepared = await simulated.prepare()
         start = self.start_point.starts.get(each.incarnation)
-        actor = Actor(each.incarnation, machine_for(self.job, each.incarnation))
+        actor = new_actor(each.incarnation, machine_for(self.job, each.incarnation))
         if start is not None:
             start.take_up(simulated._simulated_work, arrays, memory, self.brought)
             actor = start.actor
@@ -326,12 +325,12 @@ class Again:
 
 def start_point_at(world: World, job: Job, commit: CommitSnapshot) -> StartPoint[SimulatedStart]:
     """The cut of a snapshot, by incarnation."""
-    given = settings(job)
 
     def start(part: Part) -> SimulatedStart:
-        found = seen(world.snapshots, part)
+        found = seen(world.snapshots, part, job)
         assert found.state.worker is not None
-        actor = thaw(found.state.frozen, JOB_STATES, given)
+        actor = states_for(job, part.who).read(found.state.frozen)
+        actor.machine.job = job
         steps = steps_under_way(actor)
         results = [StepFinished(each.work, each.step, 0.0, TOKENS, b"") for each in steps]
         return SimulatedStart(part, actor, found.state.contents, found.messages,

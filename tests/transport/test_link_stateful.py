@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from clocks import VectorClock
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.protocol.messages import Pull
 from transport import (
     LANES,
@@ -79,7 +79,7 @@ class Network(RuleBasedStateMachine):
     @initialize(up=st.sampled_from([True, True, False]))
     def start(self, up):
         self.at = 0.0
-        self.actors = {name: Actor(name, Talker()) for name in (HUB, *SPOKES)}
+        self.actors = {name: new_actor(name, Talker()) for name in (HUB, *SPOKES)}
         self.queues = {route: [] for route in ROUTES}
         self.timers = {name: {} for name in self.actors}
         self.live = {name: set() for name in self.actors}

@@ -5,9 +5,11 @@ the next parameters. At every step it therefore waits for the slowest replica; a
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+from msgspec import Struct, field
+
+from ddloco.actors.actor import OwnMachine
 from ddloco.actors.effects import Finish, Observe, Status
 from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.config.faults import SYNCER
@@ -32,8 +34,7 @@ from transport import (
 )
 
 
-@dataclass(slots=True)
-class Computing:
+class Computing(Struct, forbid_unknown_fields=True):
     """A gradient that is being computed, or the parameters for the next one.
 
     Attributes:
@@ -47,26 +48,30 @@ class Computing:
     since: float = 0.0
 
 
-class Replica:
+class Replica(OwnMachine):
     """The state machine of one replica.
 
-    Args:
+    Attributes:
         job: the resolved job.
+        work: its work numbers.
+        step: the last finished step.
+        computing: the gradient that is being computed; None if there is none.
+        next: the parameters for the next gradient; None if there are none.
+        stopping: why it stops; None if it does not.
     """
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-        self._step = 0
-        self._work = WorkNumbers()
-        self._computing: Computing | None = None
-        self._next: Computing | None = None
-        self._stopping: str | None = None
+    job: Job
+    work: WorkNumbers = field(default_factory=WorkNumbers)
+    step: int = 0
+    computing: Computing | None = None
+    next: Computing | None = None
+    stopping: str | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
         match event:
             case Started():
-                agreement = self._job.agreement(self._job.plan(event.leaves))
+                agreement = self.job.agreement(self.job.plan(event.leaves))
                 waiting = Observe("waiting", {"for": "the parameters", "fragments": 1})
                 return [Dial(SYNCER, agreement), waiting]
             case StepFinished():
@@ -74,7 +79,7 @@ class Replica:
             case MessageArrived():
                 return self._message(at, event)
             case PeerLost(_, reason):
-                return [Observe("syncer lost", {"reason": reason, "step": self._step})]
+                return [Observe("syncer lost", {"reason": reason, "step": self.step})]
             case PeerRefused(peer, reason):
                 return self._finish("bad-input", f"{peer} refuses this learner: {reason}")
             case WorkFailed(_, kind, reason):
@@ -99,34 +104,34 @@ class Replica:
 
     def _receive(self, at: float, version: int, handle: str) -> list[Effect]:
         """Take new parameters; the averager resends a version whose gradient was lost."""
-        computing = self._computing
+        computing = self.computing
         if computing is not None and computing.version == version:
             return []
         effects: list[Effect] = [Keep(handle)]
-        if self._next is not None:
-            effects.append(Drop(self._next.handle))
-        self._next = Computing(version, handle)
+        if self.next is not None:
+            effects.append(Drop(self.next.handle))
+        self.next = Computing(version, handle)
         return effects if computing is not None else effects + self._compute(at)
 
     def _compute(self, at: float) -> list[Effect]:
-        if self._stopping is not None:
-            return self._finish("done", self._stopping)
-        if self._next is None:
+        if self.stopping is not None:
+            return self._finish("done", self.stopping)
+        if self.next is None:
             return []
-        self._computing, self._next = self._next, None
-        self._computing.since = at
-        step = self._step + 1
+        self.computing, self.next = self.next, None
+        self.computing.since = at
+        step = self.step + 1
         out = f"out/{step}"
-        return [Keep(out), Differentiate(self._work.next(), step, self._computing.handle, out)]
+        return [Keep(out), Differentiate(self.work.next(), step, self.computing.handle, out)]
 
     def _finished(self, at: float, event: StepFinished) -> list[Effect]:
-        computing, self._computing = self._computing, None
+        computing, self.computing = self.computing, None
         assert computing is not None, "a gradient came that was not asked for"
-        self._step = event.step
+        self.step = event.step
         effects: list[Effect] = [Drop(computing.handle)]
         out = f"out/{event.step}"
         if event.step == 1 and not math.isfinite(event.loss):
-            reason = f"task {self._job.job.task}: loss is {event.loss} at the first step"
+            reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, Drop(out), *self._finish("bad-input", reason)]
         t, tokens = computing.version + 1, event.tokens
         said = Contribution(t, 0, computing.version, event.step, 1, tokens)
@@ -143,8 +148,8 @@ class Replica:
         return [*effects, *self._compute(at), Observe("step", observed)]
 
     def _stop(self, reason: str) -> list[Effect]:
-        self._stopping = self._stopping or reason
-        return [] if self._computing is not None else self._finish("done", self._stopping)
+        self.stopping = self.stopping or reason
+        return [] if self.computing is not None else self._finish("done", self.stopping)
 
     def _finish(self, status: Status, reason: str) -> list[Effect]:
         return [Hangup(SYNCER, reason), Finish(status, reason)]

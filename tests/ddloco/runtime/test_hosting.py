@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager, closing
 import pytest
 import trio
 
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.actors.effects import Finish
 from ddloco.actors.events import Begun, StopRequested
 from ddloco.actors.messages import SaidByAll
@@ -44,7 +44,7 @@ class Hosted(HostedActor):
             return
         with closing(ActorLog(self.log, self.incarnation)) as log:
             yield OpenedActor(
-                Actor(self.incarnation, self.machine), Begun(self.incarnation), [], SaidByAll,
+                new_actor(self.incarnation, self.machine), Begun(self.incarnation), [], SaidByAll,
                 "job-1", ["a", "b"], None, Arrays(), Recorder(None), log, lambda header: None, dict,
             )  # fmt: skip
         self.closed = self.finish is not None

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from clocks import ManualTime
-from ddloco.actors.actor import Actor
+from ddloco.actors.actor import new_actor
 from ddloco.actors.effects import Finish, Observe
 from ddloco.actors.events import StopRequested
 from ddloco.protocol.events import Started
@@ -419,7 +419,7 @@ async def test_observers_are_below_the_door(tmp_path, autojump_clock):
     await endpoint.listen("s")
     header = Header("syncer.1", "small-1", {}, "test", {})
     driver = Driver(
-        Actor("syncer.1", Machine()),
+        new_actor("syncer.1", Machine()),
         said=Said,
         job_id="small-1",
         actors=("syncer",),
