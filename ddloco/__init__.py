@@ -1,6 +1,6 @@
 """Decoupled DiLoCo: learners, syncer, driver, command line, and jobs from Python.
 
-Machines decide (``machines``), workers compute (``workers``), and the driver (``runtime``) is their
+Machines decide (``machines``), workers compute (``workers``), and the driver (``stage``) is their
 only connection to the outside. See ARCHITECTURE.md for an overview.
 """
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from ddloco.api.launch import JobError
     from ddloco.api.model import load
     from ddloco.api.model_folder import export
-    from ddloco.config.toml import ConfigError
     from ddloco.debugger.api import Run
+    from ddloco.stage.files.toml import ConfigError
     from ddloco.workers.task import TaskError
     from replay import Tape, TapeError, tape
     from snapshot import SnapshotError, StorageError
@@ -47,7 +47,7 @@ _HOMES = {
     "ddloco.api.launch": ("JobError",),
     "ddloco.api.model": ("load",),
     "ddloco.api.model_folder": ("export",),
-    "ddloco.config.toml": ("ConfigError",),
+    "ddloco.stage.files.toml": ("ConfigError",),
     "ddloco.debugger.api": ("Run",),
     "ddloco.api.public": ("SnapshotError", "StorageError", "Tape", "TapeError", "tape"),
     "ddloco.workers.task": ("TaskError",),

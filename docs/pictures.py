@@ -16,9 +16,9 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from ddloco.config.job import load_job
-from ddloco.config.run_folder import JOB_FILE, LOG_FILE
+from ddloco.job.config import load_job
 from ddloco.monitoring.live_display import Board
+from ddloco.stage.files.run_folder import JOB_FILE, LOG_FILE
 
 FOLDER = Path(__file__).parent / "pictures"
 COLUMNS = 100

@@ -17,8 +17,8 @@ from unittest.mock import patch
 import msgspec
 
 from ddloco.cli.parser import parser
-from ddloco.config.faults import Fault, Storm
-from ddloco.config.job import Job
+from ddloco.job.config import Job
+from ddloco.stage.files.faults import Fault, Storm
 
 COLUMNS = "100"
 """Width of the commands' help."""

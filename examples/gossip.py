@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.programs import Array, Body, Program, Role, UserActor, computation
+from ddloco.stage import Array, Body, Program, Role, UserActor, computation
 
 Vector = NDArray[np.float64]
 FEATURES, BATCH, RATE = 200, 32, 0.02

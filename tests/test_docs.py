@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from ddloco.cli.parser import parser
-from ddloco.config.job import Job, job_from
+from ddloco.job.config import Job, job_from
 from ddloco.workers.task import REQUIRED
 from tests.ddloco.debugger.conftest import simulate
 

@@ -17,7 +17,7 @@ FOLDERS = {*ROOMS, "tests", "examples", "docs"}
 MADE = {"runs", "dist", "build", "site", "__pycache__"}
 """Folders that git ignores: what running and building leave behind."""
 
-PURE_FOLDERS = ("ddloco/actors", "ddloco/machines", "ddloco/outer", "ddloco/protocol")
+PURE_FOLDERS = ("ddloco/stage/actors", "ddloco/machines", "ddloco/job/protocol")
 PURE_FILES = words("""
 clocks/vector_clock clocks/actor_clock clocks/causality clocks/sequence
 transport/link transport/link_state transport/flow_control transport/refcounts transport/message

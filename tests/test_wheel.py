@@ -30,7 +30,7 @@ print(run.result.status, len(run.merges))
 FROZEN = """
 import sys
 from ddloco.api import public
-from ddloco.tapes.code_version import code_version
+from ddloco.nodes.tapes.code_version import code_version
 snapshot, clocks = (sys.modules[f"{sys.argv[1]}{name}"] for name in ("snapshot", "clocks"))
 part = snapshot.Part("a.1", 1, {"a.1": 1}, (), {}, ())
 state = [clocks.LaneSequence(), part]
@@ -204,7 +204,7 @@ def test_the_first_commands_of_the_help_work(site, tmp_path):
     assert mine.read_text() == changed
 
     code = (
-        "from ddloco.config.job import load_job; from pathlib import Path\n"
+        "from ddloco.job.config import load_job; from pathlib import Path\n"
         "from ddloco.workers.task import task_digest\n"
         "print(task_digest(load_job(Path('examples/quickstart.toml')).job.task))"
     )

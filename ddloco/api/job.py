@@ -19,7 +19,6 @@ from msgspec import Struct
 from rich.console import Console
 
 from clocks import actor_of
-from ddloco.actors.observations import DISCARDED, TAKEN
 from ddloco.api.launch import (
     Ended,
     JobError,
@@ -31,18 +30,19 @@ from ddloco.api.launch import (
 )
 from ddloco.api.model import Model, model_of, tensors_at
 from ddloco.api.task_source import named
-from ddloco.config.job import Job as JobFile
-from ddloco.config.job import job_from, load_job, override
-from ddloco.config.run_folder import place_of
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.api import Run
+from ddloco.job.config import Job as JobFile
+from ddloco.job.config import job_from, load_job, override
+from ddloco.job.job_folder import place_of
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.live_display import Board, LogTail
 from ddloco.monitoring.metrics import Sink
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.errors import first_of
+from ddloco.stage.actors.observations import DISCARDED, TAKEN
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.errors import first_of
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
 from snapshot import id_of

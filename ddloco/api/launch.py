@@ -11,20 +11,21 @@ import trio
 from rich.console import Console
 
 from clocks import actor_of
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOSS_FILE, check_place, next_folder, open_folder
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job
+from ddloco.job.job_folder import check_place
+from ddloco.job.keys import keys_of
 from ddloco.monitoring.live_display import show
 from ddloco.monitoring.log_metrics import track_run
 from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
-from ddloco.network.keys import keys_of
 from ddloco.nodes.fault_injector import live_schedule
 from ddloco.nodes.resume import begins_anew, job_start_point
 from ddloco.nodes.single_process import Cluster, Outcome
 from ddloco.nodes.subprocesses import Processes
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.entry_point import pinned_file
+from ddloco.stage.files.run_folder import LOSS_FILE, next_folder, open_folder
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers.task import check_task_name, task_digest
 from ddloco.workers.task_sources import SOURCE, keep_sources
 

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS, place_of, run_of_place
-from ddloco.config.toml import ConfigError, read_toml
-from ddloco.runtime.entry_point import NamedError, PinnedFinder, called, pinned_file
-from ddloco.runtime.resume import place_and_id
+from ddloco.job.config import Job, load_job
+from ddloco.job.job_folder import place_of, run_of_place
+from ddloco.stage.driver.resume import place_and_id
+from ddloco.stage.files.run_folder import JOB_FILE, SNAPSHOTS
+from ddloco.stage.files.toml import ConfigError, read_toml
+from ddloco.stage.process.entry_point import NamedError, PinnedFinder, called, pinned_file
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
 from ddloco.workers.task_sources import SOURCE

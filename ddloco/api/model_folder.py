@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddloco.api.model import arranged, job_near, task_made, tensors_at
-from ddloco.config.job import Job, load_job
-from ddloco.config.toml import ConfigError
-from ddloco.config.trust import is_ours
-from ddloco.runtime.entry_point import in_one_line
+from ddloco.job.config import Job, load_job
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.trust import is_ours
+from ddloco.stage.process.entry_point import in_one_line
 from ddloco.workers.task import TaskError, takes
 from snapshot import save_tensors
 

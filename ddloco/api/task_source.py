@@ -20,8 +20,8 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
-from ddloco.config.toml import ConfigError
-from ddloco.runtime.entry_point import pinned_name
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.entry_point import pinned_name
 
 MAIN = "__main__"
 

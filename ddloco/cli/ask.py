@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError
 from ddloco.nodes.exit_codes import BAD_INPUT, FOUND, HELD
-from ddloco.runtime.errors import first_of
-from ddloco.runtime.terminal import one_line
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.errors import first_of
+from ddloco.stage.process.terminal import one_line
 
 
 def look(what: Callable[[], Awaitable[None]]) -> int:
@@ -58,7 +58,7 @@ def complain(problem: object, code: int = BAD_INPUT) -> int:
 def with_source(given: argparse.Namespace, problem: str) -> str:
     """A problem that begins with a key of the job, after what has set the key: an override on the
     command line, or else the job file. Any other problem is left as it is."""
-    from ddloco.config.job import Job  # noqa: PLC0415, it imports numpy, and status needs none
+    from ddloco.job.config import Job  # noqa: PLC0415, it imports numpy, and status needs none
 
     table, dot, _ = problem.partition(":")[0].partition(".")
     if not dot or table not in Job.__struct_fields__:

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from ddloco.cli.ask import complain
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.bundle import SUFFIX, open_bundle, versions_here, write_bundle
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.merge_processes import processes_for
@@ -19,10 +18,11 @@ from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.entry_point import in_one_line
-from ddloco.runtime.process_pool import ProcessLostError
-from ddloco.runtime.terminal import one_line
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.entry_point import in_one_line
+from ddloco.stage.process.process_pool import ProcessLostError
+from ddloco.stage.process.terminal import one_line
 from ddloco.workers.task_sources import SOURCE
 from replay import Divergence, TapeError
 from snapshot import SnapshotError, StorageError

@@ -25,16 +25,16 @@ import trio
 from msgspec import Struct, to_builtins
 
 from ddloco.cli.ask import complain
-from ddloco.config.addresses import check_listen
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import check_place
-from ddloco.config.toml import ConfigError
-from ddloco.network.keys import keys_of
+from ddloco.job.config import Job, load_job
+from ddloco.job.job_folder import check_place
+from ddloco.job.keys import keys_of
+from ddloco.job.protocol.compression import compressed_layout
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.protocol.compression import compressed_layout
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.runtime.entry_point import pinned_file
-from ddloco.runtime.shared_memory import MEMORY_FOLDER, Arena
+from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, Arena
+from ddloco.stage.files.addresses import check_listen
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError, open_worker

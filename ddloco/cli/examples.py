@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from ddloco.cli.ask import complain
-from ddloco.config.run_folder import make_folder
-from ddloco.config.toml import ConfigError
 from ddloco.nodes.exit_codes import HELD
+from ddloco.stage.files.run_folder import make_folder
+from ddloco.stage.files.toml import ConfigError
 
 EXAMPLES = "examples"
 """The folder's name in a checkout, in the installed package, and in the copy: tasks are named

@@ -3,10 +3,10 @@
 import argparse
 
 from ddloco.cli.ask import complain
-from ddloco.config.job import load_job
-from ddloco.config.toml import ConfigError
-from ddloco.network.keys import handed_out, make_keys, names_for
+from ddloco.job.config import load_job
+from ddloco.job.keys import handed_out, make_keys, names_for
 from ddloco.nodes.exit_codes import HELD
+from ddloco.stage.files.toml import ConfigError
 
 
 def keys(given: argparse.Namespace) -> int:

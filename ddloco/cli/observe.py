@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.config.toml import ConfigError
 from ddloco.monitoring.watch import follow, say, show_status, stop_job
+from ddloco.stage.files.toml import ConfigError
 
 if TYPE_CHECKING:
     from ddloco.monitoring.metrics import Sink
@@ -44,7 +44,7 @@ def status(given: argparse.Namespace) -> int:
 def observe(given: argparse.Namespace) -> int:
     """``ddloco observe``: follow a running job."""
     # Status needs none of these.
-    from ddloco.config.job import load_job  # noqa: PLC0415
+    from ddloco.job.config import load_job  # noqa: PLC0415
     from ddloco.monitoring.metrics import Lines, Metrics  # noqa: PLC0415
 
     async def watch() -> None:

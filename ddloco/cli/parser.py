@@ -25,7 +25,7 @@ from ddloco.cli.help_text import (
     SNAPSHOTS,
     WHY,
 )
-from ddloco.runtime.terminal import escaping
+from ddloco.stage.process.terminal import escaping
 
 MODULES = {
     "completion": ("completion",),
@@ -54,7 +54,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the problem, and leave with exit code 2."""
-        from ddloco.config.near_miss import did_you_mean  # noqa: PLC0415, so that --help is fast
+        from ddloco.stage.files.near_miss import did_you_mean  # noqa: PLC0415, so that --help is fast
 
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice is not None:
@@ -331,7 +331,11 @@ def _add_actor(command: argparse.ArgumentParser, patience_s: float, alone: str) 
 def _add_perform(orders: Orders) -> None:
     command = _command(orders, "perform", "run actors of your own", PERFORM_MORE)
     add = command.add_argument
-    add("program", metavar="MODULE:FUNCTION", help="what returns a ddloco.programs.program.Program")
+    add(
+        "program",
+        metavar="MODULE:FUNCTION",
+        help="what returns a ddloco.stage.Program",
+    )
     add("--dir", dest="folder", metavar="RUN", type=Path, help="default: runs/FUNCTION-NUMBER")
     add(
         "--set",

@@ -1,6 +1,6 @@
 """The command ``ddloco perform``: runs a user's own actors, all of them here or some on each host.
 
-The actors are defined by a program (``ddloco.programs.program``); this module makes their sockets,
+The actors are defined by a program (``ddloco.stage``); this module makes their sockets,
 folders and addresses, as ``single_process`` and ``serve`` do for the actors of a job.
 """
 
@@ -13,27 +13,33 @@ from typing import Any
 import trio
 
 from clocks import actor_of
-from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain
-from ddloco.config.addresses import check_dial, check_listen
-from ddloco.config.job import override_said
-from ddloco.config.run_folder import JOB_FILE, SNAPSHOTS, address_file, next_folder, open_folder
-from ddloco.config.toml import ConfigError, read_toml
+from ddloco.job.config import override_said
+from ddloco.job.keys import load_curve
 from ddloco.monitoring.live_display import follow
 from ddloco.monitoring.watch import say
-from ddloco.network.endpoints import dial, new_endpoint
-from ddloco.network.keys import load_curve
 from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.nodes.incarnation_registrar import newest_on_tape
 from ddloco.nodes.serve import is_loopback
-from ddloco.programs.program import LoadedProgram, load_program
-from ddloco.programs.runner import ProgramRunner
+from ddloco.nodes.tapes.code_version import code_version
 from ddloco.replayer.program_replay import program_start_point
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.entry_point import NamedError
-from ddloco.runtime.resume import Start, StartPoint, check_said, place_outside
-from ddloco.runtime.signals import stop_on_signal
-from ddloco.tapes.code_version import code_version
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.driver.endpoints import dial, new_endpoint
+from ddloco.stage.driver.resume import Start, StartPoint, check_said, place_outside
+from ddloco.stage.files.addresses import check_dial, check_listen
+from ddloco.stage.files.run_folder import (
+    JOB_FILE,
+    SNAPSHOTS,
+    address_file,
+    next_folder,
+    open_folder,
+)
+from ddloco.stage.files.toml import ConfigError, read_toml
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.entry_point import NamedError
+from ddloco.stage.process.signals import stop_on_signal
+from ddloco.stage.programs.program import LoadedProgram, load_program
+from ddloco.stage.programs.runner import ProgramRunner
 from snapshot import SnapshotError, StorageError, Store
 from transport.curve_auth import Curve
 from transport.zeromq import ZmqEndpoint, open_context

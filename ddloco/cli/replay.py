@@ -19,21 +19,21 @@ from rich.progress import Progress
 
 from ddloco.cli.ask import complain
 from ddloco.cli.perform import find_programs
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
 from ddloco.monitoring.live_display import PLAIN_LINE_S
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.programs.program import is_program
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.replayer.program_replay import replay_of_program
 from ddloco.replayer.recording import check_task, open_recording
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.report import Report
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.entry_point import NamedError
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.entry_point import NamedError
+from ddloco.stage.programs.program import is_program
 from ddloco.workers.breakpoints import Turn
 from ddloco.workers.executor import WorkerRequestError
 from ddloco.workers.task import TaskError

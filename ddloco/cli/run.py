@@ -8,8 +8,8 @@ import argparse
 import os
 
 from ddloco.cli.ask import complain
-from ddloco.config.job import load_job
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import load_job
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.forking import started_early
 

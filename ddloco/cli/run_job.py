@@ -12,16 +12,16 @@ from rich.progress import Progress
 
 from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
 from ddloco.cli.ask import complain, with_source
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, in_words
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.nodes.single_process import Cluster
 from ddloco.nodes.subprocesses import Processes
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.signals import stop_on_signal
+from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.signals import stop_on_signal
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
 from ddloco.workers.lone_baseline import run_baseline
 from ddloco.workers.process import WorkerDiedError

@@ -7,22 +7,16 @@ from typing import Any
 
 import trio
 
-from ddloco.actors.effects import Finish
 from ddloco.cli.ask import complain, with_source
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import (
-    LOSS_FILE,
-    check_place,
-    folders_to_make,
-    holds_job,
-    open_folder,
-    remove_unused,
-)
-from ddloco.config.toml import ConfigError
-from ddloco.network.keys import with_keys
+from ddloco.job.config import Job, load_job
+from ddloco.job.job_folder import check_place, holds_job
+from ddloco.job.keys import with_keys
 from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
 from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
-from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.files.run_folder import LOSS_FILE, folders_to_make, open_folder, remove_unused
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.task import TaskError, check_task_name, task_digest
 from snapshot import SnapshotError, StorageError
 

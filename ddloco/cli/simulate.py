@@ -3,11 +3,11 @@
 import argparse
 
 from ddloco.cli.ask import complain
-from ddloco.config.toml import ConfigError
 from ddloco.nodes.exit_codes import FOUND
-from ddloco.runtime.process_pool import ProcessLostError
 from ddloco.simulation.bandwidth.table import bandwidth
 from ddloco.simulation.report import hostile_worlds, scenario_table
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.process_pool import ProcessLostError
 from replay import TapeError
 from snapshot import SnapshotError, StorageError
 

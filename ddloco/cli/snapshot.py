@@ -10,16 +10,16 @@ from typing import Any
 from numpy.typing import NDArray
 from rich.progress import DownloadColumn, Progress
 
-from ddloco.actors.observations import DISCARDED, TAKEN
 from ddloco.api.model import PlaceError, open_store, parameters, tensors_at
 from ddloco.cli.ask import complain, look, timeout_of
-from ddloco.config.run_folder import folders_to_make
-from ddloco.config.toml import ConfigError
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.watch import say
 from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.observer_protocol import News
+from ddloco.stage.actors.observations import DISCARDED, TAKEN
+from ddloco.stage.files.run_folder import folders_to_make
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.observers.observer_protocol import News
+from ddloco.stage.process.console import SafeConsole
 from ddloco.workers.task import TaskError
 from snapshot import Listed, Manifest, SnapshotError, StorageError, Store, id_of, save_tensors
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from clocks import actor_of
 from ddloco.cli.ask import complain
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.exports import json_line
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.timeline import TimelineEvent, timeline
 from ddloco.nodes.exit_codes import HELD
-from ddloco.runtime.terminal import one_line
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.terminal import one_line
 from replay import TapeError, open_tapes, tape
 
 VALUE_CHARS_MAX = 60

@@ -7,12 +7,12 @@ from functools import partial
 import trio
 
 from ddloco.cli.ask import look
-from ddloco.config.job import load_job
-from ddloco.config.run_folder import JOB_FILE
+from ddloco.job.config import load_job
 from ddloco.monitoring.live_display import LogTail
 from ddloco.monitoring.log_metrics import LOOK_S, LogMetrics
 from ddloco.monitoring.trackers import open_trackers
 from ddloco.monitoring.watch import until_signal
+from ddloco.stage.files.run_folder import JOB_FILE
 
 
 def track(given: argparse.Namespace) -> int:

@@ -11,12 +11,12 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, NamedTuple
 
-from ddloco.config.job import DATA_PARALLEL
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Answer, Merge
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
-from ddloco.protocol.events import Evaluated, FragmentEncoded, StepFinished
-from ddloco.protocol.messages import GlobalFragment, Resume, StatePiece
+from ddloco.job.config import DATA_PARALLEL
+from ddloco.job.protocol.events import Evaluated, FragmentEncoded, StepFinished
+from ddloco.job.protocol.messages import GlobalFragment, Resume, StatePiece
+from ddloco.stage.files.toml import ConfigError
 from transport import MessageArrived
 
 Kind = Literal["batch", "install", "step", "contribution", "merge"]

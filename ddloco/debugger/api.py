@@ -12,8 +12,6 @@ import msgspec
 from msgspec import Struct
 
 from clocks import VectorClock, actor_of
-from ddloco.actors.actor import Machine
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.causes import Cause, chain
 from ddloco.debugger.cluster_status import ClusterStatus, cluster_at
 from ddloco.debugger.merge_history import Merge
@@ -22,6 +20,8 @@ from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.run_diff import RunDiff, compare
 from ddloco.debugger.stopped_replay import Tensors, arrays_at
 from ddloco.debugger.wording import phrase
+from ddloco.stage.actors.actor import Machine
+from ddloco.stage.files.toml import ConfigError
 
 CAUSES_MAX = 16
 """Causes that ``Position.causes`` returns unless more are asked for."""

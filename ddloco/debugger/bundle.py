@@ -22,15 +22,6 @@ import msgspec
 from msgspec import Struct
 
 from clocks import open_regular
-from ddloco.config.run_folder import (
-    JOB_FILE,
-    LOG_FILE,
-    SNAPSHOTS,
-    TAPES,
-    folders_to_make,
-    remove_unused,
-)
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.archive import (
     PIECE,
     ArchiveError,
@@ -38,9 +29,18 @@ from ddloco.debugger.archive import (
     ArchiveWriter,
     header_of,
 )
-from ddloco.protocol.tape_facts import is_simulated
+from ddloco.job.protocol.tape_facts import is_simulated
+from ddloco.nodes.tapes.code_version import code_version
 from ddloco.replayer.recording import open_recording, run_folder_of
-from ddloco.tapes.code_version import code_version
+from ddloco.stage.files.run_folder import (
+    JOB_FILE,
+    LOG_FILE,
+    SNAPSHOTS,
+    TAPES,
+    folders_to_make,
+    remove_unused,
+)
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.task_sources import SOURCE
 
 SUFFIX = ".ddloco.tar.gz"

@@ -10,10 +10,10 @@ from bisect import bisect_left
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ddloco.actors.effects import Work
-from ddloco.actors.events import WorkResult
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import phrase
+from ddloco.stage.actors.effects import Work
+from ddloco.stage.actors.events import WorkResult
 from transport import MessageArrived, SetTimer, TimerFired
 
 

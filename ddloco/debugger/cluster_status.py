@@ -13,10 +13,10 @@ from rich.table import Table
 from clocks import actor_of, number_of
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.wording import phrase
+from ddloco.job.protocol.status import LearnerStatus, Status
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.monitoring.status_view import picture, seconds
-from ddloco.protocol.status import LearnerStatus, Status
 
 
 class RecordedLearnerStatus(LearnerStatus, frozen=True, kw_only=True):

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from clocks import actor_of
-from ddloco.actors.actor import new_actor
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.timeline import TimelineEvent, sent_at, timeline
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import Happened
 from ddloco.machines.registry import machine_for
-from ddloco.programs.program import is_program
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Happened
 from ddloco.replayer.recording import job_of
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.programs.program import is_program
 from replay import Divergence, Player, Tape, TapeError
 
 NAME_FIELDS = ("step", "t", "fragment", "version")

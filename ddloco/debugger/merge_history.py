@@ -12,16 +12,16 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import Observe
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import Contribution
+from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.accounts import LATE, mean_tokens
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.pacing import Waiting
 from ddloco.machines.syncer.status import NOT_FRESH
 from ddloco.machines.syncer.syncs import Sync
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.messages import Contribution
-from ddloco.protocol.status import Numbers
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Observe
 from replay import Step, Stepper
 from transport import MessageArrived
 

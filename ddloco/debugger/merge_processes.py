@@ -12,7 +12,7 @@ import msgspec
 
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.runtime.process_pool import process_pool
+from ddloco.stage.process.process_pool import process_pool
 
 LONG_EVENTS = 30_000
 """From so many events of syncers on, a process of its own is worth the second that it takes to

@@ -12,14 +12,14 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
-from ddloco.protocol.effects import MergeFragment
-from ddloco.protocol.events import FragmentMerged
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.events import FragmentMerged
 from ddloco.replayer.job_executor import JobExecutor
-from ddloco.runtime.array_table import F32
+from ddloco.stage.arrays.array_table import F32
+from ddloco.stage.files.toml import ConfigError
 
 
 class TensorChange(Struct, frozen=True):

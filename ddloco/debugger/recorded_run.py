@@ -13,22 +13,22 @@ from typing import Any
 import msgspec
 
 from clocks import VectorClock, actor_of, number_of
-from ddloco.actors.actor import Actor, new_actor
-from ddloco.config.job import SYNCER, Job
-from ddloco.config.run_folder import place_of
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_history import Merge, MergeHistory, tokens_merged
 from ddloco.debugger.timeline import clock_offsets
+from ddloco.job.config import SYNCER, Job
+from ddloco.job.job_folder import place_of
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import Happened, Started, StepFinished
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.status import Numbers
 from ddloco.machines.registry import machine_for, states_for
 from ddloco.nodes.resume import JobStartPoint, read_job_start_point
-from ddloco.programs.program import is_program
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Happened, Started, StepFinished
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.protocol.status import Numbers
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
+from ddloco.stage.actors.actor import Actor, new_actor
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.programs.program import is_program
 from replay import Step, Stepper, Tape, TapeError, tape
 
 

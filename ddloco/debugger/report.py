@@ -15,10 +15,10 @@ from tempfile import NamedTemporaryFile
 import msgspec
 
 from clocks import open_regular
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report_data import ReportData, report_data
 from ddloco.replayer.recording import run_folder_of
+from ddloco.stage.files.toml import ConfigError
 
 REPORT_FILE = "report.html"
 

@@ -33,8 +33,8 @@ from ddloco.debugger.report_merges import (
     syncer_of,
 )
 from ddloco.debugger.run_diff import compare
+from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.status_view import seconds, time_in_words
-from ddloco.protocol.status import Numbers
 from replay import tape
 
 POINTS_MAX = 24_000

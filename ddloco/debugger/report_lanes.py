@@ -13,7 +13,20 @@ from typing import Any
 from msgspec import UNSET, Struct, UnsetType
 
 from clocks import actor_of
-from ddloco.actors.events import (
+from ddloco.debugger.recorded_run import RecordedRun
+from ddloco.job.protocol.compression import Format, compressed_layout
+from ddloco.job.protocol.events import (
+    Evaluated,
+    FragmentEncoded,
+    Started,
+    StateInstalled,
+    StepFinished,
+)
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
+from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.machines.syncer.estimates import Recent
+from ddloco.stage.actors.events import (
     Captured,
     LeaveRequested,
     Restored,
@@ -21,19 +34,6 @@ from ddloco.actors.events import (
     StopRequested,
     WorkFailed,
 )
-from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.machines.syncer.estimates import Recent
-from ddloco.protocol.compression import Format, compressed_layout
-from ddloco.protocol.events import (
-    Evaluated,
-    FragmentEncoded,
-    Started,
-    StateInstalled,
-    StepFinished,
-)
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.protocol.messages import Contribution, GlobalFragment, Pull, StatePiece
-from ddloco.protocol.time_spent import TimeSpent, of_step
 from replay import TapeError
 from snapshot import SnapshotError
 from transport import LaneBroken, Marker, MessageArrived, aligned

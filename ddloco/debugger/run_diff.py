@@ -11,8 +11,8 @@ from clocks import actor_of
 from ddloco.debugger.alignment import TAKEN, AlignedRun, Item, Key, first_differences
 from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.protocol.events import TENSOR_DIGEST_BYTES
-from ddloco.protocol.tape_facts import TASK
+from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
+from ddloco.job.protocol.tape_facts import TASK
 from ddloco.replayer.recording import run_folder_of, settings_of
 from ddloco.replayer.what_if import change_of
 from ddloco.workers.task_sources import changed_lines, kept_sources

@@ -10,14 +10,14 @@ from msgspec import to_builtins
 from numpy.typing import NDArray
 
 from clocks import actor_of
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.replayer.recording import check_task
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.runtime.array_table import HostCopy
+from ddloco.stage.arrays.array_table import HostCopy
+from ddloco.stage.files.toml import ConfigError
 from transport import DTYPES, Payload, tensors_of
 
 Tensors = dict[str, NDArray[Any]]

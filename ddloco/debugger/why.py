@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 
 from clocks import actor_of
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.causes import chain
 from ddloco.debugger.loss_analysis import analyse_losses
 from ddloco.debugger.merge_history import Absence, Answer, Merge
 from ddloco.debugger.recorded_run import RecordedRun, parse_event
 from ddloco.monitoring.status_view import seconds
+from ddloco.stage.files.toml import ConfigError
 
 Told = tuple[list[str], dict[str, Any]]
 """Lines for people, and the same as plain data."""

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from ddloco.actors.events import WorkFailed
-from ddloco.protocol.events import (
+from ddloco.job.protocol.events import (
     FragmentEncoded,
     FragmentMerged,
     Started,
     StepFinished,
 )
-from ddloco.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.stage.actors.events import WorkFailed
 from transport import MessageArrived, TimerFired
 
 FIELDS_CHARS_MAX = 120

@@ -3,15 +3,15 @@
 from typing import Any
 
 from clocks import actor_of
-from ddloco.actors.actor import ActorStates, Machine
-from ddloco.actors.messages import SaidByAll
-from ddloco.config.job import DATA_PARALLEL, Job
+from ddloco.job.config import DATA_PARALLEL, Job
+from ddloco.job.protocol.effects import Asked
+from ddloco.job.protocol.messages import Said
 from ddloco.machines.data_parallel.coordinator import Averager
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import Asked
-from ddloco.protocol.messages import Said
+from ddloco.stage.actors.actor import ActorStates, Machine
+from ddloco.stage.actors.messages import SaidByAll
 
 
 def machine_for(job: Job, incarnation: str) -> Machine:

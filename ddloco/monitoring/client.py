@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import trio
 
-from ddloco.actors.observations import BEGUN, DISCARDED, TAKEN
-from ddloco.config.addresses import check_dial
-from ddloco.config.toml import ConfigError
-from ddloco.network.endpoints import new_endpoint
-from ddloco.runtime.observer_protocol import (
+from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
+from ddloco.stage.driver.endpoints import new_endpoint
+from ddloco.stage.files.addresses import check_dial
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.observers.observer_protocol import (
     OBSERVER,
     OWNER,
     Ask,
@@ -261,7 +261,7 @@ async def open_observer(
 
 def _curve(keys: Path, *, owner: bool) -> "Curve":
     # Files of keys are checked against job files, whose modules a job without keys has no use for.
-    from ddloco.network.keys import OBSERVER, OWNER, load_curve, secret_file  # noqa: PLC0415
+    from ddloco.job.keys import OBSERVER, OWNER, load_curve, secret_file  # noqa: PLC0415
 
     if owner and not secret_file(keys, OWNER).exists() and secret_file(keys, OBSERVER).exists():
         raise ConfigError(

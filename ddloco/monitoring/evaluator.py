@@ -12,11 +12,11 @@ from typing import Any
 
 import trio
 
-from ddloco.config.job import Job
-from ddloco.config.toml import ConfigError
-from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
-from ddloco.runtime.entry_point import pinned_file
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.config import Job
+from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, open_worker
 from ddloco.workers.task_sources import SOURCE

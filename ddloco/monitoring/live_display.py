@@ -19,11 +19,11 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOG_FILE
+from ddloco.job.config import Job
+from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.loss_chart import LossCurve, draw
 from ddloco.monitoring.status_view import COLUMNS_MAX
-from ddloco.protocol.status import Numbers
+from ddloco.stage.files.run_folder import LOG_FILE
 
 REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0

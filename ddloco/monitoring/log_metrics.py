@@ -8,10 +8,10 @@ from typing import Any
 import trio
 from msgspec.structs import asdict
 
-from ddloco.config.job import Job
+from ddloco.job.config import Job
 from ddloco.monitoring.live_display import Board, LogTail
 from ddloco.monitoring.metrics import MERGE_FIELDS, Sink, numbers_of
-from ddloco.runtime.entry_point import in_one_line
+from ddloco.stage.process.entry_point import in_one_line
 
 LOOK_S = 1.0
 """Seconds between two looks at the log of a running job."""

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import msgspec
 from msgspec.structs import asdict
 
-from ddloco.config.toml import ConfigError
-from ddloco.protocol.status import Numbers, Status
-from ddloco.runtime.observer_protocol import News
+from ddloco.job.protocol.status import Numbers, Status
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.observers.observer_protocol import News
 
 EVENTS_NAMED_MAX = 64
 """Kinds of news that are counted separately: the syncer chooses their names, and each name is a

@@ -7,9 +7,9 @@ from typing import Any
 from rich.console import Group
 from rich.live import Live
 
+from ddloco.job.protocol.status import StatusError, status_from
 from ddloco.monitoring.status_view import picture
-from ddloco.protocol.status import StatusError, status_from
-from ddloco.runtime.console import SafeConsole
+from ddloco.stage.process.console import SafeConsole
 
 PLAIN_WIDTH = 120
 """Columns of a table written to a file or a pipe."""

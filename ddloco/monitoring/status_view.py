@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.markup import escape
 from rich.table import Table
 
-from ddloco.protocol.status import MemberStatus, Numbers, Status, SyncInFlight, WaitingSync
+from ddloco.job.protocol.status import MemberStatus, Numbers, Status, SyncInFlight, WaitingSync
 
 
 def picture(status: Status) -> Group:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddloco.config.job import Job
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job
 from ddloco.monitoring.metrics import Prometheus, Sink, TensorBoard, extra_package
+from ddloco.stage.files.toml import ConfigError
 
 PORT_MAX = 65535
 

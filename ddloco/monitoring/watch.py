@@ -11,15 +11,15 @@ import msgspec
 import trio
 
 from clocks import actor_of
-from ddloco.config.toml import ConfigError
+from ddloco.job.protocol.status import Status, StatusError, status_from
 from ddloco.monitoring.client import Observer, Said, UnansweredError, open_observer
-from ddloco.protocol.status import Status, StatusError, status_from
-from ddloco.runtime.observer_protocol import News, Told
-from ddloco.runtime.signals import stop_on_signal
-from ddloco.runtime.terminal import one_line
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.observers.observer_protocol import News, Told
+from ddloco.stage.process.signals import stop_on_signal
+from ddloco.stage.process.terminal import one_line
 
 if TYPE_CHECKING:
-    from ddloco.config.job import Job
+    from ddloco.job.config import Job
     from ddloco.monitoring.evaluator import Scored, Scorer
     from ddloco.monitoring.metrics import Lines, Metrics
 

@@ -18,10 +18,10 @@ from typing import Any, Protocol
 import trio
 
 from clocks import MonotonicTime
-from ddloco.config.faults import LINK_KINDS, SYNCER, Fault, Kind, schedule
-from ddloco.config.job import DATA_PARALLEL, Job
-from ddloco.config.toml import ConfigError
-from ddloco.runtime.log import ActorLog
+from ddloco.job.config import DATA_PARALLEL, Job
+from ddloco.stage.files.faults import LINK_KINDS, SYNCER, Fault, Kind, schedule
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.log import ActorLog
 
 LIVE_S_MAX = 24 * 3600.0
 """A schedule of faults lasts a day at most: it is drawn before it begins, and needs an end."""

@@ -17,7 +17,7 @@ from contextlib import suppress
 import trio
 
 from clocks import actor_of, is_incarnation, number_of
-from ddloco.config.job import Job
+from ddloco.job.config import Job
 from ddloco.nodes.incarnation_grants import LANE, GrantError, Known, decode_known, encode
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 

@@ -28,7 +28,7 @@ import trio
 from msgspec import Meta, Struct
 
 from clocks import NUMBER_DIGITS_MAX
-from ddloco.config.job import Job
+from ddloco.job.config import Job
 from ddloco.workers.task import task_digest
 from transport import Arrival, LaneFull, PeerGone
 from transport.endpoint import Buffer

@@ -22,8 +22,7 @@ from clocks import (
     number_of,
     read_regular,
 )
-from ddloco.config.job import Job
-from ddloco.config.run_folder import KEPT
+from ddloco.job.config import Job
 from ddloco.nodes.incarnation_grants import (
     AHEAD_MAX,
     LANE,
@@ -39,6 +38,7 @@ from ddloco.nodes.incarnation_grants import (
     encode,
     settings_of,
 )
+from ddloco.stage.files.run_folder import KEPT
 from ddloco.workers.task import task_digest
 from replay.tape import SUFFIX
 from replay.tape_files import whose

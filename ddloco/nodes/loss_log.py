@@ -10,10 +10,10 @@ from contextlib import suppress
 import trio
 
 from clocks import actor_of
-from ddloco.config.run_folder import LOSS_FILE
+from ddloco.job.protocol.status import Status, status_from
 from ddloco.monitoring.live_display import LOSSES, Board, LogTail
 from ddloco.nodes.node import Hosted
-from ddloco.protocol.status import Status, status_from
+from ddloco.stage.files.run_folder import LOSS_FILE
 
 NOTE_S, NOTE_SHARE = (1.0, 10.0), 1 / 30
 """Seconds between two lines of the log, at least and at most: a share of the time so far. Short

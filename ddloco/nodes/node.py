@@ -19,39 +19,32 @@ import numpy as np
 import trio
 
 from clocks import MonotonicTime, actor_of
-from ddloco.actors.actor import Actor, new_actor
-from ddloco.actors.effects import Finish, Work
-from ddloco.actors.events import WorkResult
-from ddloco.config.job import DATA_PARALLEL, Job
-from ddloco.config.run_folder import (
-    KEPT,
-    LOG_FILE,
-    TAPES,
-    TRACEBACKS,
-    place_of,
-    run_of,
-    run_of_place,
-)
-from ddloco.config.trust import leave_place
+from ddloco.job.config import DATA_PARALLEL, Job
+from ddloco.job.job_folder import place_of, run_of_place
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import OwnState, Started
+from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
+from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import OWN_STATE, JobStartPoint
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import OwnState, Started
-from ddloco.protocol.messages import Said
-from ddloco.protocol.tape_facts import SEMANTICS, TASK
-from ddloco.protocol.validation import admission
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Arrived, Executor
-from ddloco.runtime.entry_point import pinned_file
-from ddloco.runtime.errors import first_of, raised_at, said_of
-from ddloco.runtime.hosting import HostedActor, Notes, OpenedActor, tape_header
-from ddloco.runtime.log import ActorLog
-from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import StoreSink
-from ddloco.tapes.code_version import code_version
-from ddloco.tapes.retention import TapeRetention
-from ddloco.tapes.segments import ChainRecorder
-from ddloco.tapes.side_channel import SideChannel
+from ddloco.nodes.tapes.code_version import code_version
+from ddloco.nodes.tapes.retention import TapeRetention
+from ddloco.nodes.tapes.segments import ChainRecorder
+from ddloco.nodes.tapes.side_channel import SideChannel
+from ddloco.stage.actors.actor import Actor, new_actor
+from ddloco.stage.actors.effects import Finish, Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.driver.driver import Arrived, Executor
+from ddloco.stage.driver.hosting import HostedActor, Notes, OpenedActor, tape_header
+from ddloco.stage.driver.snapshot_sink import StoreSink
+from ddloco.stage.files.run_folder import KEPT, LOG_FILE, TAPES, TRACEBACKS, run_of
+from ddloco.stage.files.trust import leave_place
+from ddloco.stage.process.entry_point import pinned_file
+from ddloco.stage.process.errors import first_of, raised_at, said_of
+from ddloco.stage.process.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentFolder

@@ -9,11 +9,11 @@ from pathlib import Path
 import trio
 from msgspec.structs import replace
 
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import JOB_FILE, KEPT
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job, load_job
 from ddloco.machines.syncer.shutdown import LATE_S
 from ddloco.nodes.incarnation_grants import LANE, Over, encode
+from ddloco.stage.files.run_folder import JOB_FILE, KEPT
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.fragment_store import FragmentFolder, FragmentStoreError
 from transport import Arrival, Endpoint, LaneFull, PeerGone
 

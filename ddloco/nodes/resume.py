@@ -11,20 +11,19 @@ import numpy as np
 import xxhash
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor
-from ddloco.config.faults import SYNCER
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import JOB_FILE, run_of_place
+from ddloco.job.config import Job, load_job
+from ddloco.job.job_folder import run_of_place
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import Kept, OwnState
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.global_fragments import WIRE, names
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Kept, OwnState
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.runtime import resume
-from ddloco.runtime.array_table import Arrays, HostCopy, Stored
-from ddloco.runtime.resume import (
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.arrays.array_table import Arrays, HostCopy, Stored
+from ddloco.stage.driver import resume
+from ddloco.stage.driver.resume import (
     Start,
     StartPoint,
     check_said,
@@ -32,7 +31,9 @@ from ddloco.runtime.resume import (
     payload_from,
     place_outside,
 )
-from ddloco.runtime.snapshot_writer import Tensors
+from ddloco.stage.driver.snapshot_writer import Tensors
+from ddloco.stage.files.faults import SYNCER
+from ddloco.stage.files.run_folder import JOB_FILE
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor, step_finished
 from ddloco.workers.fragment_store import FragmentStore, StoredFragment

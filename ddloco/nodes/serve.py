@@ -12,14 +12,9 @@ from urllib.parse import urlsplit
 import trio
 
 from clocks import MonotonicTime, actor_of, number_of
-from ddloco.actors.effects import Finish
-from ddloco.config.addresses import check_advertise, check_dial, check_listen
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job
+from ddloco.job.keys import curve_of
 from ddloco.monitoring.live_display import follow
-from ddloco.network.endpoints import dial, new_endpoint
-from ddloco.network.keys import curve_of
 from ddloco.nodes.auth_log import Refusals
 from ddloco.nodes.incarnation_gate import Gate
 from ddloco.nodes.incarnation_grants import LANE as GRANTS
@@ -37,14 +32,19 @@ from ddloco.nodes.node import Hosted
 from ddloco.nodes.past_job import past_end, tell_late
 from ddloco.nodes.resume import JobStartPoint, refuse_without_learners, said_start_point
 from ddloco.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.errors import first_of
-from ddloco.runtime.hosting import Notes
-from ddloco.runtime.log import ActorLog
-from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
-from ddloco.runtime.signals import stop_on_signal, stop_with_parent
-from ddloco.runtime.terminal import one_line
-from ddloco.tapes.side_channel import SideChannel
+from ddloco.nodes.tapes.side_channel import SideChannel
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.driver.endpoints import dial, new_endpoint
+from ddloco.stage.driver.hosting import Notes
+from ddloco.stage.files.addresses import check_advertise, check_dial, check_listen
+from ddloco.stage.files.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.errors import first_of
+from ddloco.stage.process.log import ActorLog
+from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
+from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
+from ddloco.stage.process.terminal import one_line
 from snapshot import SnapshotError
 from transport.zeromq import ZmqEndpoint, open_context
 

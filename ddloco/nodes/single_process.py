@@ -9,14 +9,14 @@ from pathlib import Path
 import trio
 
 from clocks import actor_of
-from ddloco.actors.effects import Finish
-from ddloco.config.job import Job
-from ddloco.network.endpoints import dial, new_endpoint
-from ddloco.network.keys import keys_of
+from ddloco.job.config import Job
+from ddloco.job.keys import keys_of
 from ddloco.nodes.node import Hosted
 from ddloco.nodes.resume import JobStartPoint
-from ddloco.runtime.hosting import HostedActor, run_together
-from ddloco.runtime.malloc import give_back_spare, keep_freed_memory
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.driver.endpoints import dial, new_endpoint
+from ddloco.stage.driver.hosting import HostedActor, run_together
+from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
 from transport.zeromq import ZmqEndpoint, open_context
 
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import trio
 
-from ddloco.actors.effects import Finish, Status
-from ddloco.config.job import Job
-from ddloco.config.run_folder import JOB_FILE, LOG_FILE, address_file
+from ddloco.job.config import Job
 from ddloco.monitoring.live_display import LogTail
 from ddloco.nodes.exit_codes import AGAIN
 from ddloco.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
 from ddloco.nodes.single_process import Outcome
 from ddloco.nodes.tcp_proxy import Bundle
-from ddloco.runtime.log import ActorLog
-from ddloco.runtime.signals import STOP
+from ddloco.stage.actors.effects import Finish, Status
+from ddloco.stage.files.run_folder import JOB_FILE, LOG_FILE, address_file
+from ddloco.stage.process.log import ActorLog
+from ddloco.stage.process.signals import STOP
 
 START_S_MAX = 120.0
 """How long, in seconds, a syncer may take to listen: importing JAX is slow on a busy machine."""

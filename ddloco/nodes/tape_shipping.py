@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import trio
 
 from clocks import actor_of, number_of
-from ddloco.config.job import Job
-from ddloco.config.run_folder import TAPES
+from ddloco.job.config import Job
 from ddloco.nodes.node import Beside
-from ddloco.tapes.receiver import TapeReceiver
-from ddloco.tapes.sender import TapeSender
-from ddloco.tapes.shipping_protocol import LANE
-from ddloco.tapes.side_channel import SideChannel
+from ddloco.nodes.tapes.receiver import TapeReceiver
+from ddloco.nodes.tapes.sender import TapeSender
+from ddloco.nodes.tapes.shipping_protocol import LANE
+from ddloco.nodes.tapes.side_channel import SideChannel
+from ddloco.stage.files.run_folder import TAPES
 from replay.tape import SUFFIX
 from transport import Endpoint
 

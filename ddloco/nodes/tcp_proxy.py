@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import trio
 
-from ddloco.config.faults import Direction, Fault
+from ddloco.stage.files.faults import Direction, Fault
 
 READ_BYTES = 65536
 """The most bytes of one read: a share of a loopback socket's buffer."""

@@ -7,8 +7,6 @@ from typing import Any, final
 import msgspec
 import trio
 
-from ddloco.actors.actor import Actor
-from ddloco.actors.events import Captured, WorkFailed, WorkResult
 from ddloco.replayer.message_matcher import Posted, key_of
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import (
@@ -19,7 +17,9 @@ from ddloco.replayer.tape_runner import (
     TapeRunner,
     open_pending,
 )
-from ddloco.runtime.resume import Start, passed
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.events import Captured, WorkFailed, WorkResult
+from ddloco.stage.driver.resume import Start, passed
 from replay import Divergence, Player, describe, tape
 from transport import GREETINGS, Marker, MessageArrived, Payload
 

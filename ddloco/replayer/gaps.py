@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from clocks import actor_of
-from ddloco.actors.events import Restored
-from ddloco.programs.program import is_program
 from ddloco.replayer.recording import job_of
 from ddloco.replayer.report import damage_said
-from ddloco.runtime.resume import RESTORED
+from ddloco.stage.actors.events import Restored
+from ddloco.stage.driver.resume import RESTORED
+from ddloco.stage.programs.program import is_program
 from replay import Tape, TapeError, tape, whose
 from replay.tape import SUFFIX
 from transport.message import Welcome

@@ -11,11 +11,8 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.effects import CaptureState, Work
-from ddloco.actors.events import WorkResult
-from ddloco.config.job import Job, Worker
-from ddloco.machines.syncer.global_fragments import names
-from ddloco.protocol.effects import (
+from ddloco.job.config import Job, Worker
+from ddloco.job.protocol.effects import (
     CopyState,
     EncodeFragment,
     InstallState,
@@ -23,7 +20,7 @@ from ddloco.protocol.effects import (
     Recover,
     RunStep,
 )
-from ddloco.protocol.events import (
+from ddloco.job.protocol.events import (
     FragmentEncoded,
     FragmentMerged,
     Kept,
@@ -32,15 +29,18 @@ from ddloco.protocol.events import (
     StepFinished,
     first_tensor,
 )
+from ddloco.machines.syncer.global_fragments import names
 from ddloco.replayer.comparer import difference_of, same
 from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import Mismatch
 from ddloco.replayer.what_if import WhatIf
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.entry_point import pinned_file
-from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import DigestSink
+from ddloco.stage.actors.effects import CaptureState, Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.driver.snapshot_sink import DigestSink
+from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory

@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from clocks import actor_of
-from ddloco.actors.actor import new_actor
-from ddloco.config.job import Job
-from ddloco.config.run_folder import place_of
+from ddloco.job.config import Job
+from ddloco.job.job_folder import place_of
+from ddloco.job.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
+from ddloco.job.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
-from ddloco.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
-from ddloco.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
+from ddloco.nodes.tapes.code_version import code_version
 from ddloco.replayer.comparer import changed_facts, open_comparison
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
@@ -22,9 +22,9 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import Permit, choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.resume import place_and_id
-from ddloco.tapes.code_version import code_version
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.resume import place_and_id
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory

@@ -10,22 +10,22 @@ from typing import Any, final
 import trio
 
 from clocks import actor_of
-from ddloco.actors.actor import new_actor
-from ddloco.actors.effects import Work
-from ddloco.actors.events import Computed, WorkResult
-from ddloco.config.run_folder import SNAPSHOTS
-from ddloco.programs.executor import ComputationExecutor
-from ddloco.programs.program import LoadedProgram, program_from
-from ddloco.programs.runner import PLACE, SOURCE, fingerprint
 from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
 from ddloco.replayer.recording import permit_of
 from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.resume import Start, StartPoint, load_start, read_start_point
-from ddloco.runtime.snapshot_sink import DigestSink
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.actors.effects import Work
+from ddloco.stage.actors.events import Computed, WorkResult
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.resume import Start, StartPoint, load_start, read_start_point
+from ddloco.stage.driver.snapshot_sink import DigestSink
+from ddloco.stage.files.run_folder import SNAPSHOTS
+from ddloco.stage.programs.executor import ComputationExecutor
+from ddloco.stage.programs.program import LoadedProgram, program_from
+from ddloco.stage.programs.runner import PLACE, SOURCE, fingerprint
 from replay import Player, Tape, TapeError, open_tapes
 from snapshot import Part, SnapshotError, Store
 

@@ -8,14 +8,20 @@ from typing import Any
 import msgspec
 
 from clocks import actor_of
-from ddloco.actors.actor import ACTOR_SEMANTICS
-from ddloco.config.job import Job, job_from, load_job
-from ddloco.config.run_folder import TAPES
-from ddloco.config.toml import read_toml
-from ddloco.config.trust import check_states, check_trust, content_of, digest_of
-from ddloco.programs.program import is_program
-from ddloco.protocol.tape_facts import ARITHMETIC, SEMANTICS, STATE_PIECES, TENSORS, is_simulated
-from ddloco.runtime.entry_point import parted
+from ddloco.job.config import Job, job_from, load_job
+from ddloco.job.protocol.tape_facts import (
+    ARITHMETIC,
+    SEMANTICS,
+    STATE_PIECES,
+    TENSORS,
+    is_simulated,
+)
+from ddloco.stage.actors.actor import ACTOR_SEMANTICS
+from ddloco.stage.files.run_folder import TAPES
+from ddloco.stage.files.toml import read_toml
+from ddloco.stage.files.trust import check_states, check_trust, content_of, digest_of
+from ddloco.stage.process.entry_point import parted
+from ddloco.stage.programs.program import is_program
 from replay import Tape, TapeError, open_tapes
 
 JOB_FILE = "job.toml"

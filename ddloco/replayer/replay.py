@@ -27,8 +27,8 @@ from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.report import Report, damage_said
 from ddloco.replayer.start_point import cut_of
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.runtime.errors import first_of
-from ddloco.runtime.resume import StartPoint
+from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.process.errors import first_of
 from replay import Tape, TapeError, tape
 
 OpenRunner = Callable[[ReplayState, Tape, Path], AbstractAsyncContextManager[TapeRunner]]

@@ -7,7 +7,7 @@ from clocks import actor_of
 from ddloco.replayer.gate import Gate
 from ddloco.replayer.message_matcher import Mailbox
 from ddloco.replayer.report import Report
-from ddloco.runtime.resume import StartPoint
+from ddloco.stage.driver.resume import StartPoint
 from replay import Divergence, Tape
 
 

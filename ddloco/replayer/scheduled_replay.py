@@ -20,16 +20,11 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.actor import Actor, new_actor
-from ddloco.actors.effects import Observe
-from ddloco.actors.events import WorkFailed, WorkResult
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOG_FILE, open_folder
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job
+from ddloco.job.protocol.events import Happened, Recovered, Started, StateCopied, StepFinished
+from ddloco.job.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.machines.registry import machine_for
 from ddloco.nodes.node import recorder_for
-from ddloco.protocol.events import Happened, Recovered, Started, StateCopied, StepFinished
-from ddloco.protocol.tape_facts import STATE_PIECES, is_simulated
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.message_matcher import Mailbox, key_of
@@ -38,8 +33,13 @@ from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import PendingWork, TapeRunner, open_pending
 from ddloco.replayer.what_if import WHAT_IF, fact_of, what_if
-from ddloco.runtime.door import admit
-from ddloco.runtime.log import ActorLog
+from ddloco.stage.actors.actor import Actor, new_actor
+from ddloco.stage.actors.effects import Observe
+from ddloco.stage.actors.events import WorkFailed, WorkResult
+from ddloco.stage.driver.door import admit
+from ddloco.stage.files.run_folder import LOG_FILE, open_folder
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.process import WorkerRequestError

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from clocks import actor_of, number_of
-from ddloco.runtime.resume import RESTORED, RESTORED_PLACE, Start, StartPoint
+from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, Start, StartPoint
 from replay import Tape, tape
 from snapshot import NEWEST, Manifest, Part, SnapshotError, Store
 

@@ -8,12 +8,12 @@ from typing import Any, Protocol, final
 
 import trio
 
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import Work
-from ddloco.actors.events import WorkResult
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.resume import Start
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.resume import Start
 from replay import Divergence, Player, tape
 from transport import Effect, Free, Transmit
 

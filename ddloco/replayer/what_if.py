@@ -13,10 +13,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.effects import Work
-from ddloco.config.job import Job, Outer
-from ddloco.config.toml import ConfigError
-from ddloco.protocol.effects import MergeFragment
+from ddloco.job.config import Job, Outer
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.stage.actors.effects import Work
+from ddloco.stage.files.toml import ConfigError
 
 WHAT_IF = "what if"
 """The fact in the headers of a run whose merges were changed."""

@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.actors.effects import Observe
-from ddloco.invariants.base import InvariantCheck, hold
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.machines.syncer.outlier_history import FEW, STRIKES
-from ddloco.protocol.effects import MergeFragment
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.messages import GlobalFragment
+from ddloco.replayer.invariants.base import InvariantCheck, hold
 from ddloco.simulation.merge_oracle import F64, contribution, numbers
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actors.effects import Observe
 from transport import BULK, Effect, Event, Transmit
 
 WRONG = "wrong-refused"

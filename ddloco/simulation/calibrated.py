@@ -19,18 +19,18 @@ from msgspec.msgpack import Decoder
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.config.faults import SYNCER, Fault
-from ddloco.config.job import Job, load_job
-from ddloco.config.run_folder import JOB_FILE, LOG_FILE
-from ddloco.config.toml import ConfigError
-from ddloco.protocol.events import FragmentEncoded, FragmentMerged, Happened
-from ddloco.protocol.messages import Contribution, Pull
-from ddloco.protocol.tape_facts import TENSORS
+from ddloco.job.config import Job, load_job
+from ddloco.job.protocol.events import FragmentEncoded, FragmentMerged, Happened
+from ddloco.job.protocol.messages import Contribution, Pull
+from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import About, Work
 from ddloco.simulation.tapes import log_maker, recorder_maker
+from ddloco.stage.files.faults import SYNCER, Fault
+from ddloco.stage.files.run_folder import JOB_FILE, LOG_FILE
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.simulated.work import leaves_of
 from replay import open_tapes, tape
 from transport import MessageArrived

@@ -18,8 +18,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ddloco.config.toml import Section
 from ddloco.simulation.node import Pace
+from ddloco.stage.files.toml import Section
 
 YEAR_S = 365.25 * 24 * 3600
 

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddloco.config.run_folder import open_folder
-from ddloco.invariants.base import Violation
-from ddloco.invariants.launches import Launches
-from ddloco.invariants.merged_tokens import MergedTokens
-from ddloco.invariants.training import Causal, Durable, Learning, Merging
+from ddloco.replayer.invariants.base import Violation
+from ddloco.replayer.invariants.launches import Launches
+from ddloco.replayer.invariants.merged_tokens import MergedTokens
+from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.merge_oracle import Oracle
@@ -18,6 +17,7 @@ from ddloco.simulation.resource_bounds import Bounds
 from ddloco.simulation.scenario import Case, Scenario
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import World
+from ddloco.stage.files.run_folder import open_folder
 
 HOURS_MAX = 24 * 365.0
 """A case without ``hours`` that has not ended after a year will never end."""

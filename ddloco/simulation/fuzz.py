@@ -14,16 +14,13 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
-from ddloco.actors.effects import Finish, Observe
-from ddloco.config.faults import Fault, Faults, Kind, schedule
-from ddloco.config.job import Job, job_from
-from ddloco.config.toml import convert
-from ddloco.invariants.base import InvariantCheck, PerSyncer, Violation, hold
-from ddloco.invariants.launches import Launches
-from ddloco.invariants.training import Causal, Durable, Learning, Merging
-from ddloco.protocol.effects import SaveModel
-from ddloco.protocol.events import ModelSaved, Started
-from ddloco.protocol.tape_facts import TENSORS
+from ddloco.job.config import Job, job_from
+from ddloco.job.protocol.effects import SaveModel
+from ddloco.job.protocol.events import ModelSaved, Started
+from ddloco.job.protocol.tape_facts import TENSORS
+from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation, hold
+from ddloco.replayer.invariants.launches import Launches
+from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.simulation.belief import Belief
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
@@ -35,6 +32,9 @@ from ddloco.simulation.snapshot_checks import SnapshotContents, SnapshotEndings
 from ddloco.simulation.tapes import log_maker, recorder_maker
 from ddloco.simulation.truth import Clocks, Contents, Optimizer, Trail
 from ddloco.simulation.world import EndlessError, World
+from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.files.faults import Fault, Faults, Kind, schedule
+from ddloco.stage.files.toml import convert
 from ddloco.workers.simulated.objective import Wrong
 from ddloco.workers.simulated.work import leaves_of
 from transport import Effect, Event

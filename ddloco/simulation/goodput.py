@@ -6,11 +6,11 @@ Uptime is the share of the time in which at least one learner was training.
 
 from collections.abc import Sequence
 
-from ddloco.actors.effects import Observe
-from ddloco.invariants.base import InvariantCheck
+from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actors.effects import Observe
 
 FOLD_S = 3600.0
 """Interval at which recorded downtimes are summed and discarded, so that memory stays constant."""

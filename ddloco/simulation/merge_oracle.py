@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.invariants.base import InvariantCheck, hold
+from ddloco.job.protocol.effects import MergeFragment, Share
+from ddloco.job.protocol.events import FragmentMerged
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import MergeFragment, Share
-from ddloco.protocol.events import FragmentMerged
+from ddloco.replayer.invariants.base import InvariantCheck, hold
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
 from ddloco.workers.simulated.compression import contributed

@@ -10,7 +10,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ddloco.config.faults import Direction, Fault
+from ddloco.stage.files.faults import Direction, Fault
 
 Way = Literal["to-syncer", "from-syncer"]
 WAYS: tuple[Way, Way] = ("to-syncer", "from-syncer")

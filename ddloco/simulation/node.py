@@ -6,11 +6,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import Finish, Work
-from ddloco.config.faults import Fault
-from ddloco.protocol.effects import AverageGradients, EncodeFragment, MakeParameters, MergeFragment
-from ddloco.runtime.log import ActorLog
+from ddloco.job.protocol.effects import (
+    AverageGradients,
+    EncodeFragment,
+    MakeParameters,
+    MergeFragment,
+)
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Finish, Work
+from ddloco.stage.files.faults import Fault
+from ddloco.stage.process.log import ActorLog
 from ddloco.workers.simulated.work import Content, SimulatedWork
 from replay import Recorder
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ddloco.actors.effects import Observe
-from ddloco.protocol.fragment_plan import Leaf
-from ddloco.runtime.log import ActorLog
+from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Node, Pace
+from ddloco.stage.actors.effects import Observe
+from ddloco.stage.process.log import ActorLog
 from replay import Recorder
 from transport import Effect, Event
 

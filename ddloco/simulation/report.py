@@ -16,15 +16,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ddloco.config.run_folder import next_folder, open_folder
-from ddloco.config.toml import ConfigError
-from ddloco.runtime.console import SafeConsole
 from ddloco.simulation import fuzz
 from ddloco.simulation.before_after import Outcome, outcome_of, table_of
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.experiment import Row, run_case
 from ddloco.simulation.scenario import Case, Scenario, cases_of, find
 from ddloco.simulation.sweep import sweep
+from ddloco.stage.files.run_folder import next_folder, open_folder
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
 from replay import Divergence
 
 T = TypeVar("T")

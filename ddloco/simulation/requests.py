@@ -5,10 +5,11 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from ddloco.actors.events import SnapshotRequested
-from ddloco.config.faults import Fault
-from ddloco.config.job import Job, SnapshotTable
+from ddloco.job.config import Job
 from ddloco.simulation.world import World
+from ddloco.stage.actors.events import SnapshotRequested
+from ddloco.stage.files.faults import Fault
+from ddloco.stage.files.settings import SnapshotTable
 
 SHARE = 0.3
 """The share of worlds with snapshots; a snapshot of a small world costs as much as some dozens of

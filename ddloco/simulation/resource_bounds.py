@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from clocks import actor_of, number_of
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import Finish, Observe, Work
-from ddloco.actors.events import WorkResult
-from ddloco.invariants.base import InvariantCheck, hold
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import Recovered
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import Recovered
+from ddloco.replayer.invariants.base import InvariantCheck, hold
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Finish, Observe, Work
+from ddloco.stage.actors.events import WorkResult
 from ddloco.workers.simulated.work import PIECES
 from transport import CONTROL, LANES, Effect, Event, Free
 

@@ -14,15 +14,15 @@ from typing import Annotated, Any
 from msgspec import Meta
 from msgspec.structs import replace
 
-from ddloco.config.faults import Fault, Whole, schedule
-from ddloco.config.job import Job, job_from, override, with_overrides
-from ddloco.config.toml import ConfigError, Section, convert, read_toml
-from ddloco.protocol.tape_facts import TENSORS
+from ddloco.job.config import Job, job_from, override, with_overrides
+from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.chips import ChipPace, Chips, More, Seconds
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.tapes import log_maker, recorder_maker
+from ddloco.stage.files.faults import Fault, Whole, schedule
+from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
 from ddloco.workers.simulated.work import leaves_of
 
 BUILT_IN = Path(__file__).parent / "scenarios"

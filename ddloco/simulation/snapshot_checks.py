@@ -10,21 +10,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clocks import number_of
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import CommitSnapshot, Observe, Work
-from ddloco.actors.events import WorkResult
-from ddloco.actors.observations import BEGUN, DISCARDED, TAKEN
-from ddloco.actors.snapshot_adapter import CUT, GATHER
-from ddloco.config.job import Job
-from ddloco.invariants.base import Effects, InvariantCheck
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import Contribution
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.registry import states_for
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import MergeFragment
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.messages import Contribution
+from ddloco.replayer.invariants.base import Effects, InvariantCheck
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import CommitSnapshot, Observe, Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.actors.observations import BEGUN, DISCARDED, TAKEN
+from ddloco.stage.actors.snapshot_adapter import CUT, GATHER
 from ddloco.workers.simulated.snapshot_sink import CapturedPart, SnapshotMemory
 from snapshot import Part
 from snapshot.participant import REFUSED, UNDER_WAY_MAX

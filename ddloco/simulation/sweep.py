@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TypeVar
 
-from ddloco.runtime.process_pool import process_pool
+from ddloco.stage.process.process_pool import process_pool
 
 T = TypeVar("T")
 

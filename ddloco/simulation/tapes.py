@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOG_FILE, TAPES
-from ddloco.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED
-from ddloco.runtime.log import ActorLog
-from ddloco.tapes.code_version import code_version
+from ddloco.job.config import Job
+from ddloco.job.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED
+from ddloco.nodes.tapes.code_version import code_version
+from ddloco.stage.files.run_folder import LOG_FILE, TAPES
+from ddloco.stage.process.log import ActorLog
 from replay import Header, Recorder, TapeWriter
 
 

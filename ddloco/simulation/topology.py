@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import UNSET
 
 from clocks import actor_of
-from ddloco.protocol.compression import relative_size
-from ddloco.runtime.reassembly import PROGRESS_S
+from ddloco.job.protocol.compression import relative_size
 from ddloco.simulation.network import CONTROL_BYTES, Line, Way
 from ddloco.simulation.node import Node
+from ddloco.stage.arrays.reassembly import PROGRESS_S
 from transport import BULK, BytesArrived, LaneBroken, MessageArrived, Transmit
 
 if TYPE_CHECKING:

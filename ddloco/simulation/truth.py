@@ -9,16 +9,16 @@ from typing import Any
 import xxhash
 from msgspec.msgpack import Encoder
 
-from ddloco.actors.actor import Actor
-from ddloco.invariants.base import Effects, InvariantCheck
+from ddloco.job.protocol.effects import MergeFragment, RunStep
+from ddloco.job.protocol.events import Recovered, StepFinished
+from ddloco.job.protocol.messages import Contribution
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import MergeFragment, RunStep
-from ddloco.protocol.events import Recovered, StepFinished
-from ddloco.protocol.messages import Contribution
+from ddloco.replayer.invariants.base import Effects, InvariantCheck
 from ddloco.simulation.node import Node
 from ddloco.simulation.world import World
+from ddloco.stage.actors.actor import Actor
 from ddloco.workers.simulated.work import TOKENS
 from transport import Event, LaneBroken, MessageArrived, Transmit
 

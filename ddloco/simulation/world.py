@@ -12,20 +12,20 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ddloco.actors.actor import new_actor
-from ddloco.actors.effects import Finish, Observe, Work
-from ddloco.actors.events import StopRequested, WorkResult
-from ddloco.config.faults import LINK_KINDS, Fault
-from ddloco.config.job import Job
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import Differentiate, RunStep
+from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.registry import machine_for
-from ddloco.protocol.effects import Differentiate, RunStep
-from ddloco.protocol.events import Started, StepFinished
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.runtime.door import admit
 from ddloco.simulation.network import Line
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.physics import Check, Physics, WorldObserver
 from ddloco.simulation.topology import Switch
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.actors.effects import Finish, Observe, Work
+from ddloco.stage.actors.events import StopRequested, WorkResult
+from ddloco.stage.driver.door import admit
+from ddloco.stage.files.faults import LINK_KINDS, Fault
 from ddloco.workers.simulated.snapshot_sink import SnapshotMemory
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork
 from transport import (

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 import xxhash
 
-from ddloco.config.job import Job
-from ddloco.outer.merge import Contribution, Segment
-from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
-from ddloco.runtime.array_table import F32, Arrays, HostCopy
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import EncodeFragment, MergeFragment, Share
+from ddloco.machines.outer.merge import Contribution, Segment
+from ddloco.stage.arrays.array_table import F32, Arrays, HostCopy
 from ddloco.workers.layout import Layouts
 from transport import Bytes, Payload
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 
 import msgpack
 
-from ddloco.protocol.messages import CURSOR_BYTES_MAX
+from ddloco.job.protocol.messages import CURSOR_BYTES_MAX
 from ddloco.workers.task import Batches, TaskError
 
 TOLD_EVERY_S = 10.0

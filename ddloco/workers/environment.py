@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 
-from ddloco.config.job import Worker
+from ddloco.job.config import Worker
 
 HASH_SEED = "PYTHONHASHSEED"
 """By default Python chooses a new seed in every process, which changes the iteration order of sets

@@ -15,13 +15,8 @@ import trio
 import xxhash
 
 from clocks import actor_of, number_of
-from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
-from ddloco.actors.events import WorkFailed, WorkResult
-from ddloco.config.job import DATA_PARALLEL, Job, Outer
-from ddloco.machines.syncer.global_fragments import names
-from ddloco.outer.merge import merge_fragment
-from ddloco.outer.outlier_test import OutlierTest
-from ddloco.protocol.effects import (
+from ddloco.job.config import DATA_PARALLEL, Job, Outer
+from ddloco.job.protocol.effects import (
     AverageGradients,
     CopyState,
     DecodeFragment,
@@ -36,7 +31,7 @@ from ddloco.protocol.effects import (
     RunStep,
     SaveModel,
 )
-from ddloco.protocol.events import (
+from ddloco.job.protocol.events import (
     TENSOR_DIGEST_BYTES,
     Evaluated,
     FragmentDecoded,
@@ -48,11 +43,16 @@ from ddloco.protocol.events import (
     Recovered,
     StepFinished,
 )
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.runtime.array_table import F32, Arrays, HostCopy
-from ddloco.runtime.errors import said_of
-from ddloco.runtime.shared_memory import Arena, Region
-from ddloco.runtime.snapshot_sink import SnapshotSink
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.machines.outer.merge import merge_fragment
+from ddloco.machines.outer.outlier_test import OutlierTest
+from ddloco.machines.syncer.global_fragments import names
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.events import WorkFailed, WorkResult
+from ddloco.stage.arrays.array_table import F32, Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Arena, Region
+from ddloco.stage.driver.snapshot_sink import SnapshotSink
+from ddloco.stage.process.errors import said_of
 from ddloco.workers import rpc
 from ddloco.workers.compression import FragmentCompression
 from ddloco.workers.data_stream import travelling

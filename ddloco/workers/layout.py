@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.config.job import Outer
-from ddloco.outer.merge import Segment, fragment_segments
-from ddloco.protocol.compression import Format, compressed_layout
-from ddloco.protocol.fragment_plan import FragmentPlan, wire_layout
-from ddloco.runtime.array_table import F32
+from ddloco.job.config import Outer
+from ddloco.job.protocol.compression import Format, compressed_layout
+from ddloco.job.protocol.fragment_plan import FragmentPlan, wire_layout
+from ddloco.machines.outer.merge import Segment, fragment_segments
+from ddloco.stage.arrays.array_table import F32
 from ddloco.workers.quantization_kernel import quantizer
 from transport import DTYPES, Bytes, Payload, Pieces, aligned, copy_payload, describe
 

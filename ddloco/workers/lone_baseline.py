@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from clocks import MonotonicTime
-from ddloco.config.job import Job
-from ddloco.config.run_folder import LOG_FILE
-from ddloco.runtime.entry_point import pinned_file
-from ddloco.runtime.log import ActorLog
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.config import Job
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.files.run_folder import LOG_FILE
+from ddloco.stage.process.entry_point import pinned_file
+from ddloco.stage.process.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.process import open_worker
 from ddloco.workers.task_sources import SOURCE

@@ -1,6 +1,6 @@
 /* The loops of a merge over the rows of a block, each in one pass over memory.
  *
- * Every function gives the bits of the numpy version in ddloco/outer/block_kernel.py: elements are
+ * Every function gives the bits of the numpy version in ddloco/machines/outer/block_kernel.py: elements are
  * computed in float32 in the same order of operations, without fused multiply-add, and sums of
  * squares run per lane over the rows and are then added in float64, pairwise, as numpy adds them.
  * ddloco/workers/merge_kernel.py compares both before it uses this file.

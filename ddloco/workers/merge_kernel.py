@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.outer.block_kernel import F32, LANES, NUMPY, BlockKernel, rest_sum, subtract
+from ddloco.machines.outer.block_kernel import F32, LANES, NUMPY, BlockKernel, rest_sum, subtract
 
 LIBRARY = "_merge_kernel.so"
 """The compiled file, beside this one."""

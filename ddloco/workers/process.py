@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 
 import trio
 
-from ddloco.config.job import Worker
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.config import Worker
+from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.fork_protocol import Fork

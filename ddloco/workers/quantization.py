@@ -27,7 +27,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.protocol.compression import BITS, BLOCK, SCALE_BYTES, Format, blocks_of, encoded_bytes
+from ddloco.job.protocol.compression import (
+    BITS,
+    BLOCK,
+    SCALE_BYTES,
+    Format,
+    blocks_of,
+    encoded_bytes,
+)
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddloco.protocol.compression import BLOCK, Format, encoded_bytes
+from ddloco.job.protocol.compression import BLOCK, Format, encoded_bytes
 from ddloco.workers.quantization import F32, NUMPY, U8, Quantizer
 
 LIBRARY = "_quantization_kernel.so"

@@ -12,9 +12,9 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.msgpack import Decoder, Encoder
 
-from ddloco.config.job import Inner
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.runtime.shared_memory import Region
+from ddloco.job.config import Inner
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.stage.arrays.shared_memory import Region
 
 LENGTH_BYTES = 4
 

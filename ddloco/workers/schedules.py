@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from ddloco.config.job import Inner
+from ddloco.job.config import Inner
 from ddloco.workers.task import TaskError
 
 GLOBAL_STEP = "global_step"

@@ -30,11 +30,11 @@ import numpy as np
 import optax
 import xxhash
 
-from ddloco.config.job import Inner
-from ddloco.protocol.fragment_plan import STATE, FragmentPlan, Leaf
-from ddloco.protocol.state_layout import Moments
-from ddloco.runtime.entry_point import PinnedFinder, look_here_first
-from ddloco.runtime.shared_memory import PAGE, ArenaView
+from ddloco.job.config import Inner
+from ddloco.job.protocol.fragment_plan import STATE, FragmentPlan, Leaf
+from ddloco.job.protocol.state_layout import Moments
+from ddloco.stage.arrays.shared_memory import PAGE, ArenaView
+from ddloco.stage.process.entry_point import PinnedFinder, look_here_first
 from ddloco.workers import breakpoints, rpc
 from ddloco.workers.compilation_cache import (
     CACHE_DIR,

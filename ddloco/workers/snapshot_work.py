@@ -13,14 +13,14 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from ddloco.actors.effects import CaptureFlight, CaptureState
-from ddloco.actors.events import Captured, WorkFailed
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.syncer.global_fragments import WIRE
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.runtime.array_table import F32, Arrays, HostCopy
-from ddloco.runtime.shared_memory import Region
-from ddloco.runtime.snapshot_sink import SnapshotSink
-from ddloco.runtime.snapshot_writer import Capture, Held, Tensors, payload_tensors
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState
+from ddloco.stage.actors.events import Captured, WorkFailed
+from ddloco.stage.arrays.array_table import F32, Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Region
+from ddloco.stage.driver.snapshot_sink import SnapshotSink
+from ddloco.stage.driver.snapshot_writer import Capture, Held, Tensors, payload_tensors
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerDiedError, WorkerProcess, WorkerRequestError
 from snapshot import Entry

@@ -5,11 +5,11 @@ from collections.abc import Awaitable
 import trio
 import xxhash
 
-from ddloco.protocol.effects import CopyState, EncodePiece, InstallState
-from ddloco.protocol.events import PieceEncoded, StateCopied, StateInstalled
-from ddloco.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
-from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.shared_memory import Region
+from ddloco.job.protocol.effects import CopyState, EncodePiece, InstallState
+from ddloco.job.protocol.events import PieceEncoded, StateCopied, StateInstalled
+from ddloco.job.protocol.state_layout import PIECE_BYTES, TENSOR, piece_slice, pieces_of
+from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Region
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerProcess, WorkerRequestError
 from transport import Bytes, Payload, Pieces, aligned, describe

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from ddloco.runtime.entry_point import NamedError, called, check_function, source_digest
+from ddloco.stage.process.entry_point import NamedError, called, check_function, source_digest
 from ddloco.workers.task_sources import SOURCE
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ddloco.protocol.messages import METRICS_MAX
+from ddloco.job.protocol.messages import METRICS_MAX
 from ddloco.workers.task import Task, TaskError, loss_takes, takes
 
 STEP_KEYS = 0x6B657973

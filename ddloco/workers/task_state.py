@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ddloco.protocol.fragment_plan import STATE
+from ddloco.job.protocol.fragment_plan import STATE
 
 
 class StateLayout:

@@ -22,7 +22,7 @@ from shaped_link import can_shape, shaped_link
 from star import LEARNERS, LOOPBACK, WHOLE, start_ours
 from tools import median, median_interval, say
 
-from ddloco.protocol.compression import BITS, Format, encoded_bytes
+from ddloco.job.protocol.compression import BITS, Format, encoded_bytes
 from ddloco.workers.quantization import NUMPY, Quantizer
 from ddloco.workers.quantization_kernel import quantizer
 

@@ -21,9 +21,9 @@ from typing import Any
 
 from tools import ROOT
 
-from ddloco.config.job import job_from
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.protocol.tape_facts import TENSORS
+from ddloco.job.config import job_from
+from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.tapes import recorder_maker
 from ddloco.simulation.world import World

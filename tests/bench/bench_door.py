@@ -26,10 +26,8 @@ import numpy as np
 from tools import ROOT, say
 
 from clocks import actor_of
-from ddloco.actors.actor import new_actor
-from ddloco.config.job import Job, load_job
-from ddloco.machines.registry import machine_for
-from ddloco.protocol.effects import (
+from ddloco.job.config import Job, load_job
+from ddloco.job.protocol.effects import (
     EncodeFragment,
     Evaluate,
     MakeParameters,
@@ -38,7 +36,7 @@ from ddloco.protocol.effects import (
     RunStep,
     SaveModel,
 )
-from ddloco.protocol.events import (
+from ddloco.job.protocol.events import (
     Evaluated,
     FragmentEncoded,
     FragmentMerged,
@@ -48,12 +46,14 @@ from ddloco.protocol.events import (
     Started,
     StepFinished,
 )
-from ddloco.protocol.fragment_plan import Leaf, wire_layout
-from ddloco.protocol.messages import Said
-from ddloco.protocol.validation import admission
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Arrived, Driver
-from ddloco.runtime.log import ActorLog
+from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
+from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.validation import admission
+from ddloco.machines.registry import machine_for
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.driver import Arrived, Driver
+from ddloco.stage.process.log import ActorLog
 from replay import Header, Recorder, TapeWriter
 from transport import Arrival, Assembler, Codec, Payload, TimerFired, describe
 

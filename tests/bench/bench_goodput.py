@@ -32,7 +32,7 @@ import msgspec
 from tools import ROOT, median, say
 
 from clocks import actor_of
-from ddloco.protocol.messages import Contribution
+from ddloco.job.protocol.messages import Contribution
 from replay import open_tapes, tape
 from tests.hosts.cluster import DDLOCO, SYNCER, Log, wait_until
 

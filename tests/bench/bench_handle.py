@@ -29,14 +29,14 @@ from typing import Any
 
 from tools import say
 
-from ddloco.actors.actor import Actor
-from ddloco.actors.events import SnapshotRequested
-from ddloco.config.job import job_from
-from ddloco.protocol.tape_facts import TENSORS
+from ddloco.job.config import job_from
+from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.events import SnapshotRequested
 from ddloco.workers.simulated.work import leaves_of
 from transport import Event
 
@@ -48,7 +48,7 @@ FRAGMENTS = 6
 PARTS = {
     "clocks": ("/clocks/",),
     "links": ("/transport/",),
-    "snapshots": ("/snapshot/", "/ddloco/actors/snapshot_adapter.py"),
+    "snapshots": ("/snapshot/", "/ddloco/stage/actors/snapshot_adapter.py"),
     "rounds": tuple(
         f"/ddloco/machines/syncer/{name}.py"
         for name in ("rounds", "pacing", "schedule", "global_fragments", "members", "membership")

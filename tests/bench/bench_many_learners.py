@@ -28,18 +28,18 @@ import trio
 from tools import ROOT, Servant, median, say, servant
 
 from clocks import MonotonicTime
-from ddloco.actors.actor import new_actor
-from ddloco.actors.events import WorkFailed
-from ddloco.config.job import load_job
+from ddloco.job.config import load_job
+from ddloco.job.protocol.effects import EncodeFragment, RunStep
+from ddloco.job.protocol.events import FragmentEncoded, Started, StepFinished
+from ddloco.job.protocol.fragment_plan import wire_layout
+from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.validation import admission
 from ddloco.machines.registry import machine_for
-from ddloco.network.endpoints import dial, new_endpoint
-from ddloco.protocol.effects import EncodeFragment, RunStep
-from ddloco.protocol.events import FragmentEncoded, Started, StepFinished
-from ddloco.protocol.fragment_plan import wire_layout
-from ddloco.protocol.messages import Said
-from ddloco.protocol.validation import admission
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.driver import Driver
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.actors.events import WorkFailed
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.driver import Driver
+from ddloco.stage.driver.endpoints import dial, new_endpoint
 from replay import Recorder
 from tests.hosts.cluster import DDLOCO, SYNCER, Cluster, wait_until
 from tests.hosts.fuzz import LEAVES

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ddloco.outer.block_kernel import BlockKernel, NumpyKernel
-from ddloco.outer.merge import Contribution, Segment, merge_fragment
-from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.machines.outer.block_kernel import BlockKernel, NumpyKernel
+from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.merge_kernel import merge_kernel
 
 LEARNERS = 8

@@ -36,7 +36,7 @@ from bench_roundtrip import plain, receive_into
 from star import FRAGMENTS, LEARNERS, start_ours
 from tools import Servant, median, median_interval, say, servant
 
-from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.stage.process.malloc import keep_freed_memory
 from transport.codec import CHUNK_BYTES
 from transport.endpoint import RECEIVE_QUEUE_MESSAGES_MAX, SEND_QUEUE_MESSAGES_MAX
 

@@ -21,9 +21,9 @@ import numpy as np
 import trio
 from tools import median, median_interval, servant
 
-from ddloco.network.endpoints import new_endpoint
-from ddloco.protocol.messages import Contribution, Said
-from ddloco.runtime.malloc import keep_freed_memory
+from ddloco.job.protocol.messages import Contribution, Said
+from ddloco.stage.driver.endpoints import new_endpoint
+from ddloco.stage.process.malloc import keep_freed_memory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header, Payload, describe
 from transport.zeromq import open_context
 

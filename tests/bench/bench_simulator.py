@@ -15,8 +15,8 @@ from pathlib import Path
 from time import perf_counter, process_time
 from typing import Any
 
-from ddloco.config.job import job_from
-from ddloco.protocol.tape_facts import TENSORS
+from ddloco.job.config import job_from
+from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.simulation.goodput import Ledger
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.scenario import cases_of, find

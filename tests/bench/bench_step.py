@@ -179,12 +179,12 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
     """The job; says how long each block took, and continues when told."""
     import trio
 
-    from ddloco.config.job import load_job
-    from ddloco.config.run_folder import open_folder
+    from ddloco.job.config import load_job
+    from ddloco.job.protocol.effects import RunStep
     from ddloco.nodes import node
     from ddloco.nodes.single_process import Cluster
-    from ddloco.protocol.effects import RunStep
-    from ddloco.runtime import hosting
+    from ddloco.stage.driver import hosting
+    from ddloco.stage.files.run_folder import open_folder
 
     job = load_job(path, ["job.learners=1", "job.steps=1000000"])
     since = 0.0
@@ -231,7 +231,7 @@ def serve_bare(connection: Connection, path: Path) -> None:
     import jax
     import optax
 
-    from ddloco.config.job import load_job
+    from ddloco.job.config import load_job
     from ddloco.workers.server import inner_optimizer
     from ddloco.workers.task import load_task
 

@@ -20,19 +20,19 @@ from bench_roundtrip import JOB, LISTENER, opened
 from shaped_link import Place, enter
 from tools import Servant, servant
 
-from ddloco.config.job import job_from
-from ddloco.protocol.effects import (
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import (
     DecodeFragment,
     Differences,
     EncodeFragment,
     MergeFragment,
     Share,
 )
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
-from ddloco.protocol.messages import Contribution, GlobalFragment, Said
-from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.malloc import keep_freed_memory
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Said
+from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
 from transport import BULK, PROTOCOL_VERSION, Assembler, Codec, Header

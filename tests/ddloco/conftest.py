@@ -2,19 +2,19 @@
 
 import pytest
 
-from ddloco.actors.effects import Observe
-from ddloco.config.job import job_from
-from ddloco.invariants.base import InvariantCheck
-from ddloco.invariants.launches import Launches
-from ddloco.invariants.training import Causal, Durable, Learning, Merging
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.messages import Pull
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.messages import Pull
+from ddloco.replayer.invariants.base import InvariantCheck
+from ddloco.replayer.invariants.launches import Launches
+from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
 from ddloco.simulation import world as worlds
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.resource_bounds import Bounds, Holders
 from ddloco.simulation.truth import Clocks, Optimizer, Trail
+from ddloco.stage.actors.effects import Observe
 from ddloco.workers.simulated.work import leaves_of
 from transport import LaneBroken, Transmit
 

@@ -16,8 +16,8 @@ import pytest
 import tomli_w
 
 from ddloco.cli.parser import main
-from ddloco.config.run_folder import open_folder
 from ddloco.simulation import fuzz
+from ddloco.stage.files.run_folder import open_folder
 from replay import Tape, TapeWriter
 from replay.tape import Event
 

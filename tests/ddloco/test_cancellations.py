@@ -17,11 +17,11 @@ import trio.lowlevel
 import trio.testing
 from trio.abc import Instrument
 
-from ddloco.actors.actor import new_actor
+from ddloco.job.protocol.events import Happened
 from ddloco.machines.registry import machine_for
-from ddloco.protocol.events import Happened
+from ddloco.stage.actors.actor import new_actor
 from replay import Player, Tape, tape
-from tests.ddloco.runtime.test_driver import SYNCER, Cluster
+from tests.ddloco.stage.driver.test_driver import SYNCER, Cluster
 from transport.memory import Faults, MemoryFabric
 from transport.zeromq import ZmqEndpoint, open_context
 

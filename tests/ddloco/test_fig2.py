@@ -7,9 +7,9 @@ import itertools
 
 import pytest
 
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import StepFinished
-from ddloco.protocol.messages import Contribution, Progress
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import StepFinished
+from ddloco.job.protocol.messages import Contribution, Progress
 from transport import Transmit
 
 FIRST, SECOND = "learner-0.1", "learner-1.1"

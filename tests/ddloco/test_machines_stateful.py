@@ -19,8 +19,8 @@ from hypothesis.stateful import (
 )
 
 from clocks import actor_of
-from ddloco.config.faults import SYNCER
-from ddloco.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Pull
+from ddloco.stage.files.faults import SYNCER
 from transport.message import Hello, Welcome
 
 STEPS = 120

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from ddloco.actors.events import Begun
 from ddloco.cli.parser import command_named, parser
-from ddloco.programs import Array
-from ddloco.programs.user_actor import Returned
+from ddloco.stage import Array
+from ddloco.stage.actors.events import Begun
+from ddloco.stage.programs.user_actor import Returned
 from examples import gossip
 from snapshot.attributes import machine_from, plain_state
 from tests.reruns import look_at

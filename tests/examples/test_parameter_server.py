@@ -149,7 +149,7 @@ def test_it_knows_nothing_of_learners():
     source = (ROOT / "examples" / "parameter_server.py").read_text()
     named = set(re.findall(r"^(?:from|import) ([\w.]+)", source, flags=re.MULTILINE))
     ours = {name for name in named if name.split(".")[0] in ("ddloco", "transport", "replay")}
-    assert ours == {"ddloco.programs"}
+    assert ours == {"ddloco.stage"}
 
 
 def test_processes_of_their_own_with_one_killed(tmp_path):

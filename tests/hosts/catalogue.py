@@ -12,10 +12,10 @@ ELSEWHERE = {
     "F2": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
     "F3": ("tests/processes/test_run.py::test_processes_with_a_kill_and_a_slow_learner",),
     "F4": ("tests/processes/test_chaos.py::test_a_job_survives_and_replays",),
-    "F14": ("tests/ddloco/runtime/test_driver.py::test_links_recover_from_faults",),
+    "F14": ("tests/ddloco/stage/driver/test_driver.py::test_links_recover_from_faults",),
     "F15": (
         "tests/transport/test_link_breaks.py::test_a_duplicate_is_dropped_and_counted",
-        "tests/ddloco/runtime/test_driver.py::test_links_recover_from_faults",
+        "tests/ddloco/stage/driver/test_driver.py::test_links_recover_from_faults",
     ),
     # Wrong bytes.
     "F17": (
@@ -45,7 +45,7 @@ ELSEWHERE = {
     ),
     # Wrong numbers.
     "F23": (
-        "tests/ddloco/outer/test_merge.py::test_a_value_that_is_not_finite_refuses_the_whole_learner",
+        "tests/ddloco/machines/outer/test_merge.py::test_a_value_that_is_not_finite_refuses_the_whole_learner",
         "tests/ddloco/simulation/test_fuzz.py::test_poison_is_in_and_out",
     ),
     "F24": ("tests/processes/test_divergence.py::test_a_changed_loss_is_named",),
@@ -56,7 +56,7 @@ ELSEWHERE = {
     ),
     # Disks.
     "F28": (
-        "tests/ddloco/runtime/test_driver.py::test_a_tape_that_cannot_be_written_ends_its_actor",
+        "tests/ddloco/stage/driver/test_driver.py::test_a_tape_that_cannot_be_written_ends_its_actor",
         "tests/replay/test_tape.py::test_a_full_disk_is_a_tape_error",
         "tests/ddloco/workers/test_fragment_store.py::test_what_cannot_be_written_leaves_what_was",
     ),

@@ -20,12 +20,10 @@ import msgspec
 import numpy as np
 import zmq
 
-from ddloco.config.job import load_job
-from ddloco.network.keys import load_curve, make_keys
-from ddloco.nodes.incarnation_grants import LANE as GRANTS
-from ddloco.nodes.incarnation_grants import encode, want_of
-from ddloco.protocol.fragment_plan import Leaf, wire_layout
-from ddloco.protocol.messages import (
+from ddloco.job.config import load_job
+from ddloco.job.keys import load_curve, make_keys
+from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
+from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
     Progress,
@@ -34,6 +32,8 @@ from ddloco.protocol.messages import (
     Said,
     Stop,
 )
+from ddloco.nodes.incarnation_grants import LANE as GRANTS
+from ddloco.nodes.incarnation_grants import encode, want_of
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
 from transport import PROTOCOL_VERSION, Codec, Header, Payload, describe

@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import trio
 
-from ddloco.config.faults import Fault
 from ddloco.nodes.tcp_proxy import Bundle
-from ddloco.runtime.signals import STOP
+from ddloco.stage.files.faults import Fault
+from ddloco.stage.process.signals import STOP
 from tests.hosts.cluster import free_port
 from tests.hosts.hosts import end, send
 from tests.installed import DDLOCO, WORK

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 import trio
 
-from ddloco.config.run_folder import open_folder
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.simulation import fuzz
+from ddloco.stage.files.run_folder import open_folder
 from ddloco.workers import executor
 from replay import Tape, TapeWriter, tape
 from transport import Effect

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.config.job import load_job
+from ddloco.job.config import load_job
 from snapshot import load_tensors
 from tests.hosts.cluster import free_port
 

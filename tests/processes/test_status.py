@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import pytest
 
-from ddloco.protocol.status import status_from
+from ddloco.job.protocol.status import status_from
 
 
 def looked_at(job):

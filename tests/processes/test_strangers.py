@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 import ddloco
-from ddloco.config.toml import ConfigError
-from ddloco.config.trust import MARK_FILE
-from ddloco.runtime import resume
+from ddloco.stage.driver import resume
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.trust import MARK_FILE
 from replay import open_tapes
 from snapshot import Entry, Store
 from tests.processes.conftest import DDLOCO, JOB, Job, call, call_here

@@ -15,13 +15,13 @@ import msgspec
 from msgspec import inspect
 
 from clocks import actor_of
+from ddloco.job.protocol.fragment_plan import wire_layout
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
+from ddloco.job.protocol.validation import admission
 from ddloco.machines.data_parallel.coordinator import LOST
-from ddloco.protocol.fragment_plan import wire_layout
-from ddloco.protocol.messages import Contribution, GlobalFragment, Said, StatePiece, Stop
-from ddloco.protocol.validation import admission
-from ddloco.runtime.connection_guard import ConnectionGuard
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.stage.driver.connection_guard import ConnectionGuard
 from ddloco.workers.simulated.work import PIECE, TOKENS, Content
 from transport import (
     LANES,

@@ -23,19 +23,16 @@ import trio
 from msgspec.structs import replace
 
 from clocks import actor_of
-from ddloco.actors.actor import new_actor
-from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
-from ddloco.actors.events import WorkResult
-from ddloco.actors.observations import BEGUN
-from ddloco.config.job import Job, SnapshotTable
-from ddloco.config.run_folder import TAPES, open_folder
-from ddloco.invariants.base import InvariantCheck, Violation
+from ddloco.job.config import Job
+from ddloco.job.protocol.events import Happened, Kept, Recovered, Started, StepFinished
 from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
 from ddloco.nodes.resume import steps_under_way
-from ddloco.protocol.events import Happened, Kept, Recovered, Started, StepFinished
+from ddloco.nodes.tapes.retention import before, cuts_of
+from ddloco.nodes.tapes.segments import ChainRecorder
 from ddloco.replayer.comparer import open_comparison
+from ddloco.replayer.invariants.base import InvariantCheck, Violation
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.recording import job_of
@@ -43,16 +40,20 @@ from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, mismatch
 from ddloco.replayer.tape_runner import TapeRunner
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.resume import Start, StartPoint
 from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.requests import Asked, ask, not_too_narrow
 from ddloco.simulation.snapshot_checks import seen
 from ddloco.simulation.tapes import header_of
 from ddloco.simulation.world import World
-from ddloco.tapes.retention import before, cuts_of
-from ddloco.tapes.segments import ChainRecorder
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Observe, Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.actors.observations import BEGUN
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.resume import Start, StartPoint
+from ddloco.stage.files.run_folder import TAPES, open_folder
+from ddloco.stage.files.settings import SnapshotTable
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
@@ -135,7 +136,7 @@ def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked
 
 
 class Bounding(InvariantCheck[World, Node]):
-    """Deletes the beginnings of tapes as ``ddloco.tapes.retention`` does, when an actor ends;
+    """Deletes the beginnings of tapes as ``ddloco.nodes.tapes.retention`` does, when an actor ends;
     counts how many snapshots were begun while one step of the slow learner ran."""
 
     def __init__(self, job: Job, folder: Path) -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
 from ddloco.simulation.physics import Physics
 from ddloco.workers.simulated.work import leaves_of
 from tests.simulation.absurd import Stage

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.actors.snapshot_adapter import Cutting
+from ddloco.stage.actors.snapshot_adapter import Cutting
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture
 from tests.ddloco.simulation.mutations import always, wrap
 from tests.simulation import bounded

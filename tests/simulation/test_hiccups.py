@@ -7,15 +7,15 @@ nothing was merged for 26 s, and the next contribution held 20,520 steps.
 
 import pytest
 
-from ddloco.config.faults import Fault
-from ddloco.config.job import job_from
-from ddloco.invariants.merged_tokens import MergedTokens
-from ddloco.protocol.fragment_plan import Leaf
-from ddloco.protocol.messages import Contribution
+from ddloco.job.config import job_from
+from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.job.protocol.messages import Contribution
+from ddloco.replayer.invariants.merged_tokens import MergedTokens
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.stage.files.faults import Fault
 from transport import MessageArrived
 
 LEARNERS = 3

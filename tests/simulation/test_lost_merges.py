@@ -4,10 +4,10 @@ from collections import Counter
 
 import pytest
 
-from ddloco.config.job import job_from
-from ddloco.invariants.base import PerSyncer
-from ddloco.invariants.launches import Launches
-from ddloco.invariants.training import Causal
+from ddloco.job.config import job_from
+from ddloco.replayer.invariants.base import PerSyncer
+from ddloco.replayer.invariants.launches import Launches
+from ddloco.replayer.invariants.training import Causal
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World

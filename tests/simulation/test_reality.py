@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ddloco.config.job import load_job
+from ddloco.job.config import load_job
 from ddloco.monitoring.live_display import Board
 from ddloco.simulation.calibrated import Recording
 from ddloco.simulation.experiment import run_case

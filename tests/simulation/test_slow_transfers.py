@@ -4,9 +4,9 @@ from collections import Counter
 
 import pytest
 
-from ddloco.config.job import job_from
-from ddloco.invariants.merged_tokens import MergedTokens
-from ddloco.protocol.fragment_plan import Leaf
+from ddloco.job.config import job_from
+from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.replayer.invariants.merged_tokens import MergedTokens
 from ddloco.simulation.network import Wire
 from ddloco.simulation.node import Costs, Pace
 from ddloco.simulation.physics import Physics

@@ -35,13 +35,20 @@ LIMIT_S = 20.0
 WATCHED = ("open", "os.", "subprocess.", "socket.", "shutil.", "ctypes.", "signal.", "pty.",
            "tempfile.", "mmap.", "fcntl.", "_thread.", "code.__new__", "pathlib.")  # fmt: skip
 
-READERS = ("snapshot/states.py", "ddloco/actors/actor.py")
+READERS = ("snapshot/states.py", "ddloco/stage/actors/actor.py")
 """The files whose functions may be called while a state is read."""
 
 NAMES = (
     *("Syncer", "Learner", "Averager", "Replica", "RunStep", "MergeFragment", "CaptureState"),
     *("Hello", "Progress", "Contribution", "SnapshotPart", "MessageArrived", "TimerFired"),
-    *("subprocess:Popen", "os:_Environ", "builtins:eval", "ddloco.runtime.driver:Driver", "", ":"),
+    *(
+        "subprocess:Popen",
+        "os:_Environ",
+        "builtins:eval",
+        "ddloco.stage.driver.driver:Driver",
+        "",
+        ":",
+    ),
 )
 FIELDS = (
     *("handle", "_advance", "__class__", "__dict__", "__reduce__", "__init__", "type", "machine"),

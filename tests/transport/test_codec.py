@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ddloco.protocol.messages import GlobalFragment, Said, Stop
+from ddloco.job.protocol.messages import GlobalFragment, Said, Stop
 from transport import (
     DTYPES,
     PROTOCOL_VERSION,

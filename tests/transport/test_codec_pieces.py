@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.protocol.messages import Said
+from ddloco.job.protocol.messages import Said
 from transport import (
     DTYPES,
     PROTOCOL_VERSION,

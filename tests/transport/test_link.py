@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clocks import RunningClock
-from ddloco.protocol.messages import GlobalFragment, Pull
+from ddloco.job.protocol.messages import GlobalFragment, Pull
 from transport import (
     BULK,
     CONTROL,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from clocks import RunningClock, VectorClock
-from ddloco.protocol.messages import Pull
+from ddloco.job.protocol.messages import Pull
 from transport import (
     BULK,
     CONTROL,

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from clocks import VectorClock
-from ddloco.actors.actor import new_actor
-from ddloco.protocol.messages import Pull
+from ddloco.job.protocol.messages import Pull
+from ddloco.stage.actors.actor import new_actor
 from transport import (
     LANES,
     CancelTimer,

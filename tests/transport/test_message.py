@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clocks import actor_of
-from ddloco.actors.messages import SnapshotPart
-from ddloco.protocol.messages import (
+from ddloco.job.protocol.messages import (
     Close,
     Contribution,
     GlobalFragment,
@@ -25,6 +24,7 @@ from ddloco.protocol.messages import (
     StateWanted,
     Stop,
 )
+from ddloco.stage.actors.messages import SnapshotPart
 from snapshot import Part
 from transport import LANES, PROTOCOL_VERSION, Codec, Header, TensorMeta
 from transport.message import Bye, Chunk, Credit, Hello, Marker, Refused, Reset, Welcome

@@ -17,18 +17,24 @@ from typing import Any
 from msgspec import Struct, field
 
 from clocks import actor_of, number_of
-from ddloco.actors.actor import OwnMachine
-from ddloco.actors.effects import Finish, Observe
-from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
-from ddloco.config.job import Job
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import AverageGradients, MakeParameters, Share
+from ddloco.job.protocol.events import (
+    Evaluated,
+    FragmentMerged,
+    ModelSaved,
+    ParametersMade,
+    Started,
+)
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import AverageGradients, MakeParameters, Share
-from ddloco.protocol.events import Evaluated, FragmentMerged, ModelSaved, ParametersMade, Started
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.protocol.messages import Contribution, GlobalFragment, Roster
+from ddloco.stage.actors.actor import OwnMachine
+from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

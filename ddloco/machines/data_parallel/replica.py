@@ -9,15 +9,15 @@ from typing import Any
 
 from msgspec import Struct, field
 
-from ddloco.actors.actor import OwnMachine
-from ddloco.actors.effects import Finish, Observe, Status
-from ddloco.actors.events import LeaveRequested, StopRequested, WorkFailed
-from ddloco.config.faults import SYNCER
-from ddloco.config.job import Job
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import Differentiate
+from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import Differentiate
-from ddloco.protocol.events import Started, StepFinished
-from ddloco.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from ddloco.stage.actors.actor import OwnMachine
+from ddloco.stage.actors.effects import Finish, Observe, Status
+from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
+from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
     Dial,

@@ -7,10 +7,10 @@ installed. With error feedback it also keeps, for each fragment, what compressio
 
 from msgspec import UNSET, Struct
 
-from ddloco.config.job import Compress
-from ddloco.protocol.effects import DecodeFragment, EncodeFragment, Overwrite
-from ddloco.protocol.events import FragmentDecoded
-from ddloco.protocol.messages import Contribution, GlobalFragment
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import DecodeFragment, EncodeFragment, Overwrite
+from ddloco.job.protocol.events import FragmentDecoded
+from ddloco.job.protocol.messages import Contribution, GlobalFragment
 from transport import Drop, Effect, Keep
 
 

@@ -13,18 +13,9 @@ from msgspec import UNSET, Struct, field
 from msgspec.structs import replace
 
 from clocks import number_of
-from ddloco.actors.actor import OwnMachine
-from ddloco.actors.effects import Finish, Observe, Status
-from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
-from ddloco.config.job import Job
-from ddloco.machines.learner.compression import LearnerCompression
-from ddloco.machines.learner.host_copies import HostCopies, host_copies
-from ddloco.machines.learner.state_donor import LENDING, Lending
-from ddloco.machines.learner.state_recovery import Recovery
-from ddloco.machines.syncer.estimates import Recent
-from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
-from ddloco.protocol.events import (
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import EncodeFragment, InstallState, Overwrite, RunStep
+from ddloco.job.protocol.events import (
     FragmentDecoded,
     FragmentEncoded,
     PieceEncoded,
@@ -33,8 +24,8 @@ from ddloco.protocol.events import (
     StateInstalled,
     StepFinished,
 )
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.protocol.messages import (
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
     LastStep,
@@ -46,8 +37,17 @@ from ddloco.protocol.messages import (
     StateWanted,
     Stop,
 )
-from ddloco.protocol.status import LearnerStatus
-from ddloco.protocol.time_spent import TimeSpent, of_step
+from ddloco.job.protocol.status import LearnerStatus
+from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.machines.learner.compression import LearnerCompression
+from ddloco.machines.learner.host_copies import HostCopies, host_copies
+from ddloco.machines.learner.state_donor import LENDING, Lending
+from ddloco.machines.learner.state_recovery import Recovery
+from ddloco.machines.syncer.estimates import Recent
+from ddloco.machines.work_numbers import WorkNumbers
+from ddloco.stage.actors.actor import OwnMachine
+from ddloco.stage.actors.effects import Finish, Observe, Status
+from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

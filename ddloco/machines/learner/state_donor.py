@@ -6,10 +6,10 @@ memory between two steps; the copy is split into pieces and digested while later
 
 from msgspec import Struct
 
+from ddloco.job.protocol.effects import CopyState, EncodePiece
+from ddloco.job.protocol.events import PieceEncoded, StateCopied
+from ddloco.job.protocol.messages import StatePiece, StateWanted
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import CopyState, EncodePiece
-from ddloco.protocol.events import PieceEncoded, StateCopied
-from ddloco.protocol.messages import StatePiece, StateWanted
 from transport import BULK, CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LENDING = "lending"

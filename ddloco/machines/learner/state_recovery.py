@@ -10,8 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddloco.protocol.events import OwnState
-from ddloco.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
+from ddloco.job.protocol.events import OwnState
+from ddloco.job.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
 from transport import CONTROL, Drop, Effect, Keep, Send
 
 WINDOW_PIECES = 2

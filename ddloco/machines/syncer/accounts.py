@@ -7,9 +7,9 @@ They are counted here and nowhere else. The log, the live display, trackers, ``s
 from msgspec import Struct, field
 
 from clocks import actor_of
-from ddloco.protocol.messages import Progress
-from ddloco.protocol.status import Numbers
-from ddloco.protocol.time_spent import TimeSpent
+from ddloco.job.protocol.messages import Progress
+from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.time_spent import TimeSpent
 
 LATE = "it came after its sync was closed"
 """Why a late contribution is refused."""

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 from msgspec import UNSET, Struct
 
-from ddloco.config.job import Compress
+from ddloco.job.config import Compress
+from ddloco.job.protocol.compression import Format
+from ddloco.job.protocol.messages import GlobalFragment, Progress
 from ddloco.machines.syncer.members import Member
-from ddloco.protocol.compression import Format
-from ddloco.protocol.messages import GlobalFragment, Progress
 from transport import BULK, Drop, Effect, Keep, Send
 
 

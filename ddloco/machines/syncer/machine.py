@@ -16,17 +16,27 @@ from msgspec import Struct, field
 from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
-from ddloco.actors.actor import OwnMachine
-from ddloco.actors.effects import Finish, Observe, Status
-from ddloco.actors.events import (
-    LeaveRequested,
-    Restored,
-    SnapshotRequested,
-    SnapshotSettled,
-    StopRequested,
-    WorkFailed,
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import MakeParameters, Recover
+from ddloco.job.protocol.events import (
+    Evaluated,
+    FragmentMerged,
+    ModelSaved,
+    ParametersMade,
+    PieceEncoded,
+    Recovered,
+    Started,
 )
-from ddloco.config.job import Job
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.messages import (
+    Close,
+    Contribution,
+    GlobalFragment,
+    Progress,
+    ShardReport,
+    Stop,
+)
+from ddloco.job.protocol.status import Numbers, SyncerStatus
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
@@ -39,26 +49,16 @@ from ddloco.machines.syncer.standstill import STANDSTILL, Standstill
 from ddloco.machines.syncer.state_relay import RELAY, Relay
 from ddloco.machines.syncer.status import status_of
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import MakeParameters, Recover
-from ddloco.protocol.events import (
-    Evaluated,
-    FragmentMerged,
-    ModelSaved,
-    ParametersMade,
-    PieceEncoded,
-    Recovered,
-    Started,
+from ddloco.stage.actors.actor import OwnMachine
+from ddloco.stage.actors.effects import Finish, Observe, Status
+from ddloco.stage.actors.events import (
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    SnapshotSettled,
+    StopRequested,
+    WorkFailed,
 )
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.protocol.messages import (
-    Close,
-    Contribution,
-    GlobalFragment,
-    Progress,
-    ShardReport,
-    Stop,
-)
-from ddloco.protocol.status import Numbers, SyncerStatus
 from transport import (
     CONTROL,
     BytesArrived,

@@ -4,8 +4,8 @@ import math
 
 from msgspec import Struct, field
 
+from ddloco.job.protocol.messages import Contribution, Progress
 from ddloco.machines.syncer.estimates import Recent
-from ddloco.protocol.messages import Contribution, Progress
 
 RESEND_S_MIN = 30.0
 RESEND_STEPS = 10

@@ -13,11 +13,11 @@ from collections.abc import Container, Mapping, Sequence
 from msgspec import Struct, field
 
 from clocks import actor_of, number_of
-from ddloco.actors.effects import Observe
+from ddloco.job.protocol.messages import Progress, Roster
 from ddloco.machines.syncer.accounts import LATE, Accounts
 from ddloco.machines.syncer.members import Member, new_member
 from ddloco.machines.syncer.outlier_history import STRIKES
-from ddloco.protocol.messages import Progress, Roster
+from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, Effect, Hangup, Retire, Send
 
 SILENCE_STEPS = 10

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from msgspec import Struct
 
-from ddloco.outer.weights import lower_median, usual_norm
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.messages import Contribution
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import Contribution
+from ddloco.machines.outer.weights import lower_median, usual_norm
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from msgspec import Struct, field
 
-from ddloco.config.job import Sync
+from ddloco.job.config import Sync
 from ddloco.machines.syncer.estimates import Recent, grace_window
 from ddloco.machines.syncer.members import Member
 

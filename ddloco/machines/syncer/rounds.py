@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 from msgspec import UNSET, Struct, field
 from msgspec.structs import asdict
 
-from ddloco.actors.effects import Observe
-from ddloco.config.job import Compress, Job
+from ddloco.job.config import Compress, Job
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.messages import Contribution, Pull
+from ddloco.job.protocol.status import Numbers
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, Globals, Told, names, sent_names
 from ddloco.machines.syncer.members import Member
@@ -23,10 +26,7 @@ from ddloco.machines.syncer.pacing import Pacing, Waiting
 from ddloco.machines.syncer.schedule import Schedule, due_at
 from ddloco.machines.syncer.syncs import Part, Sync
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.fragment_plan import FragmentPlan
-from ddloco.protocol.messages import Contribution, Pull
-from ddloco.protocol.status import Numbers
+from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 LAUNCH = "launch"

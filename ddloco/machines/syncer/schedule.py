@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 
 
 class Schedule(Struct, forbid_unknown_fields=True):

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from clocks import actor_of, number_of
-from ddloco.actors.effects import Observe
-from ddloco.protocol.messages import Close, GlobalFragment, ShardReport, Stop
+from ddloco.job.protocol.messages import Close, GlobalFragment, ShardReport, Stop
+from ddloco.stage.actors.effects import Observe
 from transport import CONTROL, Drop, Effect, Hangup, Keep, Retire, Send
 
 SHARDS = "shards"

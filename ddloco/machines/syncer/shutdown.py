@@ -7,10 +7,10 @@ from math import isfinite
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from ddloco.actors.effects import Finish, Observe, Status
-from ddloco.protocol.effects import Evaluate, SaveModel
-from ddloco.protocol.messages import Stop
-from ddloco.protocol.status import Numbers
+from ddloco.job.protocol.effects import Evaluate, SaveModel
+from ddloco.job.protocol.messages import Stop
+from ddloco.job.protocol.status import Numbers
+from ddloco.stage.actors.effects import Finish, Observe, Status
 from transport import CONTROL, CancelTimer, Effect, Hangup, Send, SetTimer
 
 SHUTDOWN_STEPS = 10

@@ -6,9 +6,9 @@ it would hold nothing new, and drive out older ones from which the learners coul
 
 from msgspec import Struct
 
-from ddloco.actors.effects import TakeSnapshot
-from ddloco.actors.events import SnapshotRequested, SnapshotSettled
-from ddloco.config.job import SnapshotTable
+from ddloco.stage.actors.effects import TakeSnapshot
+from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled
+from ddloco.stage.files.settings import SnapshotTable
 from transport import CancelTimer, Effect, SetTimer
 
 SNAPSHOT = "snapshot"

@@ -7,10 +7,10 @@ intervals.
 
 from msgspec import Struct
 
-from ddloco.actors.effects import Observe
-from ddloco.config.job import Job
+from ddloco.job.config import Job
+from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.protocol.fragment_plan import FragmentPlan
+from ddloco.stage.actors.effects import Observe
 from transport import Effect, SetTimer
 
 STANDSTILL = "standstill"

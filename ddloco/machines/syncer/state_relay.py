@@ -9,15 +9,15 @@ connections: a job has one open address and one list of keys.
 from msgspec import Struct
 
 from clocks import actor_of, number_of
-from ddloco.actors.effects import Observe
+from ddloco.job.protocol.effects import EncodePiece
+from ddloco.job.protocol.events import PieceEncoded
+from ddloco.job.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
+from ddloco.job.protocol.status import RecoveringMember
 from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import EncodePiece
-from ddloco.protocol.events import PieceEncoded
-from ddloco.protocol.messages import Resume, StatePiece, StateRefused, StateWanted
-from ddloco.protocol.status import RecoveringMember
+from ddloco.stage.actors.effects import Observe
 from transport import BULK, CONTROL, Body, CancelTimer, Drop, Effect, Keep, Send, SetTimer
 
 RELAY = "state/"

@@ -4,14 +4,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import asdict
 
-from ddloco.machines.syncer.accounts import plausible
-from ddloco.machines.syncer.global_fragments import Globals
-from ddloco.machines.syncer.members import Member
-from ddloco.machines.syncer.membership import Membership
-from ddloco.machines.syncer.pacing import Waiting
-from ddloco.machines.syncer.rounds import Rounds
-from ddloco.machines.syncer.syncs import Sync
-from ddloco.protocol.status import (
+from ddloco.job.protocol.status import (
     MemberStatus,
     Numbers,
     RecoveringMember,
@@ -19,7 +12,14 @@ from ddloco.protocol.status import (
     SyncInFlight,
     WaitingSync,
 )
-from ddloco.protocol.time_spent import TimeSpent
+from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.machines.syncer.accounts import plausible
+from ddloco.machines.syncer.global_fragments import Globals
+from ddloco.machines.syncer.members import Member
+from ddloco.machines.syncer.membership import Membership
+from ddloco.machines.syncer.pacing import Waiting
+from ddloco.machines.syncer.rounds import Rounds
+from ddloco.machines.syncer.syncs import Sync
 
 NOT_FRESH = "has finished no step since the last launch"
 """Why a learner that may contribute does not count for a quorum (paper 3.3 b)."""

@@ -4,16 +4,16 @@ from typing import Any
 
 from msgspec import Struct
 
-from ddloco.config.job import Compress
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import Differences, MergeFragment, MergeTokens, Share
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.messages import Contribution
+from ddloco.machines.outer.weights import merge_weight
 from ddloco.machines.syncer.accounts import LATE
 from ddloco.machines.syncer.global_fragments import Global, names, sent_names
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.pacing import Waiting
-from ddloco.outer.weights import merge_weight
-from ddloco.protocol.effects import Differences, MergeFragment, MergeTokens, Share
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.messages import Contribution
 
 
 class Part(Struct, forbid_unknown_fields=True):

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from ddloco.config.toml import ConfigError
-from ddloco.runtime.console import SafeConsole
 from ddloco.simulation.bandwidth.figure import range_bars, ratio_bars, svg
 from ddloco.simulation.bandwidth.model import (
     LABELS,
@@ -40,6 +38,8 @@ from ddloco.simulation.bandwidth.published import (
     search,
     wall_clock,
 )
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.console import SafeConsole
 
 WIDTH = 100
 """Columns of the output, for any terminal, because the bars have a fixed length."""

@@ -7,9 +7,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from ddloco.config.job import Job
-from ddloco.protocol.compression import Format, encoded_bytes
-from ddloco.protocol.effects import EncodeFragment, MergeFragment, Share
+from ddloco.job.config import Job
+from ddloco.job.protocol.compression import Format, encoded_bytes
+from ddloco.job.protocol.effects import EncodeFragment, MergeFragment, Share
 from ddloco.workers.quantization_kernel import quantizer
 
 if TYPE_CHECKING:

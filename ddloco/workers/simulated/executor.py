@@ -6,13 +6,13 @@ from typing import Any
 
 import trio
 
-from ddloco.actors.effects import Work
-from ddloco.actors.events import WorkResult
-from ddloco.config.job import Job
-from ddloco.protocol.effects import MergeFragment
-from ddloco.protocol.events import FragmentMerged
-from ddloco.protocol.tape_facts import ARITHMETIC, TENSORS
-from ddloco.runtime.array_table import Arrays
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.events import FragmentMerged
+from ddloco.job.protocol.tape_facts import ARITHMETIC, TENSORS
+from ddloco.stage.actors.effects import Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.arrays.array_table import Arrays
 from ddloco.workers import rpc
 from ddloco.workers.simulated.work import FragmentMemory, SimulatedWork, leaves_of
 from replay import Header

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
-from ddloco.actors.events import Captured, Committed
-from ddloco.protocol.effects import RunStep
+from ddloco.job.protocol.effects import RunStep
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.events import Captured, Committed
 
 if TYPE_CHECKING:
     from ddloco.workers.simulated.work import Content

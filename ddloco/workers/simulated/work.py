@@ -18,12 +18,8 @@ import xxhash
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
-from ddloco.actors.events import WorkResult
-from ddloco.config.job import Job
-from ddloco.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
-from ddloco.outer.outlier_test import OutlierTest
-from ddloco.protocol.effects import (
+from ddloco.job.config import Job
+from ddloco.job.protocol.effects import (
     AverageGradients,
     CopyState,
     DecodeFragment,
@@ -38,7 +34,7 @@ from ddloco.protocol.effects import (
     RunStep,
     SaveModel,
 )
-from ddloco.protocol.events import (
+from ddloco.job.protocol.events import (
     Evaluated,
     FragmentDecoded,
     FragmentEncoded,
@@ -52,7 +48,11 @@ from ddloco.protocol.events import (
     StateInstalled,
     StepFinished,
 )
-from ddloco.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.job.protocol.fragment_plan import FragmentPlan, Leaf
+from ddloco.machines.outer.merge import Contribution, Segment, fragment_segments, merge_fragment
+from ddloco.machines.outer.outlier_test import OutlierTest
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.events import WorkResult
 from ddloco.workers.simulated.compression import (
     DIFFERENCE,
     SimulatedCompression,

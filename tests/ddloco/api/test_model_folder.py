@@ -11,7 +11,7 @@ import pytest
 
 import ddloco
 from ddloco.api.job import Job
-from ddloco.config.run_folder import open_folder
+from ddloco.stage.files.run_folder import open_folder
 from ddloco.workers.executor import MODEL_FILE
 from snapshot import load_metadata, load_tensors, save_tensors
 

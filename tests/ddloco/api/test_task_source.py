@@ -8,7 +8,7 @@ import pytest
 
 import ddloco
 from ddloco.api.task_source import module_text, named
-from ddloco.runtime.entry_point import pinned_file, pinned_name
+from ddloco.stage.process.entry_point import pinned_file, pinned_name
 from tests import tasks
 
 CELLS = [

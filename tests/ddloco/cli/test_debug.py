@@ -14,8 +14,8 @@ import trio
 from ddloco.cli.parser import main
 from ddloco.debugger.bundle import ABOUT, FORMAT
 from ddloco.monitoring.live_display import follow
-from ddloco.runtime.console import SafeConsole
-from ddloco.runtime.terminal import CONTROL, escaping
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.terminal import CONTROL, escaping
 from replay import Tape, TapeWriter, tape
 
 HOSTILE = "x\x1b[2J\rddloco: forged\x9b2J\u202etxt"

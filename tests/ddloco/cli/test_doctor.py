@@ -10,9 +10,9 @@ import pytest
 
 from ddloco.cli import doctor
 from ddloco.cli.parser import main
-from ddloco.config.job import job_from
-from ddloco.network.keys import make_keys
-from ddloco.protocol.fragment_plan import Leaf, make_plan
+from ddloco.job.config import job_from
+from ddloco.job.keys import make_keys
+from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 
 GIB = 2**30
 

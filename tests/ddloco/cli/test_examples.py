@@ -4,8 +4,8 @@ import pytest
 
 from ddloco.cli.examples import TEMPLATES, put_template
 from ddloco.cli.parser import main
-from ddloco.config.job import load_job
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import load_job
+from ddloco.stage.files.toml import ConfigError
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

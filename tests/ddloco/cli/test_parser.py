@@ -27,7 +27,7 @@ def test_help_imports_nothing_heavy():
 
 def test_status_imports_no_arrays():
     """`status` answers soon because neither arrays nor what draws are imported to ask."""
-    heavy = ("numpy", "rich", "asyncio", "snapshot", "ddloco.config.job", "ddloco.workers")
+    heavy = ("numpy", "rich", "asyncio", "snapshot", "ddloco.job.config", "ddloco.workers")
     code = (
         "import sys\n"
         "from ddloco.cli.parser import main\n"

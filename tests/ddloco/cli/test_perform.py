@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from ddloco.actors.effects import Calculation, Finish, Observe
-from ddloco.actors.events import Begun, Computed, StopRequested, WorkFailed
 from ddloco.cli import perform as command
 from ddloco.cli.parser import parser
 from ddloco.cli.replay import replay
-from ddloco.programs.program import Program, Role
+from ddloco.stage.actors.effects import Calculation, Finish, Observe
+from ddloco.stage.actors.events import Begun, Computed, StopRequested, WorkFailed
+from ddloco.stage.programs.program import Program, Role
 from transport import Body, Dial, Listen
 
 HERE = "tests.ddloco.cli.test_perform"

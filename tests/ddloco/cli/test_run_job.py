@@ -4,7 +4,7 @@ import pytest
 
 from ddloco.cli.run_job import _conclude_with
 from ddloco.debugger.wording import body_phrase
-from ddloco.protocol.messages import Contribution
+from ddloco.job.protocol.messages import Contribution
 
 
 def test_counts_are_written_with_separators(tmp_path):

@@ -12,9 +12,9 @@ import safetensors.numpy
 
 from ddloco.cli.parser import main
 from ddloco.cli.snapshot import parameters
-from ddloco.config.job import job_from
-from ddloco.config.run_folder import open_folder, run_of
-from ddloco.runtime.observer_protocol import News
+from ddloco.job.config import job_from
+from ddloco.stage.files.run_folder import open_folder, run_of
+from ddloco.stage.observers.observer_protocol import News
 from snapshot import (
     Entry,
     Manifest,

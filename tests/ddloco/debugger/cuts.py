@@ -11,7 +11,7 @@ import msgspec
 
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.machines.registry import states_for
-from ddloco.runtime.resume import RESTORED
+from ddloco.stage.driver.resume import RESTORED
 from replay import Header, TapeWriter
 from snapshot import Part
 

@@ -6,9 +6,9 @@ from random import Random
 import numpy as np
 from msgspec import structs
 
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import Observe
 from ddloco.simulation.node import Pace
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Observe
 from ddloco.workers.simulated.work import SimulatedWork
 
 KINDS = ("payload", "weight", "batch", "pace", "effect")

@@ -5,9 +5,9 @@ import json
 import pytest
 
 import ddloco
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.api import Run
-from ddloco.protocol.events import FragmentMerged, StepFinished
+from ddloco.job.protocol.events import FragmentMerged, StepFinished
+from ddloco.stage.files.toml import ConfigError
 
 
 @pytest.fixture

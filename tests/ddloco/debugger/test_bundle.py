@@ -14,11 +14,11 @@ import trio
 
 from ddloco.cli.debug import bundle
 from ddloco.cli.parser import parser
-from ddloco.config.toml import ConfigError
-from ddloco.config.trust import MARK_FILE
 from ddloco.debugger.bundle import FORMAT, KNOWN, About, open_bundle, write_bundle
+from ddloco.nodes.tapes.code_version import code_version
 from ddloco.replayer.job_replay import replay_of_job
-from ddloco.tapes.code_version import code_version
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.files.trust import MARK_FILE
 from ddloco.workers.task_sources import keep_sources
 
 

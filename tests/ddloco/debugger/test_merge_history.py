@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddloco.config.run_folder import LOG_FILE
 from ddloco.debugger.merge_history import wait_of
 from ddloco.machines.syncer.pacing import Waiting
+from ddloco.stage.files.run_folder import LOG_FILE
 
 times = st.floats(0, 1000)
 

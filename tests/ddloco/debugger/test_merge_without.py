@@ -10,10 +10,10 @@ import pytest
 import ddloco
 from ddloco.cli.parser import parser
 from ddloco.cli.replay import replay
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.merge_without import merge_without
 from ddloco.debugger.stopped_replay import replay_until
-from ddloco.outer.merge import Contribution, fragment_segments, merge_fragment
+from ddloco.machines.outer.merge import Contribution, fragment_segments, merge_fragment
+from ddloco.stage.files.toml import ConfigError
 
 T = 124
 LEFT_OUT = "learner-2"

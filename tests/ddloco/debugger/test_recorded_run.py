@@ -13,12 +13,12 @@ import msgspec
 import pytest
 
 from ddloco.cli.parser import main
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.api import Run
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.simulation.experiment import run_case
 from ddloco.simulation.scenario import cases_of
+from ddloco.stage.files.toml import ConfigError
 from replay import TapeError
 from tests.ddloco.debugger.conftest import SCENARIO
 from tests.ddloco.debugger.cuts import cut, opened_at

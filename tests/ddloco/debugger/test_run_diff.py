@@ -9,7 +9,7 @@ from ddloco.cli.parser import parser
 from ddloco.debugger.alignment import AlignedRun, Key
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.run_diff import _kind, compare
-from ddloco.invariants.tape_audit import SAME, Audit
+from ddloco.replayer.invariants.tape_audit import SAME, Audit
 from replay import open_tapes
 from tests.ddloco.debugger.plants import KINDS, draw
 

@@ -13,11 +13,11 @@ from msgspec import structs
 import ddloco
 from ddloco.cli.parser import parser
 from ddloco.cli.replay import replay
-from ddloco.config.toml import ConfigError
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import replay_until
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.replayer.job_replay import replay_of_job
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.simulated.work import SimulatedWork
 
 

@@ -8,13 +8,13 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.config.toml import ConfigError
+from ddloco.job.keys import make_keys, names_for
 from ddloco.monitoring import client
 from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
-from ddloco.network.keys import make_keys, names_for
-from ddloco.runtime.array_table import Arrays
-from ddloco.runtime.observer_protocol import News, Told
-from ddloco.runtime.observer_server import NEWS_AWAY_MAX, ObserverServer
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.observers.observer_protocol import News, Told
+from ddloco.stage.observers.observer_server import NEWS_AWAY_MAX, ObserverServer
 from transport import Payload, describe
 from transport.endpoint import LINGER_S
 from transport.memory import MemoryFabric
@@ -91,7 +91,7 @@ async def test_no_syncer_answers(autojump_clock, syncer):
 
 async def test_who_declines_is_believed(autojump_clock, syncer, monkeypatch):
     """A syncer's reason for telling nothing is what people read."""
-    monkeypatch.setattr("ddloco.runtime.observer_server.VERSION", 2)
+    monkeypatch.setattr("ddloco.stage.observers.observer_server.VERSION", 2)
     observer = await syncer.observer()
     with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
         await observer.status()
@@ -282,7 +282,7 @@ async def test_a_syncer_that_dies_over_its_snapshot(autojump_clock, syncer, nurs
 
 async def test_a_syncer_that_speaks_otherwise_takes_none(autojump_clock, syncer, monkeypatch):
     """Its reason is what people read."""
-    monkeypatch.setattr("ddloco.runtime.observer_server.VERSION", 2)
+    monkeypatch.setattr("ddloco.stage.observers.observer_server.VERSION", 2)
     with pytest.raises(UnansweredError, match="s: observers here speak version 2, not 1"):
         await (await syncer.observer()).snapshot()
 

@@ -8,10 +8,10 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.config.toml import ConfigError
+from ddloco.job.protocol.fragment_plan import wire_layout
 from ddloco.monitoring.evaluator import Scorer
-from ddloco.protocol.fragment_plan import wire_layout
-from ddloco.runtime.shared_memory import Arena
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers import rpc
 from snapshot import load_metadata, load_tensors
 from transport import Payload, describe

@@ -6,7 +6,7 @@ import json
 import trio
 from rich.console import Console
 
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
 from ddloco.monitoring.live_display import Board, LogTail, show
 
 JOB = job_from({"job": {"task": "x:y", "steps": 100, "learners": 2}}, "test")

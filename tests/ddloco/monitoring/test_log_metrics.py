@@ -5,11 +5,11 @@ import json
 import pytest
 import trio
 
-from ddloco.config.job import job_from
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import job_from
 from ddloco.monitoring import trackers
 from ddloco.monitoring.log_metrics import LogMetrics, track_run
 from ddloco.monitoring.trackers import Rows, tracker
+from ddloco.stage.files.toml import ConfigError
 
 JOB = job_from({"job": {"task": "a:b", "learners": 2, "steps": 8}}, "test")
 

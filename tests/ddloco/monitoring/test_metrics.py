@@ -7,7 +7,7 @@ import urllib.request
 
 import pytest
 
-from ddloco.config.toml import ConfigError
+from ddloco.job.protocol.status import MemberStatus, Status, status_from
 from ddloco.monitoring.metrics import (
     EVENTS_NAMED_MAX,
     METRICS_NAMED_MAX,
@@ -16,8 +16,8 @@ from ddloco.monitoring.metrics import (
     Prometheus,
     TensorBoard,
 )
-from ddloco.protocol.status import MemberStatus, Status, status_from
-from ddloco.runtime.observer_protocol import News
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.observers.observer_protocol import News
 
 STATUS = {
     "t": 12,

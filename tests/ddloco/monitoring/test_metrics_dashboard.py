@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ddloco.job.protocol.status import MemberStatus, Status
 from ddloco.monitoring.metrics import MEMBER_FIELDS, MERGE_FIELDS, STATUS_FIELDS, Metrics
-from ddloco.protocol.status import MemberStatus, Status
-from ddloco.runtime.observer_protocol import News
+from ddloco.stage.observers.observer_protocol import News
 
 FILE = Path(__file__).parents[3] / "examples" / "grafana.json"
 QUERY = re.compile(r'ddloco_(\w+)\{instance=~"\$instance"\}')

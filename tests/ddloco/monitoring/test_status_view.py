@@ -5,8 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
+from ddloco.job.protocol.status import status_from
 from ddloco.monitoring.status_view import in_words, picture, seconds, waiting_in_words
-from ddloco.protocol.status import status_from
 
 MEMBERS = [
     {

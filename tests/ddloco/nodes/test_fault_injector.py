@@ -10,11 +10,11 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from ddloco.config.faults import Fault, Faults, Kind, Storm
-from ddloco.config.job import job_from, load_job
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import job_from, load_job
 from ddloco.nodes.fault_injector import Chaos, joiners, live_schedule, relayed
-from ddloco.runtime.log import ActorLog
+from ddloco.stage.files.faults import Fault, Faults, Kind, Storm
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.log import ActorLog
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 STOP, CONT, KILL = signal.SIGSTOP, signal.SIGCONT, signal.SIGKILL

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from clocks import ManualTime
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
 from ddloco.nodes.incarnation_gate import ASK_S, Gate
 from ddloco.nodes.incarnation_grants import Granted, Known, decode_question, encode, want_of
 from ddloco.nodes.incarnation_registrar import SHARDS_S, Record, Registrar

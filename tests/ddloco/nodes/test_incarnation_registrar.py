@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from clocks import ManualTime
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
 from ddloco.nodes.incarnation_grants import (
     NUMBER_MAX,
     WORD_BYTES_MAX,

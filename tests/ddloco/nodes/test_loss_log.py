@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddloco.config.job import job_from
-from ddloco.config.run_folder import LOSS_FILE
+from ddloco.job.config import job_from
 from ddloco.monitoring.live_display import Board, LogTail
 from ddloco.nodes.loss_log import LossLog
+from ddloco.stage.files.run_folder import LOSS_FILE
 
 JOB = job_from({"job": {"task": "a:b", "learners": 2, "steps": 40}}, "test")
 

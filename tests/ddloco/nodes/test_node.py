@@ -2,8 +2,8 @@
 
 import trio
 
+from ddloco.job.protocol.effects import CopyState, RunStep
 from ddloco.nodes.node import slowed
-from ddloco.protocol.effects import CopyState, RunStep
 
 
 class Began:

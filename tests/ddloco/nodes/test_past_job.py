@@ -8,12 +8,12 @@ import pytest
 import tomli_w
 import trio
 
-from ddloco.actors.effects import Finish
-from ddloco.config.job import job_from
-from ddloco.config.run_folder import JOB_FILE, KEPT
+from ddloco.job.config import job_from
+from ddloco.job.protocol.events import Kept
 from ddloco.nodes.past_job import past_end
 from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
-from ddloco.protocol.events import Kept
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.files.run_folder import JOB_FILE, KEPT
 from ddloco.workers.fragment_store import FragmentFolder, StoredFragment, digest_of
 
 

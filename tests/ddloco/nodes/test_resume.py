@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from ddloco.actors.actor import new_actor
-from ddloco.config.job import job_from
-from ddloco.config.run_folder import open_folder, run_of
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import CopyState, RunStep
+from ddloco.job.protocol.events import StepFinished
+from ddloco.job.protocol.fragment_plan import Leaf, make_plan
+from ddloco.job.protocol.messages import GlobalFragment
 from ddloco.machines.learner.machine import Learner
 from ddloco.nodes.node import sink_of
 from ddloco.nodes.resume import (
@@ -22,15 +23,14 @@ from ddloco.nodes.resume import (
     steps_under_way,
     stored_from,
 )
-from ddloco.protocol.effects import CopyState, RunStep
-from ddloco.protocol.events import StepFinished
-from ddloco.protocol.fragment_plan import Leaf, make_plan
-from ddloco.protocol.messages import GlobalFragment
-from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.resume import StartPoint, passed, payload_from, place_and_id
-from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import StoreSink
-from ddloco.runtime.snapshot_writer import FROZEN, payload_tensors
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.driver.resume import StartPoint, passed, payload_from, place_and_id
+from ddloco.stage.driver.snapshot_sink import StoreSink
+from ddloco.stage.driver.snapshot_writer import FROZEN, payload_tensors
+from ddloco.stage.files.run_folder import open_folder, run_of
+from ddloco.stage.files.toml import ConfigError
 from ddloco.workers import rpc
 from ddloco.workers.snapshot_work import LAST, STATE, leaf_tensors
 from snapshot import Entry, Part, SnapshotError, Store, write_state

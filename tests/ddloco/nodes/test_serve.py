@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from ddloco.config.job import job_from
-from ddloco.config.toml import ConfigError
-from ddloco.network.keys import with_keys
+from ddloco.job.config import job_from
+from ddloco.job.keys import with_keys
 from ddloco.nodes.serve import Terms, check_bind, refuse_unshared, who_leads, write_address
+from ddloco.stage.files.toml import ConfigError
 from snapshot import SnapshotError
 
 OPEN = job_from({"job": {"task": "x:y"}, "transport": {"insecure": True}}, "test")

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 import trio
 
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
 from ddloco.nodes.subprocesses import Child, Processes, last_words
 
 JOB = job_from({"job": {"task": "x:y", "learners": 2}}, "test")

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 import trio
 
-from ddloco.config.job import Job, JobTable
+from ddloco.job.config import Job, JobTable
 from ddloco.nodes.tape_shipping import PREDECESSORS_MAX, receive_tapes, ship_tapes
 from replay import Header, TapeWriter, tape
 from transport.memory import MemoryFabric

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 import trio
 
-from ddloco.config.faults import Fault
 from ddloco.nodes.tcp_proxy import CONNECTIONS_MAX, Proxy
+from ddloco.stage.files.faults import Fault
 
 MIB = 2**20
 CUT = Fault("cut", "learner-0")

@@ -5,7 +5,7 @@ import msgspec
 import pytest
 
 from ddloco.replayer.gaps import LISTED_MAX, begins_said, gaps_of, listed, two_runs
-from ddloco.runtime.resume import RESTORED
+from ddloco.stage.driver.resume import RESTORED
 from replay import Header, TapeWriter, open_tapes
 from replay.tape import Closed, Effects, Event
 

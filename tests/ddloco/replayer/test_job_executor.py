@@ -1,11 +1,11 @@
 """What a replay says of two results that differ."""
 
-from ddloco.actors.effects import CaptureState
-from ddloco.protocol.effects import InstallState, Overwrite, RunStep
-from ddloco.protocol.events import StepFinished
+from ddloco.job.protocol.effects import InstallState, Overwrite, RunStep
+from ddloco.job.protocol.events import StepFinished
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.replayer.report import Report
-from ddloco.runtime.array_table import Arrays
+from ddloco.stage.actors.effects import CaptureState
+from ddloco.stage.arrays.array_table import Arrays
 
 
 def test_the_step_whose_loss_differs_is_named():

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from ddloco.protocol.messages import Pull
+from ddloco.job.protocol.messages import Pull
 from ddloco.replayer.message_matcher import Mailbox
 from replay import TapeError
 from transport import Transmit

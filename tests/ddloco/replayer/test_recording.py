@@ -5,14 +5,14 @@ import shutil
 import msgspec
 import pytest
 
-from ddloco.actors.actor import ACTOR_SEMANTICS
 from ddloco.cli.parser import main
-from ddloco.config.job import job_from
-from ddloco.config.run_folder import open_folder
-from ddloco.config.trust import MARK_FILE, check_trust, content_of, digest_of, is_ours
-from ddloco.protocol.tape_facts import SEMANTICS
+from ddloco.job.config import job_from
+from ddloco.job.protocol.tape_facts import SEMANTICS
 from ddloco.replayer.recording import open_recording, run_folder_of
 from ddloco.simulation import fuzz
+from ddloco.stage.actors.actor import ACTOR_SEMANTICS
+from ddloco.stage.files.run_folder import open_folder
+from ddloco.stage.files.trust import MARK_FILE, check_trust, content_of, digest_of, is_ours
 from replay import Header, Tape, TapeWriter
 from replay.tape import Event
 

@@ -3,12 +3,12 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.config.job import Job, LearnerTable, job_from
-from ddloco.config.run_folder import open_folder
-from ddloco.config.toml import ConfigError
+from ddloco.job.config import Job, LearnerTable, job_from
 from ddloco.replayer import scheduled_replay
 from ddloco.replayer.scheduled_replay import ScheduledRun, job_under, overridden
 from ddloco.simulation import fuzz
+from ddloco.stage.files.run_folder import open_folder
+from ddloco.stage.files.toml import ConfigError
 from replay import TapeError
 
 JOB = {

@@ -12,8 +12,8 @@ from ddloco.replayer.start_point import (
     mismatch,
     usable_snapshots,
 )
-from ddloco.runtime.resume import RESTORED, RESTORED_PLACE
-from ddloco.runtime.snapshot_sink import StoreSink
+from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE
+from ddloco.stage.driver.snapshot_sink import StoreSink
 from replay import Header, Recorder, TapeWriter, files_of, open_tapes
 from snapshot import Entry, Part, SnapshotError, Store
 

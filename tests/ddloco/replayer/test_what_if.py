@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.config.job import Outer
-from ddloco.config.toml import ConfigError
-from ddloco.protocol.effects import MergeFragment, Recover, Share
+from ddloco.job.config import Outer
+from ddloco.job.protocol.effects import MergeFragment, Recover, Share
 from ddloco.replayer.what_if import WHAT_IF, WhatIf, change_of, fact_of, what_if
+from ddloco.stage.files.toml import ConfigError
 
 NOW, BEFORE = Outer(lr=0.3), Outer(lr=0.7)
 

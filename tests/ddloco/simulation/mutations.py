@@ -15,14 +15,17 @@ import numpy as np
 from msgspec.structs import replace
 
 from clocks import RunningClock, actor_of
-from ddloco.actors.actor import Actor
-from ddloco.actors.effects import Finish
-from ddloco.config.faults import SYNCER, Fault
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import FragmentMerged, StepFinished
+from ddloco.job.protocol.messages import GlobalFragment, Pull
 from ddloco.machines.learner.host_copies import HostCopies
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.learner.state_donor import Lending
 from ddloco.machines.learner.state_recovery import Recovery
+from ddloco.machines.outer import merge as merging
+from ddloco.machines.outer import outlier_test
+from ddloco.machines.outer.block_kernel import NumpyKernel
 from ddloco.machines.syncer import machine, members, pacing, syncs
 from ddloco.machines.syncer.global_fragments import Globals
 from ddloco.machines.syncer.members import Member
@@ -34,16 +37,13 @@ from ddloco.machines.syncer.schedule import Schedule
 from ddloco.machines.syncer.shards import Shards
 from ddloco.machines.syncer.shutdown import JobShutdown
 from ddloco.machines.syncer.state_relay import Relay
-from ddloco.outer import merge as merging
-from ddloco.outer import outlier_test
-from ddloco.outer.block_kernel import NumpyKernel
-from ddloco.protocol.effects import RunStep
-from ddloco.protocol.events import FragmentMerged, StepFinished
-from ddloco.protocol.messages import GlobalFragment, Pull
 from ddloco.simulation.fuzz import Hostile
 from ddloco.simulation.node import Pace
 from ddloco.simulation.physics import Physics
 from ddloco.simulation.world import World
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.workers.simulated import work as simulated_work
 from ddloco.workers.simulated.work import SimulatedWork, leaves_of
 from transport import BULK, CONTROL, Drop, Hangup, MessageArrived, PeerJoined, Send, TimerFired

@@ -4,14 +4,14 @@ from dataclasses import replace as changed
 
 from msgspec.structs import replace
 
-from ddloco.actors.actor import Actor, ActorStates
-from ddloco.actors.effects import CaptureState
-from ddloco.actors.messages import SaidByAll
-from ddloco.actors.snapshot_adapter import Cutting
+from ddloco.job.protocol.effects import Asked
+from ddloco.job.protocol.messages import Said
 from ddloco.machines.learner.machine import Learner
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.protocol.effects import Asked
-from ddloco.protocol.messages import Said
+from ddloco.stage.actors.actor import Actor, ActorStates
+from ddloco.stage.actors.effects import CaptureState
+from ddloco.stage.actors.messages import SaidByAll
+from ddloco.stage.actors.snapshot_adapter import Cutting
 from ddloco.workers.simulated.snapshot_sink import SnapshotCapture, SnapshotMemory
 from snapshot import Participant, StateError, coordinator, participant
 from tests.ddloco.simulation.mutations import Mutation, after, always, wrap

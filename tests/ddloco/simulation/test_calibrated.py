@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from ddloco.config.toml import ConfigError
 from ddloco.simulation.calibrated import RecordedPace, Recording
+from ddloco.stage.files.toml import ConfigError
 
 JOB = '[job]\ntask = "none:none"\n[sync]\nfragments = 3\ninterval = 3\n'
 

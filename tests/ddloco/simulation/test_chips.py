@@ -5,8 +5,8 @@ import random
 
 import pytest
 
-from ddloco.config.toml import ConfigError, convert
 from ddloco.simulation.chips import ChipPace, Chips
+from ddloco.stage.files.toml import ConfigError, convert
 
 DRAWS = 4000
 SLICE = 10

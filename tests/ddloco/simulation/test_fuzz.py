@@ -2,11 +2,11 @@
 
 import pytest
 
-from ddloco.config.faults import SYNCER, Fault
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.simulation import fuzz
 from ddloco.simulation.fuzz import LEARNER_KINDS, draw, happen, run, run_checked
 from ddloco.simulation.world import World
+from ddloco.stage.files.faults import SYNCER, Fault
 from ddloco.workers.simulated.work import SimulatedWork
 
 SEEDS = range(300)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as nps
 
-from ddloco.invariants.base import Violation
-from ddloco.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.replayer.invariants.base import Violation
 from ddloco.simulation.merge_oracle import average, radial
 from ddloco.workers.simulated import work
 

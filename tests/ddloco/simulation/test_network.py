@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ddloco.actors.effects import Finish
-from ddloco.config.faults import Fault
 from ddloco.simulation.network import WAYS, Line, Wire
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.files.faults import Fault
 
 LANES = ("control", "bulk")
 UP, DOWN = WAYS

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from ddloco.protocol.effects import (
+from ddloco.job.protocol.effects import (
     EncodeFragment,
     Evaluate,
     MakeParameters,

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from ddloco.config.toml import ConfigError
 from ddloco.simulation.chips import ChipPace
 from ddloco.simulation.scenario import BUILT_IN, Lending, cases_of, find
+from ddloco.stage.files.toml import ConfigError
 
 PLAIN = """
 [scenario]

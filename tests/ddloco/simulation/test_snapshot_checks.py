@@ -7,15 +7,15 @@ import trio
 from msgspec.structs import replace as changed
 
 from ddloco.cli.tape_verify import verify_folder
-from ddloco.config.job import SnapshotTable
-from ddloco.config.run_folder import open_folder
-from ddloco.invariants.training import Learning, Merging
+from ddloco.replayer.invariants.training import Learning, Merging
 from ddloco.replayer.job_replay import replay_of_job
 from ddloco.simulation import fuzz
 from ddloco.simulation.network import Wire
 from ddloco.simulation.requests import ask
 from ddloco.simulation.snapshot_checks import Said
 from ddloco.simulation.world import World
+from ddloco.stage.files.run_folder import open_folder
+from ddloco.stage.files.settings import SnapshotTable
 from snapshot import Part, write_state
 from tests.ddloco.simulation.mutations import wrap
 
@@ -90,7 +90,9 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
     drawn = fuzz.draw(2, tmp_path)
     open_folder(tmp_path, drawn.job)
     fuzz.happen(drawn)
-    monkeypatch.setattr("ddloco.actors.actor.write_state", lambda state: write_state(state) + b"!")
+    monkeypatch.setattr(
+        "ddloco.stage.actors.actor.write_state", lambda state: write_state(state) + b"!"
+    )
     assert not trio.run(replay_of_job(tmp_path).run).identical
 
 

@@ -1,6 +1,6 @@
 """Tapes of simulated actors: who says so, and what is left where no folder is given."""
 
-from ddloco.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED, is_simulated
+from ddloco.job.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED, is_simulated
 from ddloco.simulation import fuzz
 from ddloco.simulation.tapes import log_maker, recorder_maker
 from replay import open_tapes

@@ -8,9 +8,9 @@ from pathlib import Path
 import jax
 import pytest
 
-from ddloco.config.job import Inner, Worker
-from ddloco.protocol.fragment_plan import make_plan
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.config import Inner, Worker
+from ddloco.job.protocol.fragment_plan import make_plan
+from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.workers import rpc, server
 from ddloco.workers.compilation_cache import (
     CACHE_BYTES_MAX,

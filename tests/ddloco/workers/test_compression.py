@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ddloco.config.job import Compress
-from ddloco.outer.merge import merge_fragment
-from ddloco.protocol.effects import Differences, EncodeFragment, MergeFragment, Share
-from ddloco.protocol.fragment_plan import Leaf
-from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.shared_memory import Region
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import Differences, EncodeFragment, MergeFragment, Share
+from ddloco.job.protocol.fragment_plan import Leaf
+from ddloco.machines.outer.merge import merge_fragment
+from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Region
 from ddloco.workers.compression import FragmentCompression
 from ddloco.workers.layout import Layouts
 

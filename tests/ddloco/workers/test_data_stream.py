@@ -6,7 +6,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 
-from ddloco.protocol.messages import CURSOR_BYTES_MAX
+from ddloco.job.protocol.messages import CURSOR_BYTES_MAX
 from ddloco.workers import data_stream
 from ddloco.workers.data_stream import DataStream, pack_cursor, travelling, unpack_cursor
 from ddloco.workers.task import TaskError

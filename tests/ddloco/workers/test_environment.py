@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddloco.config.job import Worker
+from ddloco.job.config import Worker
 from ddloco.workers.environment import (
     ENTRY,
     HASH_SEED,

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trio
 
-from ddloco.config.job import Worker
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.config import Worker
+from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.environment import worker_environment
 from ddloco.workers.forking import started_early
@@ -140,8 +140,8 @@ async def test_a_stopped_server_does_not_keep_an_actor_from_ending():
 
 OWNER = """
 import os, signal, trio
-from ddloco.config.job import Worker
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.config import Worker
+from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.workers.process import open_worker
 
 async def main():

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.outer.block_kernel import LANES, NumpyKernel
-from ddloco.outer.merge import Contribution, Segment, merge_fragment
+from ddloco.machines.outer.block_kernel import LANES, NumpyKernel
+from ddloco.machines.outer.merge import Contribution, Segment, merge_fragment
 from ddloco.workers import merge_kernel as module
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel
 

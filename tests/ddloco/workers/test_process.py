@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from ddloco.config.job import Inner
+from ddloco.job.config import Inner
 from ddloco.workers import rpc
 from ddloco.workers.process import WorkerDiedError, WorkerProcess
 from ddloco.workers.rpc import LENGTH_BYTES, framed

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from ddloco.protocol.compression import BITS, BLOCK, blocks_of, encoded_bytes
+from ddloco.job.protocol.compression import BITS, BLOCK, blocks_of, encoded_bytes
 from ddloco.workers.quantization import SCALE_MIN, decode, encode
 
 SCALED = ("int8", "int4", "e3m0", "int2", "int1")

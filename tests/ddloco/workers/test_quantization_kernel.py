@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddloco.protocol.compression import BLOCK, encoded_bytes
+from ddloco.job.protocol.compression import BLOCK, encoded_bytes
 from ddloco.workers import quantization_kernel as module
 from ddloco.workers.quantization import NUMPY, NumpyQuantizer
 from ddloco.workers.quantization_kernel import CompiledQuantizer, quantizer

@@ -5,7 +5,7 @@ import numpy as np
 import optax
 import pytest
 
-from ddloco.config.job import Inner
+from ddloco.job.config import Inner
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.schedules import follow_global_step, with_extra_arguments, with_schedule

@@ -7,10 +7,10 @@ import jax
 import optax
 import pytest
 
-from ddloco.config.job import Inner
-from ddloco.protocol.fragment_plan import make_plan
-from ddloco.protocol.state_layout import piece_slice, pieces_of
-from ddloco.runtime.shared_memory import PAGE, Arena, ArenaView
+from ddloco.job.config import Inner
+from ddloco.job.protocol.fragment_plan import make_plan
+from ddloco.job.protocol.state_layout import piece_slice, pieces_of
+from ddloco.stage.arrays.shared_memory import PAGE, Arena, ArenaView
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import trio
 
-from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
-from ddloco.actors.events import WorkFailed
-from ddloco.protocol.fragment_plan import Leaf, make_plan
-from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.shared_memory import Arena
-from ddloco.runtime.snapshot_sink import DigestSink, StoreSink
-from ddloco.runtime.snapshot_writer import FROZEN, payload_tensors
+from ddloco.job.protocol.fragment_plan import Leaf, make_plan
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.stage.actors.events import WorkFailed
+from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.driver.snapshot_sink import DigestSink, StoreSink
+from ddloco.stage.driver.snapshot_writer import FROZEN, payload_tensors
 from ddloco.workers import rpc
 from ddloco.workers.snapshot_work import STATE, CaptureWork, leaf_tensors, theta_of
 from snapshot import SnapshotError, Store

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from ddloco.protocol.effects import InstallState
-from ddloco.runtime.array_table import Arrays, HostCopy
-from ddloco.runtime.shared_memory import Arena
+from ddloco.job.protocol.effects import InstallState
+from ddloco.stage.arrays.array_table import Arrays, HostCopy
+from ddloco.stage.arrays.shared_memory import Arena
 from ddloco.workers import rpc
 from ddloco.workers.state_transfer import StateWork
 from transport import Payload, describe

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ddloco.protocol.fragment_plan import is_state
+from ddloco.job.protocol.fragment_plan import is_state
 from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.task import TaskError, load_task

@@ -5,9 +5,9 @@ import itertools
 import numpy as np
 import pytest
 
-from ddloco.config.faults import SYNCER
-from ddloco.config.job import job_from
-from ddloco.protocol.effects import Differentiate
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import Differentiate
+from ddloco.stage.files.faults import SYNCER
 from ddloco.workers.simulated.objective import target
 
 DOWNSCALE_S, UPSCALE_S, RESTART_S = 4.0, 3.0, 7.0

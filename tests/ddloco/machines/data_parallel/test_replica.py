@@ -2,14 +2,14 @@
 
 import pytest
 
-from ddloco.actors.effects import Finish, Observe
-from ddloco.actors.events import StopRequested, WorkFailed
-from ddloco.config.faults import SYNCER
-from ddloco.config.job import job_from
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import Differentiate
+from ddloco.job.protocol.events import Started, StepFinished
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
 from ddloco.machines.data_parallel.replica import Replica
-from ddloco.protocol.effects import Differentiate
-from ddloco.protocol.events import Started, StepFinished
-from ddloco.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.actors.events import StopRequested, WorkFailed
+from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
     CONTROL,

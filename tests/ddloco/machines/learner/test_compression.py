@@ -4,10 +4,10 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ddloco.config.job import Compress
-from ddloco.protocol.effects import DecodeFragment, EncodeFragment, RunStep
-from ddloco.protocol.events import FragmentDecoded, FragmentEncoded
-from ddloco.protocol.messages import Contribution, GlobalFragment, Pull
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import DecodeFragment, EncodeFragment, RunStep
+from ddloco.job.protocol.events import FragmentDecoded, FragmentEncoded
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull
 from tests.ddloco.machines.learner.test_machine import Harness, P, of, said
 
 

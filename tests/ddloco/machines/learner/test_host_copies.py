@@ -3,10 +3,10 @@
 import pytest
 from msgspec import UNSET
 
+from ddloco.job.protocol.effects import EncodeFragment, RunStep
+from ddloco.job.protocol.events import FragmentEncoded
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Pull
 from ddloco.machines.learner.host_copies import host_copies
-from ddloco.protocol.effects import EncodeFragment, RunStep
-from ddloco.protocol.events import FragmentEncoded
-from ddloco.protocol.messages import Contribution, GlobalFragment, Pull
 from tests.ddloco.machines.learner.test_machine import Harness, P, of, said
 from transport import PeerLost
 

@@ -5,12 +5,9 @@ import math
 import msgspec
 import pytest
 
-from ddloco.actors.effects import Finish, Observe
-from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
-from ddloco.machines.learner.machine import ANSWERS_MAX, LEAVING, Learner
-from ddloco.protocol.effects import CopyState, EncodeFragment, InstallState, RunStep
-from ddloco.protocol.events import FragmentEncoded, Started, StateInstalled, StepFinished
-from ddloco.protocol.messages import (
+from ddloco.job.protocol.effects import CopyState, EncodeFragment, InstallState, RunStep
+from ddloco.job.protocol.events import FragmentEncoded, Started, StateInstalled, StepFinished
+from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
     LastStep,
@@ -23,6 +20,9 @@ from ddloco.protocol.messages import (
     StateWanted,
     Stop,
 )
+from ddloco.machines.learner.machine import ANSWERS_MAX, LEAVING, Learner
+from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

@@ -2,11 +2,11 @@
 
 import pytest
 
+from ddloco.job.protocol.effects import CopyState, EncodePiece
+from ddloco.job.protocol.events import PieceEncoded, StateCopied
+from ddloco.job.protocol.messages import StatePiece, StateWanted
 from ddloco.machines.learner.state_donor import ASKED_MAX, LENDING, LENDING_S, Lending
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import CopyState, EncodePiece
-from ddloco.protocol.events import PieceEncoded, StateCopied
-from ddloco.protocol.messages import StatePiece, StateWanted
 from transport import BULK, CONTROL, Drop, Keep, Send, SetTimer
 
 ANNA, BERT = "learner-1.2", "learner-2.2"

@@ -2,9 +2,9 @@
 
 import pytest
 
+from ddloco.job.protocol.events import OwnState
+from ddloco.job.protocol.messages import Resume, StatePiece, StateWanted
 from ddloco.machines.learner.state_recovery import PIECES_MAX, WINDOW_PIECES, Recovery
-from ddloco.protocol.events import OwnState
-from ddloco.protocol.messages import Resume, StatePiece, StateWanted
 from transport import Drop, Keep, Send
 
 LEAD = "syncer"

@@ -7,22 +7,22 @@ import re
 import pytest
 from msgspec.structs import asdict
 
-from ddloco.actors.effects import Observe
-from ddloco.config.job import load_job
 from ddloco.debugger.cluster_status import cluster_at
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.report_data import report_data
+from ddloco.job.config import load_job
+from ddloco.job.protocol.messages import Progress
+from ddloco.job.protocol.status import Numbers
+from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.syncer.accounts import LATE, SPENT_S_MAX, Accounts
 from ddloco.machines.syncer.membership import Membership
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.log_metrics import LogMetrics
 from ddloco.monitoring.metrics import Lines, Metrics
 from ddloco.monitoring.status_view import header, time_in_words
-from ddloco.protocol.messages import Progress
-from ddloco.protocol.status import Numbers
-from ddloco.protocol.time_spent import TimeSpent
-from ddloco.runtime.observer_protocol import News
 from ddloco.simulation.before_after import outcome_of
+from ddloco.stage.actors.effects import Observe
+from ddloco.stage.observers.observer_protocol import News
 from tests.ddloco.debugger.conftest import simulate
 
 __all__ = ["simulate"]

@@ -4,10 +4,10 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from ddloco.config.job import Compress
-from ddloco.protocol.effects import MergeFragment
-from ddloco.protocol.events import Kept
-from ddloco.protocol.messages import GlobalFragment, Pull
+from ddloco.job.config import Compress
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.events import Kept
+from ddloco.job.protocol.messages import GlobalFragment, Pull
 from tests.ddloco.machines.syncer.test_machine import (
     A,
     B,

@@ -3,14 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.actors.effects import Finish, Observe
-from ddloco.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
-from ddloco.machines.syncer.machine import SHUTDOWN, Syncer
-from ddloco.machines.syncer.members import RESEND_S_MIN
-from ddloco.machines.syncer.rounds import LAUNCH
-from ddloco.machines.syncer.shards import SHARDS
-from ddloco.machines.syncer.shutdown import LATE_S
-from ddloco.protocol.effects import (
+from ddloco.job.protocol.effects import (
     Evaluate,
     MakeParameters,
     MergeFragment,
@@ -18,7 +11,7 @@ from ddloco.protocol.effects import (
     Recover,
     SaveModel,
 )
-from ddloco.protocol.events import (
+from ddloco.job.protocol.events import (
     Evaluated,
     FragmentMerged,
     Kept,
@@ -27,7 +20,7 @@ from ddloco.protocol.events import (
     Recovered,
     Started,
 )
-from ddloco.protocol.messages import (
+from ddloco.job.protocol.messages import (
     Contribution,
     GlobalFragment,
     Progress,
@@ -36,6 +29,13 @@ from ddloco.protocol.messages import (
     ShardReport,
     Stop,
 )
+from ddloco.machines.syncer.machine import SHUTDOWN, Syncer
+from ddloco.machines.syncer.members import RESEND_S_MIN
+from ddloco.machines.syncer.rounds import LAUNCH
+from ddloco.machines.syncer.shards import SHARDS
+from ddloco.machines.syncer.shutdown import LATE_S
+from ddloco.stage.actors.effects import Finish, Observe
+from ddloco.stage.actors.events import LeaveRequested, Restored, StopRequested, WorkFailed
 from transport import (
     BULK,
     CONTROL,

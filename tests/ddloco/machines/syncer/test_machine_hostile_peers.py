@@ -4,7 +4,7 @@ continues."""
 import pytest
 
 from clocks import actor_of
-from ddloco.config.faults import SYNCER
+from ddloco.stage.files.faults import SYNCER
 from transport import LANES, MessageArrived
 from transport.message import Hello
 

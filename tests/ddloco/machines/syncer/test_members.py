@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from ddloco.job.protocol.messages import Contribution, Progress
 from ddloco.machines.syncer.members import (
     HASTE,
     HASTE_STEPS,
@@ -14,7 +15,6 @@ from ddloco.machines.syncer.members import (
     RESEND_STEPS,
     new_member,
 )
-from ddloco.protocol.messages import Contribution, Progress
 
 
 @pytest.fixture

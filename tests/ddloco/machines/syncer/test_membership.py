@@ -2,13 +2,13 @@
 
 import pytest
 
+from ddloco.job.protocol.messages import Progress, Roster
 from ddloco.machines.syncer.membership import (
     SILENCE_S_MIN,
     SILENCE_S_UNKNOWN,
     SILENCE_STEPS,
     Membership,
 )
-from ddloco.protocol.messages import Progress, Roster
 from transport import CONTROL, Hangup, Retire, Send
 
 A1, A2, A3, B1, C1 = "learner-0.1", "learner-0.2", "learner-0.3", "learner-1.1", "learner-10.1"

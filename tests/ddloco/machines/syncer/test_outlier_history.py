@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from ddloco.job.protocol.events import FragmentMerged, Measured
+from ddloco.job.protocol.messages import Contribution
 from ddloco.machines.syncer.outlier_history import FEW, PATIENCE, WINDOW, OutlierHistory, Usual
-from ddloco.protocol.events import FragmentMerged, Measured
-from ddloco.protocol.messages import Contribution
 
 A, B = "learner-0.1", "learner-1.1"
 

@@ -3,10 +3,10 @@
 import pytest
 from msgspec.structs import replace
 
-from ddloco.config.job import Sync
+from ddloco.job.config import Sync
+from ddloco.job.protocol.messages import Progress
 from ddloco.machines.syncer.members import new_member
 from ddloco.machines.syncer.pacing import PULL_S_MAX, PULL_S_MIN, PULL_S_UNKNOWN, Pacing
-from ddloco.protocol.messages import Progress
 
 
 def one_missing(until):

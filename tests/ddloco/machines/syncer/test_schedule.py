@@ -2,8 +2,8 @@
 
 import pytest
 
+from ddloco.job.protocol.fragment_plan import Leaf, make_plan
 from ddloco.machines.syncer.schedule import Schedule, due_at
-from ddloco.protocol.fragment_plan import Leaf, make_plan
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
+from ddloco.job.protocol.messages import Close, GlobalFragment, ShardReport, Stop
 from ddloco.machines.syncer.shards import Shards, owned_by
-from ddloco.protocol.messages import Close, GlobalFragment, ShardReport, Stop
 from transport import Drop, Hangup, Keep, Retire, Send
 
 NAMES = ("syncer-0", "syncer-1", "syncer-2")

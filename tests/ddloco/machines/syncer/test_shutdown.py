@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from ddloco.actors.effects import Finish, Observe
+from ddloco.job.protocol.effects import Evaluate, SaveModel
+from ddloco.job.protocol.messages import Stop
 from ddloco.machines.syncer.shutdown import (
     DIVERGED,
     SHUTDOWN,
@@ -13,8 +14,7 @@ from ddloco.machines.syncer.shutdown import (
     SHUTDOWN_S_MIN,
     JobShutdown,
 )
-from ddloco.protocol.effects import Evaluate, SaveModel
-from ddloco.protocol.messages import Stop
+from ddloco.stage.actors.effects import Finish, Observe
 from transport import CONTROL, CancelTimer, Send, SetTimer
 
 PEERS, THETAS = ("learner-0.1", "learner-1.1"), ("theta/0/8", "theta/1/9")

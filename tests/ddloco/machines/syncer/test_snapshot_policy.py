@@ -2,10 +2,10 @@
 
 import pytest
 
-from ddloco.actors.effects import TakeSnapshot
-from ddloco.actors.events import SnapshotRequested, SnapshotSettled
-from ddloco.config.job import SnapshotTable
 from ddloco.machines.syncer.snapshot_policy import LAST, LAST_S, SNAPSHOT, SnapshotPolicy
+from ddloco.stage.actors.effects import TakeSnapshot
+from ddloco.stage.actors.events import SnapshotRequested, SnapshotSettled
+from ddloco.stage.files.settings import SnapshotTable
 from transport import CancelTimer, SetTimer
 
 SETTLED = SnapshotSettled("syncer.1:7", "")

@@ -7,10 +7,10 @@ import pytest
 from msgspec.structs import asdict
 from rich.console import Console
 
+from ddloco.job.protocol.status import Status
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S, names
 from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.status_view import picture
-from ddloco.protocol.status import Status
 
 DEAD_AT_S = 10.0
 

@@ -2,17 +2,17 @@
 
 import pytest
 
-from ddloco.actors.effects import Observe
+from ddloco.job.protocol.effects import EncodePiece
+from ddloco.job.protocol.events import PieceEncoded
+from ddloco.job.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
+from ddloco.job.protocol.status import RecoveringMember
 from ddloco.machines.syncer.global_fragments import initial_globals
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.outlier_history import OutlierHistory
 from ddloco.machines.syncer.rounds import Rounds
 from ddloco.machines.syncer.state_relay import PATIENCE_S_MIN, RELAY, Relay
 from ddloco.machines.work_numbers import WorkNumbers
-from ddloco.protocol.effects import EncodePiece
-from ddloco.protocol.events import PieceEncoded
-from ddloco.protocol.messages import Progress, Resume, StatePiece, StateRefused, StateWanted
-from ddloco.protocol.status import RecoveringMember
+from ddloco.stage.actors.effects import Observe
 from transport import BULK, CONTROL, CancelTimer, Drop, Send, SetTimer
 
 P = 2

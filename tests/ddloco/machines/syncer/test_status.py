@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from clocks import actor_of
-from ddloco.invariants.base import InvariantCheck
-from ddloco.protocol.status import SyncerStatus
+from ddloco.job.protocol.status import SyncerStatus
+from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.simulation.fuzz import EVENTS_MAX, draw
 from ddloco.simulation.truth import Trail
 from ddloco.simulation.world import World

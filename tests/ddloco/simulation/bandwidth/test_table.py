@@ -6,9 +6,9 @@ import json
 import pytest
 
 from ddloco.cli.parser import add_bandwidth
-from ddloco.config.toml import ConfigError
 from ddloco.simulation.bandwidth.published import HEADLINE
 from ddloco.simulation.bandwidth.table import bandwidth, checked
+from ddloco.stage.files.toml import ConfigError
 
 
 def parsed(*arguments):

@@ -3,10 +3,10 @@
 import pytest
 import trio
 
-from ddloco.protocol.effects import MakeParameters, MergeFragment, Recover, Share
-from ddloco.protocol.tape_facts import TENSORS, is_simulated
-from ddloco.runtime.array_table import Arrays
+from ddloco.job.protocol.effects import MakeParameters, MergeFragment, Recover, Share
+from ddloco.job.protocol.tape_facts import TENSORS, is_simulated
 from ddloco.simulation import fuzz
+from ddloco.stage.arrays.array_table import Arrays
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import FragmentMemory, leaves_of
 from replay import open_tapes

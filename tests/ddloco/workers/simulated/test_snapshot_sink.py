@@ -2,9 +2,9 @@
 
 import pytest
 
-from ddloco.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
-from ddloco.actors.events import Captured, Committed
-from ddloco.protocol.effects import RunStep
+from ddloco.job.protocol.effects import RunStep
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot
+from ddloco.stage.actors.events import Captured, Committed
 from ddloco.workers.simulated.snapshot_sink import CapturedPart, SnapshotCapture, SnapshotMemory
 from ddloco.workers.simulated.work import Content
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from ddloco.config.job import job_from
-from ddloco.protocol.effects import (
+from ddloco.job.config import job_from
+from ddloco.job.protocol.effects import (
     EncodeFragment,
     Evaluate,
     MakeParameters,

@@ -1,1 +1,0 @@
-"""User settings: job files, faults, addresses, run folders, and whose runs are trusted."""

@@ -1,0 +1,629 @@
+"""The job file: one schema for the TOML, the ``--set`` overrides and the tape's header.
+
+Every key except the task has a default. An error is one line that names the file and the field.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from ddloco.job.protocol.compression import Format, Rounding
+from ddloco.job.protocol.fragment_plan import (
+    INTERVAL_MAX,
+    FragmentPlan,
+    Leaf,
+    make_plan,
+    wire_layout,
+)
+from ddloco.stage.files.faults import LARGE, SYNCER, Faults, Whole, impossible
+from ddloco.stage.files.settings import Positive, SnapshotTable, TapeTable
+from ddloco.stage.files.span import unbounded
+from ddloco.stage.files.toml import DEPTH_MAX, ConfigError, Section, convert, read_toml
+from ddloco.stage.files.trust import digest_of
+from transport import PROTOCOL_VERSION, layout_problem
+
+T = TypeVar("T")
+
+Share = Annotated[float, Meta(ge=0.0, lt=1.0)]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[\w-][\w.-]*\Z",
+        description='letters, digits, "-", "_" and ".", not beginning with "."',
+    ),
+]
+
+LEARNERS_MAX = 1024
+"""The largest job that was measured. Each message has a clock with an entry per actor, so the
+traffic to all actors grows with the square of their number, and so does a snapshot: with four times
+as many learners its clocks hold sixteen million counts, in memory until all parts have arrived."""
+
+SYNCERS_MAX = 64
+"""More shards than the fragments of one job could usefully be divided among."""
+
+NEVER = 2**62
+"""A global step that no job reaches."""
+
+Method = Literal["decoupled-diloco", "data-parallel", "elastic-data-parallel", "lone"]
+DATA_PARALLEL = ("data-parallel", "elastic-data-parallel")
+
+
+class JobTable(Section, frozen=True):
+    """``[job]``: what is trained, for how long, by how many learners, and with which method.
+
+    Attributes:
+        task: the function that makes the task, as ``module:function``; the module is imported from
+            the current folder or from installed packages.
+        name: the job's name, part of its id.
+        seed: of the parameters, the data and the global random generators.
+        steps: global steps until the job is done.
+        tokens: in place of ``steps``: the job is done when so many tokens are merged, on average
+            over the fragments; with several syncers, over those of the one that leads.
+        learners: number of learners.
+        syncers: number of syncer shards; each owns some of the fragments.
+        method: Decoupled DiLoCo, or one of the baselines: synchronous data-parallel training,
+            the same with replicas that come and go, or one learner alone.
+    """
+
+    task: str
+    name: Name = "job"
+    seed: Whole = 0
+    steps: Positive = 500
+    tokens: Positive | None = None
+    learners: Annotated[int, Meta(ge=1, le=LEARNERS_MAX)] = 3
+    syncers: Annotated[int, Meta(ge=1, le=SYNCERS_MAX)] = 1
+    method: Method = "decoupled-diloco"
+
+    @property
+    def last_step(self) -> int:
+        """The last global step; one that is never reached if the job ends by ``tokens``."""
+        return self.steps if self.tokens is None else NEVER
+
+    @property
+    def length(self) -> str:
+        """When the job is done, in words."""
+        return f"{self.steps} steps" if self.tokens is None else f"{self.tokens:,} merged tokens"
+
+
+class Sync(Section, frozen=True):
+    """``[sync]``: how parameters are cut into fragments, and when fragments are merged.
+
+    Attributes:
+        fragments: the paper's P: parts into which the parameters are cut; at most ``interval``.
+        interval: the paper's H: global steps between two syncs of one fragment.
+        overlap: the paper's tau: steps that a sync may take while learners train on.
+        quorum: the paper's K: learners that must have finished a step since the last sync started
+            before the next one starts.
+        grace: the safety factor gamma of the paper's Eq. 3, for the grace window: the time that
+            the syncer waits, after the quorum, for learners that are about to finish a step.
+        grace_steps_max: longest grace window, in inner steps.
+        pull: whom the syncer asks for contributions once the quorum is there: "unmerged" asks all
+            learners with trained steps that are in no merge yet; "fresh" only those that
+            finished a step since the last sync started, as the paper may be read (section 3.3).
+        staleness: how many intervals a contribution's base version may lag behind the newest
+            version; older contributions are not merged.
+        band: a contribution whose norm or token count is more than so many times the usual is
+            rejected as an outlier; 0 accepts everything that is finite.
+        fragmentation: how tensors are assigned to fragments: by equal bytes, by tensor, or by
+            layer.
+    """
+
+    fragments: Positive = 24
+    interval: Positive = 24
+    overlap: Positive = 2
+    quorum: Positive = 1
+    grace: Share = 0.5
+    grace_steps_max: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
+    pull: Literal["unmerged", "fresh"] = "unmerged"
+    staleness: Positive = 1
+    band: Annotated[float, Meta(ge=0.0, le=LARGE)] = 32.0
+    fragmentation: Literal["balanced", "tensor", "layer"] = "balanced"
+
+
+class Elastic(Section, frozen=True):
+    """``[elastic]``: how long the data-parallel methods stand still when replicas come and go.
+
+    The times are in seconds and are added to what the processes themselves need.
+
+    Attributes:
+        downscale_s: to continue without a replica that was lost.
+        upscale_s: to add a replica.
+        restart_s: to continue, in a job that is not elastic, once all replicas are back.
+    """
+
+    downscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    upscale_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    restart_s: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+
+
+class Inner(Section, frozen=True):
+    """``[inner]``: the learners' optimizer, unless the task brings its own optax transformation.
+
+    Attributes:
+        optimizer: which optax optimizer.
+        lr: the learning rate.
+        b1: decay of the first moment; of "sgd", the momentum.
+        b2: decay of the second moment.
+        weight_decay: of "adamw".
+        warmup: inner steps over which the learning rate rises linearly to ``lr``.
+        schedule: how the learning rate falls to zero until the end of the job, "cosine" or
+            "linear"; it follows the global step, so it is the same for fast and slow learners.
+        clip: largest global norm of a gradient; 0 does not clip.
+    """
+
+    optimizer: Literal["adamw", "adam", "sgd"] = "adamw"
+    lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 1e-3
+    b1: Share = 0.9
+    b2: Share = 0.99
+    weight_decay: Annotated[float, Meta(ge=0.0, le=LARGE)] = 0.0
+    warmup: Whole = 0
+    schedule: Literal["cosine", "linear"] | None = None
+    clip: Annotated[float, Meta(ge=0.0, le=LARGE)] = 1.0
+
+
+class Outer(Section, frozen=True):
+    """``[outer]``: how contributions are merged, and the outer Nesterov step on the result.
+
+    The paper does not publish its learning rate and momentum. The defaults are those that
+    examples/sweep.py found for the quickstart; there, and at other small sizes, a momentum of 0.9
+    was clearly worse.
+
+    Attributes:
+        preset: learning rate and momentum of a publication, by name: "diloco" is 0.7 and 0.9
+            (arXiv 2311.08105), "streaming" 0.4 and 0.9 (arXiv 2501.18512), "muloco" 0.7 and 0.6
+            (arXiv 2505.23725). Leave out ``lr`` and ``momentum``, or give the same.
+        lr: the outer learning rate.
+        momentum: the outer Nesterov momentum.
+        merge: "rda" merges directions and lengths separately, as the paper does; "average" is the
+            plain weighted average.
+        average: shell patterns of tensor names that are merged by the weighted average also under
+            "rda"; the paper does so for embeddings.
+    """
+
+    preset: Literal["none", "diloco", "streaming", "muloco"] = "none"
+    lr: Annotated[float, Meta(gt=0.0, le=LARGE)] = 0.7
+    momentum: Share = 0.6
+    merge: Literal["rda", "average"] = "rda"
+    average: tuple[str, ...] = ("*embed*",)
+
+
+PRESETS = {
+    "diloco": {"lr": 0.7, "momentum": 0.9},
+    "streaming": {"lr": 0.4, "momentum": 0.9},
+    "muloco": {"lr": 0.7, "momentum": 0.6},
+}
+"""The settings that ``outer.preset`` stands for."""
+
+
+class Compress(Section, frozen=True):
+    """``[compress]``: how many bits an element of a fragment takes on the wire (paper section 5).
+
+    What is compressed is a difference: upwards that between a learner's parameters and the version
+    that it trained from, downwards that between a new version and the one before. "int8", "int4",
+    "int2" and "int1" have equally spaced levels, "e3m0" four bits of sign and exponent; every 256
+    elements share a scale of 32 bits. "float32" sends the parameters whole, in their own dtype.
+
+    Attributes:
+        up: the format of contributions; the paper finds "int4" as good as 16 bits.
+        down: the format of global fragments. What a version loses is made up for by the next one.
+        rounding: to the nearest level, or up or down at random without bias.
+        feedback: whether a learner adds what its contributions lost to its next one. It then keeps
+            a second copy of the parameters, in float32.
+    """
+
+    up: Format = "float32"
+    down: Format = "float32"
+    rounding: Rounding = "nearest"
+    feedback: bool = False
+
+    @property
+    def differences(self) -> bool:
+        """Whether learners send differences and not whole parameters."""
+        return self.up != "float32" or self.down != "float32"
+
+
+class Transport(Section, frozen=True):
+    """``[transport]``: how the actors of a ``run`` reach each other, and with which keys.
+
+    Attributes:
+        kind: in-process queues, Unix sockets, or TCP; ``--processes`` always uses TCP.
+        keys: a folder that ``ddloco keys`` made; empty for no keys. Not used with "inproc", where
+            nothing leaves the process.
+        insecure: whether a syncer without keys may listen on other addresses than loopback.
+    """
+
+    kind: Literal["inproc", "ipc", "tcp"] = "inproc"
+    keys: str = ""
+    insecure: bool = False
+
+
+class Worker(Section, frozen=True):
+    """``[worker]``: the environment of the processes that run JAX; part of the tape's fingerprint.
+
+    Attributes:
+        threads: XLA's threads (NPROC). Another number changes the bits of weight gradients.
+        env: more environment variables, such as XLA_FLAGS. PYTHONHASHSEED is 0 unless it is set
+            here.
+    """
+
+    threads: Annotated[int, Meta(ge=1, le=1024)] = 1
+    env: dict[str, str] = {}
+
+
+class LearnerTable(Section, frozen=True):
+    """``[learner.NAME]``: what is different about one learner, such as ``[learner.learner-2]``.
+
+    Attributes:
+        factor: how many times slower it is than it could be; for experiments.
+        shard: the data shard that it trains on; by default the number in its name.
+        threads: in place of ``worker.threads``.
+        env: added to ``worker.env``.
+    """
+
+    factor: Annotated[float, Meta(ge=1.0, le=LARGE)] = 1.0
+    shard: Whole | None = None
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
+    env: dict[str, str] = {}
+
+
+class Job(Section, frozen=True):
+    """A whole job file, resolved."""
+
+    job: JobTable
+    task: dict[str, Any] = {}
+    sync: Sync = Sync()
+    elastic: Elastic = Elastic()
+    inner: Inner = Inner()
+    outer: Outer = Outer()
+    compress: Compress = Compress()
+    transport: Transport = Transport()
+    tape: TapeTable = TapeTable()
+    snapshot: SnapshotTable = SnapshotTable()
+    worker: Worker = Worker()
+    chaos: Faults = Faults()
+    learner: dict[str, LearnerTable] = {}
+
+    def learner_names(self) -> tuple[str, ...]:
+        """``learner-0`` and so on, in order of number."""
+        return tuple(f"learner-{index}" for index in range(self.job.learners))
+
+    def syncer_names(self) -> tuple[str, ...]:
+        """``syncer``; or with several shards ``syncer-0``, which leads, and so on."""
+        count = self.job.syncers
+        return (SYNCER,) if count == 1 else tuple(f"{SYNCER}-{n}" for n in range(count))
+
+    def names(self) -> tuple[str, ...]:
+        """All actors of the job: syncers, then learners."""
+        return (*self.syncer_names(), *self.learner_names())
+
+    def syncer_of(self, fragment: int) -> str:
+        """The shard that owns a fragment."""
+        names = self.syncer_names()
+        return names[fragment % len(names)]
+
+    def learner_table(self, name: str) -> LearnerTable:
+        """The settings of one learner."""
+        return self.learner.get(name, LearnerTable())
+
+    def shard(self, name: str) -> int:
+        """The data shard, of ``learners`` many, that a learner trains on."""
+        shard = self.learner_table(name).shard
+        return int(name.rpartition("-")[2]) if shard is None else shard
+
+    def worker_of(self, name: str) -> Worker:
+        """The environment of one actor's worker process."""
+        table = self.learner_table(name)
+        env = {**self.worker.env, **table.env}
+        return Worker(table.threads or self.worker.threads, env)
+
+    @property
+    def id(self) -> str:
+        """Name and digest, which identify the job in messages and tapes."""
+        # The digest covers what a tape's header contains, so readers of a tape can compute it.
+        return f"{self.job.name}-{digest_of(self.as_plain())}"
+
+    def plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
+        """How this job splits the task's parameters into fragments."""
+        sync = self.sync
+        if self.job.method in DATA_PARALLEL:
+            # Gradients are sent whole.
+            return make_plan(leaves, fragments=1, interval=1, strategy="balanced")
+        return make_plan(
+            leaves,
+            fragments=sync.fragments,
+            interval=sync.interval,
+            strategy=sync.fragmentation,
+        )
+
+    def sendable_plan(self, leaves: Sequence[Leaf]) -> FragmentPlan:
+        """Like ``plan``, with a check that each fragment fits into one message.
+
+        Raises:
+            ValueError: a fragment does not fit, or there is no such plan.
+        """
+        plan = self.plan(leaves)
+        for p in range(len(plan.fragments)):
+            problem = layout_problem(wire_layout(plan, p))
+            if problem is not None:
+                raise ValueError(f"fragment {p} of {len(plan.fragments)}: {problem}; {self._cure}")
+        if len(plan.fragments) < self.job.syncers:
+            raise ValueError(
+                f"its parameters make {len(plan.fragments)} fragments, which are fewer than the "
+                f"{self.job.syncers} shards of job.syncers; each shard owns at least one"
+            )
+        return plan
+
+    @property
+    def _cure(self) -> str:
+        """Advice for a fragment that is too large for a message."""
+        if self.job.method in DATA_PARALLEL:
+            return f"gradients of a {self.job.method} job are sent whole: use fewer, larger tensors"
+        return "raise sync.fragments, or use fewer, larger tensors"
+
+    def agreement(self, plan: FragmentPlan) -> dict[str, str]:
+        """What both sides of a handshake must have in common, by name."""
+        return {
+            "protocol": str(PROTOCOL_VERSION),
+            "job": self.id,
+            "fragment plan": plan.digest[:16],
+        }
+
+    def as_plain(self) -> dict[str, Any]:
+        """The job as plain data, without unset fields, since TOML has no null.
+
+        Tables that came later are left out where they say nothing: the ids of jobs, which are on
+        tapes, stay as they were.
+        """
+        plain = _without_none(msgspec.to_builtins(self))
+        if self.compress == Compress():
+            del plain["compress"]
+        return plain
+
+
+def _without_none(plain: Any) -> Any:
+    if isinstance(plain, dict):
+        return {key: _without_none(each) for key, each in plain.items() if each is not None}
+    if isinstance(plain, list | tuple):
+        return [_without_none(each) for each in plain]
+    return plain
+
+
+def load_job(path: Path, overrides: Sequence[str] = (), chaos: Path | None = None) -> Job:
+    """Read a job file and apply ``key=value`` overrides such as ``sync.quorum=2``.
+
+    Args:
+        path: the job file.
+        overrides: from the command line.
+        chaos: a file of faults that replaces the job's own ``[chaos]``.
+
+    Raises:
+        ConfigError: the file cannot be read, or a field is unknown, of a wrong type, out of
+            bounds, or inconsistent with another.
+    """
+    plain = read_toml(path)
+    if chaos is not None:
+        plain["chaos"] = read_toml(chaos)
+        convert(plain["chaos"], Faults, str(chaos))
+
+    def check(changed: Any, source: str) -> Job:
+        if chaos is not None:
+            job = convert(changed, Job, source)
+            problem = impossible(job.chaos, job.learner_names(), job.syncer_names())
+            if problem is not None:
+                raise ConfigError(f"{chaos}: {problem}")
+        return job_from(changed, source)
+
+    return with_overrides(plain, overrides, check, str(path))
+
+
+def with_overrides(
+    plain: dict[str, Any], overrides: Sequence[str], check: Callable[[Any, str], T], source: str
+) -> T:
+    """Apply ``key=value`` overrides to plain data, and check the result.
+
+    Args:
+        plain: what a file has; it is not changed.
+        overrides: from the command line.
+        check: gets the result and its source; returns it as a table.
+        source: the file, for errors. An error that an override makes names this override instead.
+
+    Raises:
+        ConfigError: an override has another form, or ``check`` raised.
+    """
+    changed = _tables_copied(plain)
+    for said in overrides:
+        override_said(changed, said)
+    try:
+        return check(changed, source)
+    except ConfigError as error:
+        blamed = _first_with(str(error), plain, overrides, check, source)
+        if blamed is None:
+            raise
+    return check(changed, f"--set {_shown(blamed)}")
+
+
+def _first_with(
+    problem: str,
+    plain: dict[str, Any],
+    overrides: Sequence[str],
+    check: Callable[[Any, str], Any],
+    source: str,
+) -> str | None:
+    """The first override that makes the problem; None if the file has it without any."""
+    changed = _tables_copied(plain)
+    for said in (None, *overrides):
+        if said is not None:
+            override_said(changed, said)
+        try:
+            check(changed, source)
+        except ConfigError as error:
+            if str(error) == problem:
+                return said
+    return None
+
+
+def job_from(plain: Any, source: str) -> Job:
+    """Check plain data against the schema, and its fields against each other.
+
+    The job's dicts are sorted by key, as on a tape: machines hold the job, and a replay compares
+    their states byte by byte, so the order in a file must not matter.
+
+    Raises:
+        ConfigError: as for ``load_job``.
+    """
+    job = convert(_with_preset(plain), Job, source, sort_keys=True)
+    problem = _contradiction(job)
+    if problem:
+        raise ConfigError(f"{source}: {problem}")
+    return job
+
+
+def _with_preset(plain: Any) -> Any:
+    """Plain data with the settings that ``outer.preset`` stands for, where they are not set."""
+    outer: Any = plain.get("outer") if isinstance(plain, dict) else None
+    name: Any = outer.get("preset") if isinstance(outer, dict) else None
+    if not isinstance(name, str) or name not in PRESETS:
+        return plain
+    return {**plain, "outer": {**PRESETS[name], **outer}}
+
+
+def _tables_copied(plain: dict[str, Any], depth: int = DEPTH_MAX) -> dict[str, Any]:
+    """Plain data whose tables may be changed; what is nested too deep to be valid is shared."""
+    if not depth:
+        return plain
+    return {
+        key: _tables_copied(each, depth - 1) if isinstance(each, dict) else each
+        for key, each in plain.items()
+    }
+
+
+def override_said(plain: dict[str, Any], said: str) -> None:
+    """Apply an override in the form used on the command line: ``sync.quorum=2``.
+
+    Raises:
+        ConfigError: it has another form, or its path leads through a value that is not a table.
+    """
+    key, equals, text = said.partition("=")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except RecursionError:
+        raise ConfigError(f"--set {key}: nested too deep") from None
+    except ValueError:  # Not TOML, or an impossible date or number.
+        value = text  # Treat a bare word as a string, since shells remove the quotes.
+    if not equals or ("." not in key and not isinstance(value, dict)):
+        raise ConfigError(f"--set {_shown(said)}: want section.key=value, such as sync.quorum=2")
+    override(plain, key.strip(), value, source=f"--set {said}")
+
+
+def _shown(said: str) -> str:
+    """An override for one line of text."""
+    return said[:200] if said.isprintable() else ascii(said[:200])
+
+
+def override(plain: dict[str, Any], key: str, value: Any, source: str = "set") -> None:
+    """Set ``section.key`` in plain data; missing tables are created.
+
+    Raises:
+        ConfigError: the key is empty, or leads through a value that is not a table.
+    """
+    *tables, name = key.split(".")
+    if not name:
+        raise ConfigError(f"{source}: want section.key=value, such as sync.quorum=2")
+    table: Any = plain
+    for part in tables:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            raise ConfigError(f"{source}: {part} is not a table")
+    table[name] = value
+
+
+def _contradiction(job: Job) -> str | None:
+    """The first inconsistency between fields, as text; None if there is none."""
+    sync, names = job.sync, job.learner_names()
+    if sync.interval > INTERVAL_MAX:
+        return f"sync.interval: {sync.interval} steps; want at most {INTERVAL_MAX}"
+    if sync.fragments > sync.interval:
+        return (
+            f"sync.fragments: {sync.fragments} fragments in an interval of {sync.interval} steps; "
+            f"at most one fragment is due at a step, so at most {sync.interval}"
+        )
+    if sync.quorum > job.job.learners:
+        return (
+            f"sync.quorum: a quorum of {sync.quorum} of {job.job.learners} learners can never be "
+            f"met; at most {job.job.learners}"
+        )
+    if sync.overlap >= sync.interval and sync.interval > 1:
+        return (
+            f"sync.overlap: {sync.overlap} steps of overlap in an interval of {sync.interval}; "
+            f"a fragment would be due again before its sync ends, so at most {sync.interval - 1}"
+        )
+    if 0.0 < sync.band <= 1.0:
+        said = "would refuse usual contributions; want more than 1, or 0 for no band"
+        return f"sync.band: {sync.band} {said}"
+    if job.job.syncers > sync.fragments:
+        return (
+            f"job.syncers: {job.job.syncers} shards of {sync.fragments} fragments; each owns at "
+            f"least one, so at most {sync.fragments}"
+        )
+    if job.job.syncers > 1 and job.job.method != "decoupled-diloco":
+        return f"job.syncers: a {job.job.method} job has one syncer"
+    if job.snapshot.wanted and job.job.method != "decoupled-diloco":
+        key = "every_s" if job.snapshot.every_s else "every_steps"
+        return f"snapshot.{key}: {job.job.method} jobs take no snapshots"
+    if job.compress.differences and job.job.method in DATA_PARALLEL:
+        return f"compress: {job.job.method} jobs send whole gradients; want no [compress]"
+    if job.compress.feedback and job.compress.up == "float32":
+        return 'compress.feedback: with compress.up = "float32" nothing is lost; set it to false'
+    if job.job.tokens is not None and job.job.method != "decoupled-diloco":
+        return f"job.tokens: a {job.job.method} job ends by job.steps"
+    if job.job.tokens is not None and job.inner.schedule is not None:
+        return "inner.schedule: follows job.steps; want job.steps in place of job.tokens"
+    problem = _unusable(job) or _other_than_preset(job.outer)
+    if problem is not None:
+        return problem
+    table, taken = job.tape, job.snapshot
+    unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
+    if unbound is not None:
+        return unbound
+    problem = impossible(job.chaos, names, job.syncer_names())
+    if problem is not None:
+        return f"chaos.{problem}"
+    for name, table in job.learner.items():
+        if name not in names:
+            return f"learner.{name}: no such learner; this job has {names[0]} to {names[-1]}"
+        if table.shard is not None and table.shard >= job.job.learners:
+            return f"learner.{name}.shard: {table.shard} is not one of 0 to {job.job.learners - 1}"
+    return None
+
+
+def _other_than_preset(outer: Outer) -> str | None:
+    """The first setting that its preset sets otherwise, as text; None if there is none."""
+    for name, value in PRESETS.get(outer.preset, {}).items():
+        if (own := getattr(outer, name)) != value:
+            means = f'outer.preset = "{outer.preset}" means {value}'
+            return f"outer.{name}: {own}, and {means}; set outer.preset, or lr and momentum"
+    return None
+
+
+def _unusable(job: Job) -> str | None:
+    """The first text field with an invalid value, as text; None if there is none."""
+    for pattern in job.outer.average:
+        if not pattern or not pattern.isprintable() or pattern.count("[") > pattern.count("]"):
+            said = "want a shell pattern for tensor names, such as *embed*"
+            return f"outer.average: {pattern[:80]!r} is not a pattern; {said}"
+    tables = {"worker": job.worker.env}
+    tables |= {f"learner.{name}": table.env for name, table in job.learner.items()}
+    for where, env in tables.items():
+        for name in env:
+            if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+                return f"{where}.env: {name[:80]!r} is not the name of a variable"
+    if not job.snapshot.place.isprintable():
+        return f"snapshot.place: {job.snapshot.place[:80]!a} is neither a path nor a URL"
+    return None

@@ -1,0 +1,201 @@
+"""The messages between learners and syncer. They state absolute values: the newest one counts."""
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from ddloco.job.protocol.compression import Format
+from ddloco.job.protocol.time_spent import TimeSpent
+from ddloco.stage.actors.messages import SaidByAll
+from transport import Body, Count, Name, Reason
+
+Counts = Annotated[tuple[Count, ...], Meta(max_length=4096)]
+Versions = Annotated[
+    tuple[Annotated[int, Meta(ge=-1, le=2**63 - 1)], ...],
+    Meta(max_length=4096),
+]
+
+
+CURSOR_BYTES_MAX = 4096
+"""A cursor is part of every report, so it is no larger than a report of many fragments. A stream
+with a larger state is drawn again from its beginning when a learner returns."""
+
+Cursor = Annotated[bytes, Meta(max_length=CURSOR_BYTES_MAX)]
+
+
+METRICS_MAX = 32
+"""Named numbers of one step: the dict is part of every report."""
+
+Metrics = Annotated[
+    dict[Annotated[str, Meta(min_length=1, max_length=64)], float], Meta(max_length=METRICS_MAX)
+]
+
+
+class LastStep(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a learner's last finished step brought, for observers: the loss of its batch, and the
+    task's own metrics."""
+
+    loss: float
+    metrics: Metrics = {}
+
+
+class Progress(Body, frozen=True, omit_defaults=True):
+    """A learner's report after every step (paper: the metadata tuple).
+
+    Attributes:
+        step: the last finished inner step, 0 before the first.
+        step_s: duration of a step in seconds, the median of the newest; 0 before the second.
+        versions: per fragment the global step of the merge that it holds, -1 for none.
+        steps: per fragment the steps trained since it received that version.
+        tokens: per fragment the tokens trained on since then.
+        batches: batches of its shard that this learner, including earlier incarnations, has used.
+        cursor: the positions of its stream and schedules after these batches (``data_stream``);
+            empty before the first step.
+        last: what its last step brought; None before the first, and on tapes of learners that did
+            not report it.
+        trained: the tokens that this incarnation has trained on.
+        spent: how it has spent its time until its last step was finished.
+    """
+
+    step: Count
+    step_s: Annotated[float, Meta(ge=0)]
+    versions: Versions
+    steps: Counts
+    tokens: Counts
+    # Factories, so that these are encoded as they always were, with or without a value.
+    batches: Count = field(default_factory=int)
+    cursor: Cursor = field(default_factory=bytes)
+    last: LastStep | None = None
+    trained: Count = field(default_factory=int)
+    spent: TimeSpent = field(default_factory=TimeSpent)
+
+
+class Pull(Body, frozen=True):
+    """The syncer requests a fragment for the sync of global step ``t``. With ``whole`` the answer
+    must not be compressed, because the syncer lacks the version that the learner trained from."""
+
+    t: Count
+    fragment: Count
+    whole: bool | UnsetType = UNSET
+
+
+class Contribution(Body, frozen=True):
+    """The answer to a pull: the fragment as it was after ``step``, as payload, in wire dtype.
+
+    ``base`` is the version that it was trained from; ``steps`` and ``tokens`` count since then.
+    With ``form`` the payload is the compressed difference to that version.
+    """
+
+    t: Count
+    fragment: Count
+    base: Count
+    step: Count
+    steps: Count
+    tokens: Count
+    form: Format | UnsetType = UNSET
+
+
+class GlobalFragment(Body, frozen=True):
+    """The newest version of a fragment, as payload, in wire dtype.
+
+    With ``instead`` the learner must discard what it trained since the same version, because that
+    contribution was rejected. With ``form`` the payload is the compressed difference to version
+    ``base``. With error feedback ``spent`` is the base version of the learner's last contribution
+    to it that was merged, -1 for none.
+    """
+
+    fragment: Count
+    version: Count
+    instead: bool = False
+    form: Format | UnsetType = UNSET
+    base: Count | UnsetType = UNSET
+    spent: Annotated[int, Meta(ge=-1)] | UnsetType = UNSET
+
+
+class Roster(Body, frozen=True):
+    """The syncer's announcement of departed incarnations: those of an actor below
+    ``floors[actor]`` will send nothing more. ``epoch`` counts the changes of the set of members."""
+
+    epoch: Count
+    floors: dict[Name, Count]
+
+
+class Resume(Body, frozen=True):
+    """The syncer's instruction to a learner before its first step: ``batches`` of its shard have
+    been used, up to position ``cursor``, and ``donor`` has state for it. Without a donor it starts
+    from the global fragments, which are being sent."""
+
+    batches: Count
+    donor: Annotated[str, Meta(max_length=128)]
+    cursor: Cursor = b""
+
+
+class StateWanted(Body, frozen=True):
+    """A request for piece ``piece`` of a state. Sent to a donor, ``who`` is the learner that asks.
+
+    ``copy`` is the donor's step of the copy of which the learner already has pieces, 0 for none.
+    """
+
+    who: Name
+    copy: Count
+    piece: Count
+
+
+class StatePiece(Body, frozen=True):
+    """Piece ``piece`` of ``pieces`` of a learner's parameters and optimizer state after its step
+    ``copy``, as payload; ``versions`` are the fragment versions that it held then. ``who`` is the
+    receiver, or in the message to that one, the donor. 0 ``pieces`` means that this task's state
+    cannot be copied."""
+
+    who: Name
+    copy: Count
+    piece: Count
+    pieces: Count
+    versions: Versions
+
+
+class StateRefused(Body, frozen=True):
+    """The state of ``who`` is not usable; requests another donor, or the global fragments."""
+
+    who: Name
+    reason: Reason
+
+
+class Close(Body, frozen=True):
+    """The leading shard tells another one to launch no more syncs and to send its fragments."""
+
+    reason: Reason
+
+
+class ShardReport(Body, frozen=True):
+    """A shard's periodic report to the leading shard: the number of its merges, and per fragment
+    its version (-1 for fragments of other shards). Once ``over``, these versions are being sent."""
+
+    merges: Count
+    versions: Versions
+    over: bool
+
+
+class Stop(Body, frozen=True):
+    """The job has ended at global step ``t``; finish the current step and leave."""
+
+    t: Count
+    reason: Reason
+
+
+Said = (
+    SaidByAll
+    | Progress
+    | Pull
+    | Contribution
+    | GlobalFragment
+    | Roster
+    | Resume
+    | StateWanted
+    | StatePiece
+    | StateRefused
+    | Close
+    | ShardReport
+    | Stop
+)
+"""The union of all messages in a job; the codec is made for it."""

@@ -1,0 +1,30 @@
+"""Names of the facts in a tape's header that say how it was recorded, in addition to the job."""
+
+from ddloco.stage.actors.actor import ACTOR_SEMANTICS
+from replay import Header
+
+TENSORS = "tensors"
+"""The option of a simulated task: the number of tensors in its model."""
+
+DEVICE, SIMULATED = "device", "simulated"
+"""The entry and value in the fingerprint of a simulated actor."""
+
+ARITHMETIC = "arithmetic"
+"""The entry in such a fingerprint that says whether numbers were computed as well."""
+
+STATE_PIECES = "state pieces"
+"""The fact with the number of pieces of a state, if the state came from elsewhere."""
+
+TASK = "task sha256"
+"""The fact in a tape's header with the digest of the task's source file."""
+
+SEMANTICS: tuple[str, ...] = (
+    *ACTOR_SEMANTICS,
+    *("fresh-quorum", "pull-unmerged", "launch-steps", "recent-median", "bands", "numbers"),
+)
+"""The behaviours that a job's tapes name. Tapes that name others are not replayed."""
+
+
+def is_simulated(header: Header) -> bool:
+    """Whether a tape was recorded by a simulation."""
+    return header.fingerprint.get(DEVICE) == SIMULATED

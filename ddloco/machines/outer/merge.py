@@ -1,0 +1,401 @@
+"""One merge of one fragment: weights, radial-directional averaging, Nesterov (paper 3.4 to 3.6).
+
+Sign: a contribution's outer gradient is Delta = Theta - theta, and the outer optimizer descends.
+Here Theta is the *anchor*: the global fragment as learners hold it. Where the wire is narrower than
+float32 it is rounded; measured from theta itself, what is rounded off would be a part of every
+outer gradient, and pull theta back to what the wire can hold.
+
+The result is a pure function of the values. Contributions are sorted by name as UTF-8 bytes, so
+their order of arrival does not matter. A block's arithmetic is that of `block_kernel`, and the sums
+of blocks are added in float64. Blocks are counted from the start of each tensor, so neither its
+adjacent tensors nor the number of threads in `map_chunks` can change its bits.
+
+Speed: memory is the bound. Pass one reads the anchor and the M contributions (norms, and the check
+for NaN and Inf). Pass two reads them again and writes the direction. Pass three reads direction,
+momentum and Theta and writes the two results: 2M + 8 in all, in blocks that stay in the cache.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import pairwise
+from math import isfinite, sqrt
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddloco.job.protocol.fragment_plan import FragmentPlan, is_state
+from ddloco.machines.outer.block_kernel import F32, NUMPY, BlockKernel, square_sum, subtract
+from transport import Pieces
+
+F64 = NDArray[np.float64]
+FindFaults = Callable[[Sequence["Contribution"], Sequence[float], Sequence[str]], list[str]]
+ChunkMap = Callable[[Callable[["_Chunk"], Any], Iterable["_Chunk"]], Iterable[Any]]
+
+# Four float32 blocks of this size fit the caches; with smaller ones threads compete for the GIL.
+BLOCK_ELEMENTS = 128 * 1024
+CHUNK_BLOCKS = 4  # The unit of work for a pool of threads: about a millisecond.
+
+# Below this the mean of unit vectors has no direction (paper 3.5). The usual 1e-12 is never reached
+# in float32: v and -3v leave a rounding error of 1e-8, which would be scaled to full length.
+DIRECTION_NORM_MIN = 1e-6
+# Outside these bounds a block's sum of squares may have lost elements to float32's range.
+SQUARES_MIN, SQUARES_MAX = 1e-28, 1e37
+# A tensor's change below the first counts as zero. One above the second is rejected, since weights
+# divided by such norms would leave float32's range.
+NORM_MIN, NORM_MAX = 1e-30, 1e30
+
+_VIEWS = {"float32": "<f4", "float64": "<f8", "float16": "<f2", "bfloat16": "<u2"}
+
+
+class Segment(NamedTuple):
+    """One tensor of the fragment.
+
+    It is elements `start:stop` of the flat float32 fragment. `average` selects the plain weighted
+    average (for embeddings) instead of RDA. In a contribution's buffer the tensor starts at byte
+    `offset` from the fragment's start, little-endian, in `dtype`. A tensor of `state` is not
+    trained: it becomes the plain weighted average, without outer learning rate and momentum, and
+    counts neither for the norm of a contribution nor for its direction.
+    """
+
+    start: int
+    stop: int
+    average: bool
+    dtype: str
+    offset: int
+    state: bool = False
+
+
+class Contribution(NamedTuple):
+    """A learner's copy of the fragment: its name, merge weight (>= 0) and raw uint8 bytes."""
+
+    name: str
+    weight: float
+    buffer: NDArray[np.uint8] | Pieces
+
+
+class MergeResult(NamedTuple):
+    """The new fragment, and the contributions.
+
+    `theta` and `momentum` are new flat float32 arrays. `accepted`, `weights` (sum 1) and `norms`
+    (l2 of the change of the fragment's parameters) are parallel; `refused` holds (name, reason).
+    """
+
+    theta: F32
+    momentum: F32
+    accepted: tuple[str, ...]
+    refused: tuple[tuple[str, str], ...]
+    weights: tuple[float, ...]
+    norms: tuple[float, ...]
+
+
+class _Chunk(NamedTuple):
+    """A run of blocks of segment number `which`: elements start:stop, counted in the fragment."""
+
+    which: int
+    segment: Segment
+    start: int
+    stop: int
+
+
+class _Work(NamedTuple):
+    """The input of the passes. Changes are ``anchor - contribution``; the step is from theta."""
+
+    theta: F32
+    anchor: F32
+    segments: Sequence[Segment]
+    chunks: Sequence[_Chunk]
+    map_chunks: ChunkMap
+    kernel: BlockKernel
+
+
+def fragment_segments(
+    plan: FragmentPlan, p: int, average: Callable[[str], bool]
+) -> tuple[Segment, ...]:
+    """Return the segments of fragment p of `plan`; `average(name)` selects the embeddings."""
+    first = plan.fragment_slice(p)[0]
+    segments: list[Segment] = []
+    start = 0
+    for i, leaf in enumerate(plan.fragments[p]):
+        stop = start + leaf.size
+        offset = plan.tensor_offset(p, i) - first
+        state = is_state(leaf.name)
+        plain = state or average(leaf.name)
+        segments.append(Segment(start, stop, plain, leaf.dtype, offset, state))
+        start = stop
+    return tuple(segments)
+
+
+def merge_fragment(
+    theta: F32,
+    momentum: F32,
+    contributions: Sequence[Contribution],
+    segments: Sequence[Segment],
+    *,
+    lr: float,
+    momentum_factor: float,
+    map_chunks: ChunkMap = map,
+    anchor: F32 | None = None,
+    outlier_test: FindFaults | None = None,
+    adopt: bool = False,
+    kernel: BlockKernel = NUMPY,
+) -> MergeResult:
+    """Merge the contributions to one fragment and take one outer step.
+
+    Args:
+        theta: the fragment's global parameters, flat float32.
+        momentum: the outer optimizer's state, likewise.
+        contributions: in any order, with distinct names. NaN, Inf, a change beyond float32,
+            an invalid weight or too few bytes have one rejected as a whole before the sum.
+        segments: the tensors, which tile theta in order.
+        lr: the outer learning rate.
+        momentum_factor: mu.
+        map_chunks: `map`, or a thread pool's `map`; it does not affect the result.
+        anchor: theta as the learners hold it, None if that is theta itself; see the module.
+        outlier_test: returns all faults, given candidates, norms and faults; see `outlier_test`.
+        adopt: replace theta, which was lost, by the weighted average of the contributions.
+        kernel: the arithmetic, numpy's by default; it does not affect the result.
+
+    Returns:
+        The new fragment; copies of theta and momentum if nothing is accepted or all weights are 0.
+
+    Raises:
+        ValueError: two contributions have the same name, which the caller must prevent.
+    """
+    assert theta.shape == momentum.shape, "theta and momentum run in parallel"
+    if adopt:
+        return _adopt(theta, contributions, segments, map_chunks, kernel)
+    held = theta if anchor is None else anchor
+    work = _Work(theta, held, segments, _chunks(theta.size, segments), map_chunks, kernel)
+    candidates, refused = _admit(contributions, segments)
+    squares, faults = _measure(work, candidates)
+    trained = [k for k, segment in enumerate(segments) if not segment.state]
+    norms = [sqrt(float(sum(row[trained]))) for row in squares]
+    if outlier_test is not None:
+        faults = outlier_test(candidates, norms, faults)
+    refusals = _by_name(refused, candidates, faults)
+    kept = [i for i, fault in enumerate(faults) if not fault]
+    accepted = [candidates[i] for i in kept]
+    total = sum(c.weight for c in accepted)
+    if total == 0.0:
+        return MergeResult(theta.copy(), momentum.copy(), (), refusals, (), ())
+    weights = tuple(c.weight / total for c in accepted)
+    out = (np.empty_like(theta), np.empty_like(momentum))
+    scales = _direct(work, accepted, weights, squares[kept], out[0])
+    _finish(work, momentum, [(scale, lr, momentum_factor) for scale in scales], out)
+    names, lengths = tuple(c.name for c in accepted), tuple(norms[i] for i in kept)
+    return MergeResult(*out, names, refusals, weights, lengths)
+
+
+def _adopt(
+    theta: F32,
+    contributions: Sequence[Contribution],
+    segments: Sequence[Segment],
+    map_chunks: ChunkMap,
+    kernel: BlockKernel,
+) -> MergeResult:
+    """Replace theta by a plain average of all tensors, computed as a merge with learning rate 1,
+    which cancels ``theta``; the outer momentum restarts at zero."""
+    plain = [segment._replace(average=True) for segment in segments]
+    zeros = np.zeros_like(theta)
+    found = merge_fragment(
+        theta,
+        zeros,
+        contributions,
+        plain,
+        lr=1.0,
+        momentum_factor=0.0,
+        map_chunks=map_chunks,
+        kernel=kernel,
+    )
+    return found._replace(momentum=zeros)
+
+
+def _chunks(size: int, segments: Sequence[Segment]) -> list[_Chunk]:
+    assert (segments[0].start, segments[-1].stop) == (0, size), "segments tile the whole of theta"
+    assert all(a.stop == b.start for a, b in pairwise(segments)), "segments tile theta in order"
+    step = CHUNK_BLOCKS * BLOCK_ELEMENTS
+    return [
+        _Chunk(which, segment, start, min(start + step, segment.stop))
+        for which, segment in enumerate(segments)
+        for start in range(segment.start, segment.stop, step)
+    ]
+
+
+def _admit(
+    contributions: Sequence[Contribution], segments: Sequence[Segment]
+) -> tuple[list[Contribution], list[tuple[str, str]]]:
+    """Sort by name, and reject contributions that cannot be read."""
+    ordered = sorted(contributions, key=lambda c: c.name.encode())
+    for one, following in pairwise(ordered):
+        if one.name == following.name:
+            raise ValueError(f"two contributions are named {one.name!r}")
+    needed = max(s.offset + (s.stop - s.start) * _itemsize(s) for s in segments)
+    admitted: list[Contribution] = []
+    refused: list[tuple[str, str]] = []
+    for c in ordered:
+        if not (isfinite(c.weight) and c.weight >= 0):
+            refused.append((c.name, f"weight is {c.weight}"))
+        elif not _is_bytes(c.buffer) or c.buffer.size < needed:
+            refused.append((c.name, f"{c.buffer.size} of {needed} bytes"))
+        else:
+            admitted.append(c)
+    return admitted, refused
+
+
+def _by_name(
+    unread: Sequence[tuple[str, str]], candidates: Sequence[Contribution], faults: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """All rejected contributions with their reasons, sorted by name."""
+    faulty = ((c.name, fault) for c, fault in zip(candidates, faults, strict=True) if fault)
+    return tuple(sorted((*unread, *faulty), key=lambda pair: pair[0].encode()))
+
+
+def _measure(work: _Work, candidates: Sequence[Contribution]) -> tuple[F64, list[str]]:
+    """Pass one: squared norms (contribution by segment), and each contribution's first fault."""
+    squares = np.zeros((len(candidates), len(work.segments)))
+    faults = [""] * len(candidates)
+    measure = partial(_measure_chunk, work, candidates)
+    for chunk, row in zip(work.chunks, work.map_chunks(measure, work.chunks), strict=True):
+        for i, (square, fault) in enumerate(row):
+            squares[i, chunk.which] += square
+            faults[i] = faults[i] or fault
+    for i, row in enumerate(squares):
+        if not faults[i] and row.max() > NORM_MAX**2:
+            faults[i] = f"tensor {row.argmax()}: the change is beyond float32"
+    return squares, faults
+
+
+def _measure_chunk(
+    work: _Work, candidates: Sequence[Contribution], chunk: _Chunk
+) -> list[tuple[float, str]]:
+    found = [(0.0, "")] * len(candidates)
+    # The block of the anchor stays in the cache while all contributions are compared with it.
+    for block in _blocks(chunk):
+        anchor, raws = work.anchor[block], [_view(c, chunk.segment, block) for c in candidates]
+        for i, square in enumerate(work.kernel.change_squares(anchor, raws)):
+            measured, fault = square, ""
+            if not SQUARES_MIN <= square <= SQUARES_MAX:
+                measured, fault = _measure_extreme(anchor, raws[i])
+                fault = fault and f"tensor {chunk.which}: {fault}"
+            found[i] = (found[i][0] + measured, found[i][1] or fault)
+    return found
+
+
+def _measure_extreme(anchor: F32, raw: NDArray[Any]) -> tuple[float, str]:
+    """Handle a sum of squares beyond float32: return the fault, or compute it in float64."""
+    change = np.empty_like(anchor)
+    with np.errstate(over="ignore", invalid="ignore"):
+        subtract(anchor, raw, change)
+        if not np.isfinite(change).all():
+            if not np.isfinite(anchor).all():
+                raise ValueError("the global fragment itself is not finite")
+            # With zeros as anchor, the difference is the contribution's own values in float32.
+            own = np.empty_like(change)
+            subtract(np.zeros_like(change), raw, own)
+            beyond = np.isfinite(raw).all() if raw.dtype.kind == "f" else np.isfinite(own).all()
+            return 0.0, "the change is beyond float32" if beyond else "NaN or Inf"
+    return square_sum(change.astype(np.float64)), ""
+
+
+def _direct(
+    work: _Work,
+    accepted: Sequence[Contribution],
+    weights: Sequence[float],
+    squares: F64,
+    out: F32,
+) -> list[float]:
+    """Pass two: write each segment's direction to `out`; returns the factors for pass three."""
+    norms = np.sqrt(squares)
+    # A single contribution is its own direction, and is not rounded.
+    radial = [not s.average and len(accepted) > 1 for s in work.segments]
+
+    def gather(chunk: _Chunk) -> float:
+        factors = weights
+        if radial[chunk.which]:
+            column = norms[:, chunk.which]
+            factors = [w / n if n > NORM_MIN else 0.0 for w, n in zip(weights, column, strict=True)]
+        return _gather_chunk(work, accepted, factors, chunk, out)
+
+    lengths = [0.0] * len(work.segments)
+    for chunk, square in zip(work.chunks, work.map_chunks(gather, work.chunks), strict=True):
+        lengths[chunk.which] += square
+    scales = [1.0] * len(work.segments)
+    for s, square in enumerate(lengths):
+        if radial[s] and sqrt(square) >= DIRECTION_NORM_MIN:
+            radius = sum(w * float(n) for w, n in zip(weights, norms[:, s], strict=True))
+            scales[s] = radius / sqrt(square)
+        elif radial[s]:  # The directions cancelled: use the weighted average instead.
+            for chunk in (c for c in work.chunks if c.which == s):
+                _gather_chunk(work, accepted, weights, chunk, out)
+    return scales
+
+
+def _gather_chunk(
+    work: _Work,
+    accepted: Sequence[Contribution],
+    factors: Sequence[float],
+    chunk: _Chunk,
+    out: F32,
+) -> float:
+    """Write the sum of factor * change to `out`; returns its sum of squares."""
+    counted = [(c, factor) for c, factor in zip(accepted, factors, strict=True) if factor]
+    used = [factor for _, factor in counted]
+    square = 0.0
+    for block in _blocks(chunk):
+        raws = [_view(c, chunk.segment, block) for c, _ in counted]
+        square += work.kernel.weighted_change(work.anchor[block], raws, used, out[block])
+    return square
+
+
+def _finish(
+    work: _Work,
+    momentum: F32,
+    rates: Sequence[tuple[float, float, float]],
+    out: tuple[F32, F32],
+) -> None:
+    """Pass three: scale the direction, stored in `out[0]`, and take the Nesterov step."""
+    finish = partial(_finish_chunk, work, momentum, rates, out)
+    for _ in work.map_chunks(finish, work.chunks):
+        pass
+
+
+def _finish_chunk(
+    work: _Work,
+    momentum: F32,
+    rates: Sequence[tuple[float, float, float]],
+    out: tuple[F32, F32],
+    chunk: _Chunk,
+) -> None:
+    scale, lr, mu = rates[chunk.which]
+    if chunk.segment.state:
+        lr, mu = 1.0, 0.0
+    for block in _blocks(chunk):
+        theta_out, momentum_out = out[0][block], out[1][block]
+        step = (scale, lr, mu)
+        work.kernel.step(work.theta[block], momentum[block], step, (theta_out, momentum_out))
+        if chunk.segment.state:
+            momentum_out.fill(0.0)
+
+
+def _blocks(chunk: _Chunk) -> Iterable[slice]:
+    """Yield each block as a slice of the fragment."""
+    for start in range(chunk.start, chunk.stop, BLOCK_ELEMENTS):
+        yield slice(start, min(start + BLOCK_ELEMENTS, chunk.stop))
+
+
+def _view(contribution: Contribution, segment: Segment, block: slice) -> NDArray[Any]:
+    """A block's elements in a contribution, in their wire dtype; copied only if the block is in
+    two pieces."""
+    itemsize = _itemsize(segment)
+    first = segment.offset + (block.start - segment.start) * itemsize
+    last = segment.offset + (block.stop - segment.start) * itemsize
+    return contribution.buffer[first:last].view(_VIEWS[segment.dtype])
+
+
+def _is_bytes(buffer: NDArray[Any] | Pieces) -> bool:
+    return isinstance(buffer, Pieces) or (buffer.dtype == np.uint8 and buffer.ndim == 1)
+
+
+def _itemsize(segment: Segment) -> int:
+    return np.dtype(_VIEWS[segment.dtype]).itemsize

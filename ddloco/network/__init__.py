@@ -1,1 +1,0 @@
-"""How actors reach each other: keys, and endpoints with a job's limits."""

@@ -1,0 +1,280 @@
+"""Checks when syncs are launched and closed, and who is pulled: quorum-or-grace, overlap,
+unmerged-pulled (paper: 3.2 and 3.3)."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from clocks import actor_of
+from ddloco.job.protocol.effects import MergeFragment
+from ddloco.job.protocol.events import FragmentMerged, Recovered
+from ddloco.job.protocol.messages import Contribution, Progress, Pull
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.machines.syncer.membership import SILENCE_S_MIN
+from ddloco.machines.syncer.pacing import LIVE_STEPS
+from ddloco.machines.syncer.rounds import LAUNCH
+from ddloco.replayer.invariants.base import InvariantCheck, Role, Stage
+from ddloco.stage.actors.effects import Observe
+from ddloco.stage.actors.events import StopRequested
+from transport import (
+    CONTROL,
+    CancelTimer,
+    Effect,
+    Event,
+    LaneBroken,
+    MessageArrived,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+
+GRACE = "quorum-or-grace"
+PULLED = "unmerged-pulled"
+ROUNDING_S = 1e-6
+PULL = "pull/"
+
+HANDLED_FIRST = (TimerFired, LaneBroken, StopRequested)
+"""Events that the driver handles before anything that arrives from outside."""
+
+
+class Launches(InvariantCheck[Stage, Role]):
+    """quorum-or-grace, overlap, unmerged-pulled: how a sync is launched and closed.
+
+    A sync is launched with a quorum of learners that finished a step since the last launch; not
+    before its launch floor, and not after its grace window. It pulls every learner with trained
+    steps of its fragment that are in no merge; with ``sync.pull = "fresh"`` only learners of the
+    quorum. It is closed by its deadline. No more than ``sync.overlap`` syncs are in progress.
+
+    Args:
+        late_max: arrivals that may be handled after a timer is due and before it fires: none in
+            virtual time; in a live run one, which arrived while the driver read the clock.
+    """
+
+    invariants = (GRACE, "overlap", PULLED)
+
+    def __init__(self, late_max: int = 0) -> None:
+        super().__init__()
+        self._late_max = late_max
+        self._forget()
+
+    def _forget(self) -> None:
+        self._under_way: dict[int, int] = {}
+        self._work: dict[int, tuple[int, int]] = {}
+        self._deadlines: dict[int, float] = {}
+        self._late: Counter[int] = Counter()
+        self._overdue = 0
+        self._alarm: float | None = None
+        self._steps: dict[str, int] = {}
+        self._heard: dict[str, float] = {}
+        self._fresh: set[str] = set()
+        self._step_s: dict[str, float] = {}
+        self._counted: dict[str, bool] = {}
+        """Whether a learner has reported over its link: steps are counted from then on."""
+        self._last = 0
+        self._since: dict[str, int] = {}
+        """The steps that each learner has reported since the last launch."""
+        self._median_done = 0
+        self._fastest_s = 0.0
+        """The shortest known step of a learner since the last launch."""
+        self._graced: tuple[int, float] | None = None
+        self._reports: dict[str, Progress] = {}
+        self._bases: dict[tuple[str, int], int] = {}
+        """By learner and fragment, the newest base version that it contributed from."""
+        self._versions: Counter[int] = Counter()
+        self._unheard: set[str] = set()
+        """Learners that were pulled and have neither answered nor reported since. Parts of
+        snapshots do not count as a sign of life, because the syncer's machine does not see them."""
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """Forget the syncs of the previous incarnation, which ended with it."""
+        if role.actor_name in stage.job.syncer_names():
+            self._forget()
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Sequence[Effect]) -> None:
+        """Check the events of a syncer; only syncers launch syncs."""
+        if not isinstance(role.actor.machine, Syncer):
+            return
+        if isinstance(event, MessageArrived):
+            self._said(role.at, event)
+        elif isinstance(event, FragmentMerged):
+            t, fragment = self._work.pop(event.work, (0, 0))
+            if event.accepted:
+                self._versions[fragment] = t
+        elif isinstance(event, Recovered):
+            self._recovered(event)
+        if isinstance(event, TimerFired) and event.timer == LAUNCH:
+            self._alarm = None
+        pulls: dict[tuple[int, int], list[str]] = {}
+        for effect in effects:
+            match effect:
+                case Observe():
+                    self._observed(role.at, effect)
+                case Transmit(body=Pull(t, fragment)):
+                    pulls.setdefault((t, fragment), []).append(effect.peer)
+                case SetTimer(timer, at) if timer == LAUNCH:
+                    self._alarm = at
+                case CancelTimer(timer) if timer == LAUNCH:
+                    self._alarm = None
+                case SetTimer(timer, at) if timer.startswith(PULL):
+                    self._deadlines[int(timer.removeprefix(PULL))] = at
+                case MergeFragment():
+                    self._deadlines.pop(effect.t, None)
+                    self._work[effect.work] = effect.t, effect.fragment
+                case _:
+                    pass
+        for (t, fragment), peers in pulls.items():
+            if t not in self._under_way:
+                self._launched(stage, role, t, fragment, peers)
+        self._waits(stage, role, event)
+        if isinstance(event, HANDLED_FIRST):
+            return
+        for t, at in self._deadlines.items():
+            self._late[t] = self._late[t] + 1 if role.at > at + ROUNDING_S else 0
+            late = self._late[t] > self._late_max
+            self.hold(not late, GRACE, f"sync {t} is open at {role.at}, its deadline was {at}")
+
+    def _said(self, at: float, event: MessageArrived[Any]) -> None:
+        peer, said = event.peer, event.body
+        if isinstance(said, Contribution | Progress):
+            self._unheard.discard(peer)
+        if isinstance(said, Contribution):
+            before = self._bases.get((peer, said.fragment), -1)
+            self._bases[peer, said.fragment] = max(before, said.base)
+        elif isinstance(said, Progress) and peer in self._heard:
+            self._report(at, peer, said)
+
+    def _recovered(self, event: Recovered) -> None:
+        for each in event.kept:
+            self._versions[each.fragment] = each.version
+            for name, base in each.spent.items():
+                self._bases[name, each.fragment] = base
+
+    def _report(self, at: float, peer: str, progress: Progress) -> None:
+        self._reports[peer] = progress
+        self._heard[peer] = at
+        if progress.step > self._steps[peer]:
+            self._fresh.add(peer)
+            new = progress.step - self._steps[peer] if self._counted[peer] else 0
+            self._since[peer] += new
+            self._steps[peer] = progress.step
+        self._counted[peer] = True
+        self._step_s[peer] = progress.step_s
+        if progress.step_s:
+            self._fastest_s = min(self._fastest_s, progress.step_s)
+        self._median_done = max(self._median_done, self._now_done(at))
+
+    def _now_done(self, at: float) -> int:
+        """The steps since the last launch that half of the live learners, or more, have done; they
+        were heard of in the last ``LIVE_STEPS`` steps of the fastest."""
+        recent = at - LIVE_STEPS * self._fastest_s
+        known = [heard for name, heard in self._heard.items() if self._step_s[name] > 0]
+        live = sum(heard >= recent for heard in known)
+        done = sorted((self._since[name] for name in self._heard), reverse=True)
+        return done[max(live - 1, 0) // 2] if done else 0
+
+    def _observed(self, at: float, what: Observe) -> None:
+        match what:
+            case Observe("joined", fields):
+                name = fields["learner"]
+                for each in [each for each in self._heard if actor_of(each) == actor_of(name)]:
+                    del self._heard[each]
+                    self._reports.pop(each, None)
+                self._steps[name], self._heard[name], self._step_s[name] = 0, at, 0.0
+                self._since[name], self._counted[name] = 0, False
+                self._fresh.discard(name)
+            case Observe("lost", fields):
+                self._heard.pop(fields["learner"], None)
+                self._reports.pop(fields["learner"], None)
+                self._median_done = max(self._median_done, self._now_done(at))
+            case Observe("sync repeated" | "merge", fields):
+                self._under_way.pop(fields["t"], None)
+                self._deadlines.pop(fields["t"], None)
+            case _:
+                pass
+
+    def _launched(
+        self, stage: Stage, role: Role, t: int, fragment: int, peers: Sequence[str]
+    ) -> None:
+        sync, links, at = stage.job.sync, role.actor.links, role.at
+        self.hold(len(set(peers)) == len(peers), GRACE, f"sync {t} pulls one twice")
+        later = [each for each in links.peers() if links.waiting(each, CONTROL)[0]]
+        many = len({*peers, *later} & self._fresh)
+        self.hold(many >= sync.quorum, GRACE, f"sync {t} has {many} of {sync.quorum}")
+        if sync.pull == "fresh":
+            stale = sorted({*peers} - self._fresh)
+            self.hold(not stale, GRACE, f"sync {t} pulls {stale}, that did no step since the last")
+        else:
+            lag = sync.staleness * sync.interval
+            left_out = self._unmerged(fragment, self._versions[fragment] - lag)
+            left_out = sorted(left_out - {*peers, *later})
+            self.hold(not left_out, PULLED, f"sync {t} leaves out {left_out}")
+        self._unheard.update(peers)
+        steps = max(t - self._last, 0) if self._last else 0
+        done = max(self._median_done, self._now_done(at))
+        self.hold(done >= steps, GRACE, f"sync {t}: the median has done {done} of {steps} steps")
+        if self._graced is not None and self._graced[0] == t and at < self._graced[1] - ROUNDING_S:
+            due_by = self._graced[1] if sync.pull == "unmerged" else math.inf
+            missing = {
+                each
+                for each, heard in self._heard.items()
+                if heard + self._step_s[each] <= due_by
+                and at - heard < min(2 * self._step_s[each] or math.inf, SILENCE_S_MIN) - ROUNDING_S
+            }
+            early = sorted(missing - self._fresh)
+            self.hold(
+                not early, GRACE, f"sync {t} does not wait for {early} until {self._graced[1]}"
+            )
+        twice = fragment in self._under_way.values()
+        self.hold(not twice, "overlap", f"sync {t} of fragment {fragment}, which is under way")
+        self._under_way[t] = fragment
+        many = len(self._under_way)
+        self.hold(many <= sync.overlap, "overlap", f"{many} under way, {sync.overlap} at most")
+        self._last = max(t, self._last)
+        self._since = dict.fromkeys(self._since, 0)
+        self._median_done, self._fastest_s = 0, self._known_s()
+        self._fresh.clear()
+
+    def _unmerged(self, fragment: int, oldest: int) -> set[str]:
+        """The learners that, by their last report, have steps of ``fragment`` that they never
+        contributed, without those that have not reported since they were pulled."""
+        return {
+            name
+            for name, report in self._reports.items()
+            if report.steps[fragment]
+            and report.versions[fragment] >= max(oldest, self._bases.get((name, fragment), -1) + 1)
+            and name not in self._unheard
+        }
+
+    def _known_s(self) -> float:
+        """The shortest known step of any linked learner; 0 if none is known."""
+        return min((s for name in self._heard if (s := self._step_s[name])), default=0.0)
+
+    def _waits(self, stage: Stage, role: Role, event: Event) -> None:
+        """Check that a sync with a quorum is launched when its floor and grace window are over."""
+        machine: Any = role.actor.machine
+        waiting, at = machine.rounds.waiting if machine.rounds else None, role.at
+        self._graced = None
+        if waiting is None or waiting.quorum_at is None:
+            self._overdue = 0
+            return
+        self._graced = waiting.t, waiting.quorum_at + waiting.grace_s
+        if waiting.quorum_at == at:
+            sync, step_s = stage.job.sync, machine.rounds.pacing.step_s or 0.0
+            most = min(sync.grace * sync.overlap, sync.grace_steps_max) * step_s
+            within = waiting.grace_s <= most + ROUNDING_S
+            self.hold(
+                within, GRACE, f"sync {waiting.t}: a window of {waiting.grace_s}, {most} at most"
+            )
+        if waiting.floor_at is None:
+            self._overdue = 0
+            return
+        due = max(waiting.floor_at, self._graced[1])
+        alarmed = self._alarm is not None and self._alarm <= due + ROUNDING_S
+        self.hold(alarmed, GRACE, f"sync {waiting.t} is due at {due}, the timer at {self._alarm}")
+        if at <= due + ROUNDING_S:
+            self._overdue = 0
+        elif not isinstance(event, HANDLED_FIRST):
+            self._overdue += 1
+        punctual = self._overdue <= self._late_max
+        self.hold(punctual, GRACE, f"sync {waiting.t} was due at {due}, it is {at}")

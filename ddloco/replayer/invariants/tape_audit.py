@@ -1,0 +1,180 @@
+"""Checks the invariants of a recorded run: machines decide again, without doing the work.
+
+A tape has the events and the digests of their effects, but not the effects themselves. Machines are
+pure, so the same events give the same effects again; if a digest differs, this version decides
+differently from the recorded one, which is reported. The checks are the same as in simulations
+(``ddloco.replayer.invariants.training``, ``launches``), which use only events and effects.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from clocks import actor_of, number_of
+from ddloco.job.config import Job, job_from
+from ddloco.job.protocol.events import Happened, Started
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.machines.registry import machine_for
+from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation
+from ddloco.replayer.invariants.launches import PULLED, Launches
+from ddloco.replayer.invariants.merged_tokens import MergedTokens, Share
+from ddloco.replayer.invariants.training import Causal, Durable, Learning, Merging
+from ddloco.stage.actors.actor import new_actor
+from replay import Divergence, Player, Tape
+
+SAME = "same-decisions"
+"""The invariant that every event has the effects recorded on the tape."""
+
+CLOCK = "clock-causal"
+
+INVARIANTS = (
+    SAME, CLOCK, "merge-once", "token-conservation", "outer-monotone", "weights-valid",
+    "staleness-bound", "merge-order-canonical", "no-zombie", "quorum-or-grace", "overlap",
+    PULLED, "no-unhealed-donor", "no-learner-waits-on-learner", "inner-steps-never-block",
+    "ack-after-durable",
+)  # fmt: skip
+"""In the order of the report."""
+
+LATE_MAX = 1
+"""In a live run one arrival may be handled while a deadline passes; its timer comes before the
+next."""
+
+
+@dataclass
+class Finding:
+    """The result for one invariant; it holds if ``violation`` is None.
+
+    ``looked`` is the number of checks; ``ref`` is the event that violates it; ``until`` is the
+    event of another violation, after which this invariant was not checked.
+    """
+
+    invariant: str
+    looked: int = 0
+    violation: str | None = None
+    ref: str | None = None
+    until: str | None = None
+
+    def line(self) -> str:
+        """The result on one line, for display."""
+        if self.violation is not None:
+            return f"{self.invariant:<28} VIOLATED at {self.ref}: {self.violation}"
+        if self.until is not None:
+            return f"{self.invariant:<28} looked at {self.looked} times, not after {self.until}"
+        held = f"held, looked at {self.looked} times" if self.looked else "nothing to look at"
+        return f"{self.invariant:<28} {held}"
+
+
+class TapeStage:
+    """A set of tapes, with the interface that checks expect."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.now = 0.0
+        self._plan: FragmentPlan | None = None
+
+    @property
+    def plan(self) -> FragmentPlan:
+        """How the parameters are split; known from each actor's first event."""
+        assert self._plan is not None, "an actor's first event is its start"
+        return self._plan
+
+    def begin(self, started: Started) -> None:
+        """Process an actor's start, which contains the parameters' leaves."""
+        self._plan = self._plan or self.job.plan(started.leaves)
+
+
+class TapeRole:
+    """The incarnation that recorded a tape, with the interface that checks expect."""
+
+    def __init__(self, job: Job, incarnation: str) -> None:
+        self.incarnation = incarnation
+        self.actor_name = actor_of(incarnation)
+        self.actor = new_actor(incarnation, machine_for(job, incarnation))
+        self.at = 0.0
+
+
+class Audit:
+    """Audits the tapes of one run, one after the other; tapes of the same actor in order.
+
+    Args:
+        tapes: all tapes of a run, or some of them.
+
+    Raises:
+        ConfigError: this version cannot run the recorded job.
+    """
+
+    def __init__(self, tapes: Sequence[Tape]) -> None:
+        self._tapes = sorted(
+            tapes, key=lambda each: (actor_of(each.incarnation), number_of(each.incarnation))
+        )
+        first = self._tapes[0]
+        self._stage = TapeStage(job_from(first.header.job, f"{first.path} (header)"))
+        self._checks: list[InvariantCheck[Any, Any]] = [
+            Merging(), PerSyncer(partial(Launches, LATE_MAX)), Learning(), Causal(), Durable()
+        ]  # fmt: skip
+        self._tokens = MergedTokens()
+        self._looking = [*self._checks, self._tokens]
+        self._stopped: dict[str, str] = {}
+        self._played = 0
+        self._violations: dict[str, Finding] = {}
+
+    def run(self) -> list[Finding]:
+        """Audit all tapes; returns the result for each invariant.
+
+        Raises:
+            TapeError: a tape cannot be read.
+        """
+        for each in self._tapes:
+            self._look_at(each)
+        looked: Counter[str] = Counter({SAME: self._played})
+        for check in self._checks:
+            looked += check.looked
+        findings: list[Finding] = []
+        for name in INVARIANTS:
+            found = self._violations.get(name) or Finding(name, until=self._stopped.get(name))
+            found.looked = looked[name]
+            findings.append(found)
+        return findings
+
+    def share(self) -> Share:
+        """The share of trained tokens that reached a merge; valid after ``run``."""
+        return self._tokens.share(len(self._stage.plan.fragments))
+
+    def _look_at(self, tape: Tape) -> None:
+        stage, role = self._stage, TapeRole(self._stage.job, tape.incarnation)
+        player: Player[Any] = Player(tape, Happened, role.actor)
+        for check in self._looking:
+            check.started(stage, role)
+        for record, event, outcome in player.moments():
+            ref = f"{tape.incarnation}:{record.n}"
+            stage.now = role.at = record.at
+            if isinstance(event, Started):
+                stage.begin(event)
+            try:
+                effects = player.play(record, event, outcome)
+            except Divergence as found:
+                said = f"recorded {found.expected[:200]}, this program has {found.actual[:200]}"
+                self._violated(CLOCK if found.aspect == "clock" else SAME, ref, said)
+                break
+            self._played += 1
+            for check in list(self._looking):
+                try:
+                    check.see(stage, role, event, effects)
+                except Violation as violation:
+                    self._violated(violation.invariant, ref, violation.said)
+                    self._stop(check, ref)
+        for check in self._looking:
+            check.died(stage, role)
+
+    def _violated(self, invariant: str, ref: str, said: str) -> None:
+        """Record the first violation of an invariant; later ones may be its consequences."""
+        self._violations.setdefault(invariant, Finding(invariant, violation=said, ref=ref))
+
+    def _stop(self, check: InvariantCheck[Any, Any], ref: str) -> None:
+        """Stop using a check after a violation, because its state is wrong then."""
+        self._looking.remove(check)
+        for name in check.invariants:
+            if not any(name in each.invariants for each in self._looking):
+                self._stopped.setdefault(name, ref)

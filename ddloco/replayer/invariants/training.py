@@ -1,0 +1,378 @@
+"""Invariants of every run, checked from events and effects alone: merging, learning, clocks.
+
+Each check has the stable name of its invariant. It keeps its own records of actors' events and
+effects; if it reads a machine's state, it is to bound it, not to rely on it. So the same checks run
+within simulated worlds and, afterwards, on the tapes of any run, where
+``ddloco.replayer.invariants.tape_audit`` lets the machines decide again.
+
+Where each invariant is checked:
+
+* here, in worlds and on tapes: merge-once, token-conservation, outer-monotone, weights-valid,
+  staleness-bound, merge-order-canonical, no-zombie, no-unhealed-donor, no-learner-waits-on-learner,
+  inner-steps-never-block, clock-causal, ack-after-durable; ``launches``: quorum-or-grace, overlap,
+  unmerged-pulled;
+* only in worlds, where more is known than the actors know. ``truth``: clock-vs-truth, data-cursor,
+  optimizer-with-params, and token-conservation of the arrays' real contents. ``resource_bounds``:
+  bounded-memory, control-not-starved. ``merge_oracle``: model-oracle, finite. ``belief``:
+  wrong-refused, honest-believed, starts-over. ``snapshot_checks``: cut-consistent,
+  channel-complete, snapshot-terminates, concurrent-snapshots, and data-cursor,
+  optimizer-with-params and merge-once in the contents of snapshots. ``fuzz``: heal-progress,
+  participation, and by running a world again determinism-check and record-is-inert;
+* in tests, because two worlds are compared: a learner that freezes or dies does not change the step
+  times of others; steps continue without a syncer; the order of arrival changes no byte; tapes of
+  hostile worlds replay (replay-bit-exact); snapshots delay no step and no merge
+  (snapshot-does-not-stall). The bugs in ``mutations.py`` and ``mutations_pictures.py`` of
+  ``tests/ddloco/simulation`` prove that each check can fail;
+* not yet checked: identity and replay-attack (keys), and disk-error-safe beyond what the tape does
+  in live runs.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from clocks import INCARNATIONS_MAX, actor_of, number_of
+from ddloco.job.protocol.effects import InstallState, MergeFragment, Overwrite, RunStep
+from ddloco.job.protocol.events import FragmentMerged, Recovered, StateInstalled, StepFinished
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Resume, StatePiece
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.replayer.invariants.base import Effects, InvariantCheck, Role, Stage
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Finish, Observe
+from transport import Event, MessageArrived, Transmit
+
+
+@dataclass
+class PendingMerges:
+    """The state of one syncer's merges: contributions by handle, merges in progress by work, and
+    the newest incarnation of each learner."""
+
+    newest: Counter[str]
+    arrived: dict[str, tuple[str, Contribution, int]] = field(default_factory=dict[str, Any])
+    merging: dict[int, MergeFragment] = field(default_factory=dict[int, MergeFragment])
+
+
+class Merging(InvariantCheck[Stage, Role]):
+    """merge-once, token-conservation, outer-monotone, weights-valid, staleness-bound,
+    merge-order-canonical, no-zombie: what the syncer does with contributions."""
+
+    invariants = (
+        "merge-once", "token-conservation", "outer-monotone", "weights-valid", "staleness-bound",
+        "merge-order-canonical", "no-zombie",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.merges: list[tuple[float, int, int, tuple[str, ...]]] = []
+        """(seconds, t, fragment, learners) of every merge."""
+        self.tokens: Counter[str] = Counter()
+        """Tokens merged, by incarnation, counted once per fragment."""
+        self.versions: Counter[int] = Counter()
+        self._spent: set[tuple[str, int, int]] = set()
+        self._pending: dict[str, PendingMerges] = {}
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """A new syncer has no merges in progress, and does not know what only the old one knew."""
+        if role.actor_name in stage.job.syncer_names():
+            before = self._pending.get(role.actor_name)
+            self._pending[role.actor_name] = PendingMerges(before.newest if before else Counter())
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Check the events of a syncer; only syncers merge."""
+        if not isinstance(role.actor.machine, Syncer):
+            return
+        pending = self._pending[role.actor_name]
+        if isinstance(event, MessageArrived) and isinstance(event.body, Contribution):
+            self._contribution(pending, event, event.body, role.actor)
+        elif isinstance(event, FragmentMerged):
+            self._merged(stage, pending, event)
+        elif isinstance(event, Recovered):
+            pending.merging.clear()
+        for effect in effects:
+            if isinstance(effect, MergeFragment):
+                self._merge(stage, pending, effect)
+            elif isinstance(effect, Observe) and effect.event == "joined":
+                actor, number = actor_of(effect.fields["learner"]), effect.fields["learner"]
+                pending.newest[actor] = max(pending.newest[actor], number_of(number))
+
+    def _contribution(
+        self, pending: "PendingMerges", event: MessageArrived[Any], said: Contribution, actor: Actor
+    ) -> None:
+        """Note a contribution unless its array is released at once or held only for a snapshot:
+        then it was refused, or its sender is not a member."""
+        holders = actor.handles.held().get(event.handle, 0)
+        if holders > actor.snapshots.holding().count(event.handle):
+            newest = pending.newest[actor_of(event.sender)]
+            pending.arrived[event.handle] = (event.sender, said, newest)
+
+    def _merge(self, stage: Stage, pending: "PendingMerges", merge: MergeFragment) -> None:
+        names = [share.name for share in merge.shares]
+        sync = stage.job.sync
+        in_order = sorted(set(names), key=str.encode) == names
+        self.hold(in_order, "merge-order-canonical", f"merge {merge.t} sums in the order {names}")
+        taken = {handle for handle, (_, said, _) in pending.arrived.items() if said.t == merge.t}
+        lost = sorted(pending.arrived[each][0] for each in taken - {s.handle for s in merge.shares})
+        said_of = f"contributions of {lost} were taken and are not in merge {merge.t}"
+        self.hold(not lost, "token-conservation", said_of)
+        for share in merge.shares:
+            known = share.handle in pending.arrived
+            self.hold(
+                known, "token-conservation", f"merge {merge.t}: no message brought {share.handle}"
+            )
+            sender, said, newest = pending.arrived[share.handle]
+            alive = number_of(sender) >= newest
+            self.hold(alive, "no-zombie", f"{sender} in merge {merge.t}, {newest} had joined")
+            told = (sender, said.t, said.fragment)
+            meant = told == (share.name, merge.t, merge.fragment)
+            self.hold(meant, "merge-once", f"{told} in {merge}")
+            weight = said.tokens * (said.tokens / said.steps)
+            self.hold(share.weight == weight, "weights-valid", f"{share.weight} for {weight}")
+            lag = self.versions[merge.fragment] - said.base
+            late = lag > sync.staleness * sync.interval
+            self.hold(not late, "staleness-bound", f"{sender} lags {lag} in merge {merge.t}")
+        pending.merging[merge.work] = merge
+
+    def _merged(self, stage: Stage, pending: "PendingMerges", event: FragmentMerged) -> None:
+        merge = pending.merging.pop(event.work)
+        come = {share.name: pending.arrived.pop(share.handle) for share in merge.shares}
+        fates = sorted([*event.accepted, *(name for name, _ in event.refused)], key=str.encode)
+        each_one = fates == list(come)
+        self.hold(each_one, "token-conservation", f"merge {merge.t} of {list(come)}, fates {fates}")
+        for name in event.accepted:
+            _, said, _ = come[name]
+            spent = (name, said.fragment, said.base)
+            again = spent in self._spent
+            self.hold(not again, "merge-once", f"tokens of {spent} at t {merge.t} again")
+            self._spent.add(spent)
+            self.tokens[name] += said.tokens
+        if not event.accepted:
+            return
+        ones = abs(sum(event.weights) - 1.0) < 1e-12 and min(event.weights) > 0.0
+        self.hold(ones, "weights-valid", f"weights {event.weights} of merge {merge.t}")
+        before = self.versions[merge.fragment]
+        self.hold(before < merge.t, "outer-monotone", f"version {merge.t} after {before}")
+        self.versions[merge.fragment] = merge.t
+        self.merges.append((stage.now, merge.t, merge.fragment, event.accepted))
+
+
+STARTS_MAX = 4
+"""Versions remembered per fragment: a learner contributes from one of the last few."""
+
+
+@dataclass
+class Trained:
+    """What one learner has trained on, derived from its steps alone."""
+
+    held: list[int]
+    """Per fragment the version that its parameters started from, -1 for none."""
+    tokens: list[int] = field(default_factory=lambda: [0])
+    """Cumulative tokens after each step, from step 0 on."""
+    starts: dict[int, deque[tuple[int, int]]] = field(default_factory=dict[int, Any])
+    """Per fragment (version, step after which it was installed), newest last."""
+    coming: tuple[Overwrite, ...] = ()
+    installing: tuple[int, ...] = ()
+
+    def take(self, fragment: int, version: int, step: int) -> None:
+        """A version is installed after ``step``."""
+        self.held[fragment] = version
+        starts = self.starts.setdefault(fragment, deque(maxlen=STARTS_MAX))
+        starts.append((version, step))
+
+    def finish(self, tokens: int) -> None:
+        """A step is finished, with the overwrites requested before it."""
+        for each in self.coming:
+            self.take(each.fragment, each.version, len(self.tokens) - 1)
+        self.coming = ()
+        self.tokens.append(self.tokens[-1] + tokens)
+
+    def install(self, *, sound: bool) -> None:
+        """A peer's state was installed, if it is sound."""
+        for fragment, version in enumerate(self.installing if sound else ()):
+            self.take(fragment, version, 0)
+
+    def agrees(self, said: Contribution) -> bool:
+        """Whether a contribution counts exactly what was trained since its base."""
+        if said.step >= len(self.tokens):
+            return False
+        return any(
+            version == said.base
+            and said.steps == said.step - start > 0
+            and said.tokens == self.tokens[said.step] - self.tokens[start]
+            for version, start in self.starts.get(said.fragment, ())
+        )
+
+
+class Learning(InvariantCheck[Stage, Role]):
+    """no-learner-waits-on-learner, inner-steps-never-block, outer-monotone, no-unhealed-donor,
+    and token-conservation of what learners report to have trained on."""
+
+    invariants = (
+        "no-learner-waits-on-learner", "inner-steps-never-block", "outer-monotone",
+        "no-unhealed-donor", "token-conservation",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: dict[str, list[float]] = {}
+        """When each incarnation finished its steps."""
+        self._trained: dict[str, Trained] = {}
+        self._instead: set[tuple[str, int, int]] = set()
+
+    def died(self, stage: Stage, role: Role) -> None:
+        """Forget an incarnation that has ended."""
+        self._trained.pop(role.incarnation, None)
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Check the events of a learner; only learners train."""
+        if not isinstance(role.actor.machine, Learner):
+            return
+        name = role.incarnation
+        steps = self.steps.setdefault(name, [])
+        if name not in self._trained:
+            self._trained[name] = Trained([-1] * len(stage.plan.fragments))
+        trained = self._trained[name]
+        if isinstance(event, MessageArrived):
+            if isinstance(event.body, GlobalFragment) and event.body.instead:
+                self._instead.add((name, event.body.fragment, event.body.version))
+        elif isinstance(event, StepFinished):
+            steps.append(stage.now)
+            trained.finish(event.tokens)
+            goes_on = any(isinstance(effect, RunStep | Finish) for effect in effects)
+            self.hold(goes_on, "inner-steps-never-block", f"{name} waits after step {event.step}")
+        elif isinstance(event, StateInstalled):
+            trained.install(sound=event.sound)
+        for effect in effects:
+            match effect:
+                case RunStep():
+                    self._run(stage, name, event, effect)
+                case Transmit(body=Contribution() as said):
+                    what = f"{name} did not train what {said} says"
+                    self.hold(trained.agrees(said), "token-conservation", what)
+                case InstallState() if isinstance(event, MessageArrived):
+                    assert isinstance(event.body, StatePiece), "the last piece completes a state"
+                    trained.installing = event.body.versions
+                case _:
+                    pass
+
+    def _run(self, stage: Stage, name: str, event: Event, run: RunStep) -> None:
+        trained, done = self._trained[name], len(self.steps[name])
+        self.hold(run.step == done + 1, "outer-monotone", f"{name}: step {run.step}")
+        if run.step == 1:
+            mended = [each.fragment for each in run.overwrites]
+            held = [p for p, version in enumerate(trained.held) if version >= 0]
+            whole = len({*mended, *held}) == len(stage.plan.fragments)
+            self.hold(whole, "no-unhealed-donor", f"{name} begins with {mended} and {held}")
+            self.hold(begins(event), "no-learner-waits-on-learner", f"{name} begins at {event}")
+        else:
+            own = isinstance(event, StepFinished)
+            self.hold(own, "no-learner-waits-on-learner", f"{name}: step {run.step} at {event}")
+        for each in run.overwrites:
+            held_now = trained.held[each.fragment]
+            again = (name, each.fragment, each.version) in self._instead
+            said = f"{name} overwrites {held_now} with {each.version}"
+            self.hold(held_now < each.version + again, "outer-monotone", said)
+        trained.coming = run.overwrites
+
+
+def begins(event: Event) -> bool:
+    """Whether a learner may begin at this event: its parameters, or the position to resume at, have
+    arrived."""
+    if isinstance(event, MessageArrived):
+        return isinstance(event.body, GlobalFragment | Resume)
+    return isinstance(event, StateInstalled)
+
+
+class Causal(InvariantCheck[Stage, Role]):
+    """clock-causal: an actor's own entry counts its events; other entries only grow, and are not
+    smaller than those of any message it accepts.
+
+    Only messages of the current session count. A late Welcome of a lost session is answered but not
+    merged into the clock: its sender may since have retired entries that it contains, and this
+    actor may never have had them.
+    """
+
+    invariants = ("clock-causal",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[str, dict[str, int]] = {}
+
+    def started(self, stage: Stage, role: Role) -> None:
+        """A new incarnation knows nothing."""
+        self._before[role.incarnation] = {}
+
+    def died(self, stage: Stage, role: Role) -> None:
+        """Forget the clock of an incarnation that has ended."""
+        self._before.pop(role.incarnation, None)
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Compare the clock with its previous value and with the received one."""
+        me, clock, floors = role.incarnation, role.actor.clock, role.actor.floors
+        before = self._before[me]
+        number = before.get(me, 0) + 1
+        self.hold(clock.number == number, "clock-causal", f"{me} counts {clock.number}, {number}")
+        if not isinstance(event, MessageArrived):
+            before[me] = number
+            return
+        mine = event.clock.get(me, 0)
+        said = f"{me}:{number} is told of its event {mine}, which has not happened"
+        self.hold(mine < number, "clock-causal", said)
+        known = clock[event.sender] >= event.clock.get(event.sender, 0)
+        believed = known and role.actor.links.stands(event)
+        told = event.clock if believed else {}
+        for name, count in {**before, **told}.items():
+            least = max(count, before.get(name, 0))
+            kept = clock[name] >= least or number_of(name) < floors.get(actor_of(name), 0)
+            kept = kept or _displaced(name, clock.others())
+            self.hold(kept, "clock-causal", f"{me}:{number} has {name}:{clock[name]}, not {least}")
+        self._before[me] = {me: number, **{name: clock[name] for name in clock.others()}}
+
+
+def _displaced(name: str, known: Sequence[str]) -> bool:
+    """Whether newer incarnations of the same actor have replaced an entry in a clock."""
+    actor, number = actor_of(name), number_of(name)
+    newer = [each for each in known if actor_of(each) == actor and number_of(each) > number]
+    return len(newer) >= INCARNATIONS_MAX
+
+
+class Durable(InvariantCheck[Stage, Role]):
+    """ack-after-durable: a restarted syncer has every version that any learner has received."""
+
+    invariants = ("ack-after-durable",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._found: dict[str, dict[int, dict[int, int]]] = {}
+        """By actor and incarnation number, the version of each fragment that was found on disk."""
+        self._told: dict[str, dict[int, dict[int, tuple[int, str]]]] = {}
+        """By actor and incarnation number, the newest version of each fragment that was sent, and
+        to whom."""
+
+    def see(self, stage: Stage, role: Role, event: Event, effects: Effects) -> None:
+        """Check when a syncer has recovered, and when a learner receives a version.
+
+        These may be seen in either order, because tapes are processed one by one.
+        """
+        if isinstance(event, Recovered):
+            kept = {each.fragment: each.version for each in event.kept}
+            actor, number = actor_of(role.incarnation), number_of(role.incarnation)
+            self._found.setdefault(actor, {})[number] = kept
+            for teller, told in self._told.get(actor, {}).items():
+                for p, (version, who) in told.items() if teller < number else ():
+                    self._agree(number, p, kept, version, who)
+        elif isinstance(event, MessageArrived) and isinstance(event.body, GlobalFragment):
+            actor, teller = actor_of(event.sender), number_of(event.sender)
+            p, version = event.body.fragment, event.body.version
+            told = self._told.setdefault(actor, {}).setdefault(teller, {})
+            if version > told.get(p, (-1, ""))[0]:
+                told[p] = version, role.incarnation
+            for number, kept in self._found.get(actor, {}).items():
+                if teller < number:
+                    self._agree(number, p, kept, version, role.incarnation)
+
+    def _agree(self, number: int, p: int, kept: dict[int, int], version: int, who: str) -> None:
+        found = kept.get(p, 0)
+        said = f"{who} has had version {version} of {p}, incarnation {number} found {found}"
+        self.hold(version <= found, "ack-after-durable", said)

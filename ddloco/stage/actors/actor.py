@@ -1,0 +1,378 @@
+"""An actor: one machine, its links and its clock; the unit of recording, simulation and replay.
+
+Every event that the door admits is one tick of the actor's clock, so the number of an event is the
+actor's own entry, and every message sent while handling it carries that clock. The links handle an
+event first and pass facts on to the machine; the messages that the machine sends go through them.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from clocks import RunningClock, actor_of, number_of
+from ddloco.stage.actors.effects import AskedByAll, CaptureState, TakeSnapshot, Work
+from ddloco.stage.actors.events import (
+    Captured,
+    Restored,
+    SnapshotRequested,
+    SnapshotSettled,
+    WorkResult,
+)
+from ddloco.stage.actors.snapshot_adapter import Cutting, new_cutting
+from snapshot import Moment, StateError, read_state, write_state
+from snapshot.attributes import machine_from, plain_state
+from transport import (
+    CONTROL,
+    Body,
+    CancelTimer,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Handles,
+    Hangup,
+    Keep,
+    LaneBroken,
+    Links,
+    Listen,
+    Mark,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Retire,
+    Send,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+
+LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
+
+
+ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "listed-states")
+"""Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
+differently adds or renames one, so that old tapes are refused with an error message."""
+
+
+class Machine(Protocol):
+    """The decisions of one actor, as a pure state machine.
+
+    A machine uses no await, clock, randomness, thread, file, socket or log call, and iterates in a
+    fixed order.
+    """
+
+    def handle(self, at: float, event: Event) -> list[Any]:
+        """Handle one event, ``at`` seconds after the actor's start; returns effects in order."""
+        ...
+
+
+if TYPE_CHECKING:  # A checker knows defaults of type variables, Python 3.11 does not.
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    M = TypeVarWithDefault("M", bound="Machine", default=Any)
+    B = TypeVarWithDefault("B", bound=Body, default=Any)
+    W = TypeVarWithDefault("W", bound=Work, default=Any)
+else:
+    M, B, W = TypeVar("M"), TypeVar("B"), TypeVar("W")
+
+
+class OwnMachine(Struct, tag=True, forbid_unknown_fields=True):
+    """Base of the machines that are structs of their whole state, with declared types.
+
+    A machine of any other class is written by its attributes; see ``user_state``.
+    """
+
+
+class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
+    """A machine with its links, timers and part in snapshots; made by ``new_actor``.
+
+    Attributes:
+        machine: the machine that handles the events.
+        links: its links, with its clock and its array handles.
+        snapshots: its part in snapshots.
+        at: the time of the newest event, in seconds since the actor's start.
+        timers: timers that are set, by name, with their due time.
+        under_way: work that was requested and has not finished, by number.
+        learned: the entries of other actors that the newest event changed in the clock.
+        witnessed: whether the clock is already advanced to the event that is handled next.
+        floors: for each actor, the lowest incarnation number that may still occur.
+    """
+
+    machine: M
+    links: Links[B]
+    snapshots: Cutting[B]
+    at: float = 0.0
+    timers: dict[str, float] = {}
+    under_way: dict[int, W] = {}
+    learned: dict[str, int] = {}
+    witnessed: bool = False
+    floors: dict[str, int] = {}
+
+    @property
+    def incarnation(self) -> str:
+        """The actor's name with its incarnation number, as in ``learner-3.2``."""
+        return self.links.clock.me
+
+    @property
+    def clock(self) -> RunningClock:
+        """The actor's vector clock."""
+        return self.links.clock
+
+    @property
+    def handles(self) -> Handles:
+        """The references to arrays."""
+        return self.links.handles
+
+    @property
+    def number(self) -> int:
+        """The number of the last event, 0 before the first."""
+        return self.clock.number
+
+    def witness(self, event: Event) -> dict[str, int]:
+        """Advance the clock by ``event``, which must be handled next.
+
+        The door calls this before the event is handled, so that the tape can record the result.
+        Only messages that the links will accept as part of an open session add entries.
+
+        Returns:
+            The entries of other actors that changed.
+        """
+        if type(event) is MessageArrived and self.links.teaches(event):
+            heard = event.clock
+            if self.floors:
+                heard = {name: count for name, count in heard.items() if not self._retired(name)}
+            self.learned = self.clock.tick(heard, event.sender)
+        else:
+            self.learned = self.clock.tick()
+        self.witnessed = True
+        return self.learned
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Handle one event; returns the effects for the driver to perform, in order.
+
+        An array that came with a message is released at the end unless it was kept meanwhile.
+        """
+        if not self.witnessed:
+            self.witness(event)
+        self.witnessed = False
+        effects: list[Effect] = []
+        arrived = ""
+        self.at = at
+        # Exact types are compared because each event passes here; isinstance costs a struct more.
+        begun = self._renew(effects) if type(event) is Restored else []
+        if type(event) is MessageArrived:
+            arrived = event.handle
+            if arrived:
+                self.handles.hold(arrived)
+            for kept in self.snapshots.hears(event, self.links):
+                self._do(at, kept, effects)
+        heard, asked = self.links.handle(at, event)
+        effects += asked
+        for fact in heard:
+            self._tell(at, fact, effects)
+        if type(event) is Restored:
+            self._part_with(at, begun, event.missing, effects)
+        if arrived:
+            effects += self.handles.release(arrived)
+        cuts = self.snapshots.due
+        if cuts:
+            for marker in self.snapshots.mark():
+                self._do(at, marker, effects)
+        self._remember(event, effects)
+        if cuts:
+            self._capture(at, effects)
+        return effects
+
+    def _tell(self, at: float, fact: Any, effects: list[Effect]) -> None:
+        """Pass a fact to the snapshot adapter and the machine, and perform what they request."""
+        snapshots = self.snapshots
+        if snapshots.concerns(fact):
+            asked = snapshots.take_part(at, fact, self._moment, self.clock)
+            if type(fact) is SnapshotRequested:
+                asked = [*self.machine.handle(at, fact), *asked]
+        else:
+            asked = self.machine.handle(at, fact)
+            kind = type(fact)
+            if kind is PeerJoined:
+                asked = [*snapshots.joined(fact), *asked]
+            elif kind is PeerLost:
+                asked = [*snapshots.lost(fact.peer, fact.reason), *asked]
+        for effect in asked:
+            self._do(at, effect, effects)
+        for news in snapshots.news():
+            for effect in self.machine.handle(at, news):
+                self._do(at, effect, effects)
+
+    def _do(self, at: float, effect: Any, effects: list[Effect]) -> None:
+        """Perform an effect on the actor's own state; append any other to ``effects``."""
+        # The exact type is compared because this is the most frequent call of an actor.
+        kind = type(effect)
+        if kind in LINK_EFFECTS:
+            if kind is Hangup:
+                for more in self.snapshots.lost(effect.peer, effect.reason):
+                    self._do(at, more, effects)
+            news, asked = self.links.perform(at, effect)
+            effects += asked
+            for more in news:
+                self._tell(at, more, effects)
+        elif kind is Keep:
+            self.handles.hold(effect.handle)
+        elif kind is Drop:
+            effects += self.handles.release(effect.handle)
+        elif kind is Retire:
+            self._retire(effect.floors)
+        elif kind is TakeSnapshot:
+            for more in self.snapshots.take(at, self._moment()):
+                self._do(at, more, effects)
+        else:
+            effects.append(effect)
+
+    # Snapshots.
+
+    def _moment(self) -> Moment:
+        return Moment(self.clock.number, self.clock.wire(), self.snapshots.peers())
+
+    def _remember(self, event: Event, effects: list[Any]) -> None:
+        """Update the timers and the unfinished work to their state after this event."""
+        if type(event) is TimerFired:
+            self.timers.pop(event.timer, None)
+        elif type(event) is not MessageArrived and isinstance(event, WorkResult):
+            self.under_way.pop(event.work, None)
+        for effect in effects:
+            kind = type(effect)
+            if kind is SetTimer:
+                self.timers[effect.timer] = effect.at
+            elif kind is CancelTimer:
+                self.timers.pop(effect.timer, None)
+            elif kind is not Transmit and isinstance(effect, Work):
+                work: Any = effect
+                self.under_way[work.work] = work
+
+    def _renew(self, effects: list[Effect]) -> list[str]:
+        """Continue in another run, without the unfinished snapshots of the earlier one.
+
+        Returns:
+            The unfinished snapshots that this actor had begun.
+        """
+        former, links = self.snapshots, self.links
+        self.snapshots = new_cutting(self.incarnation)
+        self.snapshots.inherit(former)
+        for handle in former.holding():
+            effects += self.handles.release(handle)
+        self.under_way = {n: work for n, work in self.under_way.items() if not former.wrote(work)}
+        self.timers = {name: due for name, due in self.timers.items() if not former.timed(name)}
+        for peer in links.peers():
+            self.snapshots.joined(PeerJoined(peer, links.incarnation(peer)))
+        return former.began()
+
+    def _part_with(
+        self, at: float, begun: list[str], missing: tuple[str, ...], effects: list[Effect]
+    ) -> None:
+        """Report to the machine, after ``Restored``, what the new run does not continue.
+
+        Args:
+            at: the current time, in seconds.
+            begun: snapshots that this actor had begun and that are discarded.
+            missing: peers that do not continue from the snapshot; their links are lost.
+            effects: the list that effects are appended to.
+        """
+        for snapshot in begun:
+            settled = SnapshotSettled(snapshot, "the job went on from a snapshot")
+            for effect in self.machine.handle(at, settled):
+                self._do(at, effect, effects)
+        for peer in missing:
+            broken = LaneBroken(peer, CONTROL, "it did not come along")
+            heard, asked = self.links.handle(at, broken)
+            effects += asked
+            for fact in heard:
+                self._tell(at, fact, effects)
+
+    def _capture(self, at: float, effects: list[Effect]) -> None:
+        """Capture the actor's state for each cut that this event belongs to.
+
+        Arrays that unfinished work is still computing are left out; an actor that resumes from the
+        snapshot starts that work again. The captures themselves are not part of the unfinished
+        work, because they could not be repeated: the worker's state has changed by then. If the
+        machine's state is not plain data, the actor's part of the snapshot fails with the reason.
+        """
+        coming = {handle for work in self.under_way.values() for handle in work.makes}
+        there = tuple(name for name in sorted(self.handles.names()) if name not in coming)
+        begun = self.snapshots.hold(there)
+        for _ in begun:
+            for handle in there:
+                self.handles.hold(handle)
+        self.clock.rest()
+        try:
+            state = self.write()
+        except StateError as error:
+            for work, _ in begun:
+                self._tell(at, Captured(work, failed=str(error)), effects)
+            return
+        effects += [CaptureState(work, snapshot, state, there) for work, snapshot in begun]
+
+    def write(self) -> bytes:
+        """Return the whole state as bytes.
+
+        Raises:
+            StateError: the machine's state is no plain data.
+        """
+        own = isinstance(self.machine, OwnMachine)
+        return write_state(self if own else replace(self, machine=plain_state(self.machine)))
+
+    def _retire(self, floors: dict[str, int]) -> None:
+        """Remove retired incarnations from the clock; later messages that name them add nothing."""
+        for actor, floor in floors.items():
+            self.floors[actor] = max(self.floors.get(actor, 0), floor)
+        self.clock.forget(name for name in self.clock.others() if self._retired(name))
+
+    def _retired(self, name: str) -> bool:
+        return number_of(name) < self.floors.get(actor_of(name), 0)
+
+
+def new_actor(incarnation: str, machine: M) -> Actor[M, Any, Any]:
+    """Return an actor before its first event.
+
+    Args:
+        incarnation: the actor's name with its incarnation number, as in ``learner-3.2``.
+        machine: the machine that handles the events.
+    """
+    links = Links(RunningClock(incarnation), Handles())
+    return Actor(machine, links, new_cutting(incarnation))
+
+
+@dataclass(frozen=True)
+class ActorStates(Generic[M]):
+    """Reads the states of actors whose machines are of one class.
+
+    Attributes:
+        machine: the class of the machine.
+        said: the union of the message bodies.
+        asked: the union of the work effects that the machine requests.
+    """
+
+    machine: type[M]
+    said: Any
+    asked: Any
+
+    def read(self, data: bytes) -> Actor[M, Any, Any]:
+        """Read what ``Actor.write`` wrote.
+
+        Raises:
+            StateError: it is not the state of such an actor.
+        """
+        asked = AskedByAll | self.asked
+        if issubclass(self.machine, OwnMachine):
+            return read_state(data, Actor[self.machine, self.said, asked])
+        plain: Any = dict[str, Any]
+        actor = read_state(data, Actor[plain, self.said, asked])
+        return replace(actor, machine=machine_from(self.machine, actor.machine))
+
+    def read_flight(self, data: bytes) -> list[MessageArrived[Any]]:
+        """Read the messages that were in flight to such an actor.
+
+        Raises:
+            StateError: they are not such messages.
+        """
+        return read_state(data, list[MessageArrived[self.said]])

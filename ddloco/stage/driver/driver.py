@@ -1,0 +1,468 @@
+"""The driver: one trio task per actor, and the only door to the world.
+
+It takes the next event (a message, a timer, finished work), stamps it with the actor's clock,
+writes it to the tape, lets the actor handle it, writes the digest of the effects, and only then
+performs them. Every door through which nondeterminism enters is in this file: the time, the order
+of arrivals, the completion of work, and requests from outside.
+"""
+
+import contextlib
+import traceback
+from collections import deque
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import msgspec
+import trio
+
+from clocks import TimeSource, actor_of
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Finish, Observe, Work
+from ddloco.stage.actors.events import (
+    LeaveRequested,
+    Restored,
+    SnapshotRequested,
+    StopRequested,
+    WorkResult,
+)
+from ddloco.stage.actors.timers import Timers
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.reassembly import Arrivals
+from ddloco.stage.driver.connection_guard import ConnectionGuard
+from ddloco.stage.driver.door import admit
+from ddloco.stage.observers.observer_protocol import OBSERVER, OWNER, Request
+from ddloco.stage.observers.observer_server import ObserverServer
+from ddloco.stage.process.log import ActorLog
+from replay import Recorder, TapeError
+from transport import (
+    LANES,
+    PROTOCOL_VERSION,
+    Arrival,
+    Assembler,
+    Bytes,
+    BytesArrived,
+    CancelTimer,
+    Codec,
+    Effect,
+    Endpoint,
+    Event,
+    Free,
+    Header,
+    Hello,
+    Lane,
+    LaneBroken,
+    LaneFull,
+    LocalProtocolError,
+    Message,
+    MessageArrived,
+    Payload,
+    PeerGone,
+    RemoteProtocolError,
+    SetTimer,
+    TimerFired,
+    Transmit,
+)
+
+INBOX_MAX = 1024
+"""The most events in the inbox; beyond that, arrivals stay in the queues of the sockets."""
+
+CONNECT_S = 20.0
+"""Seconds that a resumed actor waits for its peers, which resume at other times."""
+
+REFUSALS_LOGGED_MAX = 20
+"""Refusals of one peer that are logged; later ones are only counted, to bound the log."""
+
+REFUSED_NAMES_MAX = 1024
+"""Peers whose refusals are counted separately. A sender can invent names, and the status lists
+all of them."""
+
+LANE_NAMES: dict[str, Lane] = {lane: lane for lane in LANES}
+
+
+class Executor(Protocol):
+    """Performs the work effects of an actor."""
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Perform one work effect, possibly starting at once; a failure is a result as well."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A complete message in the inbox, before it becomes an event."""
+
+    peer: str
+    lane: Lane
+    message: Message[Any]
+
+
+class Driver:
+    """Runs one actor until it is finished.
+
+    Args:
+        actor: the actor to run.
+        said: the union of the message bodies that the codec accepts.
+        job_id: sent with every message; messages of another job are refused.
+        actors: the names of the job's actors; messages that name others are refused.
+        endpoint: carries messages; the caller dials and listens on its addresses.
+        executor: performs work effects.
+        arrays: the arrays by handle.
+        recorder: writes the tape.
+        time: the actor's time.
+        log: receives observations.
+        admits: raises RemoteProtocolError if a message's tensors do not fit its body. Machines
+            cannot check this, because they see only digests.
+        allocate: allocates buffers for arriving payloads.
+        facts: returns further fields of the status for observers.
+    """
+
+    def __init__(
+        self,
+        actor: Actor,
+        *,
+        said: Any,
+        job_id: str,
+        actors: Collection[str],
+        endpoint: Endpoint,
+        executor: Executor,
+        arrays: Arrays,
+        recorder: Recorder,
+        time: TimeSource,
+        log: ActorLog,
+        admits: Callable[[Header[Any]], None],
+        allocate: Callable[[int], Bytes] | None = None,
+        facts: Callable[[], dict[str, Any]] = dict,
+    ) -> None:
+        self.actor = actor
+        self.refused: dict[str, int] = {}
+        """The number of refused messages, by peer."""
+        self.sent_bytes = self.received_bytes = 0
+        """The bytes of all messages, headers included, as they are on the wire."""
+        self._job_id = job_id
+        self._guard = ConnectionGuard(actor.incarnation, actors, admits)
+        self._endpoint = endpoint
+        self._executor = executor
+        self._arrays = arrays
+        self._recorder = recorder
+        self._time = time
+        self._log = log
+        log.began = time.began
+        self._codec: Codec[Any] = Codec(said, job_id)
+        self._allocate = allocate
+        self._facts = facts
+        refuse = partial(self._count_refusal, "observers")
+        self._observers = ObserverServer(
+            endpoint, arrays, time.now, self.status, refuse, request=self._requested
+        )
+        self._arrivals = Arrivals(self._assembler)
+        self._timers = Timers()
+        self._urgent: deque[Arrived | Event] = deque()
+        self._early: dict[tuple[str, Lane], Arrived] = {}
+        """For each actor of the job and lane, the newest Hello that came before this actor listens.
+        Admitted at once, it would have no effect, and its sender would repeat it up to a second
+        later."""
+        self._finish: Finish | None = None
+        self._inbox, self._waiting = trio.open_memory_channel[Arrived | Event](INBOX_MAX)
+
+    async def run(self, first: Event, pending: Sequence[Arrived | Event] = ()) -> Finish:
+        """Handle ``first`` and all later events until the actor finishes.
+
+        If ``first`` is ``Restored``, the timers of the snapshot are set and its unfinished work is
+        started again, except for work whose result is in ``pending``.
+
+        Args:
+            first: the first event.
+            pending: events to handle next: in-flight messages and work results of the snapshot.
+
+        Returns:
+            The effect with which the actor finished.
+
+        Raises:
+            TapeError: the tape cannot be written, and the job says that this ends the actor.
+        """
+        try:
+            return await self._run(first, pending)
+        finally:
+            self._recorder.close(self.actor.number, None)  # Cancelled or failed: no reason.
+
+    async def _run(self, first: Event, pending: Sequence[Arrived | Event]) -> Finish:
+        unwritten: TapeError | None = None
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self._endpoint.run, self._deliver)
+            try:
+                if isinstance(first, Restored):
+                    await self._connected(first.missing)
+                before = list(self.actor.under_way)
+                self._admit(first, None)
+                if isinstance(first, Restored):
+                    self._go_on(before, pending)
+                while self._finish is None:
+                    await self._next()
+            except TapeError as error:
+                unwritten = error  # Raised below: the nursery would wrap it in a group.
+            nursery.cancel_scope.cancel()
+        if unwritten is not None:
+            raise unwritten
+        assert self._finish is not None, "the loop above ends with it"
+        self.note("traffic", {"sent_bytes": self.sent_bytes, "received_bytes": self.received_bytes})
+        self._recorder.close(self.actor.number, self._finish.reason)
+        return self._finish
+
+    async def _connected(self, missing: Sequence[str]) -> None:
+        """Wait until the peers of all restored links are connected, at most ``CONNECT_S`` seconds.
+
+        A message to a peer that is not yet connected would break the link, and a restored link has
+        no handshake that could establish it again.
+        """
+        peers = [peer for peer in self.actor.links.peers() if peer not in missing]
+        routes = [f"{peer}/{lane}" for peer in peers for lane in LANES]
+        with trio.move_on_after(CONNECT_S):
+            while not all(map(self._endpoint.reaches, routes)):  # noqa: ASYNC110, there is no event
+                await trio.sleep(CONNECT_S / 1000)
+
+    def _go_on(self, before: Sequence[int], pending: Sequence[Arrived | Event]) -> None:
+        """Set the timers and start the unfinished work of a snapshot.
+
+        Args:
+            before: the numbers of the work that was unfinished before the first event; work that
+                the first event itself requested has been started already.
+            pending: events to handle next.
+        """
+        self._urgent.extend(pending)
+        done = {each.work for each in pending if isinstance(each, WorkResult)}
+        for timer, due in self.actor.timers.items():
+            self._timers.set(timer, due)
+        for number in before:
+            work = self.actor.under_way.get(number)
+            if work is not None and number not in done:
+                self._nursery.start_soon(self._work, self._executor.do(work))
+
+    def request_stop(self, reason: str) -> None:
+        """Request an orderly end of the actor; ``reason`` is logged."""
+        self._request(StopRequested(reason))
+
+    def request_leave(self, reason: str) -> None:
+        """Request that the actor leaves, because its process exits and will be restarted."""
+        self._request(LeaveRequested(reason))
+
+    def request_snapshot(self) -> None:
+        """Request a snapshot of the whole job, of a syncer that leads."""
+        self._requested("snapshot")
+
+    def _request(self, event: Event) -> None:
+        try:
+            self._inbox.send_nowait(event)
+        except (trio.BrokenResourceError, trio.WouldBlock):
+            self._urgent.append(event)
+
+    def _requested(self, what: Request) -> None:
+        """Pass an observer's request to the actor."""
+        if what == "stop":
+            self.request_stop("asked to stop by an observer")
+            return
+        try:
+            self._inbox.send_nowait(SnapshotRequested())
+        except trio.WouldBlock:
+            return  # The inbox is full; the observer repeats its request.
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log an event that is not on the tape and does not reach the actor."""
+        self._log.observe(event, self._time.now(), self.actor.number, fields)
+
+    def status(self) -> dict[str, Any]:
+        """Return the status for observers as plain data; it is not recorded on the tape.
+
+        A machine without a ``status`` method adds nothing.
+        """
+        at, actor = self._time.now(), self.actor
+        of_machine = msgspec.to_builtins(getattr(actor.machine, "status", lambda _at: {})(at))
+        own = {"incarnation": actor.incarnation, "job": self._job_id, "uptime_s": at}
+        counts = {
+            "events": actor.number,
+            "refused_frames": dict(self.refused),
+            "sent_bytes": self.sent_bytes,
+            "received_bytes": self.received_bytes,
+        }
+        return {**self._facts(), **own, **counts, **of_machine}
+
+    # The door.
+
+    async def _next(self) -> None:
+        """Admit the next event: urgent ones first, then due timers, then the inbox in order."""
+        if self._urgent:
+            self._take(self._urgent.popleft())
+            return
+        timer = self._timers.pop_due(self._time.now())
+        if timer is not None:
+            self._admit(TimerFired(timer), None)
+            return
+        try:
+            came = self._waiting.receive_nowait()
+        except trio.WouldBlock:
+            came = await self._wait()
+            if came is None:
+                return
+        self._take(came)
+
+    def _take(self, came: Arrived | Event) -> None:
+        if isinstance(came, Arrived):
+            self._admit_message(came)
+        else:
+            self._admit(came, None)
+
+    async def _wait(self) -> Arrived | Event | None:
+        due = self._timers.next_at()
+        patience = max(due - self._time.now(), 0.0) if due is not None else float("inf")
+        with trio.move_on_after(patience):
+            return await self._waiting.receive()
+        return None
+
+    def _admit_message(self, came: Arrived) -> None:
+        header, payload = came.message.header, came.message.payload
+        handle = f"in/{self.actor.number + 1}" if payload is not None else ""
+        event = MessageArrived(
+            peer=came.peer,
+            lane=came.lane,
+            sender=header.sender,
+            session=header.session,
+            seq=header.seq,
+            clock=header.clock,
+            body=header.body,
+            payload=payload.digest if payload is not None else b"",
+            handle=handle,
+        )
+        self._admit(event, payload)
+
+    def _admit(self, event: Event, payload: Payload | None) -> None:
+        """Admit an event through the door and perform its effects."""
+        if payload is not None and isinstance(event, MessageArrived):
+            self._arrays.put(event.handle, payload)
+        at = self._time.now()
+        try:
+            effects = admit(self.actor, self._recorder, at, event)
+        except TapeError:
+            raise
+        except Exception as error:
+            trace = "".join(traceback.format_exception(error))
+            fields = {"what": type(event).__name__, "traceback": trace}
+            self._log.observe("machine raised", at, self.actor.number, fields)
+            raise
+        for effect in effects:
+            self._perform(at, effect)
+        if self._early and self.actor.links.listening:
+            self._urgent.extend(self._early.values())
+            self._early.clear()
+
+    # Effects.
+
+    def _perform(self, at: float, effect: Effect) -> None:
+        match effect:
+            case Transmit():
+                self._transmit(effect)
+            case SetTimer(timer, due):
+                self._timers.set(timer, due)
+            case CancelTimer(timer):
+                self._timers.cancel(timer)
+            case Free(handle):
+                self._arrays.free(handle)
+            case Observe(event, fields):
+                self._log.observe(event, at, self.actor.number, fields)
+                self._observers.news(event, at, self._ref, fields)
+            case Finish(status, reason):
+                self._finish = effect
+                self._observers.news("ended", at, self._ref, {"status": status, "reason": reason})
+            case _:
+                assert isinstance(effect, Work), f"the driver cannot perform {effect}"
+                self._nursery.start_soon(self._work, self._executor.do(effect))
+
+    @property
+    def _ref(self) -> str:
+        return f"{self.actor.incarnation}:{self.actor.number}"
+
+    def _transmit(self, said: Transmit[Any]) -> None:
+        payload: Payload | None = self._arrays.get(said.payload) if said.payload else None
+        header = Header(
+            version=PROTOCOL_VERSION,
+            job=self._job_id,
+            sender=self.actor.incarnation,
+            session=said.session,
+            seq=said.seq,
+            clock=said.clock,
+            body=said.body,
+            tensors=payload.tensors if payload is not None else (),
+        )
+        try:
+            for frames in self._codec.encode(header, payload):
+                self._endpoint.send_nowait(f"{said.peer}/{said.lane}", frames)
+                self.sent_bytes += sum(map(len, frames))
+        except PeerGone:
+            self._urgent.append(LaneBroken(said.peer, said.lane, "the peer cannot be reached"))
+        except LaneFull:
+            self._urgent.append(LaneBroken(said.peer, said.lane, "its queue is full"))
+        except LocalProtocolError as error:
+            self._urgent.append(LaneBroken(said.peer, said.lane, str(error)))
+
+    async def _work(self, coming: Awaitable[WorkResult]) -> None:
+        result = await coming
+        try:
+            self._inbox.send_nowait(result)
+        except trio.WouldBlock:
+            await self._inbox.send(result)
+
+    # Arrivals.
+
+    async def _deliver(self, arrival: Arrival) -> None:
+        """Reassemble an arrival; a complete message enters the inbox, an invalid one is refused."""
+        if arrival.route.startswith((OBSERVER, OWNER)):
+            self._observers.take(arrival)
+            return
+        peer, _, lane_name = arrival.route.rpartition("/")
+        lane = LANE_NAMES.get(lane_name)
+        if lane is None:
+            self._count_refusal(arrival.route, "its route names no lane")
+            return
+        try:
+            self.received_bytes += sum(map(len, arrival.frames))
+            message = self._arrivals.feed(peer, lane, arrival.frames)
+        except RemoteProtocolError as error:
+            self._count_refusal(peer, str(error))
+            if self.actor.links.knows(peer):
+                await self._inbox.send(LaneBroken(peer, lane, f"refused: {error}"))
+            return
+        if message is not None:
+            arrived = Arrived(peer, lane, message)
+            if type(message.header.body) is Hello and not self._admits_hello(arrived):
+                return
+            await self._inbox.send(arrived)
+        nbytes = self._arrivals.progress(self._time.now(), peer, lane)
+        if nbytes is not None and self.actor.links.knows(peer):
+            with contextlib.suppress(trio.WouldBlock):  # The inbox is full; more bytes follow.
+                self._inbox.send_nowait(BytesArrived(peer, lane, nbytes))
+
+    def _admits_hello(self, arrived: Arrived) -> bool:
+        """Whether a Hello may be admitted now; one that is too early is kept for later."""
+        sender = arrived.message.header.sender
+        if not self._guard.may_greet(self._time.now(), sender):
+            self._count_refusal(arrived.peer, "it sends Hello too often")
+            return False
+        if self.actor.links.listening:
+            return True
+        self._early[actor_of(sender), arrived.lane] = arrived
+        return False
+
+    def _assembler(self, peer: str) -> Assembler[Any]:
+        check = partial(self._guard.check, peer)
+        if self._allocate is None:
+            return Assembler(self._codec, check)
+        return Assembler(self._codec, check, self._allocate, self._arrays.discard)
+
+    def _count_refusal(self, peer: str, reason: str) -> None:
+        """Count and log a refused message, which is not on the tape and not seen by the actor."""
+        if peer not in self.refused and len(self.refused) >= REFUSED_NAMES_MAX:
+            peer = "others"
+        count = self.refused[peer] = self.refused.get(peer, 0) + 1
+        if count <= REFUSALS_LOGGED_MAX:
+            self.note("message refused", {"peer": peer, "reason": reason, "count": count})

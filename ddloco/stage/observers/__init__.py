@@ -1,0 +1,1 @@
+"""What observers ask a running actor, and how they are answered."""

@@ -1,0 +1,158 @@
+"""The protocol between observers and a syncer's observer server, and its limits.
+
+An observer is not a peer: it has no link and no clock, and its messages are on no tape. A notice is
+one msgpack frame. A fragment's bytes follow it raw, in pieces:
+
+    [Ask]                             from the observer; it sends nothing else
+    [Told] [News] [Sorry]             from the server
+    [Fragment, bytes 0 .. 1 MiB)      then [Piece, next 1 MiB) ... until the fragment is complete
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from transport.endpoint import FRAME_BYTES_MAX, Buffer
+from transport.message import TENSORS_MAX, Count, Reason, TensorMeta
+
+if TYPE_CHECKING:
+    from ddloco.stage.observers.observer_fragments import FragmentReader
+
+VERSION = 1
+"""The version of this protocol; observers of another version get an answer that says so."""
+
+OBSERVER, OWNER = "observer-", "owner-"
+"""The prefixes of observers' routes; no actor's name begins with one. With keys only who has the
+key ``owner`` can use the second. Who uses the first may look: the status, news and fragments."""
+
+ASK_BYTES_MAX = 1024
+"""A request contains only a few small numbers."""
+
+PIECE_BYTES = 1024 * 1024
+"""Bytes in a piece of a fragment; only the last may be shorter."""
+
+NOTICE_BYTES_MAX = FRAME_BYTES_MAX
+"""A status of 1,024 learners takes an eighth of a megabyte."""
+
+
+class NoticeError(ValueError):
+    """The other side sent something that is not in this protocol; one line names the field."""
+
+
+class Notice(Struct, frozen=True, tag=True):
+    """Base class of all messages; the class name is the tag. Unknown fields are ignored, so that a
+    request of another version can be decoded far enough to read its version number."""
+
+
+Request = Literal["snapshot", "stop"]
+"""Requests that are passed to the actor, where they become events."""
+
+
+class Ask(Notice, frozen=True):
+    """Asks for the status, for the news from now on, for a snapshot, or for the end of the job.
+    ``taken`` is the greatest ``seq`` that the observer has received, which acknowledges it: the
+    server limits how much is unacknowledged."""
+
+    what: Literal["status", "follow", "snapshot", "stop"]
+    version: int = VERSION
+    taken: Count = 0
+    payloads: bool = False
+
+
+class Told(Notice, frozen=True):
+    """The syncer's status as plain data; times are seconds relative to now."""
+
+    seq: Count
+    status: dict[str, Any]
+
+
+class News(Notice, frozen=True):
+    """One observation: ``at`` is in seconds since the syncer's start, ``ref`` is its event on the
+    tape. ``lost`` counts earlier news that this observer missed because it was slow."""
+
+    seq: Count
+    lost: Count
+    event: str
+    at: float
+    ref: str
+    fields: dict[str, Any]
+
+
+class Fragment(Notice, frozen=True):
+    """The newest version ``t`` of a global fragment; its bytes follow."""
+
+    seq: Count
+    fragment: Count
+    t: Count
+    tensors: Annotated[tuple[TensorMeta, ...], Meta(max_length=TENSORS_MAX)]
+
+
+class Piece(Notice, frozen=True):
+    """The next bytes of the current fragment."""
+
+    seq: Count
+    index: Count
+
+
+class Sorry(Notice, frozen=True):
+    """The request is declined, and why."""
+
+    reason: Reason
+
+
+encode = msgspec.msgpack.Encoder().encode
+_ask = msgspec.msgpack.Decoder(Ask)
+_answer = msgspec.msgpack.Decoder(Told | News | Fragment | Piece | Sorry)
+
+
+def decode_ask(frames: Sequence[Buffer]) -> Ask:
+    """Decode an observer's request.
+
+    Raises:
+        NoticeError: it is not a valid request.
+    """
+    if len(frames) != 1:
+        raise NoticeError(f"an ask of {len(frames)} parts, 1 expected")
+    if len(frames[0]) > ASK_BYTES_MAX:
+        raise NoticeError(f"an ask of {len(frames[0])} bytes, at most {ASK_BYTES_MAX}")
+    return _decoded(_ask, frames[0])
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], frame: Buffer) -> Any:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise NoticeError(str(error)) from None
+
+
+class Reader:
+    """Decodes what a server sends, and assembles fragments."""
+
+    def __init__(self) -> None:
+        self._fragments: FragmentReader | None = None
+
+    def feed(self, frames: Sequence[Buffer]) -> tuple[Told | News | Fragment | Sorry, Any] | None:
+        """Process one message; returns a whole notice with its payload, if it has one, or None.
+
+        An incomplete fragment is forgotten; the server sends it again.
+
+        Raises:
+            NoticeError: it is not a valid notice, or a tensor's bytes do not match its digest.
+        """
+        if not 1 <= len(frames) <= 2 or len(frames[0]) > NOTICE_BYTES_MAX:
+            raise NoticeError("1 or 2 parts within the limits expected")
+        said = _decoded(_answer, frames[0])
+        piece = frames[1] if len(frames) == 2 else b""
+        if isinstance(said, Fragment | Piece):
+            return self._assembled().feed(said, piece)
+        return said, None
+
+    def _assembled(self) -> "FragmentReader":
+        if self._fragments is None:
+            # Observers that only ask for a status need no arrays.
+            from ddloco.stage.observers.observer_fragments import FragmentReader  # noqa: PLC0415
+
+            self._fragments = FragmentReader()
+        return self._fragments

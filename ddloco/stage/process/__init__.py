@@ -1,0 +1,1 @@
+"""What every process needs: log, signals, terminal, errors, the user's code by name."""

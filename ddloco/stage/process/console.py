@@ -1,0 +1,35 @@
+"""The console on which commands draw: tables, colours, and displays that stay in place."""
+
+from collections.abc import Iterator
+from typing import IO
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from ddloco.stage.process.terminal import Escaping, escaped
+
+
+class SafeConsole(Console):
+    """A console whose texts have no control characters, while what rich itself draws with, which
+    are colours and movements of the cursor, reaches the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Render to segments; those of text are escaped."""
+        for segment in super().render(renderable, options):
+            if segment.control or segment.text.isprintable():
+                yield segment
+            else:
+                yield Segment(escaped(segment.text), segment.style)
+
+    @property
+    def file(self) -> IO[str]:
+        """The stream that is drawn on."""
+        stream = super().file
+        return stream.unescaped if isinstance(stream, Escaping) else stream
+
+    @file.setter
+    def file(self, new_file: IO[str]) -> None:
+        """Draw on another stream."""
+        self._file = new_file

@@ -1,0 +1,271 @@
+"""Entry points: functions that users name as ``module:function``.
+
+The module is searched in the working directory of the command, as Python does for a script, and
+then among the installed packages. The working directory may hold a module with the name of one of
+ddloco's packages. Only the worker process puts it first on the import path. It then removes its own
+packages of such names from ``sys.modules``, so that user code imports the user's modules; ddloco's
+code has imported all that it needs before. A process of actors does not import tasks: it only reads
+the source file of the task.
+"""
+
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import re
+import symtable
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from clocks import read_regular
+from ddloco.stage.files.near_miss import did_you_mean
+
+PACKAGES = ("clocks", "ddloco", "replay", "snapshot", "transport")
+"""The packages of this distribution; users may have modules with the same names."""
+
+
+OPTIONS_CHARS_MAX = 200
+"""Of the options of a call in an error line: a line is to be read at a glance."""
+
+EITHER = inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+PINNED = re.compile(r"main_([0-9a-f]{16})")
+"""The name of a pinned module, which contains the first digits of the SHA-256 of its text. Its text
+was taken from a script or a notebook, and is in the run folder."""
+
+
+class NamedError(ValueError):
+    """An entry point cannot be used; the message is one line for the user."""
+
+
+def called(kind: str, spec: str, options: Mapping[str, Any]) -> Any:
+    """Import ``module:function`` and call it.
+
+    Args:
+        kind: the kind of object that it makes, for error messages.
+        spec: the entry point, as ``module:function``.
+        options: the keyword arguments of the call.
+
+    Raises:
+        NamedError: with one line that names the module, the function or the option.
+    """
+    module_name, function_name = parted(kind, spec)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        said = in_one_line(error)
+        raise NamedError(f"{kind} {spec!r}: cannot import {module_name}: {said}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [name for name, each in vars(module).items() if callable(each)]
+        near = did_you_mean(function_name, known)
+        raise NamedError(f"{kind} {spec!r}: {module_name} has no function {function_name}{near}")
+    try:
+        inspect.signature(function).bind(**options)
+    except TypeError as error:
+        raise NamedError(_misfit(kind, spec, function, options, error)) from error
+    try:
+        return function(**options)
+    except Exception as error:
+        said = f"{function_name} failed: {in_one_line(error)}{_with_options(options)}"
+        raise NamedError(f"{kind} {spec!r}: {said}") from error
+
+
+def _misfit(
+    kind: str, spec: str, function: Any, options: Mapping[str, Any], error: TypeError
+) -> str:
+    """Why a function cannot be called with these options. The line begins with a task's option as
+    it is in the job file, ``task.width``."""
+    table = f"{kind}." if kind == "task" else ""
+    parameters = inspect.signature(function).parameters.values()
+    known = [each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, EITHER)]
+    for name in options:
+        if name not in known:
+            takes = ", ".join(f"{table}{each}" for each in known) or "no options"
+            line = f"{kind} {spec!r} takes no {name}; it takes {takes}"
+            return f"{table}{name}: {line}" if table else line
+    return f"{kind} {spec!r}: {error}"
+
+
+def _with_options(options: Mapping[str, Any]) -> str:
+    """The end of an error line: the options of the call, which may be what is wrong."""
+    shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return f"; its options: {shown[:OPTIONS_CHARS_MAX]}" if options else ""
+
+
+def pinned_name(text: str) -> str:
+    """The name of the pinned module with this text."""
+    return f"main_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def pinned_file(folder: Path, spec: str) -> Path | None:
+    """The file of an entry point's module in ``folder``, if it is a pinned module; None if not.
+
+    A file whose text does not have the digest that the module is named after is not used: it would
+    be other code than the user asked for.
+    """
+    name = spec.partition(":")[0]
+    path = folder / f"{name}.py"
+    if PINNED.fullmatch(name) is None or not path.is_file():
+        return None
+    return path if pinned_name(path.read_text()) == name else None
+
+
+class PinnedFinder(MetaPathFinder):
+    """Finds one pinned module, after all others."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def find_spec(self, fullname: str, path: object = None, target: object = None) -> Any:
+        """Find the module if it has that name."""
+        del path, target
+        if fullname != self._path.stem:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self._path)
+
+
+def source_digest(kind: str, spec: str, folder: Path | None = None) -> str:
+    """Return the SHA-256, in hex, of the source file of an entry point's module.
+
+    The digest covers only that file, not the modules that it imports or the data that it reads.
+
+    Args:
+        kind: the kind of object that it makes, for error messages.
+        spec: the entry point.
+        folder: where a pinned module is.
+
+    Raises:
+        NamedError: there is no such module, or it has no source file.
+    """
+    module_name, _ = parted(kind, spec)
+    pinned = pinned_file(folder, spec) if folder is not None else None
+    if pinned is not None:
+        return hashlib.sha256(pinned.read_bytes()).hexdigest()
+    found = found_from(Path.cwd(), module_name)
+    if found is None and PINNED.fullmatch(module_name):
+        said = f"{module_name} was taken from a script or a notebook, and is not in {folder}"
+        raise NamedError(f"{kind} {spec!r}: {said}")
+    if found is None:
+        near = did_you_mean(module_name, _modules_here(module_name))
+        said = f"there is no module {module_name}, here or installed{near}"
+        raise NamedError(f"{kind} {spec!r}: {said}")
+    if found.origin is None or not found.has_location:
+        raise NamedError(f"{kind} {spec!r}: {module_name} has no source file")
+    try:
+        return hashlib.sha256(read_regular(found.origin)).hexdigest()
+    except OSError as error:
+        said = f"{found.origin} cannot be read: {error.strerror}"
+        raise NamedError(f"{kind} {spec!r}: {said}") from None
+
+
+def check_function(kind: str, spec: str) -> None:
+    """Check, without importing it, that an entry point's module defines the function.
+
+    What cannot be told from the source is left to the process that imports it.
+
+    Raises:
+        NamedError: nothing in the module's source gives anything this name.
+    """
+    module_name, function_name = parted(kind, spec)
+    found = found_from(Path.cwd(), module_name)
+    if found is None or not found.has_location or not str(found.origin).endswith(".py"):
+        return
+    try:
+        text = Path(str(found.origin)).read_text()
+        top = symtable.symtable(text, module_name, "exec")
+    except (OSError, SyntaxError, ValueError):
+        return
+    bound = [each.get_name() for each in top.get_symbols() if _binds(each)]
+    dynamic = "__getattr__" in bound or "import *" in text or "globals()" in text
+    if function_name not in bound and not dynamic:
+        near = did_you_mean(function_name, bound)
+        raise NamedError(f"{kind} {spec!r}: {module_name} has no function {function_name}{near}")
+
+
+def _binds(symbol: symtable.Symbol) -> bool:
+    """Whether a name gets a value at the top level of a module."""
+    return symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+
+
+def found_from(folder: Path, module_name: str) -> ModuleSpec | None:
+    """Find a module as if ``folder`` were first on the import path, without importing it."""
+    top, *rest = module_name.split(".")
+    searched = [str(folder)]
+    found = PathFinder.find_spec(top, searched)
+    if found is None or not found.has_location:  # A plain folder gives way to a package.
+        installed = _installed(top)
+        found, searched = (installed, sys.path) if installed else (found, searched)
+    for part in rest:
+        if found is None or found.submodule_search_locations is None:
+            return None
+        searched = _locations(found, searched)
+        found = PathFinder.find_spec(part, searched)
+    return found
+
+
+def _modules_here(like: str) -> list[str]:
+    """The modules in the current folder, or in its folder that a dotted name begins with."""
+    *packages, _ = like.split(".")
+    folder, prefix = Path.cwd().joinpath(*packages), "".join(f"{each}." for each in packages)
+    return [f"{prefix}{path.stem}" for path in sorted(folder.glob("*.py"))]
+
+
+def _locations(found: ModuleSpec, searched: Sequence[str]) -> list[str]:
+    """Return where the modules of a package are.
+
+    The spec of a plain folder cannot tell: it looks again, in the parent package as imported.
+
+    Args:
+        found: the package, or plain folder.
+        searched: the folders in which it was found.
+    """
+    if found.has_location:
+        return list(found.submodule_search_locations or ())
+    there = (Path(each) / found.name for each in searched)
+    return [str(each) for each in there if each.is_dir()]
+
+
+def _installed(top: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(top)
+    except ValueError:  # Loaded, and without a spec: __main__.
+        return None
+
+
+def look_here_first(folder: Path) -> None:
+    """Import from ``folder`` before anywhere else from now on, even modules with the name of one of
+    ddloco's packages. The caller must have imported all of ddloco's modules that it needs."""
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    for package in PACKAGES:
+        theirs = PathFinder.find_spec(package, [str(folder)])
+        ours = sys.modules.get(package)
+        if theirs is None or theirs.origin is None or ours is None:
+            continue
+        if theirs.origin == ours.__file__:
+            continue  # The folder is a checkout of ddloco itself.
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            del sys.modules[name]
+
+
+def parted(kind: str, spec: str) -> tuple[str, str]:
+    """Split an entry point into module and function.
+
+    Raises:
+        NamedError: it does not have that form.
+    """
+    module_name, colon, function_name = spec.partition(":")
+    dotted = all(part.isidentifier() for part in module_name.split("."))
+    if not (colon and dotted and function_name.isidentifier()):
+        raise NamedError(f"{kind} {spec[:200]!r} is not of the form module:function")
+    return module_name, function_name
+
+
+def in_one_line(error: BaseException) -> str:
+    """An exception's type and message on one line; user code may raise messages of many lines."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,0 +1,1 @@
+"""Programs of users' actors: how they are written, described, executed and run."""

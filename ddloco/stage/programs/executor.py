@@ -1,0 +1,67 @@
+"""Executes the work of a user's actor: the user's function, in threads, from arrays to arrays."""
+
+from collections.abc import Awaitable, Sequence
+
+import msgspec
+import trio
+
+from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
+from ddloco.stage.actors.events import Computed, WorkFailed, WorkResult
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.snapshot_sink import SnapshotSink
+from ddloco.stage.driver.snapshot_writer import Capture
+from ddloco.stage.process.entry_point import in_one_line
+from ddloco.stage.programs.program import Compute, Tensors
+from transport import Payload, payload_of, tensors_of
+
+
+class ComputationExecutor:
+    """Does the work of one actor, in a live run and in a replay alike.
+
+    Args:
+        compute: the user's function.
+        arrays: the arrays by handle; all of them are payloads.
+        sink: where snapshots are written.
+    """
+
+    def __init__(self, compute: Compute, arrays: Arrays, sink: SnapshotSink) -> None:
+        self._compute = compute
+        self._arrays = arrays
+        self._capture = Capture(arrays, sink)
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; a failure is a result too.
+
+        The arrays are looked up before this returns, since the next event may free them.
+        """
+        match work:
+            case CaptureState():
+                return self._capture.state(work)
+            case CaptureFlight():
+                return self._capture.flight(work)
+            case CommitSnapshot():
+                return self._capture.commit(work)
+            case _:
+                return self._do(work, [self._arrays.get(handle) for handle in work.reads])
+
+    async def _do(self, work: Work, read: Sequence[Payload]) -> WorkResult:
+        try:
+            result, made = await trio.to_thread.run_sync(self._computed, work, read)
+        except Exception as error:  # noqa: BLE001, an exception of user code is its result
+            return WorkFailed(work.work, "task", f"{type(work).__name__}: {in_one_line(error)}")
+        for handle, payload in zip(work.makes, made, strict=True):
+            self._arrays.put(handle, payload)
+        return result
+
+    def _computed(self, work: Work, read: Sequence[Payload]) -> tuple[WorkResult, list[Payload]]:
+        """Call the user's function; runs in a thread."""
+        given: list[Tensors] = [tensors_of(payload) for payload in read]
+        result, tensors = self._compute(work, given)
+        made = [payload_of(each) for each in tensors]
+        if result.work != work.work:
+            raise ValueError(f"the result is of work {result.work}, want {work.work}")
+        if len(made) != len(work.makes):
+            raise ValueError(f"{len(made)} arrays were returned, want {len(work.makes)}")
+        if isinstance(result, Computed):
+            result = msgspec.structs.replace(result, made=tuple(each.digest for each in made))
+        return result, made

@@ -1,0 +1,331 @@
+"""A base class for actors that read like their algorithm: arrays are values, work is a call.
+
+A subclass overrides methods for what happens: the actor begins, a peer joins, a message arrives.
+These methods request actions with ``send``, ``call``, ``log`` and others. The actor is a state
+machine: its methods decide immediately, only from their arguments and its attributes, without
+clocks, files or randomness, so that a replay decides the same.
+
+An array is kept as long as an attribute of the actor refers to it, directly or inside lists, dicts
+and objects, while a message with it waits to be sent, and while a call uses it. After each event
+the base class searches the attributes for arrays, which takes time proportional to their number; an
+actor with thousands of arrays should be written as a machine instead.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
+from typing import Any, TypeVar
+
+import numpy as np
+from msgspec import Struct
+from numpy.typing import NDArray
+
+from clocks import actor_of
+from ddloco.stage.actors.effects import Calculation, Finish, Observe, Status, TakeSnapshot
+from ddloco.stage.actors.events import Begun, Computed, SnapshotSettled, StopRequested, WorkFailed
+from snapshot.attributes import attributes
+from transport import (
+    BULK,
+    CONTROL,
+    Body,
+    CancelTimer,
+    Dial,
+    Drop,
+    Effect,
+    Event,
+    Hangup,
+    Keep,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Send,
+    SetTimer,
+    TimerFired,
+)
+
+NAME = "array"
+"""The tensor name of a single numpy array in a payload."""
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_computations: dict[str, Callable[..., Any]] = {}
+_PLAIN = (type(None), bool, int, float, str, bytes)
+
+
+class Array(Struct, frozen=True):
+    """An array, or several by name, that an actor may keep, send and compute with. Only
+    computations can read its numbers."""
+
+    handle: str
+
+
+class Call(Calculation, frozen=True):
+    """Call a computation with the arrays ``source``, and ``arguments`` by keyword."""
+
+    function: str
+    arguments: dict[str, Any] = {}
+
+
+class Returned(Computed, frozen=True):
+    """A call has returned; ``value`` is the plain data that it returned with its array."""
+
+    value: Any = None
+
+
+class Pending(Struct, frozen=True, forbid_unknown_fields=True):
+    """A call in progress: its arrays are kept until it is done, then ``then`` is called."""
+
+    then: str
+    reads: tuple[Array, ...]
+    makes: Array
+
+    def method_of(self, actor: "UserActor") -> Callable[..., None]:
+        """Return the method to call.
+
+        The name may come from a snapshot, so it must be of a method that the user's classes define,
+        and of none that Python calls by itself.
+
+        Raises:
+            ValueError: the actor has no such method of its own.
+        """
+        cls = type(actor)
+        base = next((each for each in cls.__mro__ if self.then in vars(each)), UserActor)
+        found = vars(base).get(self.then)
+        own = base is not UserActor and not self.then.startswith("__")
+        if own and type(found) is FunctionType:
+            return found.__get__(actor)
+        raise ValueError(f"{self.then[:100]!r} is no method of {cls.__qualname__} itself")
+
+
+def computation(function: F) -> F:
+    """Allow actors to call a function of a module with ``UserActor.call``.
+
+    It is called in a thread, and again in every replay, with numpy arrays (or dicts of them by
+    name) and keyword arguments of plain data. It returns an array, or a dict of arrays by name, or
+    a pair of one of these and plain data. It must be deterministic: no clocks, no files, and
+    randomness only from a seed among its arguments.
+    """
+    _computations[f"{function.__module__}.{function.__qualname__}"] = function
+    return function
+
+
+def compute_call(
+    work: Any, given: Sequence[Mapping[str, NDArray[Any]]]
+) -> tuple[Returned, list[dict[str, NDArray[Any]]]]:
+    """Do the work of a ``Call``; see ``ddloco.stage.programs.program.Compute``.
+
+    Raises:
+        NotImplementedError: the work is not a call.
+    """
+    if not isinstance(work, Call):
+        raise NotImplementedError(f"no compute was given for {type(work).__name__}")
+    arrays = [tensors[NAME] if [*tensors] == [NAME] else dict(tensors) for tensors in given]
+    returned = _computations[work.function](*arrays, **work.arguments)
+    made, value = returned if isinstance(returned, tuple) else (returned, None)
+    tensors = made if isinstance(made, dict) else {NAME: np.asarray(made)}
+    return Returned(work.work, value=value), [tensors]
+
+
+class UserActor:
+    """An actor of a user's program; subclass it and override the methods of interest.
+
+    Attributes:
+        at: time of the event being handled, in seconds since the actor's start.
+        name: the actor's own name.
+        peers: names of the actors that it is linked with, in the order in which they joined.
+    """
+
+    at: float = 0.0
+    name: str = ""
+    _routes: dict[str, str]
+    _pending: dict[int, Pending]
+    _calls: int
+    _held: set[str]
+    _asked: list[Effect]
+
+    # Events: methods to override.
+
+    def begin(self) -> None:
+        """The actor begins: ``listen``, or ``dial`` others."""
+
+    def joined(self, peer: str) -> None:
+        """A link to another actor is up."""
+
+    def lost(self, peer: str, reason: str) -> None:
+        """The link to another actor is down; the side that dialled keeps trying."""
+
+    def received(self, peer: str, message: Any) -> None:
+        """A message without an array has arrived."""
+
+    def received_array(self, peer: str, message: Any, array: Array) -> None:
+        """A message has arrived, with the array that it carries."""
+
+    def timer(self, name: str) -> None:
+        """A timer has expired."""
+
+    def failed(self, reason: str) -> None:
+        """A computation has raised; ``reason`` is one line. By default the actor fails."""
+        self.finish(reason, "failed")
+
+    def stop(self, reason: str) -> None:
+        """The run is to end: because of Ctrl-C, or because another actor here has failed."""
+        self.finish(reason, "stopped")
+
+    def snapshot_settled(self, snapshot: str, failed: str) -> None:
+        """A snapshot that this actor initiated was committed, or ``failed`` says why not."""
+
+    # Actions.
+
+    def listen(self, **agreement: str) -> None:
+        """Accept actors that dial with the same agreement."""
+        self._asked.append(Listen(agreement))
+
+    def dial(self, peer: str, **agreement: str) -> None:
+        """Open a link to an actor and keep it open; the role must name it in ``dials``."""
+        self._asked.append(Dial(peer, agreement))
+
+    def send(self, peer: str, message: Body, array: Array | None = None, *, key: str = "") -> None:
+        """Send a message, optionally with an array, to a linked actor.
+
+        Args:
+            peer: its name; a message to an actor that is not linked is dropped.
+            message: the message body.
+            array: the array to send with it.
+            key: a newer message with the same key replaces one that still waits to be sent.
+        """
+        lane, payload = (BULK, array.handle) if array is not None else (CONTROL, "")
+        if peer in self._routes:
+            self._asked.append(Send(self._routes[peer], lane, message, payload, key))
+
+    def call(
+        self, function: Callable[..., Any], *arrays: Array, then: Callable[..., None], **more: Any
+    ) -> None:
+        """Start a computation; when it is done, ``then`` is called with its array, and with the
+        plain data that it returned, if any.
+
+        Args:
+            function: a function marked with ``computation``.
+            arrays: its positional arguments.
+            then: a method of this actor.
+            more: plain data, passed by keyword.
+
+        Raises:
+            ValueError: the function is not marked, or ``then`` is not a method of this actor.
+        """
+        name = f"{function.__module__}.{function.__qualname__}"
+        if name not in _computations:
+            raise ValueError(f"{name} is not a computation; mark it with @computation")
+        made = Array(f"call/{self._calls + 1}")
+        pending = Pending(getattr(then, "__name__", ""), arrays, made)
+        if pending.method_of(self) != then:
+            raise ValueError(f"then={then!r}: want a method of this actor")
+        self._calls += 1
+        self._pending[self._calls] = pending
+        source = tuple(array.handle for array in arrays)
+        self._asked.append(Call(self._calls, source, (made.handle,), name, more))
+
+    def set_timer(self, name: str, after_s: float) -> None:
+        """Have ``timer`` called after ``after_s`` seconds; setting a timer again moves it."""
+        self._asked.append(SetTimer(name, self.at + after_s))
+
+    def cancel_timer(self, name: str) -> None:
+        """Cancel a timer."""
+        self._asked.append(CancelTimer(name))
+
+    def take_snapshot(self) -> None:
+        """Initiate a snapshot of all actors at this event."""
+        self._asked.append(TakeSnapshot())
+
+    def log(self, event: str, **fields: Any) -> None:
+        """Write a line to the log, which observers also receive."""
+        self._asked.append(Observe(event, fields))
+
+    def hang_up(self, peer: str, reason: str = "done") -> None:
+        """Close the link to an actor."""
+        if peer in self._routes:
+            self._asked.append(Hangup(self._routes.pop(peer), reason))
+
+    def finish(self, reason: str, status: Status = "done") -> None:
+        """End this actor: it closes its links, and receives no more events."""
+        for peer in self.peers:
+            self.hang_up(peer, reason)
+        self._asked.append(Finish(status, reason))
+
+    @property
+    def peers(self) -> list[str]:
+        """See the class."""
+        return list(self._routes)
+
+    # The machine.
+
+    def handle(self, at: float, event: Event) -> list[Effect]:
+        """Handle one event; see ``ddloco.stage.actors.actor.Machine``."""
+        self.at = at
+        if isinstance(event, Begun):
+            self._begin(event.incarnation)
+        self._asked = []
+        self._hear(event)
+        asked, self._asked = self._asked, []
+        held = {array.handle for array in _arrays(self, set())}
+        kept: list[Effect] = [Keep(each) for each in sorted(held - self._held)]
+        dropped = [Drop(each) for each in sorted(self._held - held)]
+        self._held = held
+        return [*kept, *asked, *dropped]
+
+    def _begin(self, incarnation: str) -> None:
+        self.name = actor_of(incarnation)
+        self._routes = {}
+        self._pending = {}
+        self._calls = 0
+        self._held = set()
+
+    def _hear(self, event: Event) -> None:
+        match event:
+            case Begun():
+                self.begin()
+            case PeerJoined(peer):
+                self._routes[actor_of(peer)] = peer
+                self.joined(actor_of(peer))
+            case PeerLost(peer, reason):
+                if self._routes.get(actor_of(peer)) == peer:
+                    del self._routes[actor_of(peer)]
+                    self.lost(actor_of(peer), reason)
+            case MessageArrived(peer=peer, body=body, handle=""):
+                self.received(actor_of(peer), body)
+            case MessageArrived(peer=peer, body=body, handle=handle):
+                self.received_array(actor_of(peer), body, Array(handle))
+            case Returned(work=work, value=value):
+                done = self._pending.pop(work)
+                then = done.method_of(self)
+                then(done.makes) if value is None else then(done.makes, value)
+            case WorkFailed(work=work, reason=reason):
+                self._pending.pop(work, None)
+                self.failed(reason)
+            case TimerFired(timer):
+                self.timer(timer)
+            case SnapshotSettled(snapshot, failed):
+                self.snapshot_settled(snapshot, failed)
+            case StopRequested(reason):
+                self.stop(reason)
+            case _:
+                return
+
+
+def _arrays(thing: Any, seen: set[int]) -> Iterator[Array]:
+    """The arrays that an object refers to, in no particular order."""
+    if isinstance(thing, _PLAIN) or id(thing) in seen:
+        return
+    if isinstance(thing, Array):
+        yield thing
+        return
+    seen.add(id(thing))
+    if isinstance(thing, dict):
+        for each in (*thing.keys(), *thing.values()):
+            yield from _arrays(each, seen)
+    elif isinstance(thing, list | tuple | set | frozenset | deque):
+        for each in thing:
+            yield from _arrays(each, seen)
+    else:
+        for _, each in attributes(thing):
+            yield from _arrays(each, seen)

@@ -1,0 +1,20 @@
+"""A status as plain data."""
+
+import pytest
+
+from ddloco.job.protocol.status import Status, StatusError, WaitingSync, status_from
+
+
+def test_unknown_fields_are_ignored():
+    """A syncer of a newer version may report more."""
+    plain = {"t": 4, "waiting": {"t": 5, "fragment": 1, "for": "a quorum", "x": 1}, "y": 2}
+
+    assert Status(t=4, waiting=WaitingSync(5, 1, "a quorum")) == status_from(plain)
+
+
+@pytest.mark.parametrize(("address", "said"), [("tcp://a:1", "tcp://a:1: not"), (None, "not")])
+def test_what_is_not_a_status_is_refused(address, said):
+    """The error names the address, if it is known, and the field of a wrong type."""
+    known = {"address": address} if address is not None else {}
+    with pytest.raises(StatusError, match=rf"^{said} a status: .*\$.waiting.t"):
+        status_from({**known, "waiting": {"t": "x", "fragment": 0, "for": ""}})

@@ -1,0 +1,107 @@
+"""What a user's function must return, and what is said where it does not."""
+
+import pytest
+from msgspec import defstruct
+
+from ddloco.stage.actors.events import Computed
+from ddloco.stage.process.entry_point import NamedError
+from ddloco.stage.programs.program import LoadedProgram, Program, Role, load_program, program_from
+from ddloco.stage.programs.user_actor import Returned
+from transport import PROTOCOL_VERSION, Body, Header, RemoteProtocolError, TensorMeta
+from transport.message import Bye, Hello
+
+HERE = "tests.ddloco.stage.programs.test_program"
+
+
+class Quiet:
+    """Decides nothing."""
+
+    def handle(self, at, event):
+        """Nothing is asked for."""
+        return []
+
+
+def good(who="server"):
+    """Two actors."""
+    roles = {who: Role(Quiet), "client": Role(Quiet, dials=(who,))}
+    return Program(roles, said=Hello | Bye, happened=Hello, payload_bytes_max=100)
+
+
+def other():
+    """No program."""
+    return {"roles": ()}
+
+
+def empty():
+    """A program without actors."""
+    return Program({}, said=Hello | Bye, happened=Hello)
+
+
+def strange():
+    """Dials whom there is not."""
+    return Program({"a": Role(Quiet, dials=("b",))}, said=Hello | Bye, happened=Hello)
+
+
+OURS = ("Hello", "Welcome", "Refused", "Reset", "Credit", "Bye", "Marker", "SnapshotPart")
+
+
+def named(kind, name):
+    """With a message or a result that has a name of ddloco's."""
+    base = Body if kind == "said" else Computed
+    own = defstruct(name, [], bases=(base,), frozen=True, tag=True)
+    return Program({"a": Role(Quiet)}, **{"said": Hello | Bye, "happened": Returned, kind: own})
+
+
+def broken():
+    """Fails."""
+    raise RuntimeError("no\nluck")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "said"),
+    [
+        ("good", {}, "is not of the form module:function"),
+        ("tests.nowhere:good", {}, "cannot import tests.nowhere"),
+        (f"{HERE}:best", {}, "has no function best"),
+        (f"{HERE}:good", {"many": 3}, "takes no many; it takes who$"),
+        (f"{HERE}:broken", {}, "broken failed: RuntimeError: no luck$"),
+        (f"{HERE}:other", {}, "returns dict, want a ddloco.stage.programs.Program"),
+        (f"{HERE}:empty", {}, "it has no actors"),
+        (f"{HERE}:strange", {}, "a dials b, which is not another actor"),
+        *(
+            (f"{HERE}:named", {"kind": "said", "name": each}, f"message {each}: ddloco has one")
+            for each in OURS
+        ),
+        (f"{HERE}:named", {"kind": "happened", "name": "TimerFired"}, "result TimerFired: ddloco"),
+        (f"{HERE}:good", {"who": "a.b"}, "'a.b' is not an actor's name"),
+    ],
+)
+def test_one_line_says_what_is_wrong(spec, options, said):
+    """And names the program."""
+    with pytest.raises(NamedError, match=rf"^program '{spec}'.*{said}") as caught:
+        load_program(spec, options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_production_is_found_again():
+    """From a tape's header; other options are another run."""
+    loaded = load_program(f"{HERE}:good", {"who": "master"})
+    again = program_from(loaded.as_plain())
+    assert (again.id, again.source) == (loaded.id, loaded.source)
+    assert loaded.id.startswith("good-")
+    assert loaded.id != load_program(f"{HERE}:good", {}).id
+    assert loaded.listeners() == ("master",)
+    assert set(again.program.roles) == {"master", "client"}
+
+
+def test_a_message_that_brings_too_much_is_refused():
+    """What is announced would be allocated."""
+    loaded = LoadedProgram("m:f", {}, good())
+
+    def header(size):
+        tensors = (TensorMeta("w", (size,), "uint8", 8, b"0" * 16),)
+        return Header(PROTOCOL_VERSION, "j", "s.1", 1, 1, {}, Bye("x"), tensors)
+
+    loaded.admits(header(64))
+    with pytest.raises(RemoteProtocolError, match="128 bytes; this program takes 100"):
+        loaded.admits(header(65))

@@ -1,0 +1,239 @@
+"""Actors that read like their algorithm: how long arrays live, and what methods are told."""
+
+import numpy as np
+import pytest
+
+from ddloco.stage import Array, Body, UserActor, computation
+from ddloco.stage.actors.actor import new_actor
+from ddloco.stage.actors.effects import Calculation, Finish, Observe
+from ddloco.stage.actors.events import Begun, StopRequested, WorkFailed
+from ddloco.stage.programs.user_actor import Call, Pending, Returned, compute_call
+from snapshot.attributes import machine_from, plain_state
+from transport import (
+    BULK,
+    Free,
+    Hangup,
+    Listen,
+    MessageArrived,
+    PeerJoined,
+    PeerLost,
+    Send,
+    TimerFired,
+)
+
+PEER = "anna.1"
+
+
+class Note(Body, frozen=True):
+    """Something to say."""
+
+
+@computation
+def double(array, *, by=2):
+    """Twice, or more."""
+    return array * by, by
+
+
+class Keeper(UserActor):
+    """Keeps what it is told to keep, and remembers what it was told."""
+
+    def __init__(self):
+        self.told: list[str | int | tuple[str, str]] = []
+        self.kept: dict[str, list[tuple[Array]]] = {}
+
+    def begin(self):
+        self.told.append("begin")
+        self.listen(what="notes")
+
+    def joined(self, peer):
+        self.told.append(("joined", peer))
+
+    def lost(self, peer, reason):
+        self.told.append(("lost", peer))
+
+    def received(self, peer, message):
+        self.kept.clear()
+
+    def received_array(self, peer, message, array):
+        self.kept.setdefault("deep", []).append((array,))
+        self.call(double, array, then=self.doubled, by=3)
+
+    def doubled(self, array, by):
+        self.told.append(by)
+        self.send("anna", Note(), array)
+
+    def timer(self, name):
+        self.told.append(name)
+
+
+@pytest.fixture
+def begun():
+    """A keeper that has begun, and has a peer."""
+    keeper = Keeper()
+    said = [keeper.handle(0.0, Begun("keeper.1")), keeper.handle(1.0, PeerJoined(PEER, PEER))]
+    return keeper, said
+
+
+def arrived(number, handle=""):
+    """A message of the peer's."""
+    return MessageArrived(PEER, BULK, PEER, 1, number, {PEER: number + 1}, Note(), b"", handle)
+
+
+def kinds(effects):
+    """The names of effects, with the handles that they have."""
+    return [(type(each).__name__, getattr(each, "handle", "")) for each in effects]
+
+
+def test_methods_are_told_by_names(begun):
+    """Peers have the names of actors, whatever their incarnation, and whichever side dialled."""
+    keeper, (first, _) = begun
+    assert [Listen({"what": "notes"})] == first
+    keeper.handle(2.0, PeerJoined("anna.2", "anna.2"))
+    keeper.handle(3.0, PeerLost(PEER, "a newer one is there"))
+    assert ["anna"] == keeper.peers
+    keeper.handle(4.0, PeerLost("anna.2", "gone"))
+    keeper.handle(5.0, TimerFired("tea"))
+    joined = ("joined", "anna")
+    assert ["begin", joined, joined, ("lost", "anna"), "tea"] == keeper.told
+    assert ("keeper", [], 5.0) == (keeper.name, keeper.peers, keeper.at)
+
+
+def test_an_array_lives_while_something_refers_to_it(begun):
+    """It is kept when an attribute, or a call, refers to it, and dropped when none does."""
+    keeper, _ = begun
+    came = keeper.handle(2.0, arrived(0, "in/3"))
+    assert [("Keep", "call/1"), ("Keep", "in/3"), ("Call", "")] == kinds(came)
+    done = keeper.handle(3.0, Returned(1, value=3))
+    assert [("Send", ""), ("Drop", "call/1")] == kinds(done)
+    assert [("Drop", "in/3")] == kinds(keeper.handle(4.0, arrived(1)))
+    assert [] == keeper.handle(5.0, arrived(2))
+
+
+def test_what_a_call_reads_stays_until_it_is_done(begun):
+    """Also when nothing else refers to it any more."""
+    keeper, _ = begun
+    keeper.handle(2.0, arrived(0, "in/3"))
+    assert [] == keeper.handle(3.0, arrived(1))
+    assert {("Drop", "in/3"), ("Drop", "call/1")} < set(
+        kinds(keeper.handle(4.0, Returned(1, value=3)))
+    )
+
+
+def test_arrays_are_counted_by_the_actor():
+    """Behind the door every array that came is freed once, and not before its time."""
+    actor = new_actor("keeper.1", Keeper())
+    actor.handle(0.0, Begun("keeper.1"))
+    actor.machine._routes["anna"] = PEER
+    keeper = actor.machine
+    actor.handles.hold("in/9")
+    for effect in keeper.handle(1.0, arrived(0, "in/9")):
+        actor._do(1.0, effect, [])
+    assert [] == actor.handles.release("in/9")
+    effects = []
+    for event in (arrived(1), Returned(1, value=3)):
+        for effect in keeper.handle(2.0, event):
+            actor._do(2.0, effect, effects)
+    assert {"in/9", "call/1"} == {each.handle for each in effects if isinstance(each, Free)}
+
+
+def test_a_state_is_read_back_as_it_was(begun):
+    """Snapshots hold such an actor, with its calls under way."""
+    keeper, _ = begun
+    keeper.handle(2.0, arrived(0, "in/3"))
+    again = machine_from(Keeper, plain_state(keeper))
+    assert kinds(again.handle(3.0, Returned(1, value=3))) == kinds(
+        keeper.handle(3.0, Returned(1, value=3))
+    )
+    assert again.told == keeper.told
+
+
+def test_a_call_computes():
+    """Lone arrays are numpy arrays, several are a dict; plain data comes back beside."""
+    name = f"{double.__module__}.{double.__qualname__}"
+    call = Call(4, ("a",), ("b",), name, {"by": 3})
+    assert isinstance(call, Calculation)
+    returned, [made] = compute_call(call, [{"array": np.arange(3)}])
+    assert (4, 3, [0, 3, 6]) == (returned.work, returned.value, made["array"].tolist())
+
+
+def test_what_is_not_marked_is_not_called(begun):
+    """One line says how to mark it."""
+    keeper, _ = begun
+    keeper._asked = []
+    with pytest.raises(ValueError, match=r"kinds is not a computation; mark it with @computation"):
+        keeper.call(kinds, then=keeper.doubled)
+
+
+def test_failures_and_stops_end_it(begun):
+    """Unless it is overridden what to do."""
+    keeper, _ = begun
+    keeper.handle(2.0, arrived(0, "in/3"))
+    *_, failed = [
+        each
+        for each in keeper.handle(3.0, WorkFailed(1, "task", "no luck"))
+        if isinstance(each, Finish)
+    ]
+    assert Finish("failed", "no luck") == failed
+    assert [Finish("stopped", "enough")] == keeper.handle(4.0, StopRequested("enough"))
+
+
+def test_who_finishes_says_goodbye(begun):
+    """So that the others hear of it at once, and do not wait."""
+    keeper, _ = begun
+    stopped = [Hangup(PEER, "enough"), Finish("stopped", "enough")]
+    assert stopped == keeper.handle(2.0, StopRequested("enough"))
+    assert [] == keeper.peers
+
+
+def test_nothing_is_sent_without_a_receiver(begun):
+    """A message to an actor that is not linked is dropped."""
+    keeper, _ = begun
+    keeper._asked = []
+    keeper.send("bert", Note(), Array("x"))
+    keeper.log("seen", what=1)
+    assert [Observe("seen", {"what": 1})] == keeper._asked
+    assert not any(isinstance(each, Send) for each in keeper._asked)
+
+
+class Odd(Keeper):
+    """Defines names that are no methods of its own to call."""
+
+    told_of = "text"
+
+    @property
+    def trap(self):
+        raise AssertionError("asked")
+
+    def __call__(self, *given):
+        raise AssertionError("called")
+
+    def ownly(self, *given):
+        self.given = given
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["finish", "handle", "call", "_hear", "__call__", "__init__", "__class__", "told_of", "trap",
+     "kept", "nothing", "", "ownly.__globals__"],
+)  # fmt: skip
+def test_what_is_called_then_is_a_method_that_the_users_class_defines(name):
+    """The name may come from a snapshot: none of the base class, of Python, and no attribute."""
+    with pytest.raises(ValueError, match="is no method of Odd itself"):
+        Pending(name, (), Array("a")).method_of(Odd())
+
+
+def test_methods_of_its_own_and_of_its_bases_are_called_then():
+    """Those of the class, and of the classes of the user's that it is derived from."""
+    odd = Odd()
+    Pending("ownly", (), Array("a")).method_of(odd)(1)
+    assert (1,) == odd.given
+    assert Pending("doubled", (), Array("a")).method_of(odd) == odd.doubled
+
+
+def test_then_is_a_method_of_the_same_actor():
+    """Of another one, or a function: refused when it is given."""
+    keeper, other = Keeper(), Keeper()
+    keeper.handle(0.0, Begun(PEER))
+    for then in (other.doubled, print, lambda _: None, Keeper.doubled):
+        with pytest.raises(ValueError, match="method"):
+            keeper.call(double, then=then)
