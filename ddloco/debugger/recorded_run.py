@@ -22,7 +22,7 @@ from ddloco.job.protocol.events import Happened, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.registry import machine_for, states_for
-from ddloco.nodes.resume import JobStartPoint, read_job_start_point
+from ddloco.nodes.resume import JobStartPoint, plan_of, read_job_start_point
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
@@ -426,7 +426,7 @@ class RecordedRun:
 def _plan_in(start_point: JobStartPoint) -> FragmentPlan | None:
     """How the parameters were cut into fragments when a snapshot was taken."""
     machines = (each.actor.machine for each in start_point.starts.values())
-    plans = (getattr(each, "_plan", None) for each in machines)
+    plans = map(plan_of, machines)
     return next((each for each in plans if each is not None), None)
 
 

@@ -117,7 +117,7 @@ def absurd(rng):
             continue
         try:
             plain = msgspec.msgpack.decode(data)
-            rng.choice(CHANGES)(rng, [*_holders(plain)])
+            rng.choice(CHANGES)(rng, [*holders_of(plain)])
             data = msgspec.msgpack.encode(plain)
         except (IndexError, TypeError, ValueError, RecursionError):  # It was damaged before.
             data = damaged(rng, data)
@@ -137,12 +137,12 @@ def damaged(rng, data):
     )
 
 
-def _holders(plain):
+def holders_of(plain):
     """Every list and dict that holds anything."""
     if isinstance(plain, dict | list) and plain:
         yield plain
         for each in plain.values() if isinstance(plain, dict) else plain:
-            yield from _holders(each)
+            yield from holders_of(each)
 
 
 def _place(rng, holder):

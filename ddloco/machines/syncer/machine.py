@@ -428,19 +428,18 @@ class Syncer(OwnMachine):
         return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
     def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
-        member = self.members.get(event.peer)
+        training, body = self._trained, event.body
+        rounds = training.rounds
+        member = rounds.membership.members.get(event.peer)
         if member is None:
             return self._heard_of_shards(at, event)
-        match event.body:
+        match body:
             case Progress():
-                return self._progress(at, member, event.body)
+                return self._progress(at, member, body)
             case Contribution():
-                rounds = self._trained.rounds
-                return rounds.contribution(at, member, event.body, event.handle, self._shared)
+                return rounds.contribution(at, member, body, event.handle, self._shared)
             case _:
-                training, body = self._trained, event.body
-                rounds, work = training.rounds, self.work
-                relay = training.relay
+                relay, work = training.relay, self.work
                 return relay.hear(at, member, body, event.handle, rounds=rounds, work=work)
 
     def _heard_of_shards(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
@@ -463,8 +462,9 @@ class Syncer(OwnMachine):
                 return []
 
     def _progress(self, at: float, member: Member, progress: Progress) -> list[Effect]:
-        training, rounds = self._trained, self._trained.rounds
-        membership, relay = rounds.membership, training.relay
+        training = self._trained
+        rounds, relay = training.rounds, training.relay
+        membership = rounds.membership
         problem = membership.report(at, member, progress)
         if problem is not None:
             return [Observe("refused", {"learner": member.incarnation, "reason": problem})]
@@ -476,14 +476,15 @@ class Syncer(OwnMachine):
             pacing.observe_steps(membership.step_times())
         if self.shutdown is not None:
             return []
-        if progress.versions != rounds.globals.versions:
+        lacking = progress.versions != rounds.globals.versions
+        if lacking:
             ahead = rounds.globals.ahead(progress.versions)
             rounds.catch_up(min(ahead, self.job.job.last_step))
         effects: list[Effect] = []
         newcomer = progress.step == 0 and self._here.leads
         if newcomer or relay.waits(member.peer):
             effects = relay.heard(at, member, progress.versions, rounds)
-        if relay.waits(member.peer):
+        if relay.waits(member.peer) or not lacking:
             return effects
         told = rounds.told(member, self.job.compress)
         return effects + rounds.globals.tell_newer(at, told, progress)
@@ -505,20 +506,16 @@ class Syncer(OwnMachine):
         if self.shutdown is not None:
             # The shards hold parts of the model, so they may exit only when it is saved.
             over = self.shutdown.kept
-            released = (
-                self._trained.shards.release(self.shutdown.t, self.shutdown.reason) if over else []
-            )
+            shards, shutdown = self._trained.shards, self.shutdown
+            released = shards.release(shutdown.t, shutdown.reason) if over else []
             if released:
-                self.shutdown.patient = True  # Wait again, for the shards to hang up.
-                released += self.shutdown.follow(at, self._trained.rounds.pacing.step_s)
-            return [
-                *released,
-                *self.shutdown.leave(len(self.members) + self._trained.shards.away()),
-            ]
-        training = self.training
-        if training is None or not training.ready:
+                shutdown.patient = True  # Wait again, for the shards to hang up.
+                released += shutdown.follow(at, self._trained.rounds.pacing.step_s)
+            return [*released, *shutdown.leave(len(self.members) + shards.away())]
+        training, place = self.training, self.place
+        if training is None or place is None or not training.ready:
             return []
-        shared = self._shared
+        shared = Shared(self.job, place.plan, self.work)
         effects = training.rounds.advance(at, shared)
         if training.rounds.over(shared.job, shared.plan):
             effects += self._wind_up(at)

@@ -51,7 +51,7 @@ from transport import (
 LINK_EFFECTS = frozenset({Send, Dial, Listen, Hangup, Mark})
 
 
-ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "listed-states")
+ACTOR_SEMANTICS = ("shared-deltas", "owed-credit", "runs-told-apart", "typed-states")
 """Behaviours of links and clocks, which every tape names. A change that makes old tapes replay
 differently adds or renames one, so that old tapes are refused with an error message."""
 
@@ -139,15 +139,16 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
         Returns:
             The entries of other actors that changed.
         """
-        if type(event) is MessageArrived and self.links.teaches(event):
+        links = self.links
+        if type(event) is MessageArrived and links.teaches(event):
             heard = event.clock
             if self.floors:
                 heard = {name: count for name, count in heard.items() if not self._retired(name)}
-            self.learned = self.clock.tick(heard, event.sender)
+            learned = links.clock.tick(heard, event.sender)
         else:
-            self.learned = self.clock.tick()
-        self.witnessed = True
-        return self.learned
+            learned = links.clock.tick()
+        self.learned, self.witnessed = learned, True
+        return learned
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event; returns the effects for the driver to perform, in order.
@@ -158,25 +159,25 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
             self.witness(event)
         self.witnessed = False
         effects: list[Effect] = []
-        arrived = ""
+        arrived, links, snapshots = "", self.links, self.snapshots
         self.at = at
         # Exact types are compared because each event passes here; isinstance costs a struct more.
         begun = self._renew(effects) if type(event) is Restored else []
         if type(event) is MessageArrived:
             arrived = event.handle
             if arrived:
-                self.handles.hold(arrived)
-            for kept in self.snapshots.hears(event, self.links):
+                links.handles.hold(arrived)
+            for kept in snapshots.hears(event, links):
                 self._do(at, kept, effects)
-        heard, asked = self.links.handle(at, event)
+        heard, asked = links.handle(at, event)
         effects += asked
         for fact in heard:
             self._tell(at, fact, effects)
         if type(event) is Restored:
             self._part_with(at, begun, event.missing, effects)
         if arrived:
-            effects += self.handles.release(arrived)
-        cuts = self.snapshots.due
+            effects += links.handles.release(arrived)
+        cuts = self.snapshots.cuts
         if cuts:
             for marker in self.snapshots.mark():
                 self._do(at, marker, effects)
@@ -189,7 +190,7 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
         """Pass a fact to the snapshot adapter and the machine, and perform what they request."""
         snapshots = self.snapshots
         if snapshots.concerns(fact):
-            asked = snapshots.take_part(at, fact, self._moment, self.clock)
+            asked = snapshots.take_part(at, fact, self._moment, self.links.clock)
             if type(fact) is SnapshotRequested:
                 asked = [*self.machine.handle(at, fact), *asked]
         else:
@@ -218,9 +219,9 @@ class Actor(Struct, Generic[M, B, W], forbid_unknown_fields=True):
             for more in news:
                 self._tell(at, more, effects)
         elif kind is Keep:
-            self.handles.hold(effect.handle)
+            self.links.handles.hold(effect.handle)
         elif kind is Drop:
-            effects += self.handles.release(effect.handle)
+            effects += self.links.handles.release(effect.handle)
         elif kind is Retire:
             self._retire(effect.floors)
         elif kind is TakeSnapshot:

@@ -272,11 +272,6 @@ class Cutting(Struct, Generic[B], forbid_unknown_fields=True):
 
     # The cut.
 
-    @property
-    def due(self) -> bool:
-        """Whether the actor is to be captured at the end of this event."""
-        return bool(self.cuts)
-
     def mark(self) -> list[Effect]:
         """Send markers to all peers, after every message of this event."""
         effects: list[Effect] = []
