@@ -45,10 +45,10 @@ def train(theta: Vector, *arrived: Vector, seed: list[int], half: int) -> tuple[
 
 
 class Peer(UserActor):
-    """Trains, and averages with linked peers."""
+    """Trains once all peers are there, and averages with linked ones."""
 
-    def __init__(self, number: int, dials: tuple[str, ...], steps: int) -> None:
-        self.number, self.dials, self.steps = number, list(dials), steps
+    def __init__(self, number: int, dials: tuple[str, ...], others: int, steps: int) -> None:
+        self.number, self.dials, self.others, self.steps = number, list(dials), others, steps
         self.step, self.busy = 0, False
         self.theta: Array | None = None
         self.arrived: list[Array] = []
@@ -65,13 +65,13 @@ class Peer(UserActor):
 
     def received(self, peer: str, message: Done) -> None:
         self.done.add(peer)
-        self.leave()
+        self.end()
 
     def received_array(self, peer: str, message: Parameters, array: Array) -> None:
         self.arrived.append(array)
 
     def train(self) -> None:
-        if self.theta is None or self.busy or not self.peers:
+        if self.theta is None or self.busy or len(self.peers) < (1 if self.step else self.others):
             return
         if self.step < self.steps:
             self.busy, (arrived, self.arrived) = True, (self.arrived, [])
@@ -89,9 +89,9 @@ class Peer(UserActor):
         if self.peers:
             self.send(self.peers[self.step % len(self.peers)], Parameters(), theta, key="theta")
         self.train()
-        self.leave()
+        self.end()
 
-    def leave(self) -> None:
+    def end(self) -> None:
         if self.step == self.steps and not self.busy:
             for peer in self.peers:
                 self.send(peer, Done(), key="done")
@@ -99,7 +99,7 @@ class Peer(UserActor):
                 self.finish(f"{self.step} steps in {self.at:.1f} s")
 
     def lost(self, peer: str, reason: str) -> None:
-        self.leave()
+        self.end()
 
 
 def program(peers: int = 4, steps: int = 300) -> Program:
@@ -108,5 +108,5 @@ def program(peers: int = 4, steps: int = 300) -> Program:
     roles: dict[str, Role] = {}
     for number, name in enumerate(names):
         dials = tuple(names[:number])
-        roles[name] = Role(partial(Peer, number, dials, steps), dials=dials)
+        roles[name] = Role(partial(Peer, number, dials, peers - 1, steps), dials=dials)
     return Program(roles, said=Parameters | Done)

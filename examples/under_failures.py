@@ -40,7 +40,7 @@ def main() -> None:
     seeds = tuple(int(seed) for seed in sys.argv[1:]) or (1,)
     names = [each["name"] for each in tomllib.loads(SCENARIO.read_text())["case"]]
     rows = [
-        "| case | seed | held-out loss | batches | crashes | goodput | uptime | virtual minutes |",
+        "| case | seed | held-out loss | batches | crashes | chip goodput | uptime | minutes |",
         "|---|---|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as scratch:
@@ -49,7 +49,7 @@ def main() -> None:
                 got = case(name, seed, Path(scratch) / f"{seed}-{index}")
                 rows.append(
                     f"| {name} | {seed} | {got['loss']:.4f} | {got['inner steps']} "
-                    f"| {got['crashes']} | {got['goodput']:.1f} % | {got['uptime']:.1f} % "
+                    f"| {got['crashes']} | {got['chip goodput']:.1f} % | {got['uptime']:.1f} % "
                     f"| {60 * got['hours']:.1f} |"
                 )
                 print(rows[-1], flush=True)

@@ -15,7 +15,9 @@ import time
 from pathlib import Path
 
 CHECKOUT = Path(__file__).parents[1]
-_RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or str(os.getpid())
+_RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"{os.getpid()}-{time.time_ns()}"
+"""The number of a process alone is used again, and what is installed there is of another day."""
+
 _ALL = Path(tempfile.gettempdir()) / f"ddloco-tests-{os.getuid()}"
 HOME = _ALL / _RUN
 WORK = HOME / "work"

@@ -30,7 +30,7 @@ print(run.result.status, len(run.merges))
 FROZEN = """
 import sys
 from ddloco.api import public
-from ddloco.nodes.tapes.code_version import code_version
+from ddloco.stage.process.code_version import code_version
 snapshot, clocks = (sys.modules[f"{sys.argv[1]}{name}"] for name in ("snapshot", "clocks"))
 part = snapshot.Part("a.1", 1, {"a.1": 1}, (), {}, ())
 state = [clocks.LaneSequence(), part]

@@ -21,6 +21,7 @@ from rich.console import Console
 from clocks import actor_of
 from ddloco.api.launch import (
     Ended,
+    JobActors,
     JobError,
     LaunchTerms,
     folder_for,
@@ -35,14 +36,14 @@ from ddloco.job.config import Job as JobFile
 from ddloco.job.config import job_from, load_job, override
 from ddloco.job.job_folder import place_of
 from ddloco.monitoring.client import UnansweredError, open_observer
-from ddloco.monitoring.live_display import Board, LogTail
+from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.metrics import Sink
-from ddloco.nodes.single_process import Cluster
-from ddloco.nodes.subprocesses import Processes
 from ddloco.stage.actors.observations import DISCARDED, TAKEN
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.errors import first_of
+from ddloco.stage.process.log_tail import LogTail
 from ddloco.workers.executor import MODEL_FILE
 from ddloco.workers.task import TaskError
 from snapshot import id_of
@@ -314,15 +315,13 @@ class Handle:
         path: the run folder.
     """
 
-    def __init__(
-        self, cluster: Cluster | Processes, task: Any, console: Console, sinks: list[Sink]
-    ) -> None:
+    def __init__(self, cluster: JobActors, task: Any, console: Console, sinks: list[Sink]) -> None:
         self.path = cluster.folder
         self._sinks = sinks
         self._cluster = cluster
         self._task = task
         self._console = console
-        self._board = Board(cluster.job)
+        self._board = Board(cluster.program.job)
         self._tail = LogTail(cluster.folder)
         self._reading = threading.Lock()
         self._scope = trio.CancelScope()
@@ -434,7 +433,7 @@ class Handle:
         except (UnansweredError, BaseExceptionGroup) as error:
             said = f"{self.path}: no snapshot: {first_of(error)}"
             raise JobError(said, self.path) from None
-        return f"{place_of(self._cluster.job, self.path)}/{id_of(taken)}"
+        return f"{place_of(self._cluster.program.job, self.path)}/{id_of(taken)}"
 
     async def _snapshot(self, timeout_s: float) -> str:
         """The name of a new snapshot, once it is complete."""
@@ -443,7 +442,7 @@ class Handle:
             # Before the first step there are no parameters that a snapshot could hold.
             await self._logged(tail, "step", "result")
             if isinstance(cluster, Processes):
-                keys = cluster.job.transport.keys
+                keys = cluster.program.job.transport.keys
                 keyed = Path(keys) if keys else None
                 asking = open_observer(cluster.address, timeout_s, keyed, owner=True)
                 async with asking as observer:
@@ -505,7 +504,7 @@ class Handle:
             failures,
             said.get("metrics") or {},
         )
-        return FinishedRun(self.path, result, self._cluster.job, self._task)
+        return FinishedRun(self.path, result, self._cluster.program.job, self._task)
 
 
 def _check_timeout(timeout: Any) -> None:

@@ -18,12 +18,13 @@ from ddloco.monitoring.live_display import show
 from ddloco.monitoring.log_metrics import track_run
 from ddloco.monitoring.metrics import Sink
 from ddloco.monitoring.trackers import close_all, open_trackers
-from ddloco.nodes.fault_injector import live_schedule
-from ddloco.nodes.resume import begins_anew, job_start_point
-from ddloco.nodes.single_process import Cluster, Outcome
-from ddloco.nodes.subprocesses import Processes
+from ddloco.roles.job_program import JobProgram, program_of
+from ddloco.roles.resume import begins_anew, job_start_point
 from ddloco.stage.files.run_folder import LOSS_FILE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.fault_injector import live_schedule
+from ddloco.stage.nodes.single_process import Cluster, Outcome
+from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers.task import check_task_name, task_digest
@@ -43,6 +44,10 @@ class JobError(RuntimeError):
     def __init__(self, said: str, folder: Path) -> None:
         super().__init__(said)
         self.folder = folder
+
+
+JobActors = Cluster[JobProgram] | Processes[JobProgram]
+"""The actors of a job on this machine."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +109,12 @@ def check_faults(job: Job, terms: LaunchTerms) -> None:
     if not terms.processes:
         raise ConfigError(f"{terms.asked}: applies to processes; add --processes")
     try:
-        live_schedule(job)
+        live_schedule(program_of(job))
     except ConfigError as error:
         raise ConfigError(f"{terms.fault}{error}") from None
 
 
-def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
+def open_job(job: Job, folder: Path, terms: LaunchTerms) -> JobActors:
     """Prepare the run folder; returns the job's actors, which ``run_job`` runs.
 
     Raises:
@@ -127,14 +132,15 @@ def open_job(job: Job, folder: Path, terms: LaunchTerms) -> Cluster | Processes:
     if terms.module:
         keep_sources(folder, {f"{job.job.task.partition(':')[0]}.py": terms.module})
         task_digest(job.job.task, folder)
+    program = JobProgram(job, terms.snapshot, trust=terms.trust)
     if terms.processes:
-        return Processes(job, folder, terms.snapshot, trust=terms.trust)
-    return Cluster(job, folder, start_point)
+        return Processes(program, folder)
+    return Cluster(program, folder, start_point, kind=job.transport.kind)
 
 
 def open_tracked(
     job: Job, folder: Path, terms: LaunchTerms, track: Sequence[str]
-) -> tuple[Cluster | Processes, list[Sink]]:
+) -> tuple[JobActors, list[Sink]]:
     """``open_job``, and the trackers that are named; no tracker stays open if the job cannot be.
 
     Raises:
@@ -158,7 +164,7 @@ class Ended:
         result: what the syncer logged of the final model; None without one.
     """
 
-    cluster: Cluster | Processes
+    cluster: JobActors
     outcome: Outcome
     result: dict[str, Any] | None
 
@@ -166,21 +172,21 @@ class Ended:
     def left(self) -> bool:
         """Whether the leading syncer left in good order before the job's end, as after a SIGTERM to
         all processes."""
-        lead, finishes = self.cluster.job.syncer_names()[0], self.outcome.finishes.items()
+        lead, finishes = self.cluster.program.lead, self.outcome.finishes.items()
         said = [each.status for name, each in finishes if actor_of(name) == lead]
         return said == ["left"] and self.result is None
 
     @property
     def problem(self) -> str | None:
         """Why it is no success, although it could be run; None if it is one."""
-        job = self.cluster.job.job
+        job = self.cluster.program.job.job
         if self.result is None:
             return f"{self.cluster.folder}: the job ended without a result"
         if self.result["status"] == "stopped" and not self.cluster.asked:
             t = self.result["t"]
             end = f"of {job.steps}" if job.tokens is None else f"and not after {job.length}"
             return f"the job ended at global step {t} {end}: no learner is left"
-        lead = self.cluster.job.syncer_names()[0]
+        lead = self.cluster.program.lead
         for name, reason in self.outcome.failures.items():
             if actor_of(name) == lead:
                 return f"{name} failed: {reason}"
@@ -188,7 +194,7 @@ class Ended:
 
 
 async def run_job(
-    cluster: Cluster | Processes,
+    cluster: JobActors,
     console: Console,
     beside: Callable[[], Awaitable[None]] | None = None,
     sinks: list[Sink] | None = None,
@@ -205,7 +211,7 @@ async def run_job(
     results: list[dict[str, Any] | None] = []
 
     async def watch() -> None:
-        board = await show(cluster.folder, cluster.job, console, done)
+        board = await show(cluster.folder, cluster.program.job, console, done)
         results.append(board.result)
         with suppress(OSError):  # A full disk costs the figure only.
             (cluster.folder / LOSS_FILE).write_text(board.losses())
@@ -217,7 +223,7 @@ async def run_job(
             nursery.start_soon(watch)
             if sinks:
                 say = partial(console.print, soft_wrap=True)
-                job, folder = cluster.job, cluster.folder
+                job, folder = cluster.program.job, cluster.folder
                 nursery.start_soon(track_run, folder, job, sinks, done, say)
             outcome = await cluster.run()
             done.set()

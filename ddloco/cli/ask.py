@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from ddloco.monitoring.client import UnansweredError
-from ddloco.nodes.exit_codes import BAD_INPUT, FOUND, HELD
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import BAD_INPUT, FOUND, HELD
 from ddloco.stage.process.errors import first_of
 from ddloco.stage.process.terminal import one_line
 

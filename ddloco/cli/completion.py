@@ -5,8 +5,8 @@ from pathlib import Path
 
 from ddloco.cli.ask import complain
 from ddloco.monitoring.metrics import extra_package
-from ddloco.nodes.exit_codes import HELD
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import HELD
 
 FOLDERS = ("RUN", "DIR", "RUN_A", "RUN_B")
 """The names of arguments, in help texts, that are folders; other paths are files or folders."""

@@ -17,8 +17,8 @@ from ddloco.debugger.recorded_run import RecordedRun, is_syncer
 from ddloco.debugger.report import write_report
 from ddloco.debugger.run_diff import compare
 from ddloco.debugger.why import Told, why_absent, why_event, why_loss, why_merge
-from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import in_one_line
 from ddloco.stage.process.process_pool import ProcessLostError

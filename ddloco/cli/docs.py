@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from ddloco.cli.ask import complain
-from ddloco.nodes.exit_codes import HELD
 from ddloco.stage.files.near_miss import did_you_mean
+from ddloco.stage.nodes.exit_codes import HELD
 
 HERE = Path(__file__).parents[1]
 SOURCES = (HERE / "docs", HERE.parent / "docs")

@@ -30,10 +30,10 @@ from ddloco.job.job_folder import check_place
 from ddloco.job.keys import keys_of
 from ddloco.job.protocol.compression import compressed_layout
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.arrays.shared_memory import MEMORY_FOLDER, Arena
 from ddloco.stage.files.addresses import check_listen
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.entry_point import pinned_file
 from ddloco.workers import rpc
 from ddloco.workers.merge_kernel import CompiledKernel, merge_kernel

@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from ddloco.cli.ask import complain
-from ddloco.nodes.exit_codes import HELD
 from ddloco.stage.files.run_folder import make_folder
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import HELD
 
 EXAMPLES = "examples"
 """The folder's name in a checkout, in the installed package, and in the copy: tasks are named

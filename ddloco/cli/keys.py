@@ -4,9 +4,10 @@ import argparse
 
 from ddloco.cli.ask import complain
 from ddloco.job.config import load_job
-from ddloco.job.keys import handed_out, make_keys, names_for
-from ddloco.nodes.exit_codes import HELD
+from ddloco.job.keys import names_for
+from ddloco.stage.files.keys import handed_out, make_keys
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import HELD
 
 
 def keys(given: argparse.Namespace) -> int:

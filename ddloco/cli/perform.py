@@ -1,12 +1,13 @@
 """The command ``ddloco perform``: runs a user's own actors, all of them here or some on each host.
 
-The actors are defined by a program (``ddloco.stage``); this module makes their sockets,
-folders and addresses, as ``single_process`` and ``serve`` do for the actors of a job.
+The actors are defined by a program (``ddloco.stage.Program``).
 """
 
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,57 +16,70 @@ import trio
 from clocks import actor_of
 from ddloco.cli.ask import complain
 from ddloco.job.config import override_said
-from ddloco.job.keys import load_curve
 from ddloco.monitoring.live_display import follow
 from ddloco.monitoring.watch import say
-from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.nodes.incarnation_registrar import newest_on_tape
-from ddloco.nodes.serve import is_loopback
-from ddloco.nodes.tapes.code_version import code_version
-from ddloco.replayer.program_replay import program_start_point
 from ddloco.stage.actors.effects import Finish
-from ddloco.stage.driver.endpoints import dial, new_endpoint
-from ddloco.stage.driver.resume import Start, StartPoint, check_said, place_outside
-from ddloco.stage.files.addresses import check_dial, check_listen
-from ddloco.stage.files.run_folder import (
-    JOB_FILE,
-    SNAPSHOTS,
-    address_file,
-    next_folder,
-    open_folder,
-)
+from ddloco.stage.driver.resume import Start, StartPoint, place_outside
+from ddloco.stage.files.addresses import check_dial
+from ddloco.stage.files.run_folder import JOB_FILE, next_folder, open_folder
 from ddloco.stage.files.toml import ConfigError, read_toml
+from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
+from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.serve import Terms, check_bind, serve_role, write_address
+from ddloco.stage.nodes.single_process import ANY_PORT, Cluster
+from ddloco.stage.nodes.subprocesses import Processes
+from ddloco.stage.nodes.waiting import peers_of, tell_waiting
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.process.signals import stop_on_signal
 from ddloco.stage.programs.program import LoadedProgram, load_program
-from ddloco.stage.programs.runner import ProgramRunner
 from snapshot import SnapshotError, StorageError, Store
-from transport.curve_auth import Curve
-from transport.zeromq import ZmqEndpoint, open_context
-
-ANYWHERE = "tcp://127.0.0.1:*"
-"""The default address of an actor that others on this machine dial."""
 
 
 def perform(given: argparse.Namespace) -> int:
     """Run ``ddloco perform``; returns its exit code."""
     try:
         here = find_programs()
-        loaded = load_program(given.program, options_said(given.overrides))
+        loaded = replace(
+            load_program(given.program, options_said(given.overrides)),
+            keys=given.keys,
+            chaos_file=given.chaos,
+            snapshot_said=given.snapshot,
+            trust=given.trust,
+        )
+        loaded = loaded.placed(given.place) if given.place else loaded
         names = _names(loaded, given.only)
         at = _addresses(loaded, names, given.at)
-        curves = {name: _curve(given.keys, loaded, name) for name in names}
-        _check_binds(loaded, names, at, keys=given.keys is not None)
+        for name in names:
+            loaded.curve(name)
+        _check_options(given)
         folder = given.folder or next_folder(here / "runs", loaded.name)
-        start_point = _start_point(loaded, given.snapshot, folder, trust=given.trust)
+        start_point = _start_point(loaded, folder) if not given.only else None
+        if given.processes:
+            started: Any = Processes(loaded, folder, at)
+        elif given.only:
+            started = _Here(loaded, folder, names, at, with_parent=given.with_parent)
+        else:
+            listening = partial(_listening, folder)
+            started = Cluster(loaded, folder, start_point, at=at, listening=listening)
         open_folder(folder, loaded, overwrite=given.overwrite, join=bool(given.only))
-        place = given.place or str((folder / SNAPSHOTS).absolute())
-        runner = ProgramRunner(loaded, folder, place, code_version(), start_point)
-        finishes = trio.run(_run, runner, names, at, curves)
+        finishes: dict[str, Finish] = trio.run(_run, started)
+    except BaseExceptionGroup as group:
+        if group.subgroup(KeyboardInterrupt) is None:
+            raise
+        return complain("ended at once; the tapes hold everything up to here", FOUND)
     except (ConfigError, NamedError, SnapshotError, StorageError) as error:
         return complain(error)
-    return _conclude(folder, finishes)
+    if isinstance(started, Processes) and started.chaos is not None:
+        say(started.chaos.summary())
+    return _conclude(folder, finishes, with_parent=given.with_parent)
+
+
+def _check_options(given: argparse.Namespace) -> None:
+    if given.only and given.processes:
+        raise ConfigError("--processes: all actors are processes here; not with --only")
+    if given.chaos is not None and not given.processes:
+        raise ConfigError(f"--chaos {given.chaos}: applies to processes; add --processes")
 
 
 def find_programs() -> Path:
@@ -101,8 +115,8 @@ def _names(loaded: LoadedProgram, only: Sequence[str]) -> tuple[str, ...]:
 
 def _addresses(loaded: LoadedProgram, names: Sequence[str], said: Sequence[str]) -> dict[str, str]:
     """The addresses of the actors that others dial: those given, or else any port on loopback."""
-    listeners = loaded.listeners()
-    at = dict.fromkeys((name for name in listeners if name in names), ANYWHERE)
+    listeners = loaded.listeners
+    at = dict.fromkeys((name for name in listeners if name in names), ANY_PORT)
     for each in said:
         name, equals, address = each.partition("=")
         if not equals or name not in listeners:
@@ -112,42 +126,28 @@ def _addresses(loaded: LoadedProgram, names: Sequence[str], said: Sequence[str])
                 else "the name of an actor that others dial; there is none"
             )
             raise ConfigError(f"--at {each}: want NAME=ADDRESS, where NAME is {whom}")
-        check = check_listen if name in names else check_dial
-        check(f"--at {name}:", address)
+        if name in names:
+            check_bind(loaded, f"--at {name}:", address)
+        else:
+            check_dial(f"--at {name}:", address)
         at[name] = address
     for name in names:
-        for other in loaded.program.roles[name].dials:
+        for other in loaded.dials(name):
             if other not in at:
                 raise ConfigError(f"--only: {name} dials {other}; say where with --at {other}=...")
+    if listeners and loaded.lead not in at:
+        lead = loaded.lead
+        raise ConfigError(f"--only: {lead} gives numbers to all; say where with --at {lead}=...")
     return at
 
 
-def _curve(keys: Path | None, loaded: LoadedProgram, name: str) -> Curve | None:
-    return load_curve(keys, name, loaded.listeners()) if keys is not None else None
-
-
-def _check_binds(
-    loaded: LoadedProgram, names: Sequence[str], at: Mapping[str, str], *, keys: bool
-) -> None:
-    """Refuse to listen on addresses other than loopback without keys."""
-    for name in loaded.listeners():
-        if name in names and not keys and not is_loopback(at[name]):
-            raise ConfigError(
-                f"--at {name}={at[name]}: anyone who reaches this address could take part; make "
-                f"keys with `ddloco keys DIR --names {','.join(loaded.program.roles)}` and pass "
-                "them with --keys DIR"
-            )
-
-
-def _start_point(
-    loaded: LoadedProgram, said: str, folder: Path, *, trust: bool
-) -> StartPoint[Start] | None:
+def _start_point(loaded: LoadedProgram, folder: Path) -> StartPoint[Start] | None:
+    said = loaded.snapshot_said
     if not said:
         return None
     place, snapshot = place_outside(said, folder)
-    check_said(said, place, "", trust=trust)
     try:
-        return program_start_point(place, snapshot, loaded)
+        return loaded.start_point(said, trust=loaded.trust)
     except SnapshotError:
         _check_roles(place, snapshot, loaded)
         raise
@@ -177,68 +177,128 @@ def _recorded_with(job_file: Path) -> str:
     return f"; it was recorded {f'with {said}' if said else 'without --set'}"
 
 
-async def _run(
-    runner: ProgramRunner,
-    names: Sequence[str],
-    at: Mapping[str, str],
-    curves: Mapping[str, Curve | None],
-) -> dict[str, Finish]:
-    async with open_context() as context:
-        endpoints, addresses = await _connected(runner, names, at, curves, context)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stop_on_signal, runner.request_stop)
-            for name in names:
-                nursery.start_soon(follow, runner.folder, name, SafeConsole())
-            finishes = await runner.run(endpoints, addresses)
-            nursery.cancel_scope.cancel()
-    return finishes
-
-
-async def _connected(
-    runner: ProgramRunner,
-    names: Sequence[str],
-    at: Mapping[str, str],
-    curves: Mapping[str, Curve | None],
-    context: Any,
-) -> tuple[dict[str, ZmqEndpoint], dict[str, str]]:
-    """Create every actor's endpoint, by incarnation: listeners first, then all dials; returns also
-    where the actors listen that others dial, by name."""
-    addresses, incarnations = dict(at), {name: _incarnation(runner, name) for name in names}
-    endpoints = {incarnations[name]: new_endpoint(context, curves[name]) for name in names}
-    for name in names:
-        if name in at:
-            endpoint = endpoints[incarnations[name]]
-            addresses[name] = await _listen(endpoint, runner.folder, name, at[name])
-    for name in names:
-        for other in runner.loaded.program.roles[name].dials:
-            try:
-                await dial(
-                    endpoints[incarnations[name]], other, addresses[other], incarnations[name]
-                )
-            except OSError as error:
-                raise ConfigError(f"--at {other}={addresses[other]}: {error.strerror}") from None
-    return endpoints, addresses
-
-
-async def _listen(endpoint: ZmqEndpoint, folder: Path, name: str, wanted: str) -> str:
-    try:
-        address = await endpoint.listen(wanted)
-    except OSError as error:
-        raise ConfigError(f"--at {name}={wanted}: {error.strerror}") from None
-    address_file(folder, name).write_text(address)
+def _listening(folder: Path, name: str, address: str) -> None:
+    write_address(folder, name, address, "")
     say(f"{name} listens at {address}")
-    return address
 
 
-def _incarnation(runner: ProgramRunner, name: str) -> str:
-    fresh = f"{name}.{newest_on_tape(runner.folder / 'tapes', name) + 1}"
-    return runner.start_point.incarnation(name) if runner.start_point is not None else fresh
+async def _run(
+    started: "Cluster[LoadedProgram] | Processes[LoadedProgram] | _Here",
+) -> dict[str, Finish]:
+    """Run what was prepared, and show its log; ends when all actors here have ended."""
+    if isinstance(started, _Here):
+        return await started.run()
+    program, folder, console = started.program, started.folder, SafeConsole()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop_on_signal, started.request_stop)
+        for name in program.names:
+            nursery.start_soon(follow, folder, name, console)
+        if isinstance(started, Processes):
+            outcome = await started.run()
+        else:
+            outcome = await started.run(partial(_waiting, started.addresses))
+        nursery.cancel_scope.cancel()
+    return outcome.finishes
 
 
-def _conclude(folder: Path, finishes: Mapping[str, Finish]) -> int:
+async def _waiting(addresses: Mapping[str, str], hosted: Hosted) -> None:
+    await tell_waiting(hosted, peers_of(hosted.program, hosted.name, addresses))
+
+
+class _Here:
+    """Some actors of a program on this host, each as if it had a process of its own.
+
+    Args:
+        loaded: the program.
+        folder: the run folder.
+        names: the actors.
+        at: where actors listen, by name.
+        with_parent: whether they end with this process's parent, which shows the log.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedProgram,
+        folder: Path,
+        names: Sequence[str],
+        at: Mapping[str, str],
+        *,
+        with_parent: bool,
+    ) -> None:
+        self._loaded, self._folder = loaded, folder
+        order = [*loaded.listeners, *loaded.followers]
+        self._names = sorted(names, key=order.index)
+        self._addresses = dict(at)
+        self._with_parent = with_parent
+        self._console = SafeConsole()
+        self._hosted: dict[str, Hosted] = {}
+        self._scopes = {name: trio.CancelScope() for name in names}
+        self.finishes: dict[str, Finish] = {}
+
+    async def run(self) -> dict[str, Finish]:
+        """Run them to their ends; those that listen begin first."""
+        async with trio.open_nursery() as outer:
+            if len(self._names) > 1:
+                stop, leave = partial(self._ask, leave=False), partial(self._ask, leave=True)
+                outer.start_soon(stop_on_signal, stop, leave)
+            async with trio.open_nursery() as nursery:
+                for name in self._names:
+                    if name in self._loaded.listeners:
+                        await nursery.start(self._serve, name)
+                    else:
+                        nursery.start_soon(self._serve, name)
+            outer.cancel_scope.cancel()
+        return self.finishes
+
+    async def _serve(
+        self, name: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        listens = False
+
+        def listening(address: str) -> None:
+            nonlocal listens
+            listens, self._addresses[name] = True, address
+            say(f"{name} listens at {address}")
+            task_status.started()
+
+        terms = Terms(
+            with_parent=self._with_parent,
+            snapshot=self._loaded.snapshot_said,
+            trust=self._loaded.trust,
+            signals=len(self._names) == 1,
+            listening=listening,
+            beside=(self._show, partial(_waiting, self._addresses)),
+        )
+        self.finishes[name] = Finish("left", "asked to before it had begun")
+        with self._scopes[name]:
+            served = serve_role(self._loaded, name, self._folder, self._addresses, terms)
+            self.finishes[name] = await served
+        if not listens:
+            task_status.started()
+
+    async def _show(self, hosted: Hosted) -> None:
+        self._hosted[hosted.name] = hosted
+        if not self._with_parent:
+            await follow(self._folder, hosted.name, self._console)
+
+    def _ask(self, reason: str, *, leave: bool) -> None:
+        for name in self._names:
+            hosted = self._hosted.get(name)
+            if hosted is None:
+                self._scopes[name].cancel()
+            elif leave:
+                hosted.request_leave(reason)
+            else:
+                hosted.request_stop(reason)
+
+
+def _conclude(folder: Path, finishes: Mapping[str, Finish], *, with_parent: bool) -> int:
     for incarnation, finish in finishes.items():
         say(f"{incarnation} {finish.status}: {finish.reason}")
+        if with_parent and finish.status in ("failed", "bad-input"):
+            complain(finish.reason)  # The parent process tells it.
     say(f"replay it with: ddloco replay {folder}")
-    return (
-        FOUND if any(each.status in ("failed", "bad-input") for each in finishes.values()) else HELD
-    )
+    statuses = {each.status for each in finishes.values()}
+    if statuses & {"failed", "bad-input"}:
+        return FOUND
+    return AGAIN if "left" in statuses else HELD

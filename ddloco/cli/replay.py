@@ -24,13 +24,12 @@ from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import StoppedReplay, replay_until
 from ddloco.debugger.wording import phrase
 from ddloco.monitoring.live_display import PLAIN_LINE_S
-from ddloco.nodes.exit_codes import FOUND, HELD
-from ddloco.replayer.job_replay import replay_of_job
-from ddloco.replayer.program_replay import replay_of_program
 from ddloco.replayer.recording import check_task, open_recording
 from ddloco.replayer.replay import Replay
+from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.entry_point import NamedError
 from ddloco.stage.programs.program import is_program
@@ -79,7 +78,7 @@ def replay(given: argparse.Namespace) -> int:
                 return _merge_without(given, int(merge), warn)
             if given.until:
                 return _replay_until(given, warn)
-            replay = replay_of(
+            replay = trusted_replay(
                 given.folder,
                 progress,
                 warn,
@@ -151,7 +150,7 @@ class _Lines:
         self._console.print(said, soft_wrap=True, highlight=False)
 
 
-def replay_of(
+def trusted_replay(
     folder: Path,
     progress: Callable[[int], None],
     warn: Callable[[str], None],
@@ -172,20 +171,18 @@ def replay_of(
         task: a task to use in place of the one that the tapes name.
         trust: whether the user allows calling what the tapes name.
         salvage: whether to read damaged tapes up to the damage.
-        turns: see ``replay_of_job``.
+        turns: see ``replay_of``.
 
     Raises:
-        TapeError, ConfigError, NamedError, SnapshotError: see ``replay_of_job`` and
-            ``replay_of_program``.
+        TapeError, ConfigError, NamedError, SnapshotError: see ``replay_of``.
     """
     tapes = open_recording(folder, salvage=salvage)
     check_task(tapes, folder, task, trust=trust)
-    if not is_program(tapes[0].header.job):
-        return replay_of_job(
-            folder, progress, warn, snapshot, task, salvage=salvage, trust=trust, turns=turns
-        )
-    find_programs()
-    return replay_of_program(folder, progress, warn, snapshot, task, salvage=salvage, trust=trust)
+    if is_program(tapes[0].header.job):
+        find_programs()
+    return replay_of(
+        folder, progress, warn, snapshot, task, salvage=salvage, trust=trust, turns=turns
+    )
 
 
 def _print_report(report: Report) -> None:

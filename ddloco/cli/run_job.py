@@ -10,16 +10,23 @@ from typing import Any
 import trio
 from rich.progress import Progress
 
-from ddloco.api.launch import Ended, LaunchTerms, folder_for, open_tracked, pinned_text, run_job
+from ddloco.api.launch import (
+    Ended,
+    JobActors,
+    LaunchTerms,
+    folder_for,
+    open_tracked,
+    pinned_text,
+    run_job,
+)
 from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job
 from ddloco.machines.syncer.shutdown import DIVERGED
 from ddloco.monitoring.metrics import Sink, in_words
-from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
-from ddloco.nodes.single_process import Cluster
-from ddloco.nodes.subprocesses import Processes
 from ddloco.stage.files.run_folder import LOSS_FILE, SNAPSHOTS, TAPES
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
+from ddloco.stage.nodes.subprocesses import Processes
 from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.signals import stop_on_signal
 from ddloco.workers.executor import MODEL_FILE, WorkerRequestError
@@ -102,7 +109,7 @@ def _drive(given: argparse.Namespace, job: Job, folder: Path) -> int:
     return _conclude_with(folder, driven.result, console.print)
 
 
-def _run_job(given: argparse.Namespace, cluster: Cluster | Processes, sinks: list[Sink]) -> int:
+def _run_job(given: argparse.Namespace, cluster: JobActors, sinks: list[Sink]) -> int:
 
     console = SafeConsole()
     terminated: list[str] = []
@@ -122,7 +129,7 @@ def _run_job(given: argparse.Namespace, cluster: Cluster | Processes, sinks: lis
     if ended.outcome.bad_input is not None:
         return complain(with_source(given, ended.outcome.bad_input))
     if terminated and ended.left:
-        folder, snapshot = ended.cluster.folder, ended.cluster.job.snapshot
+        folder, snapshot = ended.cluster.folder, ended.cluster.program.snapshot
         console.print("all actors have left in good order, before the job's end", soft_wrap=True)
         if snapshot.place or (folder / SNAPSHOTS).is_dir():
             said = f"go on from its newest snapshot with: ddloco run {given.job} --from {folder}"

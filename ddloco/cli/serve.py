@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import trio
@@ -11,11 +12,18 @@ from ddloco.cli.ask import complain, with_source
 from ddloco.job.config import Job, load_job
 from ddloco.job.job_folder import check_place, holds_job
 from ddloco.job.keys import with_keys
-from ddloco.nodes.exit_codes import AGAIN, FOUND, HELD
-from ddloco.nodes.serve import Terms, serve_learner, serve_syncer
+from ddloco.monitoring.live_display import follow
+from ddloco.roles.job_program import program_of
+from ddloco.roles.loss_log import LossLog
+from ddloco.roles.past_job import past_end
 from ddloco.stage.actors.effects import Finish
+from ddloco.stage.files.addresses import check_advertise, check_dial
 from ddloco.stage.files.run_folder import LOSS_FILE, folders_to_make, open_folder, remove_unused
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import AGAIN, FOUND, HELD
+from ddloco.stage.nodes.node import Hosted
+from ddloco.stage.nodes.serve import Terms, check_bind, serve_role
+from ddloco.stage.process.console import SafeConsole
 from ddloco.stage.process.malloc import keep_freed_memory
 from ddloco.workers.task import TaskError, check_task_name, task_digest
 from snapshot import SnapshotError, StorageError
@@ -28,16 +36,27 @@ def syncer(given: argparse.Namespace) -> int:
     """``ddloco syncer``: run a syncer or a shard."""
 
     async def serve(job: Job) -> Finish:
-        shard = given.name, given.connect
-        terms = Terms(
-            with_parent=given.with_parent,
-            snapshot=given.snapshot,
-            fresh_learners=given.fresh_learners or given.with_parent,
-            trust=given.trust,
-            patience_s=_patience(given),
+        check_bind(program_of(job), "--bind", given.bind)
+        if given.advertise:
+            check_advertise("--advertise", given.advertise)
+        name = _checked_shard(job, given.name, given.connect)
+        lead = name == job.syncer_names()[0]
+        terms = replace(
+            _terms(given),
             advertise=given.advertise,
+            over=past_end(job, given.folder, name) if lead else "",
         )
-        return await serve_syncer(job, given.folder, given.bind, shard, terms)
+        losses = LossLog(job, given.folder)
+        if not given.with_parent:
+            beside = (*terms.beside, losses.run) if lead else terms.beside
+            terms = replace(terms, beside=beside)
+        fresh = given.fresh_learners or given.with_parent
+        program = replace(program_of(job), fresh_learners=fresh)
+        addresses = {name: given.bind, **({} if lead else {job.syncer_names()[0]: given.connect})}
+        finish = await serve_role(program, name, given.folder, addresses, terms)
+        if lead and not given.with_parent and not terms.over:
+            losses.draw()
+        return finish
 
     return _serve(given, serve)
 
@@ -46,17 +65,64 @@ def learner(given: argparse.Namespace) -> int:
     """``ddloco learner``: run one learner."""
 
     async def serve(job: Job) -> Finish:
-        folder, connect, name = given.folder, given.connect, given.name
-        terms = Terms(
-            with_parent=given.with_parent,
-            snapshot=given.snapshot,
-            trust=given.trust,
-            patience_s=_patience(given),
-            alone=given.alone,
-        )
-        return await serve_learner(job, folder, connect, name, terms)
+        addresses = _checked_learner(job, given.name, given.connect)
+        terms = replace(_terms(given), alone=given.alone)
+        return await serve_role(program_of(job), given.name, given.folder, addresses, terms)
 
     return _serve(given, serve)
+
+
+def _terms(given: argparse.Namespace) -> Terms:
+    """How an actor of a job runs in this process."""
+
+    async def show(hosted: Hosted) -> None:
+        await follow(hosted.folder, hosted.name, SafeConsole())
+
+    return Terms(
+        with_parent=given.with_parent,
+        snapshot=given.snapshot,
+        patience_s=_patience(given),
+        trust=given.trust,
+        beside=() if given.with_parent else (show,),
+    )
+
+
+def _checked_shard(job: Job, name: str, connect: str) -> str:
+    """Return the shard's name.
+
+    Raises:
+        ConfigError: the job has no such shard, or it cannot dial ``connect``.
+    """
+    if connect:
+        check_dial("--connect", connect)
+    lead, *others = job.syncer_names()
+    name = name or lead
+    if name not in (lead, *others):
+        names = f"{lead} to {others[-1]}" if others else f"one syncer, {lead}"
+        raise ConfigError(f"--name {name}: this job has {names}")
+    if (name == lead) == bool(connect):
+        said = f"{lead} leads, and dials no actor" if connect else f"missing; {name} dials {lead}"
+        raise ConfigError(f"--connect: {said}")
+    return name
+
+
+def _checked_learner(job: Job, name: str, connect: Sequence[str]) -> dict[str, str]:
+    """Return where the syncers listen, by name.
+
+    Raises:
+        ConfigError: the job has no such learner or another number of syncers, or an address is
+            none.
+    """
+    for address in connect:
+        check_dial("--connect", address)
+    syncers = job.syncer_names()
+    if len(connect) != len(syncers):
+        names = ", ".join(syncers)
+        raise ConfigError(f"--connect: {len(connect)} addresses for {len(syncers)}: {names}")
+    if name not in job.learner_names():
+        names = job.learner_names()
+        raise ConfigError(f"--name {name}: this job has {names[0]} to {names[-1]}")
+    return dict(zip(syncers, connect, strict=True))
 
 
 def _serve(given: argparse.Namespace, serve: Callable[[Job], Any]) -> int:

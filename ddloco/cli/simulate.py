@@ -3,10 +3,10 @@
 import argparse
 
 from ddloco.cli.ask import complain
-from ddloco.nodes.exit_codes import FOUND
 from ddloco.simulation.bandwidth.table import bandwidth
 from ddloco.simulation.report import hostile_worlds, scenario_table
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND
 from ddloco.stage.process.process_pool import ProcessLostError
 from replay import TapeError
 from snapshot import SnapshotError, StorageError

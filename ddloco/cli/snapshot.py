@@ -14,10 +14,10 @@ from ddloco.api.model import PlaceError, open_store, parameters, tensors_at
 from ddloco.cli.ask import complain, look, timeout_of
 from ddloco.monitoring.client import UnansweredError, open_observer
 from ddloco.monitoring.watch import say
-from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.actors.observations import DISCARDED, TAKEN
 from ddloco.stage.files.run_folder import folders_to_make
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.observers.observer_protocol import News
 from ddloco.stage.process.console import SafeConsole
 from ddloco.workers.task import TaskError
@@ -183,7 +183,7 @@ def snapshot_verify(given: argparse.Namespace) -> int:
 def _verify(given: argparse.Namespace, store: Store) -> int:
     listed = store.snapshots()
     wanted = [each.id for each in listed]
-    if given.snapshot is not None:
+    if given.snapshot:
         wanted = [_id_of(store, given.snapshot)]
     total: dict[str, int] = {}
     for each in listed:

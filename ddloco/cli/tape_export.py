@@ -4,7 +4,7 @@ import argparse
 
 from ddloco.cli.ask import complain
 from ddloco.debugger.exports import FORMATS
-from ddloco.nodes.exit_codes import HELD
+from ddloco.stage.nodes.exit_codes import HELD
 from replay import TapeError, open_tapes
 
 

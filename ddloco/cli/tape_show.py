@@ -11,8 +11,8 @@ from ddloco.cli.ask import complain
 from ddloco.debugger.exports import json_line
 from ddloco.debugger.recorded_run import parse_event
 from ddloco.debugger.timeline import TimelineEvent, timeline
-from ddloco.nodes.exit_codes import HELD
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import HELD
 from ddloco.stage.process.terminal import one_line
 from replay import TapeError, open_tapes, tape
 

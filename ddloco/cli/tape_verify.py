@@ -8,12 +8,12 @@ from pathlib import Path
 
 from ddloco.cli.ask import complain
 from ddloco.debugger.timeline import receipt_of
-from ddloco.nodes.exit_codes import FOUND, HELD
 from ddloco.replayer.gaps import dropped_before, gaps_of
 from ddloco.replayer.invariants.merged_tokens import Share
 from ddloco.replayer.invariants.tape_audit import Audit, Finding
 from ddloco.replayer.recording import open_recording
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.exit_codes import FOUND, HELD
 from ddloco.stage.process.terminal import one_line
 from ddloco.stage.programs.program import is_program
 from replay import Tape, TapeError, verify

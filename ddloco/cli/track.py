@@ -8,11 +8,11 @@ import trio
 
 from ddloco.cli.ask import look
 from ddloco.job.config import load_job
-from ddloco.monitoring.live_display import LogTail
 from ddloco.monitoring.log_metrics import LOOK_S, LogMetrics
 from ddloco.monitoring.trackers import open_trackers
 from ddloco.monitoring.watch import until_signal
 from ddloco.stage.files.run_folder import JOB_FILE
+from ddloco.stage.process.log_tail import LogTail
 
 
 def track(given: argparse.Namespace) -> int:

@@ -2,8 +2,9 @@
 differently.
 
 Event numbers and times differ between any two live runs. What can be compared is a learner's batch,
-its inner step, what was installed before it, a contribution to a merge, and a merge. Each of these
-is an *item* with a key that both runs share, its content, and the items that it was computed from.
+its inner step, what was installed before it, the parameters that it gave, a contribution to a
+merge, and a merge. Each of these is an *item* with a key that both runs share, its content, and the
+items that it was computed from.
 """
 
 import struct
@@ -19,10 +20,7 @@ from ddloco.job.protocol.messages import GlobalFragment, Resume, StatePiece
 from ddloco.stage.files.toml import ConfigError
 from transport import MessageArrived
 
-Kind = Literal["batch", "install", "step", "contribution", "merge"]
-
-TAKEN = 1
-"""Where what was decided of a contribution has the inner step after which it was taken."""
+Kind = Literal["batch", "install", "step", "update", "contribution", "merge"]
 
 LEARNED = StepFinished, FragmentEncoded, GlobalFragment, Resume, StatePiece
 """What is read of a learner's tape."""
@@ -32,7 +30,8 @@ class Key(NamedTuple):
     """What an item is.
 
     Attributes:
-        kind: a batch, an inner step, what was installed before it, a contribution, or a merge.
+        kind: a batch, an inner step, what was installed before it, the update of its parameters, a
+            contribution, or a merge.
         who: the learner's incarnation; for a merge its fragment, as ``fragment 3``.
         number: the inner step; for a contribution and a merge the global step.
     """
@@ -50,6 +49,8 @@ class Key(NamedTuple):
                 return f"what {self.who} installed before inner step {self.number}"
             case "step":
                 return f"inner step {self.number} of {self.who}"
+            case "update":
+                return f"the update of inner step {self.number} of {self.who}"
             case "contribution":
                 return f"the contribution of {self.who} to merge {self.number}"
             case _:
@@ -65,8 +66,8 @@ class Item(NamedTuple):
         decided: what arrival times and pacing decide: who takes part, which versions, which step.
         computed: what came out: bits of a loss, weights, digests.
         causes: the items that it was computed from.
-        fragment: of a contribution or a merge, its fragment; and the digests of the single
-            tensors, if they are on the tape.
+        tensors: of an update, a contribution or a merge, the names of its tensors, and their
+            digests, if they are on the tape.
     """
 
     actor: str
@@ -74,7 +75,7 @@ class Item(NamedTuple):
     decided: tuple[Any, ...]
     computed: tuple[Any, ...]
     causes: tuple[Key, ...]
-    fragment: tuple[int, bytes] = (0, b"")
+    tensors: tuple[tuple[str, ...], bytes] = ((), b"")
 
     @property
     def event(self) -> str:
@@ -113,6 +114,8 @@ class AlignedRun:
         self.held_out: float | None = None
         self._tensors: dict[tuple[str, bytes], bytes] = {}
         """The digests of the tensors of what each learner encoded, by its payload's digest."""
+        plan = run.plan
+        self._names = [tuple(leaf.name for leaf in each) for each in plan.fragments] if plan else []
         for learner in run.learners:
             self.items.update(self._steps(run, learner))
         newest: dict[int, Key] = {}
@@ -134,6 +137,7 @@ class AlignedRun:
         asked = run.first_step(learner)
         begun = asked.number if asked is not None else run.tapes[learner].events
         losses = self.losses.setdefault(learner, {})
+        names = tuple(name for each in self._names for name in each)
         arrived: list[tuple[int, int, bytes]] = []
         installed: list[tuple[int, int, bytes]] = []
         before: tuple[Key, ...] = ()
@@ -141,6 +145,8 @@ class AlignedRun:
         started = False
         resumed: tuple[Any, ...] = ()
         """Where a learner that came back began: batches skipped, donor, and the donor's step."""
+        given: tuple[bytes, ...] = ()
+        """The digests of the state that it was given."""
         for record, event in run.events(learner, *LEARNED):
             if not started and record.n > begun:
                 started, installed, arrived = True, arrived, []
@@ -149,7 +155,7 @@ class AlignedRun:
             elif isinstance(event, MessageArrived) and isinstance(event.body, Resume):
                 resumed = event.body.batches, event.body.donor
             elif isinstance(event, MessageArrived) and isinstance(event.body, StatePiece):
-                resumed = (*resumed[:2], event.body.copy)
+                resumed, given = (*resumed[:2], event.body.copy), (*given, event.payload)
             elif isinstance(event, FragmentEncoded):
                 if event.tensors:
                     self._tensors[learner, event.digest] = event.tensors
@@ -163,10 +169,18 @@ class AlignedRun:
                 merges = tuple(_merge_key(p, version) for p, version, _ in installed if version)
                 versions = tuple(sorted((p, version) for p, version, _ in installed))
                 bytes_of = tuple(sorted((p, digest) for p, _, digest in installed))
-                yield install, Item(learner, n, versions, bytes_of, (*before, *merges))
+                donor = [Key("update", *resumed[1:])] if len(resumed) > 2 else []
+                causes = (*before, *merges, *donor)
+                yield install, Item(learner, n, versions, (*bytes_of, *given), causes)
                 loss = struct.pack("<d", event.loss)
                 yield step, Item(learner, n, resumed[1:], (loss,), (*before, batch, install))
+                if event.tensors:
+                    update = Key("update", learner, event.step)
+                    causes, tensors = (*before, batch, install, step), (names, event.tensors)
+                    yield update, Item(learner, n, (), (event.tensors,), causes, tensors)
+                    step = update
                 before, drawn, installed, arrived, resumed = (step,), (batch,), arrived, [], ()
+                given = ()
 
     def _items_of(self, merge: Merge, before: Key | None) -> Iterator[tuple[Key, Item]]:
         """Yield the contributions to a merge, then the merge.
@@ -186,14 +200,21 @@ class AlignedRun:
         computed = (tuple(weights), merge.theta, merge.momentum, merge.wire)
         if before is not None:
             causes.append(before)
-        fragment = merge.fragment, bytes.fromhex(merge.tensors)
+        tensors = self._named(merge.fragment, bytes.fromhex(merge.tensors))
         key = _merge_key(merge.fragment, merge.t)
-        yield key, Item(*parse_event(merge.event), took, computed, tuple(causes), fragment)
+        yield key, Item(*parse_event(merge.event), took, computed, tuple(causes), tensors)
+
+    def _named(self, fragment: int, digests: bytes) -> tuple[tuple[str, ...], bytes]:
+        return self._names[fragment] if self._names else (), digests
 
     def _contribution(self, each: Answer, fragment: int) -> Item:
-        causes = (Key("step", each.learner, each.step), _merge_key(fragment, each.base))
+        update = Key("update", each.learner, each.step)
+        if update not in self.items:
+            update = Key("step", each.learner, each.step)
+        causes = (update, _merge_key(fragment, each.base))
         decided = (each.base, each.step, each.steps, each.tokens)
-        tensors = fragment, self._tensors.get((each.learner, bytes.fromhex(each.digest)), b"")
+        digests = self._tensors.get((each.learner, bytes.fromhex(each.digest)), b"")
+        tensors = self._named(fragment, digests)
         return Item(*parse_event(each.event), decided, (each.digest,), causes, tensors)
 
 
@@ -211,31 +232,22 @@ def first_differences(one: Mapping[Key, Item], other: Mapping[Key, Item]) -> lis
     differing = {
         key for key, item in one.items() if key in other and item.content != other[key].content
     }
-    parted = differing | _parted_steps(one, other, differing)
+    parted = differing | _parted_steps(one, differing)
     here = [key for key in differing if parted.isdisjoint(one[key].causes)]
     both = [key for key in here if parted.isdisjoint(other[key].causes)]
     return sorted(both or here)
 
 
-def _parted_steps(
-    items: Mapping[Key, Item], other: Mapping[Key, Item], differing: set[Key]
-) -> set[Key]:
-    """Return the inner steps after a difference of their learner.
+def _parted_steps(items: Mapping[Key, Item], differing: set[Key]) -> set[Key]:
+    """Return the inner steps and updates after a difference of their learner.
 
     A small difference of parameters may be rounded away in the loss of a step, and show only in the
-    loss of a later one; the parameters differ all the time. A contribution is of the parameters
-    after a step, and shows that they differ from then on.
+    loss of a later one; the parameters differ all the time.
     """
-    shown: dict[str, int] = {}
-    for key in differing:
-        if key.kind == "contribution" and items[key].decided == other[key].decided:
-            taken = items[key].decided[TAKEN]
-            shown[key.who] = min(taken, shown.get(key.who, taken))
     parted: set[Key] = set()
     for key, item in items.items():  # A learner's steps are in order.
-        if key.kind == "step" and (
-            key.number > shown.get(key.who, key.number)
-            or any(cause in parted or cause in differing for cause in (key, *item.causes))
+        if key.kind in {"step", "update"} and any(
+            cause in parted or cause in differing for cause in (key, *item.causes)
         ):
             parted.add(key)
     return parted

@@ -30,7 +30,6 @@ from ddloco.debugger.archive import (
     header_of,
 )
 from ddloco.job.protocol.tape_facts import is_simulated
-from ddloco.nodes.tapes.code_version import code_version
 from ddloco.replayer.recording import open_recording, run_folder_of
 from ddloco.stage.files.run_folder import (
     JOB_FILE,
@@ -41,6 +40,7 @@ from ddloco.stage.files.run_folder import (
     remove_unused,
 )
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.process.code_version import code_version
 from ddloco.workers.task_sources import SOURCE
 
 SUFFIX = ".ddloco.tar.gz"

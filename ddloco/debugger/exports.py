@@ -12,15 +12,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from clocks import actor_of
+from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.timeline import TimelineEvent, sent_at, timeline
-from ddloco.job.protocol.effects import RunStep
-from ddloco.job.protocol.events import Happened
-from ddloco.machines.registry import machine_for
-from ddloco.replayer.recording import job_of
-from ddloco.stage.actors.actor import new_actor
+from ddloco.machines.learner.machine import Learner
+from ddloco.replayer.recording import run_folder_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.programs.program import is_program
-from replay import Divergence, Player, Tape, TapeError
+from replay import Divergence, Tape, TapeError
+from snapshot import SnapshotError
 
 NAME_FIELDS = ("step", "t", "fragment", "version")
 """Fields that are part of a name, where an event has them."""
@@ -85,9 +84,10 @@ def export_perfetto(tapes: Sequence[Tape]) -> Iterator[str]:
         {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
         for name, (pid, tid) in place.items()
     ]
-    zero = min((event.common_at for event in events), default=0.0)
+    spans = list(spans_of(events, first_steps(tapes)))
+    zero = _zero(events, spans)
     times = {(event.actor, event.number): event.common_at for event in events}
-    for span in spans_of(events, first_steps(tapes)):
+    for span in spans:
         pid, tid = place[span.actor]
         lines.append(
             {
@@ -154,9 +154,10 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
     """
     trace = hashlib.sha256(tapes[0].header.job_id.encode()).hexdigest()[:32]
     events = timeline(tapes)
-    zero = min((event.common_at for event in events), default=0.0)
+    all_spans = list(spans_of(events, first_steps(tapes)))
+    zero = _zero(events, all_spans)
     by_actor: dict[str, list[Span]] = {each.incarnation: [] for each in tapes}
-    for span in spans_of(events, first_steps(tapes)):
+    for span in all_spans:
         by_actor[span.actor].append(span)
     resources: list[dict[str, Any]] = []
     for actor, spans in by_actor.items():
@@ -165,6 +166,13 @@ def export_otlp(tapes: Sequence[Tape]) -> Iterator[str]:
         scope = {"scope": {"name": "ddloco"}, "spans": told}
         resources.append({"resource": {"attributes": [name]}, "scopeSpans": [scope]})
     yield json_line({"resourceSpans": resources})
+
+
+def _zero(events: Sequence[TimelineEvent], spans: Sequence[Span]) -> float:
+    """The time that exports call 0: nothing begins before it."""
+    return min(
+        [*(event.common_at for event in events), *(span.begin for span in spans)], default=0.0
+    )
 
 
 def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, Any]:
@@ -182,36 +190,51 @@ def _otlp_span(trace: str, span: Span, number: int, zero: float) -> dict[str, An
     }
 
 
-def first_steps(tapes: Sequence[Tape]) -> dict[str, int]:
-    """Return the event at which each learner asked for its first inner step, by incarnation.
+class Begun(NamedTuple):
+    """When a learner asked for the step that a tape shows first: the event, 0 if that was before
+    the tape begins, and the time on its own clock, in seconds."""
 
-    Those are left out whose tape does not begin with their first event, and those whose machine
-    this program does not have.
+    number: int
+    at: float
+
+
+def first_steps(tapes: Sequence[Tape]) -> dict[str, Begun]:
+    """Return when each learner asked for the first inner step of its tape, by incarnation.
+
+    Those are left out whose machine this program does not have, or whose tape continues from a
+    snapshot that is not there, or that must not be opened without trust.
     """
-    found: dict[str, int] = {}
-    for each in tapes:
-        if each.header.after or is_program(each.header.job):
-            continue
-        with suppress(ConfigError, TapeError, Divergence):
-            job, name = job_of(each), each.incarnation
-            if actor_of(name) not in job.learner_names():
-                continue
-            player = Player(each, Happened, new_actor(name, machine_for(job, name)))
-            for moment in player.moments():
-                if any(isinstance(effect, RunStep) for effect in player.play(*moment)):
-                    found[name] = moment[0].n
-                    break
+    found: dict[str, Begun] = {}
+    if not tapes or is_program(tapes[0].header.job):
+        return found
+    with suppress(ConfigError, TapeError):
+        run = RecordedRun(run_folder_of(tapes[0].path), salvage=True)
+        for name in run.learners:
+            with suppress(ConfigError, TapeError, Divergence, SnapshotError):
+                begun = _first_step(run, name)
+                found |= {name: begun} if begun is not None else {}
     return found
 
 
+def _first_step(run: RecordedRun, name: str) -> Begun | None:
+    stepper = run.stepper(name)
+    machine = stepper.actor.machine
+    running = machine.running if isinstance(machine, Learner) else None
+    if running is not None:  # It ran where the tape begins.
+        return Begun(0, running.since)
+    asked = run.first_step(name)
+    return Begun(asked.number, asked.at) if asked is not None else None
+
+
 def spans_of(
-    events: Sequence[TimelineEvent], first: Mapping[str, int] | None = None
+    events: Sequence[TimelineEvent], first: Mapping[str, Begun] | None = None
 ) -> Iterator[Span]:
     """Yield inner steps and merges as spans.
 
-    An inner step begins when the one before it is finished, the first one when it was asked for or,
-    where that is not known, at the actor's first event. A merge begins with the newest contribution
-    to it, which is when its work is asked for, unless a deadline did that.
+    An inner step begins when the one before it is finished, the first one when it was asked for,
+    which may be before the tape begins, or, where that is not known, at the actor's first event.
+    A merge begins with the newest contribution to it, which is when its work is asked for, unless a
+    deadline did that.
 
     Args:
         events: in causal order.
@@ -220,8 +243,11 @@ def spans_of(
     first = first or {}
     since: dict[str, float] = {}
     for event in events:
-        if event.number == first.get(event.actor):
+        begun = first.get(event.actor)
+        if begun is not None and event.number == begun.number:
             since[event.actor] = event.common_at
+        elif begun is not None and begun.number == 0 and event.actor not in since:
+            since[event.actor] = event.common_at - max(event.at - begun.at, 0.0)
         plain = event.fields
         if event.kind == "StepFinished":
             begin = min(since.get(event.actor, event.common_at), event.common_at)

@@ -22,10 +22,10 @@ from ddloco.job.protocol.events import Happened, Started, StepFinished
 from ddloco.job.protocol.fragment_plan import FragmentPlan
 from ddloco.job.protocol.status import Numbers
 from ddloco.machines.registry import machine_for, states_for
-from ddloco.nodes.resume import JobStartPoint, plan_of, read_job_start_point
 from ddloco.replayer.gaps import begins_said, gaps_of, listed
 from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
 from ddloco.replayer.start_point import choose_start_point
+from ddloco.roles.resume import JobStartPoint, plan_of, read_job_start_point
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.programs.program import is_program

@@ -330,7 +330,8 @@ def _facts(reader: _Reader, found: LossFindings) -> list[Fact]:
 def _goodput(numbers: Numbers) -> Fact:
     """Goodput, and how the learners' time was spent."""
     share = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "unknown"
-    return Fact("Goodput", share, time_in_words(numbers))
+    since = "since the syncer's restart: " * numbers.restarted
+    return Fact("Goodput", share, since + time_in_words(numbers))
 
 
 def _steps_note(reader: _Reader) -> str:

@@ -182,7 +182,8 @@ class RawStep(Struct):
     loss: float
     tokens: int
     learned: dict[str, int]
-    data_s: float = 0.0
+    apart: tuple[float, float] = (0.0, 0.0)
+    """Seconds of waiting for the batch, and of compiling again."""
     spent: TimeSpent = TimeSpent()
 
 
@@ -256,11 +257,9 @@ def read_tape(
             content.clocks[record.n] = {**known, incarnation: record.n}
         match event:
             case StepFinished():
-                content.steps.append(
-                    RawStep(
-                        at, record.n, event.step, event.loss, event.tokens, learned, event.data_s
-                    )
-                )
+                told = event.step, event.loss, event.tokens, learned
+                apart = event.data_s, event.compiling_s
+                content.steps.append(RawStep(at, record.n, *told, apart))
                 learned = {}
             case MessageArrived():
                 _see_message(content, at, record.n, event, cuts)
@@ -276,7 +275,7 @@ def set_spent(content: TapeContent) -> None:
     begun, usual = content.begun, Recent()
     for each in content.steps:
         if begun is not None:
-            each.spent = of_step(each.step, each.at - begun, each.data_s, usual.value)
+            each.spent = of_step(each.step, each.at - begun, *each.apart, usual.value)
             if each.step > 1:
                 usual.add(each.at - begun)
         begun = each.at

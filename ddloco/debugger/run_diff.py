@@ -8,7 +8,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from clocks import actor_of
-from ddloco.debugger.alignment import TAKEN, AlignedRun, Item, Key, first_differences
+from ddloco.debugger.alignment import AlignedRun, Item, Key, first_differences
 from ddloco.debugger.merge_processes import merges_in
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.events import TENSOR_DIGEST_BYTES
@@ -109,7 +109,7 @@ class RunDiff(Struct, frozen=True):
         """Return the findings in words."""
         lines = [f"recorded differently: {each}" for each in self.recorded[:LISTED_MAX]]
         if self.same:
-            compared = "batches, losses, installed fragments, contributions and merges"
+            compared = "batches, losses, updates, installed fragments, contributions and merges"
             return [*lines, f"equal: {self.equal:,} {compared}, to the bit"]
         lines += self.batches
         for position, each in enumerate(self.first[:LISTED_MAX]):
@@ -149,7 +149,7 @@ def compare(one: RecordedRun, other: RecordedRun, processes: int = 1) -> RunDiff
     keys = first_differences(mine.items, theirs.items)
     sums = one.clock_sums(mine.items[key].event for key in keys)
     first = tuple(
-        _difference(key, mine, theirs, recorded, one)
+        _difference(key, mine, theirs, recorded)
         # Batches first: they depend on nothing else.
         for key in sorted(
             keys, key=lambda key: (key.kind != "batch", sums[mine.items[key].event], key)
@@ -175,7 +175,6 @@ def _difference(
     mine: AlignedRun,
     theirs: AlignedRun,
     recorded: Sequence[tuple[Class, str]],
-    run: RecordedRun,
 ) -> Difference:
     one, other = mine.items[key], theirs.items[key]
     kind: Class
@@ -187,7 +186,7 @@ def _difference(
         detail = f"batch {x.hex()[:12]} in the one, {y.hex()[:12]} in the other"
     else:
         kind = _kind(key, recorded)
-        detail = _computed(key, mine, theirs, run)
+        detail = _computed(key, mine, theirs)
     return Difference(str(key), kind, detail, one.event, other.event)
 
 
@@ -195,6 +194,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "merge": ("outer.", "sync.", "compress.", "merges."),
     "batch": ("task.", "job.seed", "job.task", "learner."),
     "step": ("inner.", "task.", "job.seed", "job.task", "worker.", "learner."),
+    "update": ("inner.", "task.", "job.seed", "job.task", "worker.", "learner."),
     "install": ("compress.",),
     "contribution": ("transport.", "inner.", "task.", "compress."),
 }
@@ -229,113 +229,64 @@ def _decided(key: Key, one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
             return f"trained from {mine} in the one, from {theirs} in the other"
 
 
-def _computed(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
+def _computed(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
     """What came out differently, in words, and what it was computed from that was compared."""
     one, other = mine.items[key], theirs.items[key]
     match key.kind:
-        case "step":
-            return _loss_differs(key, mine, theirs, run)
+        case "step" | "update":
+            return _step_differs(key, mine, theirs)
         case "install":
             return "the same versions have other bytes"
         case "contribution":
-            return _update_differs(key, mine, theirs, run)
+            return _contribution_differs(one, other)
         case _:
             inputs = [cause for cause in one.causes if cause.kind == "contribution"]
             same = "the same contributions"
             if not all(cause in mine.items and cause in theirs.items for cause in inputs):
                 same += " as far as they are on the tapes"
-            return f"the result differs, of {same}{_in_tensors(one, other, run)}"
+            return f"the result differs, of {same}{_in_tensors(one, other)}"
 
 
-def _loss_differs(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
-    """What is known of the parameters before a step whose loss differs: of the first one, that they
-    were equal; later, what learners have sent of them."""
-    before = Key("step", key.who, key.number - 1)
-    if before not in mine.items:
-        said = "the loss differs, of the same batch and the same parameters"
-    else:
-        updates = _updates(_begun(mine, key.who), before.number)
-        said = (
-            "the loss differs, of the same batch; no loss, batch or installed fragment before it "
-            f"differs: either this loss differs, or {updates}"
-        )
-    later = (
-        each
-        for each in _differing_contributions(key.who, mine, theirs)
-        if mine.items[each].decided[TAKEN] >= key.number
-    )
-    for each in later:
-        named = _in_tensors(mine.items[each], theirs.items[each], run)
-        if named:
-            return f"{said}; then {each} differs{named}"
-    return said
-
-
-def _differing_contributions(who: str, mine: AlignedRun, theirs: AlignedRun) -> list[Key]:
-    """The contributions of a learner that both runs have and that differ, in the order of steps."""
-    found = [
-        each
-        for each, item in mine.items.items()
-        if each.kind == "contribution" and each.who == who and each in theirs.items
-        if item.content != theirs.items[each].content
-    ]
-    return sorted(found, key=lambda each: (mine.items[each].decided[TAKEN], each.number))
-
-
-def _update_differs(key: Key, mine: AlignedRun, theirs: AlignedRun, run: RecordedRun) -> str:
-    """Which updates may have led to a contribution that differs: those since this fragment was last
-    seen to be equal. All before it that is on the tapes is equal."""
+def _step_differs(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
+    """A loss or the tensors after an update differ, and nothing that they were computed from."""
     one, other = mine.items[key], theirs.items[key]
-    step, fragment = one.decided[TAKEN], one.fragment[0]
-    seen = [
-        item.decided[TAKEN]
-        for each, item in mine.items.items()
-        if each.kind == "contribution" and each.who == key.who and item.fragment[0] == fragment
-        if item.decided[TAKEN] < step and each in theirs.items
-        if item.content == theirs.items[each].content
-    ]
-    begun = _begun(mine, key.who)
-    since = max(seen, default=begun - 1)
-    same = "the parameters" if since < begun else "this fragment"
-    updates = _updates(since + 1, step)
-    equal = f"its batch and {same} before it are equal"
-    if since + 1 < step:
-        equal = f"their losses, their batches and {same} before them are equal"
-    if not _differs_in_loss(Key("step", key.who, step + 1), mine, theirs):
-        updates += ", or how it was encoded,"
-    return f"{updates} differs{_in_tensors(one, other, run)}; {equal}"
+    what = f"differs{_in_tensors(one, other)}; its loss, its batch"
+    if key.kind == "step":
+        what = f"the loss differs{_first_update(key, mine, theirs)}; its batch"
+    if key.number > 1 and {one.causes[0].kind, other.causes[0].kind} != {"update"}:
+        return f"{what} is equal, and the parameters before it are not on the tapes"
+    return f"{what} and the parameters before it are equal"
 
 
-def _begun(run: AlignedRun, who: str) -> int:
-    """The first inner step of a learner."""
-    return min(run.losses[who])
+def _first_update(key: Key, mine: AlignedRun, theirs: AlignedRun) -> str:
+    """After which inner step, from one on, a learner's parameters differ first, and in what."""
+    for each, item in mine.items.items():
+        later = each.kind == "update" and each.who == key.who and each.number >= key.number
+        if later and each in theirs.items and item.content != theirs.items[each].content:
+            named = _in_tensors(item, theirs.items[each])
+            return f", and after inner step {each.number} the parameters differ{named}"
+    return ""
 
 
-def _updates(first: int, last: int) -> str:
-    if first >= last:
-        return f"the update of inner step {last}"
-    return f"an update of inner steps {first} to {last}"
+def _contribution_differs(one: Item, other: Item) -> str:
+    """A contribution differs, and no update of its learner before it."""
+    [mine, *_], [theirs, *_] = one.causes, other.causes
+    named, parameters = _in_tensors(one, other), f"the parameters after inner step {mine.number}"
+    if {mine.kind, theirs.kind} != {"update"}:
+        return f"differs{named}; {parameters} are not on the tapes"
+    return f"how it was encoded differs{named}; {parameters} are equal"
 
 
-def _differs_in_loss(key: Key, mine: AlignedRun, theirs: AlignedRun) -> bool:
-    """Whether a step has another loss, of the same batch and with the same fragments installed."""
-    inputs = (Key("batch", key.who, key.number), Key("install", key.who, key.number))
-    if any(each not in mine.items or each not in theirs.items for each in (key, *inputs)):
-        return False
-    equal = all(mine.items[each].content == theirs.items[each].content for each in inputs)
-    return equal and mine.items[key].computed != theirs.items[key].computed
-
-
-def _in_tensors(one: Item, other: Item, run: RecordedRun) -> str:
-    """The tensors in which two contributions, or two results of merges, differ, in words, and the
-    others of the fragment; empty if their digests are not on the tapes."""
-    fragment, digests = one.fragment
-    if not digests or len(digests) != len(other.fragment[1]) or run.plan is None:
+def _in_tensors(one: Item, other: Item) -> str:
+    """The tensors in which two updates, two contributions, or two results of merges differ, in
+    words, and the others; empty if their digests are not on the tapes."""
+    names, digests = one.tensors
+    if not digests or len(digests) != len(other.tensors[1]):
         return ""
     parts: dict[bool, list[str]] = {True: [], False: []}
-    for at, leaf in enumerate(run.plan.fragments[fragment]):
+    for at, name in enumerate(names):
         place = slice(at * TENSOR_DIGEST_BYTES, (at + 1) * TENSOR_DIGEST_BYTES)
-        parts[digests[place] == other.fragment[1][place]].append(leaf.name)
+        parts[digests[place] == other.tensors[1][place]].append(name)
     if not parts[False]:
         return ""
     equal = f" ({_listed(parts[True])} equal)" if parts[True] else ""

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from clocks import actor_of
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.replayer.job_replay import replay_of_job
 from ddloco.replayer.recording import check_task
+from ddloco.replayer.replay_of import replay_of
 from ddloco.replayer.report import Report
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.stage.arrays.array_table import HostCopy
@@ -133,18 +133,16 @@ def replay_until(
         trust: whether the user allows calling what tapes of another user name.
         warn: called with what differs before the replay starts.
         progress: called with the number of events replayed so far.
-        turns: see ``replay_of_job``.
+        turns: see ``replay_of``.
 
     Raises:
-        TapeError, ConfigError, WorkerRequestError: see ``replay_of_job``.
+        TapeError, ConfigError, WorkerRequestError: see ``replay_of``.
     """
     check_task(list(run.tapes.values()), run.path, task, trust=trust)
     last = run.tape_of(incarnation).events
     known = run.clock(incarnation, min(number, last)).wire()
     limits = {**known, incarnation: number - 1}
-    replay = replay_of_job(
-        run.path, progress, warn, task=task, trust=trust, turns=turns, limits=limits
-    )
+    replay = replay_of(run.path, progress, warn, task=task, trust=trust, turns=turns, limits=limits)
 
     def stop(runners: Mapping[str, TapeRunner]) -> None:
         if not replay.report.divergences:

@@ -1,49 +1,14 @@
-"""The keys of a job's actors in files: ``public.toml`` for every host, ``NAME.key`` for one host.
+"""The keys of a job's actors; ``stage.files.keys`` reads and makes them."""
 
-``public.toml`` maps names to public keys. It defines whom a listener admits and what a dialler
-expects at the other end, so every host has the same copy. It need not be secret, but must not be
-changed by others. The program never copies a secret key: users copy it to the one host that needs
-it. All syncers of a job share the key ``syncer``, all observers share ``observer``, which may only
-look; who may end the job, or ask for a snapshot, has ``owner``.
-"""
-
-import os
-import re
-import stat
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-import tomli_w
 
 from ddloco.job.config import LEARNERS_MAX, Job
 from ddloco.stage.files.faults import SYNCER
-from ddloco.stage.files.toml import ConfigError, Section, convert, read_toml
-from transport.curve_auth import Curve, check_key, new_pair, public_of
-
-PUBLIC_FILE = "public.toml"
-OBSERVER, OWNER = "observer", "owner"
-SHARED = frozenset({SYNCER, OBSERVER, OWNER})
-"""Keys that several actors use: ``syncer-1`` and ``observer-laptop`` need no keys of their own."""
-
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-"""Valid actor names: they are file names, and the part of an incarnation before the dot."""
-
-PUBLIC_HEAD = """\
-# The public keys of a job: the same file on every host. Who can change it can take part.
-"""
-
-
-class SecretFile(Section, frozen=True):
-    """``NAME.key``."""
-
-    secret: str
-
-
-class PublicFile(Section, frozen=True):
-    """``public.toml``."""
-
-    public: dict[str, str]
+from ddloco.stage.files.keys import NAME, OBSERVER, OWNER, load_curve
+from ddloco.stage.files.toml import ConfigError
+from transport.curve_auth import Curve
 
 
 def names_for(learners: int, more: str = "") -> tuple[str, ...]:
@@ -68,49 +33,6 @@ def names_for(learners: int, more: str = "") -> tuple[str, ...]:
     return tuple(dict.fromkeys([SYNCER, OWNER, OBSERVER, *learner_names, *others]))
 
 
-def make_keys(folder: Path, names: Sequence[str]) -> list[str]:
-    """Make the missing keys; existing ones are not changed. Returns the new names.
-
-    If ``public.toml`` has a name without a secret key here, that key is assumed to be on its host.
-
-    Raises:
-        ConfigError: the folder is accessible to others, cannot be written, or has an invalid key.
-    """
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if folder.stat().st_mode & 0o077:
-            raise ConfigError(f"{folder}: others can look into it; chmod 700 {folder}")
-        public = read_public(folder) if (folder / PUBLIC_FILE).exists() else {}
-        before, made = dict(public), list[str]()
-        for name in names:
-            path = secret_file(folder, name)
-            if path.exists():
-                public[name] = _checked(path, name, public)
-            elif name not in public:
-                public[name], secret = new_pair()
-                _write_secret(path, name, secret)
-                made.append(name)
-        if public != before:
-            _write_public(folder, public)
-    except OSError as error:
-        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from None
-    return made
-
-
-def handed_out(folder: Path, names: Iterable[str]) -> list[str]:
-    """Instructions for users: which file goes to which host."""
-    lines = [f"{folder / PUBLIC_FILE}  to every host"]
-    for name in names:
-        whom = {
-            SYNCER: "the host of the syncer",
-            OWNER: "the hosts of those who may end the job",
-            OBSERVER: "the hosts of observers",
-        }
-        path = secret_file(folder, name)
-        lines.append(f"{path}  to {whom.get(name, f'the host of {name}')}, and nowhere else")
-    return lines
-
-
 def with_keys(job: Job, folder: Path | None) -> Job:
     """The job with another folder of keys, if one is given."""
     if folder is None:
@@ -126,108 +48,6 @@ def curve_of(job: Job, actor: str) -> Curve | None:
         ConfigError: as for ``load_curve``.
     """
     return load_curve(Path(job.transport.keys), actor) if job.transport.keys else None
-
-
-def load_curve(folder: Path, actor: str, dialled: Sequence[str] = (SYNCER,)) -> Curve:
-    """An actor's secret key and the public keys of the others; ``dialled`` must be among those.
-
-    Raises:
-        ConfigError: a key is missing, is invalid, is not the one in ``public.toml``, or can be
-            read by others.
-    """
-    public = read_public(folder)
-    for name in dialled:
-        if name not in public:
-            raise ConfigError(
-                f"{folder / PUBLIC_FILE}: public.{name}: missing; others need it to dial"
-            )
-    name = Curve("", public, SHARED).owner(actor)
-    if name is None:
-        raise ConfigError(
-            f"{folder / PUBLIC_FILE}: public.{actor}: no such key; make it with `ddloco keys`"
-        )
-    path = secret_file(folder, name)
-    _checked(path, name, public)
-    return Curve(read_secret(path), public, SHARED)
-
-
-def secret_file(folder: Path, name: str) -> Path:
-    """The file with the secret key of a name."""
-    return folder / f"{name}.key"
-
-
-def read_secret(path: Path) -> str:
-    """Read a secret key, in Z85.
-
-    Raises:
-        ConfigError: it cannot be read, is invalid, or can be read by others.
-    """
-    secret = convert(read_toml(path), SecretFile, str(path)).secret
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(f"{path}: others can read this secret; chmod 600 {path}")
-    try:
-        check_key(secret)
-    except ValueError as error:
-        raise ConfigError(f"{path}: secret: {error}") from None
-    return secret
-
-
-def read_public(folder: Path) -> dict[str, str]:
-    """Read the public keys by name, in Z85.
-
-    Raises:
-        ConfigError: the file cannot be read, has an invalid key, gives two names the same key, or
-            others can change it or replace what is in the folder.
-    """
-    path = folder / PUBLIC_FILE
-    public = convert(read_toml(path), PublicFile, str(path)).public
-    if path.stat().st_mode & 0o022:
-        raise ConfigError(f"{path}: others can change who takes part; chmod 644 {path}")
-    mode = folder.stat().st_mode
-    if mode & 0o022 and not mode & stat.S_ISVTX:  # With the sticky bit only own files are replaced.
-        raise ConfigError(f"{folder}: others can replace the keys in it; chmod 700 {folder}")
-    owners = dict[str, str]()
-    for name, key in public.items():
-        if not NAME.fullmatch(name):
-            raise ConfigError(
-                f"{path}: public: {name!r} is not a name; want letters, digits, - and _"
-            )
-        try:
-            check_key(key)
-        except ValueError as error:
-            raise ConfigError(f"{path}: public.{name}: {error}") from None
-        if key in owners:
-            raise ConfigError(
-                f"{path}: public.{name}: is also the key of {owners[key]}; each name needs its own"
-            )
-        owners[key] = name
-    return public
-
-
-def _checked(path: Path, name: str, public: dict[str, str]) -> str:
-    """The public key of a secret file; it must equal the one in ``public.toml``, if any."""
-    key = public_of(read_secret(path))
-    if public.get(name, key) != key:
-        raise ConfigError(
-            f"{path}: not the secret of public.{name} in {path.parent / PUBLIC_FILE}; "
-            "copy both files from where `ddloco keys` made them"
-        )
-    return key
-
-
-def _write_secret(path: Path, name: str, secret: str) -> None:
-    """Write a new file that others can never read; never over an existing one."""
-    text = f"# The secret key of {name}: for its host only.\n" + tomli_w.dumps({"secret": secret})
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-
-
-def _write_public(folder: Path, public: dict[str, str]) -> None:
-    """Replace ``public.toml`` atomically."""
-    partial = folder / f".{PUBLIC_FILE}.{os.getpid()}"
-    partial.write_text(PUBLIC_HEAD + tomli_w.dumps({"public": public}))
-    partial.chmod(0o644)
-    partial.replace(folder / PUBLIC_FILE)
 
 
 def keys_of(job: Job, kind: str) -> dict[str, Curve]:

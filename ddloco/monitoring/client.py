@@ -9,7 +9,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import trio
 
@@ -84,6 +84,8 @@ class Observer:
         self._keyed = keyed
         self._taken = 0
         self._said_taken = 0
+        self._wanted: Literal["", "snapshot", "stop"] = ""
+        """What the syncer is asked for with each beat, until that is heard of."""
         self._reader = Reader()
         self._inbox, self._waiting = trio.open_memory_channel[Any](INBOX_MAX)
 
@@ -118,9 +120,8 @@ class Observer:
         said: Any = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
+            self._wanted = "stop" if stop else ""
             nursery.start_soon(self._beat, payloads)
-            if stop:
-                self._ask(Ask("stop", taken=self._taken))
             patience_s, problem = self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and said.event == "ended"):
                 said = payload = None
@@ -145,14 +146,13 @@ class Observer:
         name, said = "", None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._endpoint.run, self._deliver)
+            self._wanted = "snapshot"
             nursery.start_soon(self._beat, False)
-            self._ask(Ask("follow", taken=self._taken))
-            self._ask(Ask("snapshot", taken=self._taken))
             begins_by, problem = trio.current_time() + self._timeout_s, self._no_answer()
             while not (isinstance(said, News) and _settles(said, name)):
                 said = None
                 # Other news and statuses do not prove that the snapshot was begun: a busy driver
-                # drops the request.
+                # drops the request, and it is repeated.
                 patience_s = SILENCE_S_MAX if name else begins_by - trio.current_time()
                 with trio.move_on_after(max(patience_s, 0.0)):
                     said, _ = await self._next()
@@ -162,7 +162,7 @@ class Observer:
                 if isinstance(said, News) and said.event == BEGUN:
                     name = name or said.fields["snapshot"]
                 if name:
-                    problem = self._silent()
+                    self._wanted, problem = "", self._silent()
             nursery.cancel_scope.cancel()
         if not isinstance(said, News):
             raise UnansweredError(self._problem(said, problem))
@@ -186,9 +186,13 @@ class Observer:
         return said, payload
 
     async def _beat(self, payloads: bool) -> None:
+        """Ask for what there is to say, and again for what is wanted, until that is heard of: each
+        request may be lost with a connection that is cut."""
         while True:
             self._ask(Ask("follow", taken=self._taken, payloads=payloads))
             self._ask(Ask("status", taken=self._taken))
+            if self._wanted:
+                self._ask(Ask(self._wanted, taken=self._taken))
             await trio.sleep(BEAT_S)
 
     def _ask(self, ask: Ask) -> None:
@@ -261,7 +265,12 @@ async def open_observer(
 
 def _curve(keys: Path, *, owner: bool) -> "Curve":
     # Files of keys are checked against job files, whose modules a job without keys has no use for.
-    from ddloco.job.keys import OBSERVER, OWNER, load_curve, secret_file  # noqa: PLC0415
+    from ddloco.stage.files.keys import (  # noqa: PLC0415
+        OBSERVER,
+        OWNER,
+        load_curve,
+        secret_file,
+    )
 
     if owner and not secret_file(keys, OWNER).exists() and secret_file(keys, OBSERVER).exists():
         raise ConfigError(

@@ -4,9 +4,6 @@ It works alike for actors in this process and in others: it reads new lines of `
 the newest values, and draws them; without a terminal it prints plain lines.
 """
 
-import json
-import os
-from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -22,8 +19,8 @@ from rich.table import Table
 from ddloco.job.config import Job
 from ddloco.job.protocol.status import Numbers
 from ddloco.monitoring.loss_chart import LossCurve, draw
-from ddloco.monitoring.status_view import COLUMNS_MAX
-from ddloco.stage.files.run_folder import LOG_FILE
+from ddloco.monitoring.status_view import COLUMNS_MAX, goodput_in_words
+from ddloco.stage.process.log_tail import LogTail
 
 REFRESH_S = 0.25
 PLAIN_LINE_S = 5.0
@@ -194,10 +191,10 @@ class Board:
         """All values on one line."""
         losses = [view.loss for view in self.learners.values() if view.loss is not None]
         loss = f"{sum(losses) / len(losses):.3f}" if losses else "-"
-        goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
         return (
             f"{self.progress()}  loss {loss}  {self.inner_steps:,} inner steps  "
-            f"{self.counts()}  goodput {goodput}" + (f"  {self.standstill}" * bool(self.standstill))
+            f"{self.counts()}  goodput {goodput_in_words(self.numbers)}"
+            + (f"  {self.standstill}" * bool(self.standstill))
         )
 
     def losses(self) -> str:
@@ -225,60 +222,12 @@ class Board:
             learners.add_row(name, view.state, str(view.step), loss, spark, *more, rate)
         syncer = Table("quorum", "grace", "learners", "goodput", "merges", expand=True)
         grace = f"{self.merge.get('grace_s', 0.0) * 1000:.0f} ms"
-        goodput = f"{self.goodput:.1%}" if self.goodput is not None else "-"
+        goodput = goodput_in_words(self.numbers)
         quorum = f"{self.job.sync.quorum} of {self.job.job.learners}"
         syncer.add_row(quorum, grace, self.counts(), goodput, f"{self.merges:,}")
         fragments = "  ".join(f"{p}:{t}" for p, t in sorted(self.fragments.items()))
         notes = [f"[yellow]{escape(trouble)}[/yellow]" for trouble in self.troubles]
         return Group(learners, syncer, f"fragment:global step  {fragments}", *notes)
-
-
-class LogTail:
-    """Reads what other processes append to the log. The file stays open for as long as this object
-    is used: when strangers hold all of this process's descriptors for a moment, it reads on."""
-
-    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
-        self._path = folder / LOG_FILE
-        self._file: int | None = None
-        self._offset = self._size() if from_end else 0
-
-    def __del__(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-
-    def new_lines(self, until: Container[str] = ()) -> list[dict[str, Any]]:
-        """The complete lines since the last call; lines torn by a full disk are skipped.
-
-        Args:
-            until: events, the first of which ends the answer; the next call continues after it.
-        """
-        more = self._size() - self._offset
-        if self._file is None or more <= 0:
-            return []
-        data = os.pread(self._file, more, self._offset)
-        found: list[dict[str, Any]] = []
-        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
-            self._offset += len(line)
-            said = _line_of(line)
-            if said is not None:
-                found.append(said)
-                if said["event"] in until:
-                    break
-        return found
-
-    def _size(self) -> int:
-        """How long the file is; 0 until it exists."""
-        if self._file is None and self._path.exists():
-            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        return os.fstat(self._file).st_size if self._file is not None else 0
-
-
-def _line_of(line: bytes) -> dict[str, Any] | None:
-    try:
-        said = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return said if isinstance(said, dict) and "event" in said else None
 
 
 async def show(folder: Path, job: Job, console: Console, done: trio.Event) -> Board:

@@ -9,9 +9,10 @@ import trio
 from msgspec.structs import asdict
 
 from ddloco.job.config import Job
-from ddloco.monitoring.live_display import Board, LogTail
+from ddloco.monitoring.live_display import Board
 from ddloco.monitoring.metrics import MERGE_FIELDS, Sink, numbers_of
 from ddloco.stage.process.entry_point import in_one_line
+from ddloco.stage.process.log_tail import LogTail
 
 LOOK_S = 1.0
 """Seconds between two looks at the log of a running job."""

@@ -55,8 +55,7 @@ def header(status: Status) -> str:
         said.append(f"{status.merges:,} merges")
     if status.quorum is not None:
         said.append(f"quorum {status.quorum}")
-    goodput = f"{status.goodput:.1%}" if status.goodput is not None else "-"
-    said += [f"goodput {goodput}", f"up {seconds(status.uptime_s)}"]
+    said += [f"goodput {goodput_in_words(status)}", f"up {seconds(status.uptime_s)}"]
     return "  ".join(said)
 
 
@@ -71,6 +70,12 @@ def counts(status: Status) -> str:
         return lines
     sent, received = (f"{n / 2**20:.1f} MiB" for n in (status.sent_bytes, status.received_bytes))
     return f"{lines}, {sent} sent, {received} received"
+
+
+def goodput_in_words(numbers: Numbers) -> str:
+    """The goodput in percent, and since when it is counted if not since the job's start."""
+    goodput = f"{numbers.goodput:.1%}" if numbers.goodput is not None else "-"
+    return goodput + " since the syncer's restart" * numbers.restarted
 
 
 def time_in_words(numbers: Numbers) -> str:

@@ -197,7 +197,7 @@ async def open_comparison(
         yield TapeRunner(state, actor, player, comparer, pending)
 
 
-MEASURED = frozenset({"data_s"})
+MEASURED = frozenset({"data_s", "compiling_s"})
 """Fields of results that say how long something took, which no replay repeats."""
 
 

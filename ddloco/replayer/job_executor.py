@@ -49,6 +49,8 @@ from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.task_sources import SOURCE
 from replay import Tape, describe
 
+WITH_TENSORS = FragmentEncoded, FragmentMerged, StepFinished
+
 
 @final
 @dataclass
@@ -176,7 +178,7 @@ class JobExecutor:
 
     def difference(self, recorded: WorkResult, found: WorkResult) -> str | None:
         """Return what kind of difference two results have, in words; None if they are equal."""
-        if isinstance(recorded, FragmentEncoded | FragmentMerged) and not recorded.tensors:
+        if isinstance(recorded, WITH_TENSORS) and not recorded.tensors:
             # Tapes of former versions have no digests of single tensors.
             found = replace(found, tensors=b"") if type(found) is type(recorded) else found
         hint = difference_of(recorded, found)
@@ -198,9 +200,14 @@ class JobExecutor:
         if isinstance(recorded, StepFinished) and isinstance(found, StepFinished):
             if recorded.batch != found.batch:
                 return f"the data differs: another batch for inner step {recorded.step}"
+            step = recorded.step
             if not same(recorded.loss, found.loss):
-                step = recorded.step
                 return f"the arithmetic differs: the same batch has another loss at step {step}"
+            plan = self.job.plan(self.started.leaves)
+            whole = [leaf for each in plan.fragments for leaf in each]
+            name = first_tensor(whole, recorded.tensors, found.tensors)
+            if name:
+                return f"the arithmetic differs: the update of step {step} differs in {name}"
         return hint
 
     # What the debugger asks for.
@@ -240,7 +247,7 @@ async def open_executor(
         task: what the worker imports.
         change: how merges are changed, if they are.
         recorded: the environment in the tape's fingerprint, which the worker must have.
-        turns: see ``replay_of_job``.
+        turns: see ``replay_of``.
 
     Raises:
         WorkerRequestError: the task cannot be used.

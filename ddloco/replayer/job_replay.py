@@ -1,9 +1,8 @@
-"""The second run of a job; see ``ddloco.replayer.replay``."""
+"""The second run of a job; see ``ddloco.replayer.replay_of``."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from clocks import actor_of
@@ -12,19 +11,18 @@ from ddloco.job.job_folder import place_of
 from ddloco.job.protocol.events import FragmentMerged, Happened, OwnState, Started, StepFinished
 from ddloco.job.protocol.tape_facts import STATE_PIECES, TASK, is_simulated
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
-from ddloco.nodes.tapes.code_version import code_version
 from ddloco.replayer.comparer import changed_facts, open_comparison
 from ddloco.replayer.job_executor import JobExecutor, open_executor
-from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
-from ddloco.replayer.replay import Replay
+from ddloco.replayer.recording import run_folder_of
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import Permit, choose_start_point
+from ddloco.replayer.start_point import Permit
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.replayer.what_if import change_of
+from ddloco.roles.resume import OWN_STATE, JobStart, JobStartPoint, read_job_start_point
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.resume import place_and_id
+from ddloco.stage.process.code_version import code_version
 from ddloco.workers import rpc
 from ddloco.workers.executor import WorkExecutor
 from ddloco.workers.fragment_store import FragmentHistory
@@ -38,75 +36,55 @@ COUNTED = {"steps": StepFinished, "merges": FragmentMerged}
 """What the report of a job counts."""
 
 
-def replay_of_job(
-    folder: Path,
-    progress: Callable[[int], None] = lambda _: None,
-    warn: Callable[[str], None] = lambda _: None,
-    snapshot: str = "",
-    task: str = "",
-    *,
-    salvage: bool = False,
-    trust: bool = False,
-    turns: Path | None = None,
-    limits: Mapping[str, int] | None = None,
-) -> Replay:
-    """Prepare the replay of a run folder, or of any set of its tapes.
+@dataclass
+class JobTapes:
+    """How the tapes of a job are replayed; see ``replay_of``.
 
-    Args:
-        folder: the run folder.
-        progress: called with the number of events played so far.
+    Attributes:
+        job: the job.
+        task: what is called.
         warn: called with what differs before the replay starts.
-        snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
-        task: what is called in place of the task that the tapes name.
-        salvage: whether to read damaged tapes up to the damage.
-        trust: whether the user allows states of another user to act.
-        turns: the file by which workers take turns at the terminal, where the task's own
-            ``breakpoint()`` opens a debugger; None where it does not.
-        limits: the clock of an event up to which the tapes are replayed; see ``Replay``.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        ConfigError: this version cannot run the recorded job.
-        SnapshotError: the snapshot is not there, not intact, or of another version.
+        turns: the file by which workers take turns at the terminal; see ``replay_of``.
+        permit: refuses places that may not be opened.
+        start_point: the snapshot to begin with, once it is read.
     """
-    tapes = open_recording(folder, salvage=salvage)
-    job = job_of(tapes[0])
-    read = partial(read_job_start_point, job=job)
-    permit = permit_of(tapes, folder, trust=trust)
-    place = place_of(job, run_folder_of(folder))
-    start_point = choose_start_point(tapes, place, read, snapshot, permit)
-    opener = JobRunners(job, task or job.job.task, start_point, warn, turns, permit)
-    return Replay(
-        tapes,
-        job.names(),
-        opener.open,
-        COUNTED,
-        # Learners speak with syncers only. One that is in the snapshot has taken part.
-        optional=[name for name in job.learner_names() if not _is_in(start_point, name)],
-        start_point=start_point,
-        progress=progress,
-        limits=limits,
-    )
-
-
-def _is_in(start_point: JobStartPoint | None, name: str) -> bool:
-    return start_point is not None and any(actor_of(p.who) == name for p in start_point.parts)
-
-
-@dataclass(frozen=True)
-class JobRunners:
-    """Opens what plays the tapes of a job; see ``replay_of_job``."""
 
     job: Job
     task: str
-    start_point: JobStartPoint | None
     warn: Callable[[str], None]
     turns: Path | None
     permit: Permit
-    histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
+    start_point: JobStartPoint | None = None
+    _histories: dict[str, FragmentHistory] = field(default_factory=dict[str, FragmentHistory])
     """The merges that real syncers made, by actor."""
-    memories: dict[str, FragmentMemory] = field(default_factory=dict[str, FragmentMemory])
+    _memories: dict[str, FragmentMemory] = field(default_factory=dict[str, FragmentMemory])
     """The merges that simulated syncers made, by actor."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All actors of the job."""
+        return self.job.names()
+
+    @property
+    def optional(self) -> list[str]:
+        """Learners speak with syncers only; one that is in the snapshot has taken part."""
+        begun = self.start_point.parts if self.start_point is not None else ()
+        there = {actor_of(part.who) for part in begun}
+        return [name for name in self.job.learner_names() if name not in there]
+
+    @property
+    def counted(self) -> Mapping[str, type]:
+        """Steps and merges."""
+        return COUNTED
+
+    def place(self, tapes: Sequence[Tape], folder: Path) -> str | Path:
+        """The place of the run's snapshots."""
+        del tapes
+        return place_of(self.job, folder)
+
+    def read(self, place: str | Path, snapshot: str) -> JobStartPoint:
+        """Read a snapshot."""
+        return read_job_start_point(place, snapshot, self.job)
 
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
@@ -117,12 +95,12 @@ class JobRunners:
         """
         job, name, own = self.job, actor_of(each.incarnation), None
         start = self.start_point.start(each.incarnation) if self.start_point is not None else None
-        history = self.histories.setdefault(name, FragmentHistory())
+        history = self._histories.setdefault(name, FragmentHistory())
         change = change_of(each.header.facts)
         async with AsyncExitStack() as stack:
             if is_simulated(each.header):
                 assert start is None, "simulated jobs have no store"
-                memory = self.memories.setdefault(name, FragmentMemory())
+                memory = self._memories.setdefault(name, FragmentMemory())
                 arrays = Arrays()
                 executor = SimulatedWorkExecutor(job, each.header, arrays, memory)
                 prepared = await executor.prepare()

@@ -1,9 +1,8 @@
-"""The second run of a user's program; see ``ddloco.replayer.replay``."""
+"""The second run of a user's program; see ``ddloco.replayer.replay_of``."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, final
 
@@ -11,96 +10,58 @@ import trio
 
 from clocks import actor_of
 from ddloco.replayer.comparer import changed_facts, difference_of, open_comparison
-from ddloco.replayer.recording import permit_of
-from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
-from ddloco.replayer.start_point import choose_start_point
 from ddloco.replayer.tape_runner import TapeRunner
 from ddloco.stage.actors.actor import new_actor
 from ddloco.stage.actors.effects import Work
 from ddloco.stage.actors.events import Computed, WorkResult
 from ddloco.stage.arrays.array_table import Arrays
-from ddloco.stage.driver.resume import Start, StartPoint, load_start, read_start_point
+from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.driver.snapshot_sink import DigestSink
 from ddloco.stage.files.run_folder import SNAPSHOTS
 from ddloco.stage.programs.executor import ComputationExecutor
-from ddloco.stage.programs.program import LoadedProgram, program_from
-from ddloco.stage.programs.runner import PLACE, SOURCE, fingerprint
-from replay import Player, Tape, TapeError, open_tapes
-from snapshot import Part, SnapshotError, Store
+from ddloco.stage.programs.program import PLACE, SOURCE, LoadedProgram, fingerprint
+from replay import Player, Tape, TapeError
 
 
-def program_start_point(
-    place: str | Path, snapshot: str, loaded: LoadedProgram
-) -> StartPoint[Start]:
-    """Read the states of a program's actors in a snapshot.
+@dataclass
+class ProgramTapes:
+    """How the tapes of a user's program are replayed; see ``replay_of``.
 
-    Raises:
-        SnapshotError: it is not there, not intact, or of another program.
-        StorageError: the place cannot be read.
-    """
-
-    def load(store: Store, part: Part) -> Start:
-        role = loaded.program.roles.get(actor_of(part.who))
-        if role is None:
-            raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
-        return load_start(store, part, loaded.states(role.machine()))
-
-    return read_start_point(place, snapshot, load)
-
-
-def replay_of_program(
-    folder: Path,
-    progress: Callable[[int], None] = lambda _: None,
-    warn: Callable[[str], None] = lambda _: None,
-    snapshot: str = "",
-    program: str = "",
-    *,
-    salvage: bool = False,
-    trust: bool = False,
-) -> Replay:
-    """Prepare the replay of the tapes of a user's program.
-
-    Args:
-        folder: the run folder, or any set of its tapes.
-        progress: called with the number of events played so far.
+    Attributes:
+        loaded: the program.
         warn: called with what differs before the replay starts.
-        snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
-        program: what is called in place of the program that the tapes name.
-        salvage: whether to read damaged tapes up to the damage.
-        trust: whether the user allows states of another user to act.
-
-    Raises:
-        TapeError: a tape cannot be read.
-        NamedError: the program cannot be used here.
-        SnapshotError: the snapshot is not there, not intact, or of another version.
+        start_point: the snapshot to begin with, once it is read.
     """
-    tapes = open_tapes(folder, salvage=salvage)
-    plain = tapes[0].header.job
-    loaded = program_from({**plain, "program": program or plain["program"]})
-    read = partial(program_start_point, loaded=loaded)
-    # A run folder may have been copied; what is in it is where it is now.
-    inner = folder / SNAPSHOTS
-    place = inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
-    permit = permit_of(tapes, folder, trust=trust)
-    start_point = choose_start_point(tapes, place, read, snapshot, permit)
-    return Replay(
-        tapes,
-        list(loaded.program.roles),
-        ProgramRunners(loaded, start_point, warn).open,
-        {"results of work": Computed},
-        start_point=start_point,
-        progress=progress,
-    )
-
-
-@dataclass(frozen=True)
-class ProgramRunners:
-    """Opens what plays the tapes of a program; see ``replay_of_program``."""
 
     loaded: LoadedProgram
-    start_point: StartPoint[Start] | None
     warn: Callable[[str], None]
+    start_point: StartPoint[Start] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All actors of the program."""
+        return self.loaded.names
+
+    @property
+    def counted(self) -> Mapping[str, type]:
+        """Results of work."""
+        return {"results of work": Computed}
+
+    @property
+    def optional(self) -> Sequence[str]:
+        """Every actor belongs to the run."""
+        return ()
+
+    def place(self, tapes: Sequence[Tape], folder: Path) -> str | Path:
+        """The place of the run's snapshots. A run folder may have been copied; what is in it is
+        where it is now."""
+        inner = folder / SNAPSHOTS
+        return inner if inner.is_dir() else tapes[0].header.facts.get(PLACE) or inner
+
+    def read(self, place: str | Path, snapshot: str) -> StartPoint[Start]:
+        """Read a snapshot."""
+        return self.loaded.restored(place, snapshot)
 
     @asynccontextmanager
     async def open(self, state: ReplayState, each: Tape, folder: Path) -> AsyncIterator[TapeRunner]:
@@ -116,7 +77,7 @@ class ProgramRunners:
             raise TapeError(each.path, 16, f"{incarnation} is not an actor of the program now")
         then = {**header.fingerprint, SOURCE: header.facts.get(SOURCE, "")}
         for difference in changed_facts(
-            incarnation, then, {**fingerprint(), SOURCE: self.loaded.source}
+            incarnation, then, {**fingerprint(), SOURCE: self.loaded.digest}
         ):
             self.warn(difference)
         start = self.start_point.start(incarnation) if self.start_point is not None else None

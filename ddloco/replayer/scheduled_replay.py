@@ -22,9 +22,9 @@ from msgspec.structs import replace
 from clocks import actor_of
 from ddloco.job.config import Job
 from ddloco.job.protocol.events import Happened, Recovered, Started, StateCopied, StepFinished
-from ddloco.job.protocol.tape_facts import STATE_PIECES, is_simulated
+from ddloco.job.protocol.tape_facts import SEMANTICS, STATE_PIECES, TASK, is_simulated
 from ddloco.machines.registry import machine_for
-from ddloco.nodes.node import recorder_for
+from ddloco.replayer.comparer import MEASURED
 from ddloco.replayer.job_executor import JobExecutor, open_executor
 from ddloco.replayer.job_replay import COUNTED
 from ddloco.replayer.message_matcher import Mailbox, key_of
@@ -33,12 +33,14 @@ from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.tape_runner import PendingWork, TapeRunner, open_pending
 from ddloco.replayer.what_if import WHAT_IF, fact_of, what_if
+from ddloco.roles.job_program import program_of
 from ddloco.stage.actors.actor import Actor, new_actor
 from ddloco.stage.actors.effects import Observe
 from ddloco.stage.actors.events import WorkFailed, WorkResult
 from ddloco.stage.driver.door import admit
 from ddloco.stage.files.run_folder import LOG_FILE, open_folder
 from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.node import recorder_for
 from ddloco.stage.process.log import ActorLog
 from ddloco.workers import rpc
 from ddloco.workers.fragment_store import FragmentHistory
@@ -218,7 +220,11 @@ class ScheduledRun:
             if self._pieces:
                 executor.state.cut_into(self._pieces)
             keep_sources(self._folder, prepared.sources)
-            recorder = recorder_for(job, name, self._folder, prepared, self._facts(each))
+            program = program_of(job)
+            facts = {TASK: program.source(self._folder), **self._facts(each)}
+            recorder = recorder_for(
+                program, name, self._folder, prepared.fingerprint, semantics=SEMANTICS, facts=facts
+            )
             log = stack.enter_context(closing(ActorLog(self._folder / LOG_FILE, name)))
             started = Started(name, prepared.leaves, tells=True)
             replay_executor = JobExecutor(
@@ -329,7 +335,8 @@ class ScheduleFollower:
                 if isinstance(value, WorkFailed):
                     raise WorkerRequestError(rpc.Failed(value.kind, value.reason))
                 if isinstance(value, StepFinished) and isinstance(event, StepFinished):
-                    return replace(value, data_s=event.data_s)  # All times are the schedule's.
+                    # All times are the schedule's.
+                    return replace(value, **{name: getattr(event, name) for name in MEASURED})
                 return value
             case _:
                 await trio.lowlevel.checkpoint()

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ddloco.job.config import Job, job_from
 from ddloco.job.protocol.effects import SaveModel
 from ddloco.job.protocol.events import ModelSaved, Started
+from ddloco.job.protocol.messages import Close
 from ddloco.job.protocol.tape_facts import TENSORS
 from ddloco.replayer.invariants.base import InvariantCheck, PerSyncer, Violation, hold
 from ddloco.replayer.invariants.launches import Launches
@@ -37,7 +38,7 @@ from ddloco.stage.files.faults import Fault, Faults, Kind, schedule
 from ddloco.stage.files.toml import convert
 from ddloco.workers.simulated.objective import Wrong
 from ddloco.workers.simulated.work import leaves_of
-from transport import Effect, Event
+from transport import Effect, Event, Transmit
 
 EVENTS_MAX = 60_000
 """A small world with more events is considered endless: the largest ones take a third of it."""
@@ -237,7 +238,14 @@ def _owner(world: World, t: int) -> str:
 
 
 class Healing(InvariantCheck[World, Node]):
-    """heal-progress, participation: once there are no more faults, every learner takes part."""
+    """heal-progress, participation: once there are no more faults, every learner takes part.
+
+    A learner takes part from the time at which everything that was sent over its narrowed links
+    has arrived: 1 kbit/s for half a minute delays its reports by more than a minute (seeds 4788,
+    6500). What it does after the last merge cannot be merged (seed 6906). A job may end without a
+    fragment whose shard was away until the leading syncer had done its last global step: nobody is
+    left to merge it with (seed 4461).
+    """
 
     def __init__(self, merging: Merging, learning: Learning, heal_at: float) -> None:
         self._merging = merging
@@ -245,20 +253,33 @@ class Healing(InvariantCheck[World, Node]):
         self._heal_at = heal_at
         self._repeated: set[int] = set()
         self._scored = self._kept = False
+        self._over_at: float | None = None
+        """When the leading syncer asked the other shards to end."""
+        self._clear_at: dict[str, float] = {}
+        """By actor, when all that was sent to it or by it before the faults ended has arrived."""
 
     def started(self, world: World, node: Node) -> None:
         """Forget the syncs that a restarted syncer would have repeated."""
         if node.actor_name in world.fragment_memories:
             self._repeated -= {t for t in self._repeated if _owner(world, t) == node.actor_name}
+        if node.actor_name == world.lead:
+            self._over_at = None
 
     def see(self, world: World, node: Node, event: Event, effects: Sequence[Effect]) -> None:
         """Check the end of the job, at the leading syncer."""
+        if not self._clear_at and world.now > self._heal_at:
+            self._clear_at = {
+                name: max([each.backlog_until for each in world.switch.of(other)], default=0.0)
+                for name, other in world.nodes.items()
+            }
         if node.actor_name not in world.fragment_memories:
             return
         if node.actor_name == world.lead and isinstance(event, ModelSaved | Started):
             self._kept = isinstance(event, ModelSaved)
         for effect in effects:
             match effect:
+                case Transmit(body=Close()) if self._over_at is None:
+                    self._over_at = world.now
                 case Observe("sync repeated", fields):
                     self._repeated.add(fields["t"])
                 case Observe("merge", fields):
@@ -285,20 +306,23 @@ class Healing(InvariantCheck[World, Node]):
     def _ended(self, world: World, finish: Finish) -> None:
         # A leading syncer that dies after saving the model may find its shards gone on return.
         done = finish.status == "done" or (self._scored and world.nodes[world.lead].number > 1)
+        machine: Any = world.nodes[world.lead].actor.machine
+        too_late = self._over_at is not None and self._over_at < self._heal_at
+        done = done or (too_late and finish.reason == machine._left_out() != "")
         hold(done, "heal-progress", f"the job ended: {finish.reason}")
         kept = self._kept or finish.status != "done"
         hold(kept, "model-whole", "the job ended, and the model was not kept")
         left = sorted(t for t in self._repeated if _owner(world, t) == world.lead)
         hold(not left, "heal-progress", f"the job ended, syncs {left} were to be repeated")
-        quiet = [merge for merge in self._merging.merges if merge[0] > self._heal_at]
-        averaged = {name for merge in quiet for name in merge[3]}
-        if len(quiet) < 2 * world.job.sync.fragments + 6:
-            return  # The job ended too early to tell.
+        sync = world.job.sync
         for actor, other in world.nodes.items():
-            if actor in world.fragment_memories:
-                continue
-            steps = [at for at in self._learning.steps[other.incarnation] if at > self._heal_at]
-            sync = world.job.sync
+            clear_at = max(self._clear_at.get(actor, 0.0), self._heal_at)
+            quiet = [merge for merge in self._merging.merges if merge[0] > clear_at]
+            if actor in world.fragment_memories or len(quiet) < 2 * sync.fragments + 6:
+                continue  # The job ended too early to tell.
+            averaged = {name for merge in quiet for name in merge[3]}
+            done_at = self._learning.steps[other.incarnation]
+            steps = [at for at in done_at if clear_at < at < quiet[-1][0]]
             if other.pace.step_s * 2 >= sync.staleness * sync.interval:
                 continue  # So slow that all its contributions are stale.
             if len(steps) >= 2 * sync.interval:

@@ -1,10 +1,13 @@
 """How the time of a world was spent: goodput, uptime, participation (paper: section 7.1).
 
-Goodput is the share of the learners' allocated time spent in steps that finished, at full capacity.
+Chip goodput is the paper's: the share of the learners' allocated time spent in steps that finished,
+at full capacity. It knows of chips that failed, and of time before a learner first joins, which no
+syncer does. Goodput is what the job's syncer says (``machines.syncer.accounts``), as for any job.
 Uptime is the share of the time in which at least one learner was training.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 from ddloco.replayer.invariants.base import InvariantCheck
 from ddloco.simulation.chips import ChipPace
@@ -83,13 +86,22 @@ class Ledger(InvariantCheck[World, Node]):
         allocated = world.now * len(learners)
         useful = sum(pace.useful_s for pace in paces if pace is not None)
         return {
-            "goodput": 100 * useful / allocated if allocated else 0.0,
+            **_told(world),
+            "chip goodput": 100 * useful / allocated if allocated else 0.0,
             "uptime": 100 * (1 - self.all_down_s / world.now) if world.now else 0.0,
             "taking part": 100 * self.averaged / (self.merges * len(learners) or 1),
             "steps": float(sum(pace.steps for pace in paces if pace is not None)),
             "merges": float(self.merges),
             "hours": world.now / 3600,
         }
+
+
+def _told(world: World) -> dict[str, float]:
+    """The goodput that the leading syncer counts, in percent; nothing if it is unknown."""
+    actor = world.nodes[world.lead].actor
+    machine: Any = actor.machine
+    goodput = machine.numbers(actor.at).goodput
+    return {"goodput": 100 * goodput} if goodput is not None else {}
 
 
 def together(spans: Sequence[Sequence[Span]]) -> float:

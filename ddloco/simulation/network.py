@@ -78,6 +78,11 @@ class Line:
         due[lane] = at
         return begun + direct.delay_s, at
 
+    @property
+    def backlog_until(self) -> float:
+        """When the last message that was sent so far has arrived."""
+        return max(at for direct in self.ways.values() for at in direct.due.values())
+
     def begin(self, fault: Fault) -> None:
         """A fault of the link begins, in addition to those in effect."""
         if fault.what == "reset":

@@ -32,7 +32,7 @@ World = Scenario | Recording
 """Where a case runs: described by a scenario file, or taken from a recorded run."""
 
 HELD, FOUND = 0, 1
-COLUMNS = ("goodput", "uptime", "taking part", "in a merge", "by fragment", "time")
+COLUMNS = ("chip goodput", "goodput", "uptime", "taking part", "in a merge", "by fragment", "time")
 """Columns of the table, in percent, if measured; ``time`` is relative to the first case."""
 
 COLUMNS_MIN = 132
@@ -164,9 +164,8 @@ def _with_bar(
 
 def _averaged(rows: Sequence[Row]) -> Row:
     """The mean over seeds, column by column."""
-    values = {
-        column: sum(row.values[column] for row in rows) / len(rows) for column in rows[0].values
-    }
+    columns = [name for name in rows[0].values if all(name in row.values for row in rows)]
+    values = {name: sum(row.values[name] for row in rows) / len(rows) for name in columns}
     first = rows[0]
     violation = next((row.violation for row in rows if row.violation), None)
     return Row(

@@ -7,8 +7,8 @@ import numpy as np
 
 from ddloco.job.config import Job
 from ddloco.job.protocol.tape_facts import ARITHMETIC, DEVICE, SEMANTICS, SIMULATED
-from ddloco.nodes.tapes.code_version import code_version
 from ddloco.stage.files.run_folder import LOG_FILE, TAPES
+from ddloco.stage.process.code_version import code_version
 from ddloco.stage.process.log import ActorLog
 from replay import Header, Recorder, TapeWriter
 

@@ -6,17 +6,29 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ddloco.stage.files.settings import SnapshotTable, TapeTable
     from ddloco.stage.programs.program import Program, Role
     from ddloco.stage.programs.user_actor import Array, UserActor, computation
     from transport import Body
 
-__all__ = ["Array", "Body", "Program", "Role", "UserActor", "computation"]
+__all__ = [
+    "Array",
+    "Body",
+    "Program",
+    "Role",
+    "SnapshotTable",
+    "TapeTable",
+    "UserActor",
+    "computation",
+]
 
 _HOMES = {
     "Array": "ddloco.stage.programs.user_actor",
     "Body": "ddloco.stage.programs.user_actor",
     "Program": "ddloco.stage.programs.program",
     "Role": "ddloco.stage.programs.program",
+    "SnapshotTable": "ddloco.stage.files.settings",
+    "TapeTable": "ddloco.stage.files.settings",
     "UserActor": "ddloco.stage.programs.user_actor",
     "computation": "ddloco.stage.programs.user_actor",
 }

@@ -480,4 +480,5 @@ class WorkExecutor:
 def step_finished(work: RunStep | Differentiate, trained: rpc.Trained) -> StepFinished:
     """The event that reports a finished step."""
     done = (trained.loss, trained.tokens, trained.batch, travelling(trained.cursor))
-    return StepFinished(work.work, work.step, *done, trained.metrics, trained.data_s)
+    measured = (trained.data_s, trained.compiling_s)
+    return StepFinished(work.work, work.step, *done, trained.metrics, *measured, trained.tensors)

@@ -90,8 +90,9 @@ class CopyOut(WorkerMessage, frozen=True):
 
 class Trained(WorkerMessage, frozen=True):
     """One step's loss, tokens, batch digest (xxh3-128), the cursor after it: the positions of
-    stream and schedules (see ``data_stream``), the task's own metrics, and how long the worker
-    waited for the batch, in seconds; that is not part of its state."""
+    stream and schedules (see ``data_stream``), the task's own metrics, how long the worker waited
+    for the batch and compiled the step again, in seconds, which is not part of its state, and the
+    sums of all tensors after the update (see ``tensor_sums``), fragment after fragment."""
 
     loss: float
     tokens: int
@@ -99,6 +100,8 @@ class Trained(WorkerMessage, frozen=True):
     cursor: bytes = b""
     metrics: dict[str, float] = {}
     data_s: float = 0.0
+    compiling_s: float = 0.0
+    tensors: bytes = b""
 
 
 class Own(Struct, frozen=True, array_like=True):

@@ -2,8 +2,8 @@
 
 The fork server gives it a socket, shared memory, and an environment that is in its fingerprint. It
 ends when the socket closes, so it never outlives its actor. It is deterministic: the same requests
-give the same bytes. With ``first_step``, ``task_loss``, ``task_state``, ``schedules`` and
-``parameters`` it is the only module that imports jax.
+give the same bytes. With ``first_step``, ``task_loss``, ``task_state``, ``tensor_sums``,
+``schedules`` and ``parameters`` it is the only module that imports jax.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -52,6 +52,7 @@ from ddloco.workers.task import TaskError, load_task
 from ddloco.workers.task_loss import TaskLoss, evaluated, said, value_and_gradient
 from ddloco.workers.task_sources import sources_of
 from ddloco.workers.task_state import StateLayout
+from ddloco.workers.tensor_sums import packed, tensor_sums
 from transport import DTYPES, Bytes, Pieces, aligned
 
 STEP_MAX = 2**31 - 1
@@ -176,11 +177,14 @@ class Trainer:
             if hasattr(task, "optimizer")
             else with_schedule(inner_optimizer(request.inner), request.inner, request.steps)
         )
-        self._update = jax.jit(self._step, donate_argnums=(0, 1, 2))
+        self._update: Any = jax.jit(self._step, donate_argnums=(0, 1, 2))
+        self._programs: Callable[[], int] = self._update._cache_size
+        self._sums = jax.jit(tensor_sums)
         return rpc.Prepared(leaves, fingerprint(), sources_of(request.task.partition(":")[0]))
 
     def _lay(self, plan: FragmentPlan) -> rpc.Laid:
         self._plan = plan
+        self._order = [self._index[leaf.name] for each in plan.fragments for leaf in each]
         try:
             shapes = jax.eval_shape(self._optimizer.init, self._params)
             leaves, self._moments_tree = jax.tree.flatten(shapes)
@@ -297,10 +301,16 @@ class Trainer:
         if first:
             self._batches.check(before, digest, batch_digest)
             once = self._run_and_restore(batch, place)
-        begun_at = time.monotonic()
+        begun_at, programs = time.monotonic(), self._programs()
         self._params, self._opt_state, self._state, loss, metrics = self._update(
             self._params, self._opt_state, self._state, batch, place
         )
+        # The call returns when the step has been compiled, before it is computed.
+        again = not first and self._programs() > programs
+        compiling_s = time.monotonic() - begun_at if again else 0.0
+        begun_at += compiling_s
+        leaves = self._leaves()
+        sums = self._sums([leaves[index] for index in self._order])
         if first:
             loss.block_until_ready()
             self._device_s = time.monotonic() - begun_at
@@ -311,9 +321,10 @@ class Trainer:
         loss = float(loss)  # Waits for the device.
         self._spoilt = not math.isfinite(loss)
         if request.out is not None:
-            self._copy_out(self._leaves(), request.out)
-        self._last = rpc.Trained(loss, tokens, digest, self._cursor(), said(metrics))
-        return msgspec.structs.replace(self._last, data_s=data_s)
+            self._copy_out(leaves, request.out)
+        told = self._cursor(), said(metrics)
+        self._last = rpc.Trained(loss, tokens, digest, *told, tensors=packed(sums))
+        return msgspec.structs.replace(self._last, data_s=data_s, compiling_s=compiling_s)
 
     def _drawn_ahead(self, begun_at: float, loss: Any) -> float:
         """Draw the next batch while the device computes the step that began at ``begun_at``; its

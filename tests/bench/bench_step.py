@@ -181,10 +181,10 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
 
     from ddloco.job.config import load_job
     from ddloco.job.protocol.effects import RunStep
-    from ddloco.nodes import node
-    from ddloco.nodes.single_process import Cluster
-    from ddloco.stage.driver import hosting
+    from ddloco.roles import job_program
     from ddloco.stage.files.run_folder import open_folder
+    from ddloco.stage.nodes import node
+    from ddloco.stage.nodes.single_process import Cluster
 
     job = load_job(path, ["job.learners=1", "job.steps=1000000"])
     since = 0.0
@@ -216,10 +216,11 @@ def serve_job(connection: Connection, path: Path, block: int) -> None:
             GatedTime.held_s += since - now
             GatedTime.held_since = None
 
-    hosting.MonotonicTime = GatedTime
-    node.slowed = lambda executor, _: Gate(executor)
+    node.MonotonicTime = GatedTime
+    job_program.slowed = lambda executor, _: Gate(executor)
     with tempfile.TemporaryDirectory() as scratch:
-        cluster = Cluster(job, open_folder(Path(scratch) / "run", job))
+        folder = open_folder(Path(scratch) / "run", job)
+        cluster = Cluster(job_program.program_of(job), folder, kind=job.transport.kind)
         outcome = trio.run(cluster.run)
     for finish in outcome.finishes.values():
         if finish.status not in {"done", "stopped"}:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddloco.cli.parser import command_named, parser
-from ddloco.replayer.program_replay import replay_of_program
+from ddloco.replayer.replay_of import replay_of
 from examples import parameter_server
 from snapshot import Store
 from tests.reruns import look_at
@@ -190,6 +190,6 @@ def trio_run(folder):
     """Replay a run folder; the report."""
     import trio
 
-    report = trio.run(replay_of_program(folder).run)
+    report = trio.run(replay_of(folder).run)
     look_at(str(report.as_dict()))
     return report

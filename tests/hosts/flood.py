@@ -23,7 +23,7 @@ from typing import Any
 
 import zmq
 
-from ddloco.job.keys import OBSERVER, load_curve, make_keys
+from ddloco.stage.files.keys import OBSERVER, load_curve, make_keys
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
 from transport.curve_auth import Curve

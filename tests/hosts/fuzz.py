@@ -21,7 +21,6 @@ import numpy as np
 import zmq
 
 from ddloco.job.config import load_job
-from ddloco.job.keys import load_curve, make_keys
 from ddloco.job.protocol.fragment_plan import Leaf, wire_layout
 from ddloco.job.protocol.messages import (
     Contribution,
@@ -32,8 +31,10 @@ from ddloco.job.protocol.messages import (
     Said,
     Stop,
 )
-from ddloco.nodes.incarnation_grants import LANE as GRANTS
-from ddloco.nodes.incarnation_grants import encode, want_of
+from ddloco.roles.job_program import program_of
+from ddloco.stage.files.keys import load_curve, make_keys
+from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
+from ddloco.stage.nodes.incarnation_grants import encode, want_of
 from tests.hosts.cluster import SYNCER, Cluster
 from tests.hosts.hosts import Loopback
 from transport import PROTOCOL_VERSION, Codec, Header, Payload, describe
@@ -241,7 +242,7 @@ class Fuzzer:
         dealer = self._dial(f"{INSIDER}.{known + 1}/{GRANTS}", self._inside)
         dealer.setsockopt(zmq.RCVTIMEO, SEND_MS)
         try:
-            dealer.send(encode(want_of(self._throws.job, known)))
+            dealer.send(encode(want_of(program_of(self._throws.job), known)))
             while True:
                 answer = dealer.recv_multipart()
                 if len(answer[0]) > len(ANSWER):  # Else a sign of life of the endpoint.

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import fields
 
-from ddloco.nodes.exit_codes import AGAIN
+from ddloco.stage.nodes.exit_codes import AGAIN
 from tests.hosts.cluster import SYNCER, WAIT_S, Cluster, wait_until
 from tests.hosts.scenarios import EVERYONE, Fault, Scenario
 from tests.hosts.switch import Line

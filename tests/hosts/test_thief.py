@@ -5,7 +5,7 @@ import time
 import pytest
 import zmq
 
-from ddloco.job.keys import load_curve
+from ddloco.stage.files.keys import load_curve
 from tests.hosts.cluster import SYNCER, wait_until
 from tests.hosts.fuzz import INSIDER, start
 from transport import LANES

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 import trio
 
-from ddloco.nodes.tcp_proxy import Bundle
 from ddloco.stage.files.faults import Fault
+from ddloco.stage.nodes.tcp_proxy import Bundle
 from ddloco.stage.process.signals import STOP
 from tests.hosts.cluster import free_port
 from tests.hosts.hosts import end, send

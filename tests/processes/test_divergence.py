@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz
 from ddloco.stage.files.run_folder import open_folder
 from ddloco.workers import executor
@@ -135,7 +135,7 @@ def test_a_changed_merge_is_named(copied, monkeypatch):
         return result
 
     monkeypatch.setattr(executor, "merge_fragment", biased)
-    report = trio.run(replay_of_job(copied).run)
+    report = trio.run(replay_of(copied).run)
 
     assert report.divergence is not None
     assert report.divergence.actor == "syncer.1"
@@ -153,7 +153,7 @@ def test_a_changed_decision_is_named(recorded, monkeypatch):
         return effects[::-1] if type(event).__name__ == "FragmentMerged" else effects
 
     monkeypatch.setattr(Syncer, "handle", hasty)
-    report = trio.run(replay_of_job(recorded).run)
+    report = trio.run(replay_of(recorded).run)
 
     assert report.divergence is not None
     assert report.divergence.aspect == "effects"

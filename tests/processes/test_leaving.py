@@ -9,8 +9,8 @@ from contextlib import suppress
 import pytest
 
 from ddloco.machines.learner.machine import LEAVE_S_MAX
-from ddloco.nodes.node import LEAVE_FINISH_S
-from ddloco.nodes.serve import LEAVE_LINGER_S
+from ddloco.stage.nodes.node import LEAVE_FINISH_S
+from ddloco.stage.nodes.serve import LEAVE_LINGER_S
 from tests.hosts.cluster import free_port
 from tests.installed import DDLOCO, WORK
 from tests.processes.conftest import call, replay

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddloco.nodes.tapes.receiver import MARKS
+from ddloco.stage.tapes.receiver import MARKS
 from replay import Tape, TapeError
 
 COMMON = ("--set=job.learners=2", "--set=tape.segment_s=0.2")

@@ -9,7 +9,7 @@ import time
 import msgspec
 import pytest
 
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from replay import files_of, open_tapes
 from snapshot import Store
 from snapshot.participant import UNDER_WAY_MAX
@@ -131,7 +131,7 @@ def test_a_snapshot_before_what_is_left_is_refused(bounded):
     assert 2 == found.returncode, found.stdout
     assert "\n" not in said
     assert said.startswith(f"ddloco: --from {oldest}: learner-0.1@")
-    first = replay_of_job(bounded.folder).start_point.snapshot
+    first = replay_of(bounded.folder).start_point.snapshot
     assert said.endswith(f"after that snapshot; the first usable one is {first}")
 
 

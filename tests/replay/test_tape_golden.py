@@ -8,7 +8,7 @@ import trio
 
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.debugger.recorded_run import RecordedRun
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from replay.tape import FORMAT_VERSION
 
 GOLDEN = Path(__file__).parents[1] / "tapes"
@@ -24,7 +24,7 @@ def test_there_are_tapes_of_every_format():
 @pytest.mark.parametrize("folder", sorted(GOLDEN.iterdir()), ids=lambda each: each.name)
 def test_golden_tapes_replay_to_the_bit(folder):
     """Two learners, one killed and back; without arithmetic, so that every processor agrees."""
-    report = trio.run(replay_of_job(folder).run)
+    report = trio.run(replay_of(folder).run)
     assert report.identical, report.divergence
     assert report.events > 200
     held, lines = verify_folder(folder, as_json=False)

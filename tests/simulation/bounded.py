@@ -28,9 +28,6 @@ from ddloco.job.protocol.events import Happened, Kept, Recovered, Started, StepF
 from ddloco.machines.registry import machine_for, states_for
 from ddloco.machines.syncer.global_fragments import names
 from ddloco.machines.syncer.machine import Syncer
-from ddloco.nodes.resume import steps_under_way
-from ddloco.nodes.tapes.retention import before, cuts_of
-from ddloco.nodes.tapes.segments import ChainRecorder
 from ddloco.replayer.comparer import open_comparison
 from ddloco.replayer.invariants.base import InvariantCheck, Violation
 from ddloco.replayer.job_executor import JobExecutor
@@ -40,6 +37,7 @@ from ddloco.replayer.replay import Replay
 from ddloco.replayer.replay_state import ReplayState
 from ddloco.replayer.start_point import cut_of, mismatch
 from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.roles.resume import steps_under_way
 from ddloco.simulation import fuzz
 from ddloco.simulation.node import Node, Pace
 from ddloco.simulation.requests import Asked, ask, not_too_narrow
@@ -54,6 +52,8 @@ from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.resume import Start, StartPoint
 from ddloco.stage.files.run_folder import TAPES, open_folder
 from ddloco.stage.files.settings import SnapshotTable
+from ddloco.stage.tapes.retention import before, cuts_of
+from ddloco.stage.tapes.segments import ChainRecorder
 from ddloco.workers.fragment_store import FragmentHistory
 from ddloco.workers.simulated.executor import SimulatedWorkExecutor
 from ddloco.workers.simulated.work import TOKENS, Content, FragmentMemory, SimulatedWork
@@ -136,7 +136,7 @@ def _asked(rng: random.Random, job: Job, factor: float, heal_at: float) -> Asked
 
 
 class Bounding(InvariantCheck[World, Node]):
-    """Deletes the beginnings of tapes as ``ddloco.nodes.tapes.retention`` does, when an actor ends;
+    """Deletes the beginnings of tapes as ``ddloco.stage.tapes.retention`` does, when an actor ends;
     counts how many snapshots were begun while one step of the slow learner ran."""
 
     def __init__(self, job: Job, folder: Path) -> None:

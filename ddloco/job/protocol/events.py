@@ -67,8 +67,10 @@ class ParametersMade(WorkResult, frozen=True):
 class StepFinished(WorkResult, frozen=True):
     """An inner step is done. ``loss`` is that of its batch before the update, ``tokens`` and
     ``batch`` are the batch's token count and digest, ``cursor`` gives the positions of stream and
-    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers, ``data_s`` is how
-    long the worker waited for the batch: a measured time, which no replay repeats."""
+    schedules (see ``Progress.cursor``), ``metrics`` are the task's own numbers, ``data_s`` and
+    ``compiling_s`` are how long the worker waited for the batch and compiled the step again:
+    measured times, which no replay repeats. ``tensors`` are ``TENSOR_DIGEST_BYTES`` of each tensor
+    after the update, in the order of the plan."""
 
     step: int
     loss: float
@@ -77,6 +79,8 @@ class StepFinished(WorkResult, frozen=True):
     cursor: bytes = b""
     metrics: dict[str, float] = {}
     data_s: float = 0.0
+    compiling_s: float = 0.0
+    tensors: bytes = b""
 
 
 TENSOR_DIGEST_BYTES = 4

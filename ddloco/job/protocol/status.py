@@ -130,11 +130,14 @@ class Numbers(Struct, frozen=True, kw_only=True):
         refusals: contributions that were refused; late ones are not among them.
         late: contributions that were not there when their sync was closed and merged.
         computing_s: seconds in which learners computed steps; summed over learners, as all below.
-        compiling_s: compiled their first step.
+        compiling_s: compiled their first step, or a later one again.
         data_s: waited for batches.
-        parameters_s: waited for their first parameters.
+        parameters_s: waited for parameters: learners for their first, replicas for those of each
+            step.
         stopped_s: were stopped in a step: suspended, swapped out, or without a processor.
         away_s: the rest: they were gone, or starting, or in a step that is not finished.
+        restarted: whether all this is since the syncer's restart only: an earlier incarnation of it
+            has counted, too.
     """
 
     goodput: float | None = None
@@ -150,6 +153,7 @@ class Numbers(Struct, frozen=True, kw_only=True):
     parameters_s: float = 0.0
     stopped_s: float = 0.0
     away_s: float = 0.0
+    restarted: bool = False
 
 
 class SyncerStatus(Numbers, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ class TimeSpent(Struct, frozen=True, array_like=True):
 
     Attributes:
         computing: it computed steps; only this is goodput.
-        compiling: it compiled its first step.
+        compiling: it compiled its first step, or a later one again.
         data: it waited for batches.
         parameters: it waited for parameters, before its first step.
         stopped: it was stopped in a step; see ``STOPPED_STEPS``.
@@ -47,19 +47,25 @@ class TimeSpent(Struct, frozen=True, array_like=True):
         )
 
 
-def of_step(step: int, took_s: float, data_s: float, usual_s: float | None) -> TimeSpent:
+def of_step(
+    step: int, took_s: float, data_s: float, compiling_s: float, usual_s: float | None
+) -> TimeSpent:
     """Return how the time of one finished step was spent.
 
     Args:
         step: its number; an incarnation compiles in its first one.
         took_s: seconds from its beginning to its end.
         data_s: seconds of these in which the worker waited for the batch.
+        compiling_s: seconds of these in which it compiled the step again, for a batch of another
+            shape.
         usual_s: the median of the newest steps before it; None if there is none.
     """
     data = min(max(data_s, 0.0), took_s)
     rest = took_s - data
     if step == 1:
         return TimeSpent(compiling=rest, data=data)
+    compiling = min(max(compiling_s, 0.0), rest)
+    rest -= compiling
     if usual_s is not None and rest > STOPPED_STEPS * usual_s + STOPPED_S:
-        return TimeSpent(computing=usual_s, data=data, stopped=rest - usual_s)
-    return TimeSpent(computing=rest, data=data)
+        return TimeSpent(usual_s, compiling, data, stopped=rest - usual_s)
+    return TimeSpent(rest, compiling, data)

@@ -15,6 +15,7 @@ time that processes need to start is added to them.
 from typing import Any
 
 from msgspec import Struct, field
+from msgspec.structs import asdict, replace
 
 from clocks import actor_of, number_of
 from ddloco.job.config import Job
@@ -27,10 +28,13 @@ from ddloco.job.protocol.events import (
     Started,
 )
 from ddloco.job.protocol.fragment_plan import FragmentPlan
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster
+from ddloco.job.protocol.messages import Contribution, GlobalFragment, Progress, Roster
+from ddloco.job.protocol.status import Numbers, SyncerStatus
+from ddloco.machines.syncer.members import Member
 from ddloco.machines.syncer.membership import Membership
 from ddloco.machines.syncer.shutdown import SHUTDOWN, JobShutdown
 from ddloco.machines.syncer.standstill import NAMES_MAX, REPEAT_S_MAX, STANDSTILL_S
+from ddloco.machines.syncer.status import member_status
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe
@@ -90,6 +94,8 @@ class Averager(OwnMachine):
         stopping: why the job ends; None if it does not.
         stepped_at: when the last step was done, in seconds.
         warn_at: when to warn that no step is done, in seconds.
+        averaged_last: the replicas whose gradients are in the newest step.
+        final: the numbers of the job when it began to wind up.
     """
 
     job: Job
@@ -106,6 +112,8 @@ class Averager(OwnMachine):
     stopping: str | None = None
     stepped_at: float = 0.0
     warn_at: float = STANDSTILL_S
+    averaged_last: int = 0
+    final: Numbers | None = None
 
     @property
     def elastic(self) -> bool:
@@ -118,6 +126,29 @@ class Averager(OwnMachine):
         if self.shutdown is not None:
             return effects + self.shutdown.leave(len(self.membership.members))
         return effects + self._advance(at)
+
+    def status(self, at: float) -> SyncerStatus:
+        """Return the status at ``at`` seconds."""
+        members, versions = self.membership.members.values(), (self.version,)
+        return SyncerStatus(
+            **asdict(self.numbers(at)),
+            t=self.version,
+            merges=self.version,
+            taking_part=len(self.group),
+            averaged=self.averaged_last,
+            versions=versions,
+            members=tuple(member_status(at, m, self.membership, versions) for m in members),
+            refused=dict(sorted(self.membership.refused.items())),
+        )
+
+    def numbers(self, at: float) -> Numbers:
+        """Return the job's numbers; those of its end once it winds up, which costs no goodput."""
+        live = len(self.membership.members)
+        if self.final is not None:
+            return replace(self.final, live=live)
+        quorum = 1 if self.elastic else self.job.job.learners
+        counts = {"live": live, "quorum": quorum, "merges": self.version}
+        return self.membership.accounts.numbers(at, **counts, fragments=1)
 
     def _take(self, at: float, event: Event) -> list[Effect]:
         match event:
@@ -135,7 +166,7 @@ class Averager(OwnMachine):
                 listen = Listen(self.job.agreement(self.plan))
                 return [listen, listening, SetTimer(PROBE, at + PROBE_S)]
             case MessageArrived():
-                return self._message(event)
+                return self._message(at, event)
             case FragmentMerged():
                 return self._averaged(at, event)
             case PeerJoined(peer, incarnation):
@@ -151,7 +182,7 @@ class Averager(OwnMachine):
                 self.shutdown.patient = False
                 return []
             case Evaluated(_, loss, metrics) if self.shutdown is not None:
-                return self.shutdown.result(loss, metrics)
+                return self.shutdown.result(loss, metrics, self.final)
             case ModelSaved() if self.shutdown is not None:
                 self.shutdown.saved = True
                 return []
@@ -176,13 +207,14 @@ class Averager(OwnMachine):
         for former in [each for each in self.group if each not in self.membership.members]:
             effects += self._without(at, former)
         fields = {"learner": incarnation, "epoch": self.membership.epoch}
-        return [Observe("joined", fields), *effects]
+        return [Observe("joined", {**fields, **asdict(self.numbers(at))}), *effects]
 
     def _lost(self, at: float, peer: str, reason: str) -> list[Effect]:
         member = self.membership.lose(peer)
         if member is None:
             return []
-        effects: list[Effect] = [Observe("lost", {"learner": member.incarnation, "reason": reason})]
+        fields = {"learner": member.incarnation, "reason": reason}
+        effects: list[Effect] = [Observe("lost", {**fields, **asdict(self.numbers(at))})]
         if self.shutdown is not None:
             return effects
         return [*effects, *self._without(at, peer)]
@@ -271,19 +303,24 @@ class Averager(OwnMachine):
                 effects.append(Send(peer, BULK, said, wire, key="global/0"))
         return effects
 
-    def _message(self, event: MessageArrived[Any]) -> list[Effect]:
+    def _message(self, at: float, event: MessageArrived[Any]) -> list[Effect]:
         member, said = self.membership.members.get(event.peer), event.body
         if member is None:
             return []
+        if isinstance(said, Progress):
+            problem = self.membership.report(at, member, said)
+            return self._refuse(member, problem) if problem is not None else []
         if not isinstance(said, Contribution) or not event.handle:
             return []
         trained = said.tokens > 0 and said.steps == 1
         fits = trained and said.base == self.version and said.fragment == 0 and not self.averaging
         if not fits or event.peer not in self.group or event.peer in self.parts:
-            fields = {"learner": member.incarnation, "reason": "it does not answer this step"}
-            return [Observe("refused", fields)]
+            return self._refuse(member, "it does not answer this step")
         self.parts[event.peer] = Gradient(said, event.handle)
         return [Keep(event.handle)]
+
+    def _refuse(self, member: Member, reason: str) -> list[Effect]:
+        return [Observe("refused", {"learner": member.incarnation, "reason": reason})]
 
     def _average(self) -> list[Effect]:
         t = self.version + 1
@@ -302,33 +339,34 @@ class Averager(OwnMachine):
         parts, self.parts = self.parts, {}
         effects: list[Effect] = [Drop(part.handle) for part in parts.values()]
         for learner, reason in event.refused:
-            effects.append(Observe("refused", {"learner": learner, "reason": reason}))
+            effects += self.membership.refuse(learner, self.version + 1, 0, reason)
         old, new = self.version, self.version + 1
         for peer in self.group:
             self.group[peer] = False
         if not event.accepted:
             return [*effects, Drop(f"theta/0/{new}"), Drop(f"wire/0/{new}")]
-        self.version = new
+        self.version, self.averaged_last = new, len(event.accepted)
+        self.membership.accounts.merge(0, sum(parts[name].said.tokens for name in event.accepted))
         # Replicas that joined during the step take part from now on. A job that is not elastic
         # starts a step only with all replicas, so none can join during it.
         self.standing = self.elastic and any(
             peer not in self.group for peer in self.membership.members
         )
-        effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(event)]
+        effects += [Drop(f"theta/0/{old}"), Drop(f"wire/0/{old}"), self._seen(at, event)]
         if new >= self.job.job.steps:
             self.stopping = self.stopping or ""
         return effects
 
-    def _seen(self, event: FragmentMerged) -> Observe:
+    def _seen(self, at: float, event: FragmentMerged) -> Observe:
         fields = {
             "t": self.version,
             "fragment": 0,
             "learners": list(event.accepted),
             "weights": [round(weight, 6) for weight in event.weights],
             "grace_s": 0.0,
-            "live": len(self.membership.members),
             "taking_part": len(self.group),
             "averaged": len(event.accepted),
+            **asdict(self.numbers(at)),
         }
         return Observe("merge", fields)
 
@@ -339,13 +377,17 @@ class Averager(OwnMachine):
             status, reason = "done", f"global step {self.version}"
         evaluating, saving = self.work.next(), self.work.next()
         self.shutdown = JobShutdown(status, reason, self.version, self.version, evaluating)
+        self.final = self.numbers(at)
         members, thetas = list(self.membership.members), (f"theta/0/{self.version}",)
         return self.shutdown.begin(at, members, thetas, saving, None)
 
     def _failed(self, event: WorkFailed) -> list[Effect]:
         shutdown = self.shutdown
         if shutdown is not None and event.work == shutdown.evaluating:
-            return [Observe("not evaluated", {"reason": event.reason}), *shutdown.result(None)]
+            return [
+                Observe("not evaluated", {"reason": event.reason}),
+                *shutdown.result(None, numbers=self.final),
+            ]
         status = "bad-input" if event.kind == "task" else "failed"
         farewells = [Hangup(peer, event.reason) for peer in self.membership.members]
         return [*farewells, Finish(status, event.reason)]

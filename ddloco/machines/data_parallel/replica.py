@@ -12,7 +12,16 @@ from msgspec import Struct, field
 from ddloco.job.config import Job
 from ddloco.job.protocol.effects import Differentiate
 from ddloco.job.protocol.events import Started, StepFinished
-from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from ddloco.job.protocol.messages import (
+    Contribution,
+    GlobalFragment,
+    LastStep,
+    Progress,
+    Roster,
+    Stop,
+)
+from ddloco.job.protocol.time_spent import TimeSpent, of_step
+from ddloco.machines.syncer.estimates import Recent
 from ddloco.machines.work_numbers import WorkNumbers
 from ddloco.stage.actors.actor import OwnMachine
 from ddloco.stage.actors.effects import Finish, Observe, Status
@@ -20,6 +29,7 @@ from ddloco.stage.actors.events import LeaveRequested, StopRequested, WorkFailed
 from ddloco.stage.files.faults import SYNCER
 from transport import (
     BULK,
+    CONTROL,
     Dial,
     Drop,
     Effect,
@@ -27,6 +37,7 @@ from transport import (
     Hangup,
     Keep,
     MessageArrived,
+    PeerJoined,
     PeerLost,
     PeerRefused,
     Retire,
@@ -58,6 +69,11 @@ class Replica(OwnMachine):
         computing: the gradient that is being computed; None if there is none.
         next: the parameters for the next gradient; None if there are none.
         stopping: why it stops; None if it does not.
+        step_s: the duration of its steps.
+        idle_at: since when it has waited for parameters, in seconds; None if it does not wait.
+        trained: the tokens that it has trained on.
+        spent: how it spent its time.
+        last: what its last step brought; None before the first.
     """
 
     job: Job
@@ -66,6 +82,11 @@ class Replica(OwnMachine):
     computing: Computing | None = None
     next: Computing | None = None
     stopping: str | None = None
+    step_s: Recent = field(default_factory=Recent)
+    idle_at: float | None = None
+    trained: int = 0
+    spent: TimeSpent = TimeSpent()
+    last: LastStep | None = None
 
     def handle(self, at: float, event: Event) -> list[Effect]:
         """Handle one event at ``at`` seconds; returns the effects to perform, in order."""
@@ -78,6 +99,10 @@ class Replica(OwnMachine):
                 return self._finished(at, event)
             case MessageArrived():
                 return self._message(at, event)
+            case PeerJoined():
+                if self.computing is None and self.idle_at is None:
+                    self.idle_at = at
+                return [self._report()]
             case PeerLost(_, reason):
                 return [Observe("syncer lost", {"reason": reason, "step": self.step})]
             case PeerRefused(peer, reason):
@@ -120,6 +145,9 @@ class Replica(OwnMachine):
             return []
         self.computing, self.next = self.next, None
         self.computing.since = at
+        if self.idle_at is not None:
+            self.spent += TimeSpent(parameters=at - self.idle_at)
+            self.idle_at = None
         step = self.step + 1
         out = f"out/{step}"
         return [Keep(out), Differentiate(self.work.next(), step, self.computing.handle, out)]
@@ -133,10 +161,12 @@ class Replica(OwnMachine):
         if event.step == 1 and not math.isfinite(event.loss):
             reason = f"task {self.job.job.task}: loss is {event.loss} at the first step"
             return [*effects, Drop(out), *self._finish("bad-input", reason)]
-        t, tokens = computing.version + 1, event.tokens
+        took_s = at - computing.since
+        self._take_account(event, took_s)
+        t, tokens, self.idle_at = computing.version + 1, event.tokens, at
         said = Contribution(t, 0, computing.version, event.step, 1, tokens)
-        effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out)]
-        step_s = round(at - computing.since, 6)
+        effects += [Send(SYNCER, BULK, said, out, key="gradient"), Drop(out), self._report()]
+        step_s = round(took_s, 6)
         observed: dict[str, Any] = {
             "step": event.step,
             "loss": event.loss,
@@ -146,6 +176,29 @@ class Replica(OwnMachine):
         if event.metrics:
             observed["metrics"] = event.metrics
         return [*effects, *self._compute(at), Observe("step", observed)]
+
+    def _take_account(self, event: StepFinished, took_s: float) -> None:
+        apart = event.data_s, event.compiling_s
+        self.spent += of_step(event.step, took_s, *apart, self.step_s.value)
+        if event.step > 1:  # The first step includes compilation.
+            self.step_s.add(took_s)
+        self.trained += event.tokens
+        self.last = LastStep(event.loss, event.metrics)
+
+    def _report(self) -> Effect:
+        """What it has done, for the job's numbers; its gradients say of which step they are."""
+        said = Progress(
+            step=self.step,
+            step_s=self.step_s.value or 0.0,
+            versions=(self.step,),
+            steps=(0,),
+            tokens=(0,),
+            batches=self.step,
+            last=self.last,
+            trained=self.trained,
+            spent=self.spent,
+        )
+        return Send(SYNCER, CONTROL, said, key="progress")
 
     def _stop(self, reason: str) -> list[Effect]:
         self.stopping = self.stopping or reason

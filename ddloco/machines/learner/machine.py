@@ -416,7 +416,8 @@ class Learner(OwnMachine):
         effects: list[Effect] = []
         self.step, self.cursor = event.step, event.cursor
         took_s = at - running.since
-        spent = of_step(event.step, took_s, event.data_s, self.step_s.value)
+        apart = event.data_s, event.compiling_s
+        spent = of_step(event.step, took_s, *apart, self.step_s.value)
         self.spent += spent
         if event.step > 1:  # The first step includes compilation.
             self.step_s.add(took_s)

@@ -54,6 +54,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
         merged: for each fragment, the tokens merged into it.
         refused: contributions that were refused; late ones are not among them.
         late: contributions that were not there when their sync was closed and merged.
+        restarted: whether an earlier incarnation of this syncer has counted, which is not in here.
     """
 
     joined: dict[str, float] = {}
@@ -63,6 +64,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
     merged: dict[int, int] = {}
     refused: int = 0
     late: int = 0
+    restarted: bool = False
 
     def join(self, at: float, incarnation: str) -> None:
         """A learner has joined; what an earlier incarnation of it has done is kept."""
@@ -124,6 +126,7 @@ class Accounts(Struct, forbid_unknown_fields=True):
             parameters_s=round(spent.parameters, DIGITS),
             stopped_s=round(spent.stopped, DIGITS),
             away_s=round(max(whole - known, 0.0), DIGITS),
+            restarted=self.restarted,
         )
 
 

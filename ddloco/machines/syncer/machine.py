@@ -376,7 +376,8 @@ class Syncer(OwnMachine):
         owned = owned_by(place.name, self.job.syncer_names(), parts)
         initial = initial_globals(len(parts), owned, sync.staleness * sync.interval)
         membership = Membership(len(parts))
-        membership.newest[place.name] = number_of(place.incarnation)
+        number = membership.newest[place.name] = number_of(place.incarnation)
+        membership.accounts.restarted = number > 1
         rounds = Rounds(membership, initial, OutlierHistory([Usual() for _ in parts]))
         for each in event.kept:
             initial.recover(each.fragment, each.version)
@@ -499,7 +500,7 @@ class Syncer(OwnMachine):
             return relayed  # Its place was taken by a newer incarnation.
         fields = {"learner": member.incarnation, "reason": reason}
         seen = Observe("lost", {**fields, **asdict(self.numbers(at))})
-        return [seen, *relayed, *rounds.close_settled(self._shared)]
+        return [seen, *relayed, *rounds.lost(peer, self._shared)]
 
     def _advance(self, at: float) -> list[Effect]:
         """Start whatever the event has made possible: a sync, the shutdown, or the exit."""

@@ -296,6 +296,13 @@ class Rounds(Struct, forbid_unknown_fields=True):
         part = sync.parts[member.peer] = Part(member.incarnation, said, handle, anchor)
         return [*(Keep(each) for each in part.handles()), *self._close_if_settled(sync, shared)]
 
+    def lost(self, peer: str, shared: Shared) -> list[Effect]:
+        """Handle the loss of a member: its pulls may be lost with the link, and if it joins again,
+        what it sends is counted from zero."""
+        for sync in self.syncs.values():
+            sync.spoken.pop(peer, None)
+        return self.close_settled(shared)
+
     def close_settled(self, shared: Shared) -> list[Effect]:
         """Close the syncs that waited only for members that are no longer connected."""
         return [

@@ -56,7 +56,8 @@ def status_of(
         waiting=_waiting(at, waiting, parts, membership) if waiting is not None else None,
         in_flight=tuple(_in_flight(at, each) for _, each in sorted(syncs.items())),
         members=tuple(
-            _member(at, each, membership, parts.versions) for each in membership.members.values()
+            member_status(at, each, membership, parts.versions)
+            for each in membership.members.values()
         ),
         refused=dict(sorted(membership.refused.items())),
         recovering=recovering,
@@ -109,9 +110,10 @@ def _in_flight(at: float, sync: Sync) -> SyncInFlight:
     )
 
 
-def _member(
+def member_status(
     at: float, each: Member, membership: Membership, versions: Sequence[int]
 ) -> MemberStatus:
+    """Return the status of one learner, which lacks some of the newest ``versions``."""
     progress = each.progress
     held = progress.versions if progress is not None else (-1,) * len(versions)
     last = progress.last if progress is not None else None

@@ -159,6 +159,8 @@ class Driver:
         self._arrivals = Arrivals(self._assembler)
         self._timers = Timers()
         self._urgent: deque[Arrived | Event] = deque()
+        self._asked_to_stop = False
+        """Whether an observer has asked for the end."""
         self._early: dict[tuple[str, Lane], Arrived] = {}
         """For each actor of the job and lane, the newest Hello that came before this actor listens.
         Admitted at once, it would have no effect, and its sender would repeat it up to a second
@@ -261,7 +263,9 @@ class Driver:
     def _requested(self, what: Request) -> None:
         """Pass an observer's request to the actor."""
         if what == "stop":
-            self.request_stop("asked to stop by an observer")
+            if not self._asked_to_stop:  # Observers repeat it until they hear of the end.
+                self._asked_to_stop = True
+                self.request_stop("asked to stop by an observer")
             return
         try:
             self._inbox.send_nowait(SnapshotRequested())

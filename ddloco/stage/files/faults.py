@@ -171,7 +171,8 @@ def impossible(
 
 def _cannot(what: Kind, who: str, learners: Sequence[str], syncers: Sequence[str]) -> str | None:
     if who not in syncers and who not in learners:
-        known = f"{', '.join(syncers)}, {learners[0]} to {learners[-1]}"
+        some = [f"{learners[0]} to {learners[-1]}"] if len(learners) > 1 else learners
+        known = ", ".join([*syncers, *some])
         return f"{what} of {who}: no such actor; this job has {known}"
     if who in syncers and what not in SYNCER_KINDS:
         return (

@@ -1,9 +1,11 @@
 """Executes the work of a user's actor: the user's function, in threads, from arrays to arrays."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 import trio
+from numpy.typing import NDArray
 
 from ddloco.stage.actors.effects import CaptureFlight, CaptureState, CommitSnapshot, Work
 from ddloco.stage.actors.events import Computed, WorkFailed, WorkResult
@@ -11,8 +13,15 @@ from ddloco.stage.arrays.array_table import Arrays
 from ddloco.stage.driver.snapshot_sink import SnapshotSink
 from ddloco.stage.driver.snapshot_writer import Capture
 from ddloco.stage.process.entry_point import in_one_line
-from ddloco.stage.programs.program import Compute, Tensors
 from transport import Payload, payload_of, tensors_of
+
+Tensors = Mapping[str, NDArray[Any]]
+
+Compute = Callable[[Any, Sequence[Tensors]], tuple[WorkResult, Sequence[Tensors]]]
+"""Does a piece of work. Its arguments are the effect and the arrays that the effect ``reads``, in
+that order; it returns the result event and the arrays that the effect ``makes``. It is called in a
+thread, and again in every replay, so it must be deterministic: no clock, no files, and randomness
+only from a seed in the effect."""
 
 
 class ComputationExecutor:

@@ -6,28 +6,63 @@ examples/parameter_server.py for an example and ``ddloco docs own-actors`` for a
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, get_args
+import platform
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+from typing import Any, final, get_args
 
 import msgspec
-from numpy.typing import NDArray
+import numpy as np
+import tomli_w
+import trio
 
-from ddloco.stage.actors.actor import ActorStates, Machine
-from ddloco.stage.actors.events import Begun, HappensToAll, WorkResult
+from clocks import actor_of
+from ddloco.stage.actors.actor import ACTOR_SEMANTICS, ActorStates, Machine, new_actor
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.actors.events import Begun, HappensToAll
 from ddloco.stage.actors.messages import SaidByAll
-from ddloco.stage.process.entry_point import NamedError, called, parted, source_digest
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.resume import (
+    Start,
+    StartPoint,
+    check_said,
+    existing_place,
+    load_start,
+    read_start_point,
+)
+from ddloco.stage.files.faults import Faults, impossible
+from ddloco.stage.files.keys import load_curve
+from ddloco.stage.files.settings import SnapshotTable, TapeTable
+from ddloco.stage.files.span import unbounded
+from ddloco.stage.files.toml import ConfigError, convert, read_toml
+from ddloco.stage.files.trust import leave_place
+from ddloco.stage.nodes.node import Hosted, OpenedActor
+from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.entry_point import (
+    NamedError,
+    called,
+    in_one_line,
+    parted,
+    source_digest,
+)
+from ddloco.stage.process.errors import raised_at
+from ddloco.stage.programs.executor import ComputationExecutor, Compute
 from ddloco.stage.programs.user_actor import Call, Returned, compute_call
+from replay import TapeError
+from snapshot import Part, SnapshotError, Store
 from transport import Header, MessageArrived, RemoteProtocolError
+from transport.curve_auth import Curve
 from transport.payload import payload_bytes
 
-Tensors = Mapping[str, NDArray[Any]]
+SOURCE = "program sha256"
+"""The fact in a tape's header with the digest of the program's source file."""
 
-Compute = Callable[[Any, Sequence[Tensors]], tuple[WorkResult, Sequence[Tensors]]]
-"""Does a piece of work. Its arguments are the effect and the arrays that the effect ``reads``, in
-that order; it returns the result event and the arrays that the effect ``makes``. It is called in a
-thread, and again in every replay, so it must be deterministic: no clock, no files, and randomness
-only from a seed in the effect."""
+PLACE = "place of snapshots"
+"""The fact in a tape's header with the place of the run's own snapshots."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +94,8 @@ class Program:
             is included. Snapshots hold the work that is under way.
         payload_bytes_max: the largest payload of a message; memory for it is allocated when its
             header arrives.
+        tape: what is recorded, and whether tapes are shipped and bounded.
+        snapshot: how often snapshots are taken, where they are, and how many are kept.
     """
 
     roles: Mapping[str, Role]
@@ -66,34 +103,110 @@ class Program:
     happened: Any = Returned
     asked: Any = Call
     payload_bytes_max: int = 2**28
+    tape: TapeTable = TapeTable()
+    snapshot: SnapshotTable = SnapshotTable()
 
 
+@final
 @dataclass(frozen=True)
-class LoadedProgram:
-    """A program with its options, as recorded on tapes.
+class LoadedProgram(Runnable):
+    """A program with its options, as recorded on tapes; see ``Runnable``.
 
     Attributes:
         spec: ``module:function``.
         options: the function's arguments; plain data.
         program: what the function returned.
+        keys: the folder of this host's keys.
+        chaos_file: the file with the faults that are applied to its processes.
+        snapshot_said: what its processes continue from, as given to ``--from``.
+        trust: whether the user trusts who writes there.
     """
+
+    settings_name = "program"
+    interrupt_stops = True
 
     spec: str
     options: Mapping[str, Any]
     program: Program
-    source: str = field(compare=False, default="")
+    digest: str = field(compare=False, default="")
     """The SHA-256 of its source file."""
+    keys: Path | None = field(compare=False, default=None)
+    chaos_file: Path | None = field(compare=False, default=None)
+    snapshot_said: str = field(compare=False, default="")
+    trust: bool = field(compare=False, default=False)
 
     @property
     def name(self) -> str:
-        """The name of the function, for display."""
+        """The name of the function."""
         return parted("program", self.spec)[1]
 
     @property
     def id(self) -> str:
-        """Name and digest, which identify the job in messages and tapes."""
+        """Name and digest."""
         content = msgspec.json.encode(self.as_plain(), order="deterministic")
         return f"{self.name}-{hashlib.sha256(content).hexdigest()[:12]}"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The actors in the program's order."""
+        return tuple(self.program.roles)
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """The actors that others dial, each after those that it dials itself, if possible."""
+        return self._listeners
+
+    @cached_property
+    def _listeners(self) -> tuple[str, ...]:
+        dials = {name: self.dials(name) for name in self.names}
+        dialled = {other for each in dials.values() for other in each}
+        listening = [name for name in self.names if name in dialled]
+        try:
+            graph = {name: [o for o in dials[name] if o in dialled] for name in listening}
+            return tuple(TopologicalSorter(graph).static_order())
+        except CycleError:
+            return tuple(listening)
+
+    @property
+    def source_name(self) -> str:
+        """The program."""
+        return f"program {self.spec}"
+
+    @property
+    def tape(self) -> TapeTable:
+        """See ``Program``."""
+        return self.program.tape
+
+    @property
+    def snapshot(self) -> SnapshotTable:
+        """See ``Program``."""
+        return self.program.snapshot
+
+    @property
+    def chaos(self) -> Faults:
+        """The faults in ``chaos_file``.
+
+        Raises:
+            ConfigError: it cannot be read, or a fault is of another actor.
+        """
+        if self.chaos_file is None:
+            return Faults()
+        faults = convert(read_toml(self.chaos_file), Faults, str(self.chaos_file))
+        problem = impossible(faults, self.followers, (self.lead, *self.listeners))
+        if problem is not None:
+            raise ConfigError(f"{self.chaos_file}: {problem}")
+        return faults
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has keys."""
+        return self.keys is not None
+
+    @property
+    def how_to_close(self) -> str:
+        """With keys of its actors' names."""
+        names = ",".join(self.names)
+        return f"make keys with `ddloco keys DIR --names {names}` and pass them with --keys DIR"
 
     @property
     def bodies(self) -> Any:
@@ -110,14 +223,86 @@ class LoadedProgram:
         arrived = MessageArrived[self.bodies]
         return arrived | HappensToAll | Begun | Returned | self.program.happened
 
-    def listeners(self) -> tuple[str, ...]:
-        """The actors that others dial, in their order in the program."""
-        dialled = {name for role in self.program.roles.values() for name in role.dials}
-        return tuple(name for name in self.program.roles if name in dialled)
+    def dials(self, name: str) -> tuple[str, ...]:
+        """See ``Role``."""
+        return self.program.roles[name].dials
+
+    def curve(self, name: str) -> Curve | None:
+        """The keys of an actor."""
+        return load_curve(self.keys, name, self.listeners) if self.keys is not None else None
 
     def as_plain(self) -> dict[str, Any]:
         """The spec and options as plain data, for a tape's header."""
         return {"program": self.spec, "options": dict(self.options)}
+
+    def source(self, folder: Path | None = None) -> str:
+        """The digest of the program's source file."""
+        del folder
+        return self.digest
+
+    def live_faults(self) -> None:
+        """All faults can be applied."""
+
+    def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Start]:
+        """Read the states of the program's actors in a snapshot."""
+        place, snapshot = existing_place(said)
+        check_said(said, place, self.snapshot.place, trust=trust)
+        return self.restored(place, snapshot, only)
+
+    def restored(
+        self, place: str | Path, snapshot: str, only: str | None = None
+    ) -> StartPoint[Start]:
+        """Read the states of the program's actors in a snapshot of a known place.
+
+        Raises:
+            SnapshotError: it is not there, not intact, or of another program.
+            StorageError: the place cannot be read.
+        """
+
+        def load(store: Store, part: Part) -> Start:
+            role = self.program.roles.get(actor_of(part.who))
+            if role is None:
+                raise SnapshotError(f"{store.name}: {part.who} is no actor of this program")
+            return load_start(store, part, self.states(role.machine()))
+
+        return read_start_point(place, snapshot, load, only)
+
+    def command(self, name: str, folder: Path) -> list[str]:
+        """``ddloco perform --only``."""
+        options = [f"{key}={said_of_option(value)}" for key, value in self.options.items()]
+        said = ["perform", self.spec, "--dir", str(folder), "--only", name, "--with-parent"]
+        said += [word for each in options for word in ("--set", each)]
+        said += ["--from", self.snapshot_said] if self.snapshot_said else []
+        said += ["--keys", str(self.keys)] if self.keys is not None else []
+        place = self.snapshot.place
+        return [*said, *(["--trust"] if self.trust else []), *(["--place", place] if place else [])]
+
+    def address_arguments(self, name: str, addresses: Mapping[str, str]) -> list[str]:
+        """``--at`` of all that it needs."""
+        needed = [*self.dials(name), *{self.lead, name}]
+        at = [f"{each}={addresses[each]}" for each in sorted({*needed}) if each in self.listeners]
+        return ["--at", *at] if at else []
+
+    def asked_to_stop(self) -> tuple[str, ...]:
+        """Every actor."""
+        return self.names
+
+    def ends_all(self, name: str, finish: Finish) -> bool:
+        """A failure does."""
+        del name
+        return finish.status in ("failed", "bad-input")
+
+    def is_over(self, running: Sequence[str]) -> bool:
+        """Actors end by themselves."""
+        del running
+        return False
+
+    def failure(self, error: BaseException) -> Finish:
+        """Mostly an error of user code."""
+        if isinstance(error, TapeError):
+            return Finish("failed", str(error))
+        said = f"{in_one_line(error)} ({raised_at(error)})"
+        return Finish("failed", f"{said}; the tape ends with that event")
 
     def admits(self, header: Header[Any]) -> None:
         """Check the size of a message's payload.
@@ -129,6 +314,60 @@ class LoadedProgram:
         if nbytes > most:
             raise RemoteProtocolError(f"$.tensors: {nbytes} bytes; this program takes {most}")
 
+    @asynccontextmanager
+    async def open(self, hosted: Hosted) -> AsyncIterator[OpenedActor]:
+        """Open everything that the actor needs: its arrays, its state and its tape."""
+        role, arrays, incarnation = self.program.roles[hosted.name], Arrays(), hosted.incarnation
+        actor, first, pending = new_actor(incarnation, role.machine()), Begun(incarnation), []
+        start_point = hosted.start_point
+        start = start_point.start(incarnation) if start_point is not None else None
+        if start is not None and start_point is not None:
+            start.lay_out(arrays)
+            actor = start.actor
+            first, pending = start_point.first(start, self.names, self.id)
+        leave_place(hosted.folder, place := str(self.place(hosted.folder)))
+        facts = {SOURCE: self.digest, PLACE: place}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._snapshots, hosted)
+            yield OpenedActor(
+                actor,
+                first,
+                pending,
+                said=self.bodies,
+                executor=ComputationExecutor(role.compute, arrays, hosted.sink()),
+                arrays=arrays,
+                recorder=hosted.recorder(fingerprint(), ACTOR_SEMANTICS, facts, actor.clock.wire),
+                admits=self.admits,
+                facts=lambda: {"name": self.name},
+            )
+            nursery.cancel_scope.cancel()
+
+    async def _snapshots(self, hosted: Hosted) -> None:
+        """Ask the lead for snapshots at intervals, if there is one."""
+        every_s = self.snapshot.every_s
+        while every_s and hosted.name == self.lead:
+            await trio.sleep(every_s)
+            hosted.request_snapshot()
+
+    def placed(self, place: str) -> "LoadedProgram":
+        """The same program, whose snapshots are in a place."""
+        snapshot = msgspec.structs.replace(self.snapshot, place=place)
+        return replace(self, program=replace(self.program, snapshot=snapshot))
+
+
+def said_of_option(value: Any) -> str:
+    """An option's value as ``--set`` takes it: a value of TOML."""
+    return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip("\n")
+
+
+def fingerprint() -> dict[str, str]:
+    """What can change the arithmetic of a program."""
+    return {
+        "machine": platform.machine(),
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
 
 def is_program(plain: Mapping[str, Any]) -> bool:
     """Whether a tape's header describes a user's program rather than a job."""
@@ -136,7 +375,7 @@ def is_program(plain: Mapping[str, Any]) -> bool:
 
 
 def program_from(plain: Mapping[str, Any]) -> LoadedProgram:
-    """Load the loaded that a tape's header describes.
+    """Load the program that a tape's header describes.
 
     Raises:
         NamedError: it cannot be loaded here.
@@ -159,7 +398,7 @@ def load_program(spec: str, options: Mapping[str, Any]) -> LoadedProgram:
 
 def _problem(program: Any) -> str | None:
     if not isinstance(program, Program):
-        return f"returns {type(program).__name__}, want a ddloco.stage.programs.Program"
+        return f"returns {type(program).__name__}, want a ddloco.stage.Program"
     if not program.roles:
         return "it has no actors"
     for name, role in program.roles.items():
@@ -168,6 +407,12 @@ def _problem(program: Any) -> str | None:
         for other in role.dials:
             if other not in program.roles or other == name:
                 return f"{name} dials {other}, which is not another actor of the program"
+    table, taken = program.tape, program.snapshot
+    if taken.every_steps:
+        return "snapshot.every_steps: only jobs have steps; want every_s"
+    unbound = unbounded(table.keep, wanted=taken.wanted, stay=taken.keep, ships=table.ships)
+    if unbound is not None:
+        return unbound
     return _taken(program.said, SaidByAll, "message") or _taken(
         program.happened, HappensToAll | Begun, "result"
     )

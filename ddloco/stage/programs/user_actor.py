@@ -22,7 +22,14 @@ from numpy.typing import NDArray
 
 from clocks import actor_of
 from ddloco.stage.actors.effects import Calculation, Finish, Observe, Status, TakeSnapshot
-from ddloco.stage.actors.events import Begun, Computed, SnapshotSettled, StopRequested, WorkFailed
+from ddloco.stage.actors.events import (
+    Begun,
+    Computed,
+    LeaveRequested,
+    SnapshotSettled,
+    StopRequested,
+    WorkFailed,
+)
 from snapshot.attributes import attributes
 from transport import (
     BULK,
@@ -172,6 +179,10 @@ class UserActor:
         """The run is to end: because of Ctrl-C, or because another actor here has failed."""
         self.finish(reason, "stopped")
 
+    def leave(self, reason: str) -> None:
+        """This actor's process must end, and is started again as the next incarnation."""
+        self.finish(reason, "left")
+
     def snapshot_settled(self, snapshot: str, failed: str) -> None:
         """A snapshot that this actor initiated was committed, or ``failed`` says why not."""
 
@@ -308,6 +319,8 @@ class UserActor:
                 self.snapshot_settled(snapshot, failed)
             case StopRequested(reason):
                 self.stop(reason)
+            case LeaveRequested(reason):
+                self.leave(reason)
             case _:
                 return
 

@@ -35,6 +35,7 @@ from ddloco.job.protocol.effects import (
     SaveModel,
 )
 from ddloco.job.protocol.events import (
+    TENSOR_DIGEST_BYTES,
     Evaluated,
     FragmentDecoded,
     FragmentEncoded,
@@ -89,12 +90,14 @@ class Content:
 
     ``what`` is (fragment, version, steps since, step). For a global fragment the last two are 0; a
     copy of all parameters, on older tapes, has one (version, steps) per fragment. ``wrong`` names
-    how the numbers were corrupted; only checks read it.
+    how the numbers were corrupted; only checks read it. ``owed`` is the norm of the residual in a
+    compressed contribution, where a corrupted one has left that; only checks read this, too.
     """
 
     what: tuple[Any, ...]
     array: F32 | None = None
     wrong: str = ""
+    owed: float = 0.0
 
     @property
     def digest(self) -> bytes:
@@ -240,8 +243,22 @@ class SimulatedWork:
             copy = self._params.copy() if self._arithmetic else None
             contents[work.out] = Content((*self._device, work.step), copy)
         self.capture.stepped(self._state())
-        batch = self._batch.to_bytes(16, "little")
-        return StepFinished(work.work, work.step, loss, TOKENS, batch, cursor=batch)
+        batch, tensors = self._batch.to_bytes(16, "little"), self._tensors()
+        return StepFinished(
+            work.work, work.step, loss, TOKENS, batch, cursor=batch, tensors=tensors
+        )
+
+    def _tensors(self) -> bytes:
+        """The digests of all tensors, as in ``StepFinished``; empty without arithmetic."""
+        if not self._arithmetic:
+            return b""
+        found: list[bytes] = []
+        for p, leaves in enumerate(self._plan.fragments):
+            for at, leaf in enumerate(leaves):
+                start = self._plan.tensor_offset(p, at) // 4
+                part = self._params[start : start + leaf.nbytes // 4]
+                found.append(xxhash.xxh3_64_digest(part.data)[:TENSOR_DIGEST_BYTES])
+        return b"".join(found)
 
     def _descend(self, step: int) -> float:
         """One step towards this learner's target, with noise from the batch."""
@@ -292,17 +309,19 @@ class SimulatedWork:
             part, wrong = spoil(self.wrong, part, base[1]), self.wrong
         if work.base:
             assert contents[work.base].what == (work.fragment, version, 0, 0), "another version"
-        lost = None
+        lost, left, owed = None, wrong, 0.0
         if work.base and part is not None:
             anchor, error = contents[work.base].array, None
             assert anchor is not None, "numbers are compared with numbers"
             if work.error:
-                error = contents[work.error].array
+                error, left = contents[work.error].array, wrong or contents[work.error].wrong
+            if error is not None and contents[work.error].wrong:
+                owed = float(np.linalg.norm(error.astype(np.float64)))
             part, lost = self._compression.contribution(work, part, anchor, error)
-        made = contents[work.out] = Content(what, part, wrong)
+        made = contents[work.out] = Content(what, part, wrong, owed)
         if not work.error_out:
             return FragmentEncoded(work.work, made.digest)
-        kept = contents[work.error_out] = Content(what, lost)
+        kept = contents[work.error_out] = Content(what, lost, left)
         return FragmentEncoded(work.work, made.digest, kept.digest)
 
     def _decode(self, work: DecodeFragment, contents: Contents) -> FragmentDecoded:

@@ -11,8 +11,8 @@ import pytest
 from ddloco.cli import doctor
 from ddloco.cli.parser import main
 from ddloco.job.config import job_from
-from ddloco.job.keys import make_keys
 from ddloco.job.protocol.fragment_plan import Leaf, make_plan
+from ddloco.stage.files.keys import make_keys
 
 GIB = 2**30
 

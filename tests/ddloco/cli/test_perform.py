@@ -79,7 +79,7 @@ def perform(*words):
         (["--at", "client=tcp://127.0.0.1:1"], "where NAME is one of server"),
         (
             ["--at", "server=tcp://0.0.0.0:1"],
-            "--at server=tcp://0.0.0.0:1: anyone who reaches this",
+            "--at server: tcp://0.0.0.0:1: any process that reaches this",
         ),
         (["--at", "server=nowhere"], "--at server: nowhere: unknown kind of address"),
         (["--set", "what"], "--set what: want key=value"),

@@ -15,10 +15,10 @@ import trio
 from ddloco.cli.debug import bundle
 from ddloco.cli.parser import parser
 from ddloco.debugger.bundle import FORMAT, KNOWN, About, open_bundle, write_bundle
-from ddloco.nodes.tapes.code_version import code_version
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import MARK_FILE
+from ddloco.stage.process.code_version import code_version
 from ddloco.workers.task_sources import keep_sources
 
 
@@ -76,7 +76,7 @@ def test_a_run_replays_from_its_bundle(packed, tmp_path, folder):
     """Tapes, job file, log and source are there; the mark of who recorded it is not."""
     there = tmp_path / "elsewhere"
     about = open_bundle(packed, there)
-    assert trio.run(replay_of_job(there).run).identical
+    assert trio.run(replay_of(there).run).identical
     assert (there / "source" / "my" / "task.py").read_text() == "x = 1\n"
     assert (there / "log.jsonl").read_bytes() == (folder / "log.jsonl").read_bytes()
     assert not (there / MARK_FILE).exists()

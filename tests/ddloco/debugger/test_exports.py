@@ -10,8 +10,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from ddloco.cli.parser import parser
 from ddloco.cli.tape_export import tape_export
-from ddloco.debugger.exports import json_line
+from ddloco.debugger.exports import export_otlp, first_steps, json_line, spans_of
 from ddloco.debugger.timeline import timeline
+from replay import open_tapes
+from tests.ddloco.debugger.cuts import cut, opened_at
 
 SHIVIZ = re.compile(r"(?P<event>.*)\n(?P<host>\S*) (?P<clock>{.*})")
 """The default expression of ShiViz, from its manual."""
@@ -117,6 +119,31 @@ def test_a_first_step_begins_when_it_was_asked_for(export, run):
         asked = shown[learner, run.first_step(learner).number] - zero
         assert int(begun[learner][0]["startTimeUnixNano"]) == pytest.approx(asked * 1e9, abs=10)
         assert asked > shown[learner, 1] - zero
+
+
+def test_a_step_that_ran_where_a_tape_begins_began_before_it(run, tmp_path, monkeypatch):
+    """As long as in the whole run; nothing has a time before 0. Without the snapshot it is drawn
+    from the tape's beginning."""
+    learner = run.learners[0]
+    steps = [record.n for record, _ in run.steps_of(learner)]
+    folder = tmp_path / "cut"
+    begun = cut(run, folder, learner, steps[8] + 1)
+
+    def first_step(tapes):
+        spans = spans_of(timeline(tapes), first_steps(tapes))
+        return next(each for each in spans if each.actor == learner)
+
+    tapes = open_tapes(folder)
+    unknown = first_step(tapes)
+    opened_at(folder, begun, monkeypatch)
+    known = first_step(tapes)
+    whole = spans_of(timeline(list(run.tapes.values())), {})
+    [same] = [each for each in whole if (each.actor, each.name) == (learner, known.name)]
+    assert known.end - known.begin == pytest.approx(same.end - same.begin)
+    assert unknown.begin > known.begin
+    [told] = export_otlp(tapes)
+    times = [int(each) for each in re.findall(r'"startTimeUnixNano":"(-?[0-9]+)"', told)]
+    assert min(times) == 0
 
 
 def test_an_arrow_begins_where_its_message_was_sent(export, run):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from ddloco.cli.debug import diff
@@ -10,6 +11,7 @@ from ddloco.debugger.alignment import AlignedRun, Key
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.run_diff import _kind, compare
 from ddloco.replayer.invariants.tape_audit import SAME, Audit
+from ddloco.workers.simulated.work import SimulatedWork
 from replay import open_tapes
 from tests.ddloco.debugger.plants import KINDS, draw
 
@@ -104,6 +106,59 @@ def test_another_setting_is_named_as_what_was_recorded_differently(first, simula
     assert "the result differs, of the same contributions" in found.first[0].detail
     assert found.distances
     assert found.held_out is not None
+
+
+@pytest.mark.parametrize(("place", "step"), [((0, 0), 1), ((1, 1), 3), ((2, 0), 17)])
+def test_the_update_that_differs_is_named_with_its_tensor(
+    place, step, first, simulate, monkeypatch
+):
+    """One element of one tensor after one step, also if no contribution was taken after it."""
+    once, plan = SimulatedWork._descend, RecordedRun(first).plan
+    at = plan.tensor_offset(*place) // 4 + 3
+
+    def descend(self, number):
+        loss = once(self, number)
+        if (self._name, number) == ("learner-1.1", step):
+            self._params[at] = np.nextafter(self._params[at], np.float32(9.0))
+        return loss
+
+    monkeypatch.setattr(SimulatedWork, "_descend", descend)
+    [named] = compare(RecordedRun(first), RecordedRun(simulate(*SMALL))).first
+    assert (named.what, named.kind) == (
+        f"the update of inner step {step} of learner-1.1",
+        "arithmetic",
+    )
+    assert named.detail.startswith(f"differs in {plan.fragments[place[0]][place[1]].name} (")
+    assert named.detail.endswith("; its loss, its batch and the parameters before it are equal")
+
+
+def test_who_comes_back_with_the_state_of_another_differs_because_of_it(simulate, monkeypatch):
+    """Without a fault both runs are equal; a donor's update that differs is named, and not what is
+    installed by the learner that is given its state."""
+    returning = ("learner={}",)
+    one, again = simulate(*returning), simulate(*returning)
+    run = RecordedRun(one)
+    assert compare(run, RecordedRun(again)).same
+    installs = [each for key, each in AlignedRun(run).items.items() if key.kind == "install"]
+    donors = {
+        cause
+        for each in installs
+        for cause in each.causes
+        if cause.kind == "update" and cause.who != each.actor
+    }
+    assert donors, "the scenario draws another run now"
+    donor = min(donors)
+    once = SimulatedWork._descend
+
+    def descend(self, number):
+        loss = once(self, number)
+        if (self._name, number) == (donor.who, donor.number):
+            self._params[5] = np.nextafter(self._params[5], np.float32(9.0))
+        return loss
+
+    monkeypatch.setattr(SimulatedWork, "_descend", descend)
+    [named] = compare(run, RecordedRun(simulate(*returning))).first
+    assert named.what == str(donor)
 
 
 def test_another_seed_of_the_times_is_a_difference_of_timing(first, simulate):

@@ -16,7 +16,7 @@ from ddloco.cli.replay import replay
 from ddloco.debugger.recorded_run import RecordedRun
 from ddloco.debugger.stopped_replay import replay_until
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.stage.files.toml import ConfigError
 from ddloco.workers.simulated.work import SimulatedWork
 
@@ -130,7 +130,7 @@ def test_three_replays_of_one_bug_name_the_same_events(folder, monkeypatch):
     change_batches(monkeypatch, set(pair), first)
     found = []
     for _ in range(3):
-        report = trio.run(replay_of_job(folder).run)
+        report = trio.run(replay_of(folder).run)
         found.append([(each.actor, each.number, each.hint) for each in report.divergences])
         assert not report.identical
     assert found[0] == found[1] == found[2]
@@ -143,7 +143,7 @@ def test_three_replays_of_one_bug_name_the_same_events(folder, monkeypatch):
 def test_what_depends_on_a_difference_is_no_difference(folder, monkeypatch):
     """One learner's bug is one finding, though all other actors depend on it."""
     change_batches(monkeypatch, {"learner-0.1"})
-    report = trio.run(replay_of_job(folder).run)
+    report = trio.run(replay_of(folder).run)
     assert [each.actor for each in report.divergences] == ["learner-0.1"]
     assert "syncer.1" in report.dependent
 
@@ -167,7 +167,7 @@ def test_a_crash_of_a_machine_is_said_with_its_traceback(simulate, monkeypatch):
 
     monkeypatch.setattr(Rounds, "merged", crashing)
     folder = simulate("job.steps=96")
-    report = trio.run(replay_of_job(folder).run)
+    report = trio.run(replay_of(folder).run)
     [note] = [each for each in report.notes if "a bug that was planted" in each]
     assert "handling this event raised, as it did then" in note
     assert "in crashing" in note

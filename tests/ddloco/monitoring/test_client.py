@@ -8,10 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from ddloco.job.keys import make_keys, names_for
+from ddloco.job.keys import names_for
 from ddloco.monitoring import client
 from ddloco.monitoring.client import ROUTE, Observer, UnansweredError
 from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.files.keys import make_keys
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.observers.observer_protocol import News, Told
 from ddloco.stage.observers.observer_server import NEWS_AWAY_MAX, ObserverServer
@@ -152,6 +153,30 @@ async def test_follow_until_the_end(autojump_clock, syncer, nursery):
     assert (0, 0) == (observer.lost, observer.refused)
 
 
+async def test_a_stop_is_asked_for_until_the_end_is_heard_of(autojump_clock, syncer, nursery):
+    """Whatever is said before an address is admitted again is lost; the job ends all the same."""
+    observer, take = await syncer.observer(), syncer.window.take
+    syncer.window.take = lambda arrival: None
+    asked_at = []
+
+    def request(what):
+        asked_at.append(trio.current_time())
+        if len(asked_at) == 2:
+            syncer.window.news("ended", 0.0, "r", {"status": "stopped", "reason": "asked"})
+
+    async def admit():
+        await trio.sleep(3.5)
+        syncer.window._request, syncer.window.take = request, take
+
+    nursery.start_soon(admit)
+    begun = trio.current_time()
+    with trio.fail_after(20):
+        ended = await observer.follow(noted([]), payloads=False, stop=True)
+    assert ended.fields["status"] == "stopped"
+    assert len(asked_at) == 2
+    assert asked_at[0] - begun > 3.0
+
+
 async def test_more_news_than_may_be_away_between_two_beats(autojump_clock, syncer, nursery):
     """An observer that keeps up loses nothing however fast the news come."""
     observer, heard = await syncer.observer(), []
@@ -225,6 +250,20 @@ async def test_a_snapshot_is_asked_for_once(autojump_clock, syncer, nursery):
     said = await observer.snapshot()
     assert ("snapshot taken", ["syncer.1"]) == (said.event, said.fields["parts"])
     assert 1 == syncer.requests
+
+
+async def test_a_snapshot_is_asked_for_again_until_it_is_begun(autojump_clock, syncer, nursery):
+    """A driver whose inbox is full drops the request, as does an address that is cut."""
+    busy, begun = Photographer(syncer), trio.current_time()
+
+    async def be_free():
+        await trio.sleep(2.5)
+        busy.news = (BEGUN, TAKEN)
+
+    nursery.start_soon(be_free)
+    said = await (await syncer.observer()).snapshot()
+    assert (said.event, syncer.requests) == ("snapshot taken", 4)
+    assert trio.current_time() - begun < 4.0
 
 
 async def test_snapshots_of_others_settle_first(autojump_clock, syncer):

@@ -7,7 +7,8 @@ import trio
 from rich.console import Console
 
 from ddloco.job.config import job_from
-from ddloco.monitoring.live_display import Board, LogTail, show
+from ddloco.monitoring.live_display import Board, show
+from ddloco.stage.process.log_tail import LogTail
 
 JOB = job_from({"job": {"task": "x:y", "steps": 100, "learners": 2}}, "test")
 

@@ -5,8 +5,28 @@ import io
 import pytest
 from rich.console import Console
 
-from ddloco.job.protocol.status import status_from
-from ddloco.monitoring.status_view import in_words, picture, seconds, waiting_in_words
+from ddloco.job.protocol.status import Numbers, status_from
+from ddloco.monitoring.status_view import (
+    goodput_in_words,
+    in_words,
+    picture,
+    seconds,
+    waiting_in_words,
+)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "said"),
+    [
+        (Numbers(), "-"),
+        (Numbers(goodput=0.934), "93.4%"),
+        (Numbers(goodput=0.934, restarted=True), "93.4% since the syncer's restart"),
+    ],
+)
+def test_goodput_says_since_when_it_is_counted(numbers, said):
+    """From the job's start, unless its syncer has started again."""
+    assert said == goodput_in_words(numbers)
+
 
 MEMBERS = [
     {

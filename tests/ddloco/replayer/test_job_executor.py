@@ -1,7 +1,10 @@
 """What a replay says of two results that differ."""
 
+from types import SimpleNamespace
+
 from ddloco.job.protocol.effects import InstallState, Overwrite, RunStep
 from ddloco.job.protocol.events import StepFinished
+from ddloco.job.protocol.fragment_plan import Leaf
 from ddloco.replayer.job_executor import JobExecutor
 from ddloco.replayer.report import Report
 from ddloco.stage.actors.effects import CaptureState
@@ -34,3 +37,15 @@ def test_a_snapshot_of_a_worker_whose_state_is_not_known_is_not_written_again():
     whole = InstallState(5, ())
     assert executor.begin(whole) is whole
     assert executor.begin(capture) is capture
+
+
+def test_the_first_tensor_that_an_update_changes_otherwise_is_named():
+    """The batch and the loss, which is of the parameters before the update, are the same."""
+    leaves = [Leaf("a/w", (3,), "float32"), Leaf("b/w", (2,), "float32")]
+    job = SimpleNamespace(plan=lambda _: SimpleNamespace(fragments=[leaves[:1], leaves[1:]]))
+    this = SimpleNamespace(job=job, started=SimpleNamespace(leaves=leaves))
+    recorded, found = (
+        StepFinished(7, 40, 0.5, 8, b"batch", tensors=b"same" + each) for each in (b"one.", b"two.")
+    )
+    said = JobExecutor._explained(this, recorded, found, "a hint")
+    assert said == "the arithmetic differs: the update of step 40 differs in b/w"

@@ -5,7 +5,7 @@ import trio
 
 from ddloco.machines.syncer import syncs
 from ddloco.machines.syncer.rounds import Rounds
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation.experiment import checks_of, run_case
 from ddloco.simulation.merge_oracle import Oracle
 from ddloco.simulation.scenario import cases_of
@@ -42,9 +42,11 @@ def test_a_case_is_measured(case):
     """To the end of its job, with every check beside it."""
     row = run_case(*case(), 4)
     assert ("small", 4, None) == (row.case, row.seed, row.violation)
-    times = {"goodput", "uptime", "taking part", "steps", "merges", "hours"}
+    times = {"goodput", "chip goodput", "uptime", "taking part", "steps", "merges", "hours"}
     assert times | {"in a merge", "by fragment"} == set(row.values)
     assert 12.0 == row.values["merges"]
+    # Steps are all that chips do in this world, and each learner's first one compiles.
+    assert 80 < row.values["goodput"] < row.values["chip goodput"] <= 100
     assert row.events > 100
     assert 32 == len(row.trail)
     assert row.trail == run_case(*case(), 4).trail
@@ -75,7 +77,7 @@ def test_a_broken_invariant_is_named(case, monkeypatch):
     monkeypatch.setattr(syncs, "merge_weight", lambda tokens, steps: 1.0)
     row = run_case(*case(), 0)
     assert row.violation.startswith("weights-valid: ")
-    assert "goodput" in row.values
+    assert "chip goodput" in row.values
 
 
 def test_a_machine_that_raises_is_named(case, monkeypatch):
@@ -94,5 +96,5 @@ def test_its_tapes_replay(case, override, tmp_path):
     folder = tmp_path / "run"
     row = run_case(*case(override), 0, folder)
     assert row.violation is None
-    assert trio.run(replay_of_job(folder).run).identical
+    assert trio.run(replay_of(folder).run).identical
     assert (folder / "job.toml").exists()

@@ -24,6 +24,17 @@ SEEDS = range(300)
         (27, "a late Welcome of a lost session was taken for one that teaches a clock"),
         (128, "the same, of a syncer that had not started again"),
         (249, "the same, with other faults"),
+        (9853, "what was sent over a new link was compared with what was sent over the one before"),
+        (1938, "a message of a session that was given up was taken for one that a cut had missed"),
+        (7783, "the same, of a learner"),
+        (8310, "the same, of a shard to a learner"),
+        (9614, "the same, of the leading syncer to a learner"),
+        (1735, "the residual of a corrupted contribution was taken for a correct one"),
+        (3751, "the same, with three fragments"),
+        (4788, "a learner was to take part while its reports of a narrow link still arrived"),
+        (6500, "the same, with one syncer"),
+        (6906, "a learner was to take part by steps after the last merge"),
+        (4461, "a fragment was to be merged whose shard came back after the last global step"),
     ],
 )
 def test_what_was_found_once_holds(seed, found):

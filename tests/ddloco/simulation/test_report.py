@@ -12,7 +12,7 @@ from ddloco.cli.parser import parser
 from ddloco.cli.simulate import simulate
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.machines.syncer import syncs
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz, report
 from ddloco.simulation.report import FOUND, HELD
 
@@ -34,11 +34,11 @@ tensors = 3
 variance = 0.1
 [[case]]
 name = "first of all"
-paper = { goodput = 90, time = 1.0 }
+paper = { "chip goodput" = 90, time = 1.0 }
 [[case]]
 name = "second"
 set = { "work.step_s" = 2.0 }
-paper = { goodput = 80, time = 2.0 }
+paper = { "chip goodput" = 80, time = 2.0 }
 """
 
 
@@ -74,7 +74,7 @@ def test_a_table_has_a_row_for_each_case(call):
     assert "Two of them" in out
     for row in ("first of all", "second"):
         assert re.search(rf"{row} .*%.*(90|80)\.0 %", out)
-    assert "goodput: RMSE" in out
+    assert "chip goodput: RMSE" in out
     assert re.search(r"time: RMSE 0\.\d\d over 2 cells", out)
     assert "mean of 2 seeds" in out
     assert "No more than a note." in out
@@ -104,7 +104,7 @@ def test_tapes_of_a_case_are_left_where_asked(call, here):
     """They replay."""
     code, *_ = call("small.toml --case second --dir run")
     assert HELD == code
-    assert trio.run(replay_of_job(here / "run").run).identical
+    assert trio.run(replay_of(here / "run").run).identical
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_world_leaves_its_tapes_where_asked(call, here):
     code, *_ = call("hostile --seed 8 --dir run")
     assert HELD == code
     assert {"job.toml", "tapes"} <= {path.name for path in (here / "run").iterdir()}
-    assert trio.run(replay_of_job(here / "run").run).identical
+    assert trio.run(replay_of(here / "run").run).identical
 
 
 @pytest.mark.parametrize("more", ["", " --json", " --dir run"])

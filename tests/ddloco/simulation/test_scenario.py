@@ -31,7 +31,7 @@ CASES = """
 [[case]]
 name = "one"
 set = { "sync.quorum" = 2 }
-paper = { goodput = 90 }
+paper = { "chip goodput" = 90 }
 [[case]]
 name = "two"
 set = { "job.learners" = 2, "work.variance" = 0.5 }
@@ -67,7 +67,7 @@ def test_cases_vary_it_and_overrides_outweigh_them(write):
     assert ([1, 1], [3, 2]) == ([j.sync.quorum for j in jobs], [j.job.learners for j in jobs])
     assert [0.0, 0.5] == [scenario.work.variance for _, scenario in found]
     assert {3.0} == {scenario.work.step_s for _, scenario in found}
-    assert {"goodput": 90} == found[0][0].paper
+    assert {"chip goodput": 90} == found[0][0].paper
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from msgspec.structs import replace as changed
 
 from ddloco.cli.tape_verify import verify_folder
 from ddloco.replayer.invariants.training import Learning, Merging
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz
 from ddloco.simulation.network import Wire
 from ddloco.simulation.requests import ask
@@ -78,7 +78,7 @@ def test_worlds_with_snapshots_replay(seed, what, tmp_path, monkeypatch):
     outcome = fuzz.happen(drawn)
     assert outcome.violation is None, what
     assert len(taken[0].snapshots.committed) > 3, f"{what}: the seed draws another world now"
-    report = trio.run(replay_of_job(tmp_path).run)
+    report = trio.run(replay_of(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
     assert outcome.events == report.events
     held, _ = verify_folder(tmp_path, as_json=False)
@@ -93,7 +93,7 @@ def test_a_picture_that_came_out_otherwise_is_a_divergence(tmp_path, monkeypatch
     monkeypatch.setattr(
         "ddloco.stage.actors.actor.write_state", lambda state: write_state(state) + b"!"
     )
-    assert not trio.run(replay_of_job(tmp_path).run).identical
+    assert not trio.run(replay_of(tmp_path).run).identical
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import gc
 import time
 
 import jax
+import numpy as np
 import optax
 import pytest
 
@@ -15,6 +16,7 @@ from ddloco.workers import rpc
 from ddloco.workers.rpc import span_of
 from ddloco.workers.server import Trainer, schedule_counts, with_counts
 from ddloco.workers.task import TaskError
+from ddloco.workers.tensor_sums import packed, tensor_sums
 from tests.tasks import Regression
 
 
@@ -77,6 +79,20 @@ def test_who_takes_over_a_state_goes_on_to_the_bit(arena, optimizer):
     taker.ask(rpc.Install((span_of(state),)))
     assert donor.train() == taker.train(skipped=3)
     assert donor.train() == taker.train()
+
+
+def test_a_step_gives_the_sums_of_its_tensors_and_trains_the_same(arena, monkeypatch):
+    """In the order of the plan; a trainer that computes none has the same parameters to the bit."""
+    one, other = Harness(arena), Harness(arena)
+    monkeypatch.setattr(other.trainer, "_sums", lambda leaves: np.zeros(len(leaves)))
+    told = []
+    for harness in (one, other):
+        harness.begin()
+        told.append([harness.train() for _ in range(3)])
+    assert told[0] == told[1]
+    by_name = dict(zip(one.trainer._names, one.trainer._leaves(), strict=True))
+    leaves = [by_name[leaf.name] for each in one.plan.fragments for leaf in each]
+    assert one.trainer._last.tensors == packed(tensor_sums(leaves))
 
 
 def test_a_copy_of_a_fragment_is_its_part_of_all_parameters(arena):
@@ -403,6 +419,22 @@ def test_a_syncers_worker_opens_no_stream(arena, monkeypatch):
     trainer = Trainer(ArenaView(arena.filenos()))
     trainer.answer(rpc.Prepare("tests.tasks:regression", {}, Inner(), 1, None, 1))
     assert trainer._data is None
+
+
+def test_the_time_of_a_second_compilation_is_measured(arena, monkeypatch):
+    """For a batch of another shape; it is no part of the state. The steps around it have none."""
+    harness = Harness(arena)
+    harness.begin()
+    stream, told = harness.trainer._batches._batches, []
+    draw = stream.next
+    for step in range(1, 7):
+        if step == 3:  # Drawn ahead: it is the batch of the next step.
+            monkeypatch.setattr(stream, "next", lambda: tuple(each[:3] for each in draw()))
+        told.append(harness.ask(rpc.Train(step, (), None, 0, b"")).compiling_s)
+    assert [0.0] * 3 == told[:3]
+    assert told[3] > 0.001
+    assert [0.0] * 2 == told[4:]
+    assert harness.trainer._last.compiling_s == 0.0
 
 
 @pytest.mark.parametrize(("slow_s", "least_s", "most_s"), [(0.0, 0.0, 0.02), (0.1, 0.08, 0.15)])

@@ -9,6 +9,7 @@ from ddloco.job.config import job_from
 from ddloco.job.protocol.effects import Differentiate
 from ddloco.stage.files.faults import SYNCER
 from ddloco.workers.simulated.objective import target
+from ddloco.workers.simulated.work import TOKENS
 
 DOWNSCALE_S, UPSCALE_S, RESTART_S = 4.0, 3.0, 7.0
 DETECT_S = 2.2
@@ -49,6 +50,24 @@ def test_a_job_is_plain_sgd_on_the_mean_gradient(World, job):
         theta -= 0.1 * np.mean([theta - target(name, size) for name in everyone], axis=0)
     found = world.nodes[SYNCER].contents["theta/0/10"].array
     np.testing.assert_allclose(found, theta, rtol=1e-4, atol=1e-5)
+
+
+def test_the_numbers_are_those_of_any_job(World, job):
+    """Goodput, steps and tokens, with each step and in the result; a fast replica waits."""
+    world = World(job(steps=10), {"learner-1": 3.0})
+    world.run(99.0)
+    assert world.over
+    [(_, result)] = world.observed("result")
+    assert (result["inner_steps"], result["trained_tokens"]) == (30, 30 * TOKENS)
+    assert (result["merged_tokens"], result["live"]) == (30 * TOKENS, 3)
+    # Two of three replicas compute for a third of the time, and the first steps compile.
+    assert 0.45 < result["goodput"] < 0.6
+    assert result["compiling_s"] == pytest.approx(5.0)
+    assert result["parameters_s"] > 2 * 9 * 2.0
+    steps = [fields["goodput"] for _, fields in world.observed("merge")]
+    assert all(0.0 <= goodput <= 1.0 for goodput in steps)
+    status = world.nodes[SYNCER].actor.machine.status(world.now)
+    assert (status.t, status.merges, status.goodput) == (10, 10, result["goodput"])
 
 
 def test_every_step_waits_for_the_slowest(World, job):

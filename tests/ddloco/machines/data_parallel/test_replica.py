@@ -6,6 +6,7 @@ from ddloco.job.config import job_from
 from ddloco.job.protocol.effects import Differentiate
 from ddloco.job.protocol.events import Started, StepFinished
 from ddloco.job.protocol.messages import Contribution, GlobalFragment, Roster, Stop
+from ddloco.job.protocol.time_spent import TimeSpent
 from ddloco.machines.data_parallel.replica import Replica
 from ddloco.stage.actors.effects import Finish, Observe
 from ddloco.stage.actors.events import StopRequested, WorkFailed
@@ -18,6 +19,7 @@ from transport import (
     Hangup,
     Keep,
     MessageArrived,
+    PeerJoined,
     PeerLost,
     PeerRefused,
     Retire,
@@ -71,8 +73,21 @@ def test_parameters_are_answered_with_their_gradient(replica):
     effects = replica.handle(3.5, done(1))
     gradient = Send(SYNCER, BULK, Contribution(5, 0, 4, 1, 1, 8), "out/1", key="gradient")
     assert [Drop("in/4"), gradient, Drop("out/1")] == effects[:3]
-    assert {"step": 1, "loss": 1.0, "tokens": 8, "step_s": 2.5} == effects[3].fields
-    assert 4 == len(effects), "it waits for the next parameters"
+    assert {"step": 1, "loss": 1.0, "tokens": 8, "step_s": 2.5} == effects[4].fields
+    assert 5 == len(effects), "it waits for the next parameters"
+
+
+def test_it_reports_how_its_time_was_spent(replica):
+    """When it is linked, and after each gradient: computing, compiling, waiting for parameters."""
+    [first] = replica.handle(0.5, PeerJoined(SYNCER, "syncer.1"))
+    assert (first.body.step, first.body.spent) == (0, TimeSpent())
+    replica.handle(1.0, parameters(0))
+    [report] = [e for e in replica.handle(3.0, done(1)) if getattr(e, "key", "") == "progress"]
+    assert report.body.spent == TimeSpent(compiling=2.0, parameters=0.5)
+    replica.handle(7.0, parameters(1))
+    [report] = [e for e in replica.handle(8.0, done(2)) if getattr(e, "key", "") == "progress"]
+    assert report.body.spent == TimeSpent(computing=1.0, compiling=2.0, parameters=4.5)
+    assert (report.body.step, report.body.trained, report.body.last.loss) == (2, 16, 1.0)
 
 
 def test_newer_parameters_wait_for_the_gradient_under_way(replica):

@@ -262,6 +262,30 @@ def test_who_left_a_pull_unanswered_is_pulled_again_when_it_is_heard(open_harnes
     assert {A, B} == {peer for peer, *_ in pulls(harness.report(B, step=5))}
 
 
+@pytest.mark.parametrize(("incarnation", "restarted"), [("syncer.1", False), ("syncer.2", True)])
+def test_numbers_say_that_they_are_since_a_restart(make_job, leaves, incarnation, restarted):
+    """What an earlier incarnation has counted is not among them."""
+    harness = Harness(make_job(3, P, P, 12), leaves, incarnation)
+    harness.open()
+    assert restarted is harness.machine.numbers(1.0).restarted
+    assert restarted is harness.machine.status(1.0).restarted
+
+
+def test_a_pull_that_was_lost_with_its_link_is_not_left_unanswered(open_harness):
+    """A learner that has joined again has spoken, however often it had over its link before."""
+    harness = open_harness(A, B, quorum=2, overlap=1, grace=0.0)
+    assert {A, B} == {peer for peer, *_ in pulls(harness.report(B) + harness.report(A))}
+    spoken = harness.machine.rounds.membership.members[B].spoken
+    harness.tell(PeerLost(B, "reset"))
+    harness.tell(PeerJoined(B, B))
+    for _ in range(spoken):
+        harness.report(B)
+    harness.at += 60.0
+    harness.tell(TimerFired("pull/1"))
+    unanswered = {m.peer: m.unanswered for m in harness.machine.rounds.membership.members.values()}
+    assert {A: True, B: False} == unanswered
+
+
 def settle(harness):
     """Syncs 1 and 2 are done, by both learners, and every estimate has its first samples."""
     harness.report(A)

@@ -10,7 +10,7 @@ from ddloco.cli.tape_verify import verify_folder
 from ddloco.job.protocol.events import FragmentMerged, StepFinished
 from ddloco.job.protocol.messages import Contribution
 from ddloco.replayer.invariants.base import InvariantCheck
-from ddloco.replayer.job_replay import replay_of_job
+from ddloco.replayer.replay_of import replay_of
 from ddloco.simulation import fuzz
 from ddloco.simulation.world import World
 from ddloco.stage.files.faults import SYNCER, Fault
@@ -123,7 +123,7 @@ def test_hostile_worlds_replay(seed, what, tmp_path):
     open_folder(tmp_path, drawn.job)
     outcome = fuzz.happen(drawn)
     assert outcome.violation is None
-    report = trio.run(replay_of_job(tmp_path).run)
+    report = trio.run(replay_of(tmp_path).run)
     assert report.identical, report.divergence and report.divergence.report()
     assert (outcome.events, outcome.merges) == (report.events, report.counts["merges"])
     held, _ = verify_folder(tmp_path, as_json=False)

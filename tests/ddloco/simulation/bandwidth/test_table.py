@@ -1,11 +1,10 @@
 """The command: what it prints, as text and as JSON, and what it says to bad options."""
 
-import argparse
 import json
 
 import pytest
 
-from ddloco.cli.parser import add_bandwidth
+from ddloco.cli.parser import parser
 from ddloco.simulation.bandwidth.published import HEADLINE
 from ddloco.simulation.bandwidth.table import bandwidth, checked
 from ddloco.stage.files.toml import ConfigError
@@ -13,10 +12,7 @@ from ddloco.stage.files.toml import ConfigError
 
 def parsed(*arguments):
     """Options as the command line gives them."""
-    command = argparse.ArgumentParser()
-    add_bandwidth(command)
-    command.add_argument("--json", action="store_true")
-    return command.parse_args(arguments)
+    return parser().parse_args(["simulate", "bandwidth", *arguments])
 
 
 def test_the_defaults_are_the_headlines():

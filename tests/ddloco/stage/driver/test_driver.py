@@ -582,6 +582,21 @@ async def test_a_stop_from_outside_is_an_event(open_cluster, autojump_clock):
     assert StopRequested("enough") in [event for _, event, _ in job.decisions[SYNCER]]
 
 
+async def test_a_stop_that_observers_repeat_is_one_event(open_cluster, autojump_clock):
+    """They repeat it until they hear of the end."""
+    job = open_cluster(steps=500)
+
+    async def asking():
+        for _ in range(3):
+            await trio.sleep(1.3)
+            job.drivers[SYNCER]._requested("stop")
+
+    await job.run(asking)
+    assert job.finishes[SYNCER].status == "stopped"
+    events = [event for _, event, _ in job.decisions[SYNCER]]
+    assert 1 == sum(isinstance(event, StopRequested) for event in events)
+
+
 async def test_a_learner_that_dies_is_a_broken_lane(open_cluster, autojump_clock):
     """A dead learner is noticed when a message is sent to it; the others continue."""
     job = open_cluster(3, steps=20)

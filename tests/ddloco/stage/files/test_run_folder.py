@@ -6,7 +6,7 @@ import pytest
 
 from ddloco.job.config import job_from, load_job
 from ddloco.job.job_folder import place_of, run_of_place
-from ddloco.nodes.node import sink_of
+from ddloco.roles.job_program import program_of
 from ddloco.stage.files.run_folder import (
     folders_to_make,
     next_folder,
@@ -16,6 +16,7 @@ from ddloco.stage.files.run_folder import (
 )
 from ddloco.stage.files.toml import ConfigError
 from ddloco.stage.files.trust import MARK_FILE
+from ddloco.stage.nodes.node import sink_of
 from ddloco.stage.process.log import ActorLog
 from snapshot import Entry, Part, Store
 
@@ -115,7 +116,7 @@ def test_the_place_of_a_job(tmp_path):
 def test_snapshots_tell_of_their_job(tmp_path):
     """Its id and name are in the manifest, and as many stay as it says."""
     job = job_from({"job": {"task": "x:y", "name": "small"}, "snapshot": {"keep": 1}}, "test")
-    sink = sink_of(job, tmp_path)
+    sink = sink_of(program_of(job), tmp_path)
     blob = sink.write_bytes(b"state")
     piece = sink.write_piece([Entry("state", "frozen", blob.digest, blob.size)])
     for number in (3, 5):

@@ -1,0 +1,116 @@
+"""Prepares the replay of a run, be it of a job or of a user's program."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from ddloco.replayer.job_replay import JobTapes
+from ddloco.replayer.program_replay import ProgramTapes
+from ddloco.replayer.recording import job_of, open_recording, permit_of, run_folder_of
+from ddloco.replayer.replay import Replay
+from ddloco.replayer.replay_state import ReplayState
+from ddloco.replayer.start_point import Permit, choose_start_point
+from ddloco.replayer.tape_runner import TapeRunner
+from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.programs.program import is_program, program_from
+from replay import Tape
+
+
+class Played(Protocol):
+    """How the tapes of a job, or of a program, are replayed."""
+
+    start_point: Any
+    """The snapshot to begin with, once it is read."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All actors."""
+        ...
+
+    @property
+    def counted(self) -> Mapping[str, type]:
+        """The classes of events that the report counts."""
+        ...
+
+    @property
+    def optional(self) -> Sequence[str]:
+        """The actors without whose tapes the replay is complete if nothing came from them."""
+        ...
+
+    def place(self, tapes: Sequence[Tape], folder: Path) -> str | Path:
+        """The place of the run's snapshots."""
+        ...
+
+    def read(self, place: str | Path, snapshot: str) -> StartPoint[Any]:
+        """Read a snapshot."""
+        ...
+
+    def open(
+        self, state: ReplayState, each: Tape, folder: Path
+    ) -> AbstractAsyncContextManager[TapeRunner]:
+        """Open what plays a tape."""
+        ...
+
+
+def replay_of(
+    folder: Path,
+    progress: Callable[[int], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
+    snapshot: str = "",
+    task: str = "",
+    *,
+    salvage: bool = False,
+    trust: bool = False,
+    turns: Path | None = None,
+    limits: Mapping[str, int] | None = None,
+) -> Replay:
+    """Prepare the replay of a run folder, or of any set of its tapes.
+
+    Args:
+        folder: the run folder.
+        progress: called with the number of events played so far.
+        warn: called with what differs before the replay starts.
+        snapshot: one to begin with, by id or ``latest``; what is before its cut is not played.
+        task: what is called in place of the task or the program that the tapes name.
+        salvage: whether to read damaged tapes up to the damage.
+        trust: whether the user allows states of another user to act.
+        turns: the file by which workers take turns at the terminal, where a task's own
+            ``breakpoint()`` opens a debugger; None where it does not.
+        limits: the clock of an event up to which the tapes are replayed; see ``Replay``.
+
+    Raises:
+        TapeError: a tape cannot be read.
+        ConfigError: this version cannot run the recorded job.
+        NamedError: the program cannot be used here.
+        SnapshotError: the snapshot is not there, not intact, or of another version.
+    """
+    tapes = open_recording(folder, salvage=salvage)
+    permit = permit_of(tapes, folder, trust=trust)
+    played = _played(tapes, task, warn, turns, permit)
+    place = played.place(tapes, run_folder_of(folder))
+    found = played.start_point = choose_start_point(tapes, place, played.read, snapshot, permit)
+    return Replay(
+        tapes,
+        played.names,
+        played.open,
+        played.counted,
+        optional=played.optional,
+        start_point=found,
+        progress=progress,
+        limits=limits,
+    )
+
+
+def _played(
+    tapes: Sequence[Tape],
+    task: str,
+    warn: Callable[[str], None],
+    turns: Path | None,
+    permit: Permit,
+) -> Played:
+    plain = tapes[0].header.job
+    if is_program(plain):
+        return ProgramTapes(program_from({**plain, "program": task or plain["program"]}), warn)
+    job = job_of(tapes[0])
+    return JobTapes(job, task or job.job.task, warn, turns, permit)

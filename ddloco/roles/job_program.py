@@ -1,0 +1,381 @@
+"""A job as a program: its roles are syncers and learners.
+
+An actor's worker process is started first and describes the task; its fingerprint is written to the
+tape's header; then the actor starts.
+"""
+
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, final
+
+import trio
+
+from ddloco.job.config import DATA_PARALLEL, Job
+from ddloco.job.keys import curve_of
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import OwnState, Started
+from ddloco.job.protocol.messages import Said
+from ddloco.job.protocol.tape_facts import SEMANTICS, TASK
+from ddloco.job.protocol.validation import admission
+from ddloco.machines.registry import machine_for
+from ddloco.roles.resume import (
+    OWN_STATE,
+    JobStartPoint,
+    refuse_without_learners,
+    said_start_point,
+)
+from ddloco.stage.actors.actor import Actor, new_actor
+from ddloco.stage.actors.effects import Finish, Work
+from ddloco.stage.actors.events import WorkResult
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.arrays.shared_memory import Arena
+from ddloco.stage.driver.driver import Arrived, Executor
+from ddloco.stage.files.faults import SYNCER, Faults
+from ddloco.stage.files.run_folder import JOB_FILE, KEPT, TAPES, TRACEBACKS, run_of
+from ddloco.stage.files.settings import SnapshotTable, TapeTable
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.node import Hosted, OpenedActor
+from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.entry_point import pinned_file
+from ddloco.stage.process.errors import raised_at, said_of
+from ddloco.stage.tapes.side_channel import SideChannel
+from ddloco.workers import rpc
+from ddloco.workers.executor import WorkExecutor
+from ddloco.workers.fragment_store import FragmentFolder
+from ddloco.workers.process import WorkerDiedError, WorkerRequestError, open_worker
+from ddloco.workers.task import TaskError, task_digest
+from ddloco.workers.task_sources import SOURCE, keep_sources
+from replay import TapeError, bytes_of
+from transport import Event
+from transport.curve_auth import Curve
+
+RESOURCES = frozenset({
+    *(errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+    *(errno.EIO, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.ENOENT),
+})  # fmt: skip
+"""Errors because the machine lacks or forbids something: reported in the system's words, since
+they are not bugs."""
+
+
+def program_of(job: Job) -> "JobProgram":
+    """A job as a program."""
+    return JobProgram(job)
+
+
+@final
+@dataclass(frozen=True)
+class JobProgram(Runnable):
+    """The roles of a job; see ``Runnable``.
+
+    Attributes:
+        job: the resolved job.
+        snapshot_said: what its processes continue from, as given to ``--from``.
+        trust: whether the user trusts who writes there.
+        fresh_learners: whether it may continue from a snapshot without learners.
+    """
+
+    settings_name = "job file"
+    interrupt_stops = False
+
+    job: Job
+    snapshot_said: str = ""
+    trust: bool = False
+    fresh_learners: bool = False
+
+    @property
+    def id(self) -> str:
+        """See ``Job.id``."""
+        return self.job.id
+
+    @property
+    def name(self) -> str:
+        """The job's name."""
+        return self.job.job.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Syncers, then learners."""
+        return self.job.names()
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """The syncers."""
+        return self.job.syncer_names()
+
+    @property
+    def source_name(self) -> str:
+        """The task."""
+        return f"task {self.job.job.task}"
+
+    @property
+    def tape(self) -> TapeTable:
+        """``[tape]``."""
+        return self.job.tape
+
+    @property
+    def snapshot(self) -> SnapshotTable:
+        """``[snapshot]``."""
+        return self.job.snapshot
+
+    @property
+    def chaos(self) -> Faults:
+        """``[chaos]``."""
+        return self.job.chaos
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the job has keys, or ``transport.insecure``."""
+        return bool(self.job.transport.keys) or self.job.transport.insecure
+
+    @property
+    def how_to_close(self) -> str:
+        """With a folder of keys, or by the user's word."""
+        return (
+            "make keys with `ddloco keys DIR` and name them with --keys DIR or transport.keys, or "
+            "set transport.insecure = true if the network is yours alone"
+        )
+
+    def dials(self, name: str) -> tuple[str, ...]:
+        """Learners dial all syncers; shards dial the lead."""
+        lead, *shards = syncers = self.job.syncer_names()
+        if name in syncers:
+            return (lead,) if name in shards else ()
+        return syncers
+
+    def curve(self, name: str) -> Curve | None:
+        """The keys of an actor."""
+        return curve_of(self.job, name)
+
+    def as_plain(self) -> dict[str, Any]:
+        """The job file as plain data."""
+        return self.job.as_plain()
+
+    def source(self, folder: Path | None = None) -> str:
+        """The digest of the task's source."""
+        return task_digest(self.job.job.task, folder)
+
+    def live_faults(self) -> None:
+        """Data-parallel training cannot go on without its syncer."""
+        job, chaos = self.job, self.job.chaos
+        named = [(f"fault[{i}]", (each.what,), (each.who,)) for i, each in enumerate(chaos.fault)]
+        named += [(f"storm[{i}]", each.what, each.who) for i, each in enumerate(chaos.storm)]
+        for where, what, who in named:
+            if "crash" in what and SYNCER in who and job.job.method in DATA_PARALLEL:
+                raise ConfigError(
+                    f"{where}: crash of {SYNCER}: data-parallel training keeps nothing that "
+                    "another could continue from; it can be stalled"
+                )
+
+    def start_point(self, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
+        """See ``said_start_point``; the lead refuses a snapshot that has no learners."""
+        found = said_start_point(self.job, said, only, trust=trust)
+        if only in {None, self.lead} and not self.fresh_learners:
+            refuse_without_learners(found, self.job)
+        return found
+
+    def command(self, name: str, folder: Path) -> list[str]:
+        """``ddloco syncer`` or ``ddloco learner``."""
+        goes_on = ["--from", self.snapshot_said] if self.snapshot_said else []
+        goes_on += ["--trust"] if self.trust else []
+        said = [str(folder / JOB_FILE), "--dir", str(folder), "--join", "--with-parent"]
+        command = "syncer" if name in self.listeners else "learner"
+        named = [] if name == self.lead else ["--name", name]
+        return [command, *said, *goes_on, *named]
+
+    def address_arguments(self, name: str, addresses: Mapping[str, str]) -> list[str]:
+        """``--bind`` of syncers, and ``--connect``."""
+        bound = ["--bind", addresses[name]] if name in self.listeners else []
+        dialled = [addresses[other] for other in self.dials(name)]
+        return [*bound, "--connect", *dialled] if dialled else bound
+
+    def peers_said(self, name: str) -> str:
+        """The other kind."""
+        return "learner" if name in self.listeners else "syncer"
+
+    def asked_to_stop(self) -> tuple[str, ...]:
+        """The leading syncer, which tells the others."""
+        return (self.lead,)
+
+    def ends_all(self, name: str, finish: Finish) -> bool:
+        """The end of the leading syncer does, and bad input."""
+        return name == self.lead or finish.status == "bad-input"
+
+    def is_over(self, running: Sequence[str]) -> bool:
+        """Whether no learner is left."""
+        return not set(running) - set(self.listeners)
+
+    def failure(self, error: BaseException) -> Finish:
+        """Errors of user code and of the machine, and bugs, each in its words."""
+        if isinstance(error, WorkerRequestError) and error.failed.kind == "task":
+            return Finish("bad-input", str(error))
+        if isinstance(error, TaskError):
+            return Finish("bad-input", str(error))
+        if isinstance(error, WorkerRequestError | WorkerDiedError | TapeError):
+            return Finish("failed", str(error))
+        if isinstance(error, OSError) and error.errno in RESOURCES:
+            return Finish("failed", said_of(error))
+        said = f"{type(error).__name__}: {error} ({raised_at(error)})"
+        return Finish("failed", f"this is a bug; please report it with the tape: {said}")
+
+    def advised(self, finish: Finish, traceback: Path | None) -> Finish:
+        """Where the task's traceback is, and what a task does wrong most often."""
+        reason = finish.reason
+        if finish.status not in ("bad-input", "failed"):
+            return finish
+        if reason.startswith("StopIteration"):
+            reason += "; batches must be endless: begin again where the data ends"
+        return Finish(finish.status, f"{reason}; traceback in {traceback}" if traceback else reason)
+
+    @asynccontextmanager
+    async def open(self, hosted: Hosted) -> AsyncIterator[OpenedActor | None]:
+        """Open everything that the actor needs, the worker process first."""
+        folder, name = hosted.folder, hosted.name
+        with closing(Arena()) as arena:
+            pinned = pinned_file(folder / SOURCE, self.job.job.task)
+            worker = self.job.worker_of(name)
+            async with open_worker(hosted.incarnation, arena, worker, pinned=pinned) as process:
+                arrays = Arrays(arena)
+                process.show_trace = partial(_show_trace, process.show_trace, hosted)
+                keep = await trio.to_thread.run_sync(self._open_keep, folder, name)
+                executor = WorkExecutor(
+                    self.job,
+                    hosted.incarnation,
+                    arrays,
+                    process,
+                    folder=folder,
+                    keep=keep,
+                    sink=hosted.sink(),
+                    note=hosted.note,
+                )
+                prepared = None
+                with hosted.opening:
+                    prepared = await _attending(hosted, executor.prepare)
+                if prepared is None:
+                    yield None
+                    return
+                await trio.to_thread.run_sync(keep_sources, folder, prepared.sources)
+                yield await self._opened(hosted, executor, arrays, prepared, keep)
+                assert hosted.finish is not None, "the actor has run"
+                if hosted.finish.status == "done" and name == self.lead:
+                    with suppress(OSError):  # The job is done all the same.
+                        keep.note_done()
+
+    def _open_keep(self, folder: Path, name: str) -> FragmentFolder:
+        """Where a syncer keeps its merges; learners keep nothing."""
+        run = run_of(folder, make=True) if name in self.listeners else ""
+        return FragmentFolder(folder / KEPT / name, self.job.id, run)
+
+    async def _opened(
+        self,
+        hosted: Hosted,
+        executor: WorkExecutor,
+        arrays: Arrays,
+        prepared: rpc.Prepared,
+        keep: FragmentFolder,
+    ) -> OpenedActor:
+        job, own = self.job, hosted.own
+        actor, first, pending = await self._begin(hosted, executor, arrays, prepared, keep)
+        facts = {OWN_STATE: f"{own.place}/{own.snapshot}"} if own is not None else {}
+        facts |= {TASK: self.source(hosted.folder)}
+        return OpenedActor(
+            actor,
+            first,
+            pending,
+            said=Said,
+            executor=slowed(executor, job.learner_table(hosted.name).factor),
+            arrays=arrays,
+            recorder=hosted.recorder(prepared.fingerprint, SEMANTICS, facts, actor.clock.wire),
+            admits=admission(
+                executor.plan, executor.state.nbytes, job.compress.up, job.compress.down
+            ),
+            # A learner's fragments arrive where its worker process can see them. A syncer's stay
+            # where ZeroMQ received them, because a merge reads them there.
+            allocate=None if hosted.name in self.listeners else arrays.allocate,
+            facts=partial(self._facts, hosted),
+        )
+
+    async def _begin(
+        self,
+        hosted: Hosted,
+        executor: WorkExecutor,
+        arrays: Arrays,
+        prepared: rpc.Prepared,
+        keep: FragmentFolder,
+    ) -> tuple[Actor, Event, Sequence[Arrived | Event]]:
+        """An actor that is new or continues, its first event, and those that follow at once."""
+        job, start_point, incarnation = self.job, hosted.start_point, hosted.incarnation
+        start = start_point.start(incarnation) if start_point is not None else None
+        if start is None or start_point is None:
+            own = _own_state(hosted.own, executor, arrays)
+            fresh = new_actor(incarnation, machine_for(job, incarnation))
+            return fresh, Started(incarnation, prepared.leaves, own, tells=True, copies=True), []
+        await start.take_up(executor, arrays)
+        start.adopt(job, executor.plan)
+        await trio.to_thread.run_sync(start.keep, arrays, keep)
+        return start.actor, *start_point.first(start, job.names(), job.id, keep.run)
+
+    def _facts(self, hosted: Hosted) -> dict[str, Any]:
+        """What only the host knows of a running actor."""
+        size = bytes_of(hosted.folder / TAPES, hosted.incarnation)
+        job: dict[str, Any] = {"name": self.job.job.name, "steps": self.job.job.steps}
+        if self.job.job.tokens is not None:
+            job["tokens"] = self.job.job.tokens
+        job["lead"] = self.lead
+        return {**job, "quorum": self.job.sync.quorum, "tape_bytes": size}
+
+
+async def _attending(hosted: Hosted, make_ready: Callable[[], Awaitable[rpc.Prepared]]) -> Any:
+    """Prepare the actor, and serve the lanes below its driver meanwhile."""
+    if not isinstance(hosted.endpoint, SideChannel):
+        return await make_ready()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(hosted.endpoint.run_early)
+        prepared = await make_ready()
+        nursery.cancel_scope.cancel()
+    return prepared
+
+
+def _own_state(
+    own: JobStartPoint | None, executor: WorkExecutor, arrays: Arrays
+) -> OwnState | None:
+    if own is None:
+        return None
+    [start] = own.starts.values()
+    return start.bring(executor, arrays, own.snapshot)
+
+
+def _show_trace(show: Callable[[rpc.Failed], None], hosted: Hosted, failed: rpc.Failed) -> None:
+    """Report an exception of user code on the screen, in the log and in a file."""
+    show(failed)
+    hosted.log.observe("task raised", 0.0, 0, {"traceback": failed.trace})
+    path = hosted.folder / TRACEBACKS / f"{hosted.incarnation}.txt"
+    with suppress(OSError):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(failed.full)
+        hosted.traceback = path
+
+
+def slowed(executor: WorkExecutor, factor: float) -> Executor:
+    """The same work, its steps ``factor`` times slower; what comes out is the same."""
+    return executor if factor == 1.0 else _Slowed(executor, factor)
+
+
+@dataclass(frozen=True)
+class _Slowed:
+    executor: WorkExecutor
+    factor: float
+
+    def do(self, work: Work) -> Awaitable[WorkResult]:
+        """Do one piece of work; it begins before this returns, as with ``WorkExecutor``."""
+        coming = self.executor.do(work)
+        return self._delayed(coming) if isinstance(work, RunStep) else coming
+
+    async def _delayed(self, coming: Awaitable[WorkResult]) -> WorkResult:
+        begun = trio.current_time()
+        result = await coming
+        await trio.sleep((self.factor - 1.0) * (trio.current_time() - begun))
+        return result

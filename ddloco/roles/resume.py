@@ -1,0 +1,359 @@
+"""Restores learners, syncers and their workers from a snapshot."""
+
+import re
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from clocks import actor_of
+from ddloco.job.config import Job, load_job
+from ddloco.job.job_folder import run_of_place
+from ddloco.job.protocol.effects import RunStep
+from ddloco.job.protocol.events import Kept, OwnState
+from ddloco.job.protocol.fragment_plan import FragmentPlan
+from ddloco.machines.data_parallel.coordinator import Averager
+from ddloco.machines.learner.machine import Learner
+from ddloco.machines.registry import states_for
+from ddloco.machines.syncer.global_fragments import WIRE, names
+from ddloco.machines.syncer.machine import Syncer
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.arrays.array_table import Arrays, HostCopy, Stored
+from ddloco.stage.driver import resume
+from ddloco.stage.driver.resume import (
+    Start,
+    StartPoint,
+    check_said,
+    existing_place,
+    payload_from,
+    place_outside,
+)
+from ddloco.stage.driver.snapshot_writer import Tensors
+from ddloco.stage.files.faults import SYNCER
+from ddloco.stage.files.run_folder import JOB_FILE
+from ddloco.workers import rpc
+from ddloco.workers.executor import WorkExecutor, step_finished
+from ddloco.workers.fragment_store import FragmentStore, StoredFragment
+from ddloco.workers.process import WorkerRequestError, fitting
+from ddloco.workers.snapshot_work import LAST, STATE, is_copied, is_flat, theta_of
+from snapshot import NEWEST, Part, SnapshotError, Store
+from transport import Bytes
+
+OWN = "own/state"
+"""The handle of a returning learner's state from a snapshot."""
+
+OWN_STATE = "own state"
+"""The fact in a tape's header that names this snapshot: place and id."""
+
+
+def place_said(said: str) -> tuple[str, str]:
+    """As ``existing_place``; for a run whose job has ``snapshot.place``, the newest snapshot there.
+
+    Raises:
+        ConfigError: the run's job file cannot be read.
+        SnapshotError: the place is missing, cannot be opened, or has no snapshot of this run.
+    """
+    folder = Path(said)
+    job = (
+        load_job(folder / JOB_FILE) if "://" not in said and (folder / JOB_FILE).is_file() else None
+    )
+    if job is None or not job.snapshot.place:
+        return existing_place(said)
+    place = job.snapshot.place
+    found = Store(place, run_of_place(job, folder)).find(NEWEST)
+    return (place if "://" in place else str(Path(place).absolute())), found
+
+
+@dataclass
+class JobStart(Start):
+    """The state that a learner or a syncer continues from.
+
+    Attributes:
+        worker: its worker's state after the step that ran at the cut; None if there was none.
+        last: the result of the worker's last step; None before the first.
+    """
+
+    worker: Bytes | None
+    last: rpc.Trained | None
+
+    async def take_up(self, executor: WorkExecutor, arrays: Arrays) -> None:
+        """Put all arrays under the handles that the actor's machine knows.
+
+        Raises:
+            WorkerRequestError: the task's parameters differ, or the worker cannot restore its
+                state.
+            WorkerDiedError: the worker process ended.
+        """
+        machine: Any = self.actor.machine
+        self._check_plan(executor)
+        for handle, tensors in self.arrays.items():
+            arrays.put(handle, stored_from(tensors, executor.plan, handle, arrays))
+        for handle in sorted(self.actor.handles.names()):
+            if handle.startswith(WIRE) and theta_of(handle) in self.arrays:
+                fragment = int(handle.split("/")[1])
+                arrays.put(handle, executor.layouts.sent(fragment, arrays.get(theta_of(handle))))
+        if self.worker is not None:
+            await executor.state.restore(self.worker, rpc.Own(machine.drawn, self.last))
+            executor.capture.trains = True  # A snapshot before its next step holds this state, too.
+            for step in steps_under_way(self.actor):
+                if step.out:
+                    size = executor.plan.total_bytes
+                    arrays.put(step.out, HostCopy(arrays.lend(self.worker[:size])))
+
+    def _check_plan(self, executor: WorkExecutor) -> None:
+        plan = plan_of(self.actor.machine)
+        if plan is not None and plan.digest != executor.plan.digest:
+            raise WorkerRequestError(rpc.Failed("task", plan_difference(executor.plan, plan)))
+
+    def adopt(self, job: Job, plan: FragmentPlan) -> None:
+        """Continue in a run whose job has other settings."""
+        self.actor.links.renew(job.agreement(plan))
+
+    def keep(self, arrays: Arrays, keep: FragmentStore) -> None:
+        """Store the merges of the snapshot, from which a restarted syncer would continue."""
+        machine: Any = self.actor.machine
+        rounds = machine.rounds if isinstance(machine, Syncer) else None
+        for fragment, version, spent, batches, tokens in rounds.kept() if rounds else ():
+            theta, momentum, _ = names(fragment, version)
+            flat, velocity = arrays.get(theta), arrays.get(momentum)
+            digest = xxhash.xxh3_128_digest(flat.data) + xxhash.xxh3_128_digest(velocity.data)
+            kept = Kept(fragment, version, spent, batches, digest, tokens)
+            keep.put(StoredFragment(kept, flat, velocity))
+
+    def bring(self, executor: WorkExecutor, arrays: Arrays, snapshot: str) -> OwnState:
+        """Store a learner's state for its next incarnation, in a job that went on without it.
+
+        Raises:
+            WorkerRequestError: it had not begun to train, or the task's parameters differ.
+        """
+        machine = self.actor.machine
+        if self.worker is None or not isinstance(machine, Learner):
+            said = f"{self.part.who} had not begun to train in {snapshot}"
+            raise WorkerRequestError(rpc.Failed("task", said))
+        self._check_plan(executor)
+        if len(self.worker) != executor.state.nbytes:
+            said = f"the task's optimizer is another than {self.part.who}'s"
+            raise WorkerRequestError(rpc.Failed("task", said))
+        arrays.put(OWN, HostCopy(arrays.lend(self.worker)))
+        digest = xxhash.xxh3_128_digest(self.worker.data)
+        step, versions = machine.stands
+        return OwnState(snapshot, step, versions, OWN, digest)
+
+
+def plan_difference(now: FragmentPlan, then: FragmentPlan) -> str:
+    """The first difference between a job's plan and that of its snapshot: what sets it, and both
+    values."""
+    ours, theirs = (
+        {leaf.name: f"{leaf.dtype}{list(leaf.shape)}" for leaf in chain.from_iterable(each)}
+        for each in (now.fragments, then.fragments)
+    )
+    for name in sorted({**ours, **theirs}):
+        if ours.get(name) != theirs.get(name):
+            both = f"is {ours.get(name, 'missing')}, the snapshot has {theirs.get(name, 'none')}"
+            return f"task: parameter {name!r} {both}"
+    if len(now.fragments) != len(then.fragments):
+        return f"sync.fragments: {len(now.fragments)}, the snapshot has {len(then.fragments)}"
+    if now.interval != then.interval:
+        return f"sync.interval: {now.interval}, the snapshot has {then.interval}"
+    return "sync.fragmentation: another one than the snapshot's; set it as it was"
+
+
+def steps_under_way(actor: Actor) -> list[RunStep]:
+    """Return the step that is running. The worker's state in a snapshot is that after this step."""
+    return [work for work in actor.under_way.values() if isinstance(work, RunStep)]
+
+
+JobStartPoint = StartPoint[JobStart]
+"""A snapshot that a job, or its replay, starts from."""
+
+
+def plan_of(machine: Any) -> FragmentPlan | None:
+    """The plan of a machine of a job; None before its start."""
+    if isinstance(machine, Syncer):
+        return machine.place.plan if machine.place is not None else None
+    return machine.plan if isinstance(machine, Learner | Averager) else None
+
+
+NAME_CHARS_MAX = 80
+"""Of a handle in a line of text."""
+
+
+def load_start(job: Job, store: Store, part: Part) -> JobStart:
+    """Read everything that a participant needs; its settings are now those of ``job``.
+
+    Raises:
+        SnapshotError: something is missing, damaged, or of another version of this program.
+        StorageError: the place cannot be read.
+    """
+    start = resume.load_start(store, part, states_for(job, part.who))
+    start.actor.machine.job = job
+    state, digest = start.blobs.get(("worker", STATE)), start.blobs.get(("worker", LAST))
+    last = _trained(store, digest) if digest is not None else None
+    if last is not None:
+        start.results = [step_finished(work, last) for work in steps_under_way(start.actor)]
+    worker = store.read_tensors(state)[STATE] if state is not None else None
+    return JobStart(**vars(start), worker=worker, last=last)
+
+
+def _trained(store: Store, digest: str) -> rpc.Trained | None:
+    data = bytes(store.read_bytes(digest))
+    return fitting(rpc.decode_answer(data), rpc.Trained) if data else None
+
+
+def stored_from(tensors: Tensors, plan: FragmentPlan, handle: str, arrays: Arrays) -> Stored:
+    """An array in the form in which it was held, from its tensors in the snapshot. The handle says
+    which form that is; names of tensors may be any text.
+
+    Raises:
+        WorkerRequestError: the handle is of no fragment of this job, or its tensors are others.
+    """
+    if is_copied(handle):
+        _require([STATE], tensors, handle)
+        return HostCopy(arrays.lend(tensors[STATE]), _start_of(handle, plan))
+    if not is_flat(handle):
+        return payload_from(tensors)
+    leaves = plan.fragments[_fragment_in(handle, 1, plan)]
+    _require([leaf.name for leaf in leaves], tensors, handle)
+    return np.concatenate([tensors[leaf.name].reshape(-1) for leaf in leaves])
+
+
+def _start_of(handle: str, plan: FragmentPlan) -> int:
+    """Where a host copy begins in the layout of all parameters, in bytes: ``host/STEP/P`` is that
+    of a fragment, other handles are those of all parameters."""
+    kind, *rest = handle.split("/")
+    if kind != "host" or len(rest) < 2:
+        return 0
+    return plan.fragment_slice(_fragment_in(handle, 2, plan))[0]
+
+
+DIGITS_MAX = 9
+"""Of the number of a fragment in a handle; there are no plans of so many."""
+
+
+def _fragment_in(handle: str, at: int, plan: FragmentPlan) -> int:
+    """The fragment whose number is part ``at`` of a handle."""
+    part = [*handle.split("/"), "", ""][at]
+    number = int(part) if part.isdecimal() and len(part) <= DIGITS_MAX else len(plan.fragments)
+    if number >= len(plan.fragments):
+        raise _odd(handle, f"its fragment is {part[:DIGITS_MAX]!r}, of {len(plan.fragments)}")
+    return number
+
+
+def _require(names: list[str], tensors: Tensors, handle: str) -> None:
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise _odd(handle, f"it lacks the tensor {missing[0]!r}")
+
+
+def _odd(handle: str, problem: str) -> WorkerRequestError:
+    said = f"the snapshot's array {handle[:NAME_CHARS_MAX]!r} cannot be used: {problem}"
+    return WorkerRequestError(rpc.Failed("task", said))
+
+
+def read_job_start_point(
+    place: str | Path, snapshot: str, job: Job, only: str | None = None
+) -> JobStartPoint:
+    """Read the states of a job's actors in a snapshot; their settings are now those of ``job``.
+
+    Raises:
+        SnapshotError: it is not there, not intact, or of another version of this program.
+        StorageError: the place cannot be read.
+    """
+    return resume.read_start_point(place, snapshot, partial(load_start, job), only)
+
+
+def checked_start_point(
+    place: str | Path, snapshot: str, job: Job, only: str | None = None
+) -> JobStartPoint:
+    """As ``read_job_start_point``, for a job that will continue from the snapshot.
+
+    Raises:
+        SnapshotError: its shards differ from the job's, or it is past the job's last step.
+        StorageError: the place cannot be read.
+    """
+    found = read_job_start_point(place, snapshot, job, only)
+    where = f"{found.place}: {found.snapshot}"
+    names = {actor_of(part.who) for part in found.parts}
+    had = {name for name in names if re.fullmatch(rf"{SYNCER}(-[0-9]+)?", name)}
+    known = {actor_of(name) for part in found.parts for name in part.clock} | had
+    strange = sorted(had - set(job.syncer_names())) or sorted(set(job.syncer_names()) - known)
+    if had and strange:
+        raise SnapshotError(
+            f"{where}: has the syncers {', '.join(sorted(had))}, and job.syncers = "
+            f"{job.job.syncers} wants {', '.join(job.syncer_names())}; set it as it was"
+        )
+    for start in found.starts.values():
+        rounds = getattr(start.actor.machine, "rounds", None)
+        if rounds is not None and rounds.schedule.t > job.job.last_step:
+            raise SnapshotError(
+                f"{where}: is of global step {rounds.schedule.t}, and job.steps = {job.job.steps} "
+                "ends before it; want as many steps or more"
+            )
+    return found
+
+
+def said_start_point(job: Job, said: str, only: str | None = None, *, trust: bool) -> JobStartPoint:
+    """As ``checked_start_point``, for what a user gives to ``--from``.
+
+    Raises:
+        SnapshotError: it cannot be used.
+        ConfigError: another user may have written it.
+    """
+    place, snapshot = place_said(said)
+    check_said(said, place, job.snapshot.place, trust=trust)
+    return checked_start_point(place, snapshot, job, only)
+
+
+def job_start_point(
+    job: Job, said: str, folder: Path, *, trust: bool = False, fresh_learners: bool = False
+) -> JobStartPoint | None:
+    """Read what a whole job continues from, as given to ``--from``; None for a new job.
+
+    Raises:
+        SnapshotError: it cannot be used, is in the folder that the job would write to, or has no
+            learner although there were some, and ``fresh_learners`` is not set.
+        ConfigError: another user may have written it.
+    """
+    if not said:
+        return None
+    place_outside(said, folder, place_said)
+    found = said_start_point(job, said, trust=trust)
+    if not fresh_learners:
+        refuse_without_learners(found, job)
+    return found
+
+
+def refuse_without_learners(found: JobStartPoint, job: Job) -> None:
+    """Refuse a snapshot that was taken when all learners had left: they would begin anew.
+
+    Raises:
+        SnapshotError: it is such a snapshot; names a newer or older one that has learners.
+    """
+    lacking = [name for name in job.learner_names() if found.known(name)]
+    if not lacking or any(actor_of(part.who) in job.learner_names() for part in found.parts):
+        return
+    listed = [each.manifest for each in Store(found.place).snapshots() if each.manifest is not None]
+    learners = set(job.learner_names())
+    having = [
+        each.id for each in listed if any(actor_of(part.who) in learners for part in each.parts)
+    ]
+    other = f"; {having[0]} has learners" if having else ""
+    raise SnapshotError(
+        f"{found.place}: {found.snapshot}: {', '.join(lacking)} had left before it, and would "
+        f"begin anew with step 1{other}; name another snapshot, or add --fresh-learners"
+    )
+
+
+def begins_anew(found: JobStartPoint, job: Job) -> str:
+    """A line on the learners that are not in a snapshot and how they begin; empty if all are."""
+    here = {actor_of(part.who) for part in found.parts}
+    learners = job.learner_names()
+    new = [name for name in learners if name not in here]
+    if not new:
+        return ""
+    how = "with another learner's state" if here & set(learners) else "with step 1"
+    return f"{', '.join(new)}: not in {found.snapshot}; begins {how}"

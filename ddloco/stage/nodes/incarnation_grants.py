@@ -1,0 +1,259 @@
+"""How an actor gets its incarnation number from the leading syncer, before its tape is opened.
+
+An actor that returns may find an empty folder, on another host; only the lead knows its earlier
+incarnations. So an actor first asks the lead for a number, over a connection of its own. These
+messages pass below the driver: no machine, tape or clock contains them. The request carries the
+job's settings and the digest of the task's source, so that a difference is reported before anything
+is started.
+
+    [Want]      from the actor, repeated until there is an answer
+    [Granted]   from the lead: a number that no other incarnation has
+    [Denied]    from the lead: no number, and the reason, such as other settings
+    [Over]      from the lead: no number, because the job is done
+    [Known]     the newest numbers, between a shard and the lead; see ``incarnation_gate``
+
+The messages do not name the actor: it is the peer in the route, which is authenticated by its key.
+The route also contains a random number of the actor's process, so that a repeated request gets the
+same answer again.
+"""
+
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import trio
+from msgspec import Meta, Struct
+
+from clocks import NUMBER_DIGITS_MAX
+from ddloco.stage.nodes.runnable import Runnable
+from transport import Arrival, Endpoint, LaneFull, PeerGone
+from transport.endpoint import Buffer
+from transport.message import Reason
+from transport.zeromq import ZmqEndpoint
+
+VERSION = 2
+LANE = "grant"
+
+WORD_BYTES_MAX = 2**16
+"""Room for the settings of a job with some hundred learner tables; a larger job sends its id
+alone."""
+
+NUMBER_MAX = 10**NUMBER_DIGITS_MAX - 1
+"""The largest number that fits the name of an incarnation."""
+
+AHEAD_MAX = 1024
+"""How far a number may be ahead of the newest that the lead knows. A lead that has lost its folder
+believes what an actor says of its earlier incarnations up to this distance; larger jumps would soon
+use up all numbers."""
+
+TELL_S = 30.0
+"""How long, in seconds, a lead that has nothing left to do tells those that still ask."""
+
+AGAIN_S = 1.0
+"""Interval, in seconds, at which a request is repeated: the lead may not be there yet."""
+
+DIFFERENCES_MAX = 8
+"""The number of settings that a refusal names."""
+
+Number = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
+Short = Annotated[str, Meta(max_length=256)]
+
+
+class Want(Struct, frozen=True, tag=True):
+    """Request a number above ``known``, the newest one with a tape in the actor's folder. An actor
+    that continues from a snapshot asks for ``exact``, and gets a later one if that is used."""
+
+    known: Number
+    job: Short
+    task: Short
+    settings: dict[str, str]
+    exact: Number = 0
+    version: int = VERSION
+
+
+class Granted(Struct, frozen=True, tag=True):
+    """The number, and a difference that is no reason to refuse."""
+
+    number: Number
+    warning: Reason = ""
+
+
+class Denied(Struct, frozen=True, tag=True):
+    """No number."""
+
+    reason: Reason
+
+
+class Over(Struct, frozen=True, tag=True):
+    """No number: the job is done."""
+
+    reason: Reason
+
+
+class Known(Struct, frozen=True, tag=True):
+    """The newest number of each actor that has one."""
+
+    numbers: dict[Short, Number]
+
+
+class GrantError(ValueError):
+    """An invalid message; the text names the field."""
+
+
+class DeniedError(Exception):
+    """The lead refuses this actor; the text says why."""
+
+
+class OverError(Exception):
+    """The job is done; the text says since when."""
+
+
+class SilentError(Exception):
+    """The lead did not answer in time; the text says who was asked."""
+
+
+encode = msgspec.msgpack.Encoder().encode
+_question = msgspec.msgpack.Decoder(Want | Known)
+_known = msgspec.msgpack.Decoder(Known)
+_answer = msgspec.msgpack.Decoder(Granted | Denied | Over)
+
+
+def decode_question(frames: Sequence[Buffer]) -> Want | Known:
+    """Decode a request of an actor or of a shard.
+
+    Raises:
+        GrantError: it is not a valid request.
+    """
+    return _decoded(_question, frames)
+
+
+def decode_known(frames: Sequence[Buffer]) -> Known:
+    """Decode what the lead sends to a shard.
+
+    Raises:
+        GrantError: it is not a valid ``Known``.
+    """
+    return _decoded(_known, frames)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], frames: Sequence[Buffer]) -> Any:
+    if len(frames) != 1 or len(frames[0]) > WORD_BYTES_MAX:
+        raise GrantError(f"one part of at most {WORD_BYTES_MAX} bytes expected")
+    try:
+        return decoder.decode(frames[0])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise GrantError(str(error)) from None
+
+
+def want_of(program: Runnable, known: int, exact: int = 0, folder: Path | None = None) -> Want:
+    """The request of an actor of this program."""
+    want = Want(known, program.id, program.source(folder), settings_of(program), exact)
+    if len(encode(want)) > WORD_BYTES_MAX:
+        return msgspec.structs.replace(want, settings={})
+    return want
+
+
+def settings_of(program: Runnable) -> dict[str, str]:
+    """The settings that must be equal on all hosts, by name."""
+    flat: dict[str, str] = {}
+
+    def flatten(prefix: str, plain: Any) -> None:
+        if isinstance(plain, dict):
+            for key, each in plain.items():
+                flatten(f"{prefix}.{key}" if prefix else key, each)
+        else:
+            flat[prefix] = msgspec.json.encode(plain).decode()[:200]
+
+    flatten("", program.as_plain())
+    flat.pop("transport.keys", None)  # Each host may have its keys in another folder.
+    return flat
+
+
+def differences(ours: dict[str, str], theirs: dict[str, str]) -> str:
+    """The settings that differ, in words."""
+    names = [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]
+    said = [
+        f"{name[:100]} is {ours.get(name, 'not set')} here, {theirs.get(name, 'not set')} there"
+        for name in names[:DIFFERENCES_MAX]
+    ]
+    more = [f"and {len(names) - DIFFERENCES_MAX} more"] if len(names) > DIFFERENCES_MAX else []
+    return "; ".join([*said, *more])
+
+
+async def ask_for_number(
+    endpoint: ZmqEndpoint,
+    address: str,
+    names: tuple[str, str],
+    want: Want,
+    *,
+    patience_s: float,
+    waiting: Callable[[], None],
+) -> Granted:
+    """Ask the lead for a number until it answers.
+
+    Args:
+        endpoint: used for nothing else; the caller closes it.
+        address: where the lead listens.
+        names: the actor and the leading syncer.
+        want: the request.
+        patience_s: how long to ask, in seconds; infinite means for ever.
+        waiting: called once, if the first request was not answered at once.
+
+    Raises:
+        OSError: the address is invalid.
+        DeniedError: the lead refuses this actor.
+        OverError: the job is done.
+        SilentError: no answer came in time.
+    """
+    name, lead = names
+    route, me = f"{lead}/{LANE}", f"{name}.{1 + secrets.randbelow(10**9)}/{LANE}"
+    await endpoint.dial(address, route=route, identity=me)
+    send, receive = trio.open_memory_channel[Granted | Denied | Over](1)
+
+    async def deliver(arrival: Arrival) -> None:
+        await trio.lowlevel.checkpoint()
+        try:
+            send.send_nowait(_decoded(_answer, arrival.frames))
+        except (GrantError, trio.WouldBlock):
+            return
+
+    answer: Granted | Denied | Over | None = None
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(endpoint.run, deliver)
+        with trio.move_on_after(patience_s):
+            asked = 0
+            while answer is None:
+                with suppress(LaneFull, PeerGone):  # The lead is not there yet.
+                    endpoint.send_nowait(route, [encode(want)])
+                with trio.move_on_after(AGAIN_S):
+                    answer = await receive.receive()
+                asked += 1
+                if asked == 1 and answer is None:
+                    waiting()
+        nursery.cancel_scope.cancel()
+    if answer is None:
+        raise SilentError(f"{lead} does not answer at {address} for {patience_s:g} s")
+    if isinstance(answer, Denied):
+        raise DeniedError(f"{lead} refuses {name}: {answer.reason}")
+    if isinstance(answer, Over):
+        raise OverError(answer.reason)
+    return answer
+
+
+async def tell_late(endpoint: Endpoint, reason: str) -> None:
+    """Tell for a while every actor that asks for a number that the job is over."""
+
+    async def deliver(arrival: Arrival) -> None:
+        await trio.lowlevel.checkpoint()
+        if not arrival.route.endswith(f"/{LANE}"):
+            return
+        try:
+            endpoint.send_nowait(arrival.route, [encode(Over(reason[:1000]))])
+        except (LaneFull, PeerGone):
+            return  # It asks again.
+
+    with trio.move_on_after(TELL_S):
+        await endpoint.run(deliver)

@@ -1,0 +1,292 @@
+"""Grants incarnation numbers: a part of the leading syncer, below its driver.
+
+The numbers granted are in a file of the run folder, written before the answer is sent, so that a
+restarted syncer grants none twice; tapes in the folder count as well. A request that is repeated
+under the same route gets the same number.
+"""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from clocks import (
+    MonotonicTime,
+    TimeSource,
+    actor_of,
+    is_incarnation,
+    number_of,
+    read_regular,
+)
+from ddloco.stage.files.run_folder import KEPT
+from ddloco.stage.nodes.incarnation_grants import (
+    AHEAD_MAX,
+    LANE,
+    NUMBER_MAX,
+    VERSION,
+    Denied,
+    Granted,
+    GrantError,
+    Known,
+    Want,
+    decode_question,
+    differences,
+    encode,
+    settings_of,
+)
+from ddloco.stage.nodes.runnable import Runnable
+from replay.tape import SUFFIX
+from replay.tape_files import whose
+from transport import Arrival, Endpoint, LaneFull, PeerGone, TokenBucket
+
+RECORD = "incarnations.json"
+"""In the folder of kept merges: for each actor the newest number that was granted."""
+
+WAITING_MAX = 256
+"""Requests that may wait; others are dropped, and repeated by their senders a second later."""
+
+ROUTES_MAX = 4096
+"""Routes whose answers are remembered: four for each learner that a job may have."""
+
+NUMBERS_AT_ONCE, NUMBERS_PER_S = 16.0, 0.1
+"""New numbers of one actor: so many at once, then so many a second. A scheduler that restarts a
+failing learner every second is slowed to one start in ten seconds, and so is a peer that asks under
+another actor's name, which ends that actor's link."""
+
+SHARDS_S = 10.0
+"""How long, in seconds, a lead that knows no learner waits for its shards before it grants numbers
+to learners: it may have lost its folder, and then the shards know what was granted."""
+
+REFUSALS_LOGGED_MAX = 20
+"""Repeated refusals must not fill the disk."""
+
+_decode = msgspec.json.Decoder(dict[str, int]).decode
+
+
+class RecordError(Exception):
+    """The file of granted numbers cannot be read; the text names it."""
+
+
+def newest_on_tape(tapes: Path, name: str) -> int:
+    """The highest number of an actor with a tape in this folder; 0 if there is none."""
+    there = (whose(path)[0] for path in tapes.glob(f"{name}.*{SUFFIX}"))
+    return max((number_of(each) for each in there if actor_of(each) == name), default=0)
+
+
+class Record:
+    """The newest number of each actor, in a file.
+
+    Args:
+        folder: the run folder.
+
+    Raises:
+        RecordError: the file exists and cannot be read.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._path = folder / KEPT / RECORD
+        self._tapes = folder / "tapes"
+        self._newest: dict[str, int] = {}
+        try:
+            self._newest = _decode(read_regular(self._path))
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            said = f"{self._path}: not a record of incarnations: {error}; remove it"
+            raise RecordError(said) from None
+
+    def newest(self, name: str) -> int:
+        """The highest number that an actor is known to have had."""
+        return max(self._newest.get(name, 0), newest_on_tape(self._tapes, name))
+
+    def note(self, name: str, number: int) -> None:
+        """Record an actor's new number; it is on disk when this returns.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        said = {**self._newest, name: number}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._path.with_name(f".{RECORD}.partial")
+        with partial.open("wb") as file:
+            file.write(msgspec.json.encode(dict(sorted(said.items()))))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self._path)
+        self._newest = said
+
+
+class Registrar:
+    """Answers actors that request incarnation numbers.
+
+    Args:
+        program: what these actors are of.
+        record: what was granted before.
+        endpoint: sends the answers.
+        note: writes to the log.
+        time: limits the rate of new numbers.
+    """
+
+    def __init__(
+        self,
+        program: Runnable,
+        record: Record,
+        endpoint: Endpoint,
+        note: Callable[[str, dict[str, Any]], None],
+        time: TimeSource | None = None,
+    ) -> None:
+        self._names = frozenset(program.names) - {program.lead}
+        self._program = program
+        self._settings = settings_of(program)
+        self._source = program.source(record.folder)
+        self._record = record
+        self._endpoint = endpoint
+        self._note = note
+        self._time = time or MonotonicTime()
+        self._allowances: dict[str, TokenBucket] = {}
+        """Rate limits, by actor of this job that has asked."""
+        self._newest: dict[str, int] = {}
+        """The newest known number, by actor of this job."""
+        self._learners = frozenset(program.followers)
+        self._shards: dict[str, str] = {}
+        """The newest route to each shard."""
+        self._begun = self._time.now()
+        self._shard_names = program.listeners[1:]
+        self._new = bool(self._shard_names) and not any(map(record.newest, self._learners))
+        """Whether the shards may know of learners that the record does not."""
+        self._refused = 0
+        self._given: dict[str, Granted] = {}
+        self._came, self._waiting = trio.open_memory_channel[Arrival](WAITING_MAX)
+
+    def take(self, arrival: Arrival) -> None:
+        """Accept an arrival on the lane for grants."""
+        try:
+            self._came.send_nowait(arrival)
+        except trio.WouldBlock:
+            return  # Its sender repeats it.
+
+    def heeds(self, route: str) -> bool:
+        """Whether messages of the incarnation that a route names are accepted: if it was granted.
+
+        If nothing is known of an actor, the lead may have lost its folder. Then any number up to
+        ``AHEAD_MAX`` is accepted.
+        """
+        peer = route.rpartition("/")[0]
+        name, number = actor_of(peer), number_of(peer)
+        if name not in self._names or not is_incarnation(peer):
+            return True  # The driver validates it.
+        newest = self._newest_of(name)
+        if number <= newest:
+            return True
+        if newest or number > AHEAD_MAX:
+            self._refuse(name, f"{peer} was never given; the newest of {name} is {newest}")
+            return False
+        self._newest[name] = number
+        return True
+
+    async def run(self) -> None:
+        """Answer requests, for ever."""
+        async for arrival in self._waiting:
+            answer = await trio.to_thread.run_sync(self.answer, arrival)
+            if answer is None:
+                continue
+            self._send(arrival.route, answer)
+            if isinstance(answer, Granted):
+                for route in self._shards.values():
+                    self._send(route, self._known())
+
+    def _send(self, route: str, answer: Granted | Denied | Known) -> None:
+        with suppress(LaneFull, PeerGone):  # It asks again.
+            self._endpoint.send_nowait(route, [encode(answer)])
+
+    def _known(self) -> Known:
+        """The newest numbers of all learners, for the shards."""
+        numbers = {name: self._newest_of(name) for name in sorted(self._learners)}
+        return Known({name: number for name, number in numbers.items() if number})
+
+    def _newest_of(self, name: str) -> int:
+        if name not in self._newest:
+            self._newest[name] = self._record.newest(name)
+        return self._newest[name]
+
+    def _heard_of_shard(self, route: str, name: str, known: Known) -> Known | None:
+        """Take over the numbers that a shard knows, and return the newest."""
+        if name not in self._shard_names:
+            return self._refuse(name, "it is no shard")
+        for learner in sorted(self._learners & known.numbers.keys()):
+            number, newest = known.numbers[learner], self._newest_of(learner)
+            if newest < number <= newest + AHEAD_MAX:
+                self._newest[learner] = number
+        self._shards[name] = route
+        return self._known()
+
+    def _waits_for_shards(self) -> bool:
+        self._new = (
+            self._new
+            and len(self._shards) < len(self._shard_names)
+            and self._time.now() - self._begun < SHARDS_S
+        )
+        return self._new
+
+    def answer(self, arrival: Arrival) -> Granted | Denied | Known | None:
+        """The answer to a request; None if it is invalid, or cannot be answered yet."""
+        route = arrival.route
+        name = actor_of(route.removesuffix(f"/{LANE}"))
+        try:
+            want = decode_question(arrival.frames)
+        except GrantError as error:
+            return self._refuse(name, str(error))
+        if isinstance(want, Known):
+            return self._heard_of_shard(route, name, want)
+        if name not in self._names:
+            refused = f"{name[:64]} is no actor of this job"
+        elif want.version != VERSION:
+            refused = f"numbers are given in version {VERSION} here, not {want.version}"
+        elif want.job != self._program.id:
+            said = differences(self._settings, want.settings) if want.settings else ""
+            ours, what = self._program.id, self._program.settings_name
+            refused = f"its {what} differs: {said or f'{ours} here, {want.job} there'}"
+        elif name in self._learners and self._waits_for_shards():
+            return None
+        else:
+            return self._given.get(route) or self._give(route, name, want)
+        self._refuse(name, refused)
+        return Denied(refused[:1000])
+
+    def _give(self, route: str, name: str, want: Want) -> Granted | Denied | None:
+        full = TokenBucket(NUMBERS_AT_ONCE, NUMBERS_PER_S, NUMBERS_AT_ONCE, self._time.now())
+        if not self._allowances.setdefault(name, full).take(self._time.now()):
+            return self._refuse(name, "it asks for new numbers too often")
+        newest = max(self._record.newest(name), self._newest.get(name, 0))
+        number = want.exact if want.exact > newest else max(newest, want.known) + 1
+        if number > min(newest + AHEAD_MAX, NUMBER_MAX):
+            refused = f"{number} is too far from {newest}, the newest number of {name} here"
+            self._refuse(name, refused)
+            return Denied(refused)
+        try:
+            self._record.note(name, number)
+        except OSError as error:
+            return self._refuse(name, f"its number cannot be written down: {error.strerror}")
+        self._newest[name] = number
+        warning = ""
+        if want.task != self._source:
+            warning = (
+                f"the source of {self._program.source_name} differs: sha256 {self._source[:12]} at "
+                f"{self._program.lead}, {want.task[:12]} at {name}"
+            )
+            self._note("task differs", {"learner": f"{name}.{number}", "reason": warning})
+        granted = self._given[route] = Granted(number, warning)
+        while len(self._given) > ROUTES_MAX:
+            del self._given[next(iter(self._given))]
+        return granted
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self._refused += 1
+        if self._refused <= REFUSALS_LOGGED_MAX:
+            fields = {"peer": name[:64], "reason": reason, "count": self._refused}
+            self._note("number refused", fields)

@@ -1,0 +1,388 @@
+"""Hosts one actor: opens everything that it needs, in order, and closes it in reverse.
+
+This is the same for every actor: for a learner or a syncer and for an actor of a user's program,
+for one that shares its process with others and for one that has its own. What a program opens for
+its actors (``Runnable.open``) is the only difference.
+"""
+
+import math
+import platform
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, final
+
+import numpy as np
+import trio
+
+from clocks import MonotonicTime, actor_of
+from ddloco.stage.actors.actor import Actor
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.arrays.array_table import Arrays
+from ddloco.stage.driver.driver import Arrived, Driver, Executor
+from ddloco.stage.driver.resume import RESTORED, RESTORED_PLACE, StartPoint
+from ddloco.stage.driver.snapshot_sink import StoreSink
+from ddloco.stage.files.run_folder import LOG_FILE, TAPES, run_of
+from ddloco.stage.files.trust import leave_place
+from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.code_version import code_version
+from ddloco.stage.process.errors import first_of
+from ddloco.stage.process.log import ActorLog
+from ddloco.stage.tapes.retention import TapeRetention
+from ddloco.stage.tapes.segments import ChainRecorder
+from replay import Header as TapeHeader
+from replay import Recorder, TapeWriter
+from snapshot import BEGAN_FROM, RUN, Store
+from transport import Bytes, Endpoint, Event, Header
+
+LEAVE_FINISH_S = 1.5
+"""How long, in seconds, the rest of a tape may take to be shipped when the process must end soon;
+its successor in the same folder ships what is missing."""
+
+EARLY_NOTES_MAX = 64
+"""How many log lines are kept while an actor is being prepared, which takes a few seconds."""
+
+
+@dataclass(frozen=True)
+class OpenedActor:
+    """What an actor is driven with. All but ``first`` and ``pending``, which are the arguments of
+    ``Driver.run``, are those of ``Driver``."""
+
+    actor: Actor
+    first: Event
+    pending: Sequence[Arrived | Event]
+    said: Any
+    executor: Executor
+    arrays: Arrays
+    recorder: Recorder
+    admits: Callable[[Header[Any]], None]
+    facts: Callable[[], dict[str, Any]]
+    allocate: Callable[[int], Bytes] | None = None
+
+
+class Notes:
+    """What is logged about an actor and is not on its tape; kept until its driver exists."""
+
+    def __init__(self) -> None:
+        self._early: list[tuple[str, dict[str, Any]]] = []
+        self._driver: Driver | None = None
+
+    def write(self, event: str, fields: dict[str, Any]) -> None:
+        """Log one event."""
+        if self._driver is not None:
+            self._driver.note(event, fields)
+        elif len(self._early) < EARLY_NOTES_MAX:
+            self._early.append((event, fields))
+
+    def pass_to(self, driver: Driver) -> None:
+        """Log all events, the early ones first, through the actor's driver."""
+        self._driver = driver
+        for event, fields in self._early:
+            driver.note(event, fields)
+
+
+class Beside(Protocol):
+    """A task beside an actor, below its driver; an error in it does not affect the actor."""
+
+    async def run(self) -> None:
+        """Run while the actor runs."""
+        ...
+
+    async def finish(self, within_s: float) -> None:
+        """Finish after the actor has ended, within a limit of its own and ``within_s`` seconds."""
+        ...
+
+
+@final
+class Hosted:
+    """An actor on this host, with the means to control it from outside.
+
+    Args:
+        program: what it is an actor of.
+        incarnation: the actor's incarnation.
+        folder: the run folder.
+        endpoint: carries its messages; the caller closes it.
+        start_point: the snapshot that the actor continues from, if any.
+        own: the snapshot from which a returning actor takes its own state, if any.
+        beside: a task beside the actor, such as the shipping of its tape, if there is one.
+        notes: what is logged about it; by default an empty one.
+
+    Attributes:
+        name: the actor's name.
+        driver: drives the actor; None until it is opened.
+        finish: how the actor ended; None until then.
+        leave_reason: why it was asked to leave, if it was before it had started.
+        opening: the scope of the preparation before the actor starts; cancelling it loses nothing.
+        traceback: the file with the last traceback of user code.
+        log: where its lines go; while it is open.
+    """
+
+    log: ActorLog
+
+    def __init__(
+        self,
+        program: Runnable,
+        incarnation: str,
+        folder: Path,
+        endpoint: Endpoint,
+        *,
+        start_point: StartPoint[Any] | None = None,
+        own: StartPoint[Any] | None = None,
+        beside: Beside | None = None,
+        notes: Notes | None = None,
+    ) -> None:
+        self.program = program
+        self.incarnation = incarnation
+        self.name = actor_of(incarnation)
+        self.folder = folder
+        self.endpoint = endpoint
+        self.start_point = start_point
+        self.own = own
+        self.driver: Driver | None = None
+        self.finish: Finish | None = None
+        self.leave_reason: str | None = None
+        self.opening = trio.CancelScope()
+        self.traceback: Path | None = None
+        self._stop_reason: str | None = None
+        self._notes = notes if notes is not None else Notes()
+        self._beside = beside or self._retention()
+
+    # Requests.
+
+    def request_leave(self, reason: str) -> None:
+        """Ask the actor to leave: its process must end, and will be started again."""
+        if self.driver is not None:
+            self.driver.request_leave(reason)
+        else:
+            self.leave_reason = self.leave_reason or reason
+            self.opening.cancel()
+
+    def request_stop(self, reason: str) -> None:
+        """Ask the actor to end in good order, also before it has started."""
+        self._stop_reason = self._stop_reason or reason
+        if self.driver is not None:
+            self.driver.request_stop(reason)
+
+    def request_snapshot(self) -> None:
+        """Ask for a snapshot, if the actor runs; the result is in the log."""
+        if self.driver is not None:
+            self.driver.request_snapshot()
+
+    def note(self, event: str, fields: dict[str, Any]) -> None:
+        """Log something that is not on the tape; before the driver exists, keep it until then."""
+        self._notes.write(event, fields)
+
+    # Its life.
+
+    async def run(self) -> Finish:
+        """Open everything, run the actor to its end, and close; returns how it finished."""
+        try:
+            began = MonotonicTime().began
+            with closing(ActorLog(self.folder / LOG_FILE, self.incarnation, began)) as self.log:
+                await self._run()
+        except Exception as error:  # noqa: BLE001, whatever ends one actor ends one actor
+            self.finish = self.program.failure(first_of(error))
+        assert self.finish is not None, "it has ended, one way or the other"
+        self.finish = self.program.advised(self.finish, self.traceback)
+        return self.finish
+
+    async def _run(self) -> None:
+        async with self.program.open(self) as opened:
+            if opened is None:
+                self.finish = Finish("left", self.leave_reason or "")
+                return
+            async with self._beside_it():
+                self.driver = self._new_driver(opened)
+                self.finish = await self.driver.run(opened.first, opened.pending)
+
+    def _new_driver(self, opened: OpenedActor) -> Driver:
+        driver = Driver(
+            opened.actor,
+            said=opened.said,
+            job_id=self.program.id,
+            actors=self.program.names,
+            endpoint=self.endpoint,
+            executor=opened.executor,
+            arrays=opened.arrays,
+            recorder=opened.recorder,
+            time=MonotonicTime(opened.actor.at),
+            log=self.log,
+            admits=opened.admits,
+            allocate=opened.allocate,
+            facts=opened.facts,
+        )
+        self._notes.pass_to(driver)
+        if self._stop_reason is not None:
+            driver.request_stop(self._stop_reason)
+        if self.leave_reason is not None:  # It came after the preparation.
+            driver.request_leave(self.leave_reason)
+        return driver
+
+    @asynccontextmanager
+    async def _beside_it(self) -> AsyncIterator[None]:
+        """Run the task beside the actor, if there is one, until that has finished."""
+        beside = self._beside
+        if beside is None:
+            yield
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._aside, beside.run)
+            yield
+            nursery.cancel_scope.cancel()
+        left = self.finish is not None and self.finish.status == "left"
+        await self._aside(partial(beside.finish, LEAVE_FINISH_S if left else math.inf))
+
+    def _retention(self) -> Beside | None:
+        """What bounds the tape, if ``tape.keep`` says so; such a tape is not shipped."""
+        program = self.program
+        if not program.tape.bound or program.tape.level == "off":
+            return None
+        place = program.place(self.folder)
+        return TapeRetention(
+            self.folder / TAPES,
+            self.incarnation,
+            place,
+            self.note,
+            count=program.tape.bound,
+            program=program.id,
+        )
+
+    async def _aside(self, what: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await what()
+        except Exception as error:  # noqa: BLE001, the actor continues without it
+            said = f"this is a bug: {type(error).__name__}: {first_of(error)}"
+            self.note("aside failed", {"reason": said})
+
+    # What its program opens.
+
+    def recorder(
+        self,
+        fingerprint: dict[str, str],
+        semantics: tuple[str, ...],
+        facts: Mapping[str, str],
+        clock: Callable[[], dict[str, int]],
+    ) -> Recorder:
+        """Return what writes the actor's tape; see ``recorder_for``."""
+        for each in filter(None, (self.start_point, self.own)):
+            leave_place(self.folder, each.place)
+        return recorder_for(
+            self.program, self.incarnation, self.folder, fingerprint,
+            semantics=semantics, facts=facts, start_point=self.start_point, clock=clock,
+        )  # fmt: skip
+
+    def sink(self) -> StoreSink:
+        """Where this actor writes its parts of snapshots; only the lead's sink knows the run, since
+        the lead commits those that are taken on a schedule."""
+        program, begun = self.program, self.start_point
+        place = program.place(self.folder)
+        if self.name != program.lead:
+            return sink_of(program, place)
+        where = str(place) if "://" in str(place) else str(Path(place).absolute())
+        same = begun is not None and begun.place == where
+
+        def warn(said: str) -> None:
+            trio.from_thread.run_sync(self.note, "snapshots damaged", {"reason": said})
+
+        from_ = begun.snapshot if begun is not None and same else ""
+        run = run_of(self.folder, make=True) if program.snapshot.place else ""
+        return sink_of(program, place, run, from_, warn)
+
+
+async def run_together(
+    actors: Collection[Hosted],
+    finishes: dict[str, Finish],
+    ended: Callable[[Hosted, Finish], None],
+) -> None:
+    """Run actors of this process until all have ended, and close their endpoints.
+
+    Args:
+        actors: the actors.
+        finishes: how each ended is stored here, by incarnation.
+        ended: called when one has ended, to ask others to stop.
+    """
+
+    async def run(actor: Hosted) -> None:
+        try:
+            finish = await actor.run()
+        finally:
+            await actor.endpoint.aclose()
+        finishes[actor.incarnation] = finish
+        ended(actor, finish)
+
+    async with trio.open_nursery() as nursery:
+        for actor in actors:
+            nursery.start_soon(run, actor)
+
+
+def recorder_for(
+    program: Runnable,
+    incarnation: str,
+    folder: Path,
+    fingerprint: dict[str, str],
+    *,
+    semantics: tuple[str, ...],
+    facts: Mapping[str, str],
+    start_point: StartPoint[Any] | None = None,
+    clock: Callable[[], dict[str, int]] | None = None,
+) -> Recorder:
+    """Return what writes the tape of an actor, as ``[tape]`` says. With ``clock`` and a bounded
+    tape it begins a new file at each cut.
+
+    Raises:
+        TapeError: the tape exists already, or cannot be written.
+    """
+    table = program.tape
+    if table.level == "off":
+        return Recorder(None)
+    start = start_point.start(incarnation) if start_point is not None else None
+    resumed: dict[str, str] = {}
+    if start is not None and start_point is not None:
+        resumed = {RESTORED: start_point.snapshot, RESTORED_PLACE: start_point.place}
+    header = TapeHeader(
+        incarnation=incarnation,
+        job_id=program.id,
+        job=program.as_plain(),
+        code=code_version(),
+        fingerprint=fingerprint,
+        semantics=semantics,
+        facts={
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "platform": platform.platform(),
+            **facts,
+            **resumed,
+        },
+        after=start.part.number if start is not None else 0,
+        clock=dict(start.part.clock) if start is not None else {},
+    )
+    writer = TapeWriter(folder / TAPES / f"{incarnation}.tape", header)
+    if table.bound and clock is not None:
+        return ChainRecorder(writer, table.on_error, clock)
+    return Recorder(writer, table.on_error)
+
+
+def sink_of(
+    program: Runnable,
+    place: str | Path,
+    run: str = "",
+    began_from: str = "",
+    warn: Callable[[str], None] = lambda _: None,
+) -> StoreSink:
+    """Where a program's snapshots go.
+
+    Args:
+        program: whose.
+        place: where.
+        run: which of the runs that share the place.
+        began_from: the snapshot of this place that the run continued from.
+        warn: told, in a thread, of what is wrong with older ones.
+    """
+    facts, table = {"job": program.id, "name": program.name}, program.snapshot
+    facts |= {RUN: run} if run else {}
+    facts |= {BEGAN_FROM: began_from} if began_from else {}
+    return StoreSink(
+        Store(place, run), facts, keep=table.keep, keep_every=table.keep_every, warn=warn
+    )

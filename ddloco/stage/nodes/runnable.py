@@ -1,0 +1,177 @@
+"""What can be run, recorded and resumed: a job, or a program of a user's actors.
+
+How an actor gets its number, its endpoint, its tape and its faults is the same for all programs.
+What differs is here: who the actors are, and what is opened for each.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.files.faults import Faults
+from ddloco.stage.files.run_folder import SNAPSHOTS
+from ddloco.stage.files.settings import SnapshotTable, TapeTable
+from transport.curve_auth import Curve
+
+if TYPE_CHECKING:
+    from ddloco.stage.nodes.node import Hosted, OpenedActor
+
+
+class Runnable(ABC):
+    """Actors that run together, and their settings.
+
+    Attributes:
+        settings_name: what people call its settings, for errors.
+        interrupt_stops: whether Ctrl-C at one actor's process stops the program; otherwise this
+            actor leaves, and the others go on.
+    """
+
+    settings_name: ClassVar[str]
+    interrupt_stops: ClassVar[bool]
+
+    @property
+    @abstractmethod
+    def id(self) -> str:
+        """Name and digest, which identify it in messages and tapes."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Its name, for people."""
+
+    @property
+    @abstractmethod
+    def names(self) -> tuple[str, ...]:
+        """All actors, in their order."""
+
+    @property
+    @abstractmethod
+    def source_name(self) -> str:
+        """What user code it runs, for people."""
+
+    @property
+    @abstractmethod
+    def tape(self) -> TapeTable:
+        """What is recorded of it."""
+
+    @property
+    @abstractmethod
+    def snapshot(self) -> SnapshotTable:
+        """When its snapshots are taken, and where they are."""
+
+    @property
+    @abstractmethod
+    def chaos(self) -> Faults:
+        """The faults that are applied to its processes."""
+
+    @property
+    @abstractmethod
+    def is_open(self) -> bool:
+        """Whether its actors may listen to everyone: it has keys, or the user says so."""
+
+    @property
+    @abstractmethod
+    def how_to_close(self) -> str:
+        """How it gets keys, for errors."""
+
+    @abstractmethod
+    def dials(self, name: str) -> tuple[str, ...]:
+        """The actors that an actor connects to."""
+
+    @abstractmethod
+    def curve(self, name: str) -> Curve | None:
+        """The keys of an actor; None without keys.
+
+        Raises:
+            ConfigError: they cannot be used.
+        """
+
+    @abstractmethod
+    def as_plain(self) -> dict[str, Any]:
+        """Plain data from which it can be made again, for a tape's header."""
+
+    @abstractmethod
+    def source(self, folder: Path | None = None) -> str:
+        """The SHA-256 of the user's source file, as it is pinned in a run folder."""
+
+    @abstractmethod
+    def live_faults(self) -> None:
+        """Check that its faults can be applied to processes.
+
+        Raises:
+            ConfigError: one cannot.
+        """
+
+    @abstractmethod
+    def open(self, hosted: "Hosted") -> "AbstractAsyncContextManager[OpenedActor | None]":
+        """Open everything that an actor is driven with, and close it in reverse; None if it was
+        asked to leave meanwhile."""
+
+    @abstractmethod
+    def failure(self, error: BaseException) -> Finish:
+        """Return how an actor ended that an exception ended."""
+
+    @abstractmethod
+    def start_point(self, said: str, only: str | None = None, *, trust: bool) -> StartPoint[Any]:
+        """Read what is continued from, as given to ``--from``; of the actor ``only``, if given.
+
+        Raises:
+            SnapshotError: it cannot be used.
+            ConfigError: another user may have written it.
+        """
+
+    @abstractmethod
+    def command(self, name: str, folder: Path) -> list[str]:
+        """The arguments of ``ddloco`` that run one actor in a process of its own, without where it
+        listens and whom it dials."""
+
+    @abstractmethod
+    def address_arguments(self, name: str, addresses: Mapping[str, str]) -> list[str]:
+        """The arguments that say where an actor itself listens, and the others that listen."""
+
+    @abstractmethod
+    def asked_to_stop(self) -> tuple[str, ...]:
+        """The actors that hear a request to stop; they tell the others."""
+
+    @abstractmethod
+    def ends_all(self, name: str, finish: Finish) -> bool:
+        """Whether an actor's end is the end of all others."""
+
+    @abstractmethod
+    def is_over(self, running: Sequence[str]) -> bool:
+        """Whether those that still run wait for nobody else."""
+
+    def peers_said(self, name: str) -> str:
+        """What the peers of an actor are, for people."""
+        del name
+        return "other actor"
+
+    def advised(self, finish: Finish, traceback: Path | None) -> Finish:
+        """Add advice for people to how an actor ended; its tape has it without."""
+        del traceback
+        return finish
+
+    @property
+    def listeners(self) -> tuple[str, ...]:
+        """The actors that others dial, in their order; the first one leads."""
+        dialled = {other for name in self.names for other in self.dials(name)}
+        return tuple(name for name in self.names if name in dialled)
+
+    @property
+    def lead(self) -> str:
+        """The actor that grants incarnation numbers, and to which tapes are shipped."""
+        return (self.listeners or self.names)[0]
+
+    @property
+    def followers(self) -> tuple[str, ...]:
+        """The actors that nobody dials."""
+        listeners = self.listeners
+        return tuple(name for name in self.names if name not in listeners and name != self.lead)
+
+    def place(self, folder: Path) -> str | Path:
+        """The place of a run's snapshots."""
+        return self.snapshot.place or folder / SNAPSHOTS

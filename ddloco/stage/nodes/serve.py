@@ -1,0 +1,441 @@
+"""One actor in a process of its own: what ``ddloco syncer``, ``learner`` and ``perform`` run."""
+
+import ipaddress
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import trio
+
+from clocks import MonotonicTime, actor_of, number_of
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.driver.endpoints import dial, new_endpoint
+from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.files.addresses import check_listen
+from ddloco.stage.files.run_folder import LOG_FILE, SNAPSHOTS, TAPES, address_file
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.auth_log import Refusals
+from ddloco.stage.nodes.incarnation_gate import Gate
+from ddloco.stage.nodes.incarnation_grants import LANE as GRANTS
+from ddloco.stage.nodes.incarnation_grants import (
+    DeniedError,
+    Granted,
+    OverError,
+    SilentError,
+    ask_for_number,
+    tell_late,
+    want_of,
+)
+from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from ddloco.stage.nodes.node import Hosted, Notes
+from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.nodes.tape_shipping import TapeTransfer, receive_tapes, ship_tapes
+from ddloco.stage.process.console import SafeConsole
+from ddloco.stage.process.errors import first_of
+from ddloco.stage.process.log import ActorLog
+from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
+from ddloco.stage.process.signals import stop_on_signal, stop_with_parent
+from ddloco.stage.process.terminal import one_line
+from ddloco.stage.tapes.side_channel import SideChannel
+from snapshot import SnapshotError
+from transport.zeromq import ZmqEndpoint, open_context
+
+LOOK_S = 1.0
+"""Interval, in seconds, at which an actor's links are checked."""
+
+LEAVE_LINGER_S = 1.0
+"""How long, in seconds, the last messages of a process that must end soon may take to leave."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Options of an actor's process that are not in the job file.
+
+    Args:
+        with_parent: whether it ends when its standard input ends.
+        snapshot: the snapshot to continue from, unless it has done so already.
+        patience_s: how long it waits for a peer, in seconds; infinite means for ever.
+        advertise: where a syncer can be reached, if that is not where it listens.
+        alone: of a learner: the job has gone on without it, and only its own state is that of the
+            snapshot.
+        trust: whether the user trusts who writes where the snapshot is.
+        over: of the lead: why there is nothing left to do; every actor that asks is told.
+        signals: whether it hears the process's signals; otherwise the caller does.
+        listening: called with the address of an actor that listens, once it is in its file.
+        beside: what runs beside the actor, such as a display.
+    """
+
+    with_parent: bool = False
+    snapshot: str = ""
+    patience_s: float = math.inf
+    advertise: str = ""
+    alone: bool = False
+    trust: bool = False
+    over: str = ""
+    signals: bool = True
+    listening: Callable[[str], None] = lambda _: None
+    beside: Sequence[Callable[[Hosted], Awaitable[None]]] = ()
+
+
+async def serve_role(
+    program: Runnable,
+    name: str,
+    folder: Path,
+    addresses: Mapping[str, str],
+    terms: Terms,
+) -> Finish:
+    """Run one actor of a program in this process.
+
+    The actor that leads decides its own number; every other one asks it for one first, and waits
+    for those that are late.
+
+    Args:
+        program: what it is an actor of.
+        name: its name.
+        folder: the run folder; the address of an actor that others dial is written there.
+        addresses: where it listens itself, if others dial it, and where those listen that it
+            dials, and the lead, by name.
+        terms: how its process runs.
+
+    Raises:
+        SnapshotError: the snapshot to continue from cannot be used.
+        ConfigError: an address cannot be used, or is open to everyone without keys or a word; or
+            the keys cannot be used.
+    """
+    leads, listens = name == program.lead, name in program.listeners
+    curve = program.curve(name)
+    async with open_context() as context:
+        endpoint = new_endpoint(context, curve)
+        address = await _listen(endpoint, addresses[name]) if listens else ""
+        if leads:
+            if terms.over:
+                write_address(folder, name, address, terms.advertise)
+                return await _over(endpoint, terms)
+            incarnation, start_point = who_leads(program, folder, terms)
+        else:
+            asked = context, addresses[program.lead]
+            found = await _number(program, folder, name, asked, terms)
+            if isinstance(found, Finish):
+                await endpoint.aclose()
+                return found
+            incarnation, start_point = found
+            for other in program.dials(name):
+                await _dial(endpoint, other, addresses[other], incarnation)
+            if listens:
+                await _dial_for_numbers(endpoint, program.lead, addresses, incarnation)
+        if listens:
+            terms.listening(write_address(folder, name, address, terms.advertise))
+        hosted, granting = await _hosted(
+            program,
+            incarnation,
+            folder,
+            endpoint,
+            start_point=start_point,
+            address=addresses.get(program.lead, ""),
+            alone=terms.alone,
+        )
+        return await _serve(hosted, endpoint, terms, granting)
+
+
+async def _listen(endpoint: ZmqEndpoint, bind: str) -> str:
+    try:
+        return await endpoint.listen(bind)
+    except OSError as error:
+        raise ConfigError(f"--bind {bind}: {error.strerror}") from None
+
+
+async def _dial(endpoint: ZmqEndpoint, other: str, address: str, incarnation: str) -> None:
+    try:
+        await dial(endpoint, other, address, incarnation)
+    except OSError as error:
+        raise ConfigError(f"--connect {address}: {error.strerror}") from None
+
+
+async def _dial_for_numbers(
+    endpoint: ZmqEndpoint, lead: str, addresses: Mapping[str, str], incarnation: str
+) -> None:
+    identity = f"{incarnation}/{GRANTS}"
+    await endpoint.dial(addresses[lead], route=f"{lead}/{GRANTS}", identity=identity)
+
+
+async def _hosted(
+    program: Runnable,
+    incarnation: str,
+    folder: Path,
+    endpoint: ZmqEndpoint,
+    *,
+    start_point: StartPoint[Any] | None,
+    address: str,
+    alone: bool,
+) -> tuple[Hosted, Registrar | Gate | None]:
+    """An actor, and what grants incarnation numbers if it leads; another one that listens accepts
+    only incarnations to which the lead has granted theirs."""
+    name, notes = actor_of(incarnation), Notes()
+    beside: TapeTransfer | None = None
+    granting: Registrar | Gate | None = None
+    channel: ZmqEndpoint | SideChannel = endpoint
+    leads = name == program.lead
+    if leads:
+        granting = Registrar(program, Record(folder), endpoint, notes.write)
+    elif name in program.listeners:
+        granting = Gate(program, endpoint, notes.write)
+    if granting is not None:
+        channel = SideChannel(endpoint, GRANTS, granting.take, granting.heeds)
+    if program.tape.ships and leads:
+        channel, beside = receive_tapes(program, folder, channel, notes.write)
+    elif program.tape.ships:
+        channel, beside = await ship_tapes(
+            program, incarnation, folder, channel, note=notes.write, address=address
+        )
+    own, start_point = (start_point, None) if alone else (None, start_point)
+    hosted = Hosted(
+        program, incarnation, folder, channel,
+        start_point=start_point, own=own, beside=beside, notes=notes,
+    )  # fmt: skip
+    return hosted, granting
+
+
+async def _over(endpoint: ZmqEndpoint, terms: Terms) -> Finish:
+    """Tell every actor that asks that the job is done, until this process is stopped."""
+
+    async def tell() -> Granted:
+        await tell_late(endpoint, terms.over)
+        return Granted(0)
+
+    await _unless_left(tell, terms)
+    await endpoint.aclose()
+    return Finish("done", terms.over)
+
+
+async def _number(
+    program: Runnable, folder: Path, name: str, asked: tuple[object, str], terms: Terms
+) -> tuple[str, StartPoint[Any] | None] | Finish:
+    """An actor's incarnation, which the lead gives, and the snapshot that it begins with; or how
+    it ends without one.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used.
+        ConfigError: the address is invalid.
+    """
+    (context, address), lead = asked, program.lead
+    here = newest_on_tape(folder / TAPES, name)
+    exact, start_point = 0, None
+    if terms.alone:
+        start_point = who_returns(program, name, terms.snapshot, trust=terms.trust)
+        here = max(here, start_point.known(name))
+    elif terms.snapshot and not here:
+        start_point = program.start_point(terms.snapshot, name, trust=terms.trust)
+        exact = number_of(start_point.incarnation(name))
+    endpoint = new_endpoint(context, program.curve(name))
+    ask = partial(
+        ask_for_number,
+        endpoint,
+        address,
+        (name, lead),
+        want_of(program, here, exact, folder),
+        patience_s=terms.patience_s,
+        waiting=partial(_note_waiting, folder, name, f"{lead} at {address}"),
+    )
+    try:
+        answer = await _unless_left(ask, terms)
+    except Exception as error:
+        match first_of(error):
+            case OSError() as found:
+                raise ConfigError(f"--connect {address}: {found.strerror}") from None
+            case DeniedError() as found:
+                return Finish("bad-input", str(found))
+            case OverError() as found:
+                return Finish("done", str(found))
+            case SilentError() as found:
+                return Finish("left", str(found))
+            case _:
+                raise
+    finally:
+        await endpoint.aclose()
+    if isinstance(answer, Finish):
+        return answer
+    refuse_unshared(program, folder)
+    if answer.warning:
+        SafeConsole(stderr=True, markup=False).print(
+            f"warning: {one_line(answer.warning)}", soft_wrap=True
+        )
+    if exact and answer.number != exact:
+        start_point = None  # It has gone on from there before, elsewhere.
+    return f"{name}.{answer.number}", start_point
+
+
+def refuse_unshared(program: Runnable, folder: Path) -> None:
+    """Refuse snapshots that would never be complete: each actor writes its parts on its own host,
+    and the lead looks for them in its own place. The lead has written its address file to its run
+    folder by now, so the file shows whether this folder is the same.
+
+    Raises:
+        ConfigError: this actor's place is another one.
+    """
+    table, lead = program.snapshot, program.lead
+    if not table.wanted or table.place or address_file(folder, lead).exists():
+        return
+    raise ConfigError(
+        f"no snapshot would stand: {folder} is not the run folder of {lead}, so {SNAPSHOTS} in it "
+        "is another place; set snapshot.place to a folder that all hosts share, or a URL"
+    )
+
+
+async def _unless_left(ask: Callable[[], Awaitable[Granted]], terms: Terms) -> Granted | Finish:
+    """The answer, or how this process ends if it must leave before there is one."""
+    left: list[Finish] = []
+    answers: list[Granted] = []
+    async with trio.open_nursery() as nursery:
+
+        def leave(reason: str) -> None:
+            left.append(Finish("left", reason))
+            nursery.cancel_scope.cancel()
+
+        if terms.signals:
+            nursery.start_soon(stop_on_signal, leave, leave)
+        if terms.with_parent:
+            nursery.start_soon(stop_with_parent, leave, leave)
+        answers.append(await ask())
+        nursery.cancel_scope.cancel()
+    return answers[0] if answers else left[0]
+
+
+def _note_waiting(folder: Path, name: str, whom: str) -> None:
+    with closing(ActorLog(folder / LOG_FILE, f"{name}.0", MonotonicTime().began)) as log:
+        log.observe("waiting", 0.0, 0, {"for": f"a number from {whom}"})
+
+
+async def _serve(
+    hosted: Hosted, endpoint: ZmqEndpoint, terms: Terms, numbers: Registrar | Gate | None
+) -> Finish:
+    keep_freed_memory()
+    interrupted = hosted.request_stop if hosted.program.interrupt_stops else hosted.request_leave
+    async with trio.open_nursery() as nursery:
+        if terms.signals:
+            nursery.start_soon(stop_on_signal, interrupted, hosted.request_leave)
+        nursery.start_soon(Refusals(endpoint, hosted).run)
+        nursery.start_soon(give_back_spare)
+        nursery.start_soon(leave_when_alone, hosted, terms.patience_s)
+        if numbers is not None:
+            nursery.start_soon(numbers.run)
+        for beside in terms.beside:
+            nursery.start_soon(beside, hosted)
+        if terms.with_parent:
+            requests = hosted.request_stop, hosted.request_leave
+            nursery.start_soon(stop_with_parent, *requests)
+        finish = await hosted.run()
+        nursery.cancel_scope.cancel()
+    if finish.status == "left":
+        endpoint.hurry(LEAVE_LINGER_S)
+    await hosted.endpoint.aclose()
+    return finish
+
+
+async def leave_when_alone(hosted: Hosted, patience_s: float) -> None:
+    """Ask an actor to leave once it has had no link for ``patience_s`` seconds.
+
+    The links are read from outside, so that only the request is an event.
+    """
+    since = trio.current_time()
+    while patience_s < math.inf:
+        await trio.sleep(min(LOOK_S, patience_s / 4))
+        if hosted.driver is None or hosted.driver.actor.links.peers():
+            since = trio.current_time()
+        elif trio.current_time() - since > patience_s:
+            whom = hosted.program.peers_said(hosted.name)
+            hosted.request_leave(f"no {whom} was there for {patience_s:g} s (--patience)")
+            return
+
+
+def write_address(folder: Path, name: str, bound: str, advertise: str = "") -> str:
+    """Write an actor's address file: the advertised address, or the one that it is bound to.
+
+    An actor that listens on all interfaces is bound to an address that cannot be dialled. Without
+    ``advertise`` the file then has the address by which this machine reaches it.
+
+    Returns:
+        The address in the file.
+    """
+    host, _, port = bound.rpartition(":")
+    if advertise.startswith("tcp://"):
+        stem, _, theirs = advertise.removeprefix("tcp://").rpartition(":")
+        if not stem and theirs:
+            advertise = f"{advertise}:{port}"
+        elif theirs in ("*", "0"):
+            advertise = f"tcp://{stem}:{port}"
+    elif host in ("tcp://0.0.0.0", "tcp://[::]"):
+        advertise = f"tcp://127.0.0.1:{port}" if "[" not in host else f"tcp://[::1]:{port}"
+    partial_file = folder / f".{name}.address.partial"
+    partial_file.write_text(advertise or bound)
+    partial_file.replace(address_file(folder, name))
+    return advertise or bound
+
+
+def who_leads(program: Runnable, folder: Path, terms: Terms) -> tuple[str, StartPoint[Any] | None]:
+    """The next incarnation of the lead, and the snapshot that it continues from.
+
+    If it has run in this folder before, it has used the snapshot then, and continues from what it
+    keeps when it is started again by the same command.
+
+    Raises:
+        SnapshotError: the snapshot cannot be used.
+        ConfigError: what was given before cannot be read or written.
+    """
+    name, start_point = program.lead, None
+    try:
+        record = Record(folder)
+        number = record.newest(name) + 1
+        if terms.snapshot and number == 1:
+            start_point = program.start_point(terms.snapshot, name, trust=terms.trust)
+            number = number_of(start_point.incarnation(name))
+        record.note(name, number)
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    except OSError as error:
+        raise ConfigError(f"{folder}: {error.strerror}") from None
+    return f"{name}.{number}", start_point
+
+
+def who_returns(program: Runnable, name: str, snapshot: str, *, trust: bool) -> StartPoint[Any]:
+    """The snapshot from which an actor takes its own state.
+
+    Raises:
+        ConfigError: no snapshot is named.
+        SnapshotError: the actor is not in it, or it cannot be used.
+    """
+    if not snapshot:
+        raise ConfigError("--alone: needs --from SNAPSHOT, with this learner's state")
+    start_point = program.start_point(snapshot, name, trust=trust)
+    if not start_point.starts:
+        raise SnapshotError(f"--from {snapshot}: {name} is not in {start_point.snapshot}")
+    return start_point
+
+
+def check_bind(program: Runnable, option: str, bind: str) -> None:
+    """Refuse to listen to everyone without keys, unless the settings say that this is meant.
+
+    Raises:
+        ConfigError: it is no address; or it is not loopback, and the program has no keys.
+    """
+    check_listen(option, bind)
+    if not program.is_open and not is_loopback(bind):
+        raise ConfigError(
+            f"{option} {bind}: any process that reaches this address could take part; "
+            f"{program.how_to_close}"
+        )
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine can reach an address."""
+    if not bind.startswith("tcp://"):
+        return True
+    host = urlsplit(bind.replace(":*", ":0")).hostname or "*"
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,176 @@
+"""All actors of a program in one process: each is a trio task, and they communicate over ZeroMQ."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeVar
+
+import trio
+
+from clocks import actor_of
+from ddloco.stage.actors.effects import Finish
+from ddloco.stage.driver.endpoints import dial, new_endpoint
+from ddloco.stage.driver.resume import StartPoint
+from ddloco.stage.files.toml import ConfigError
+from ddloco.stage.nodes.node import Hosted, run_together
+from ddloco.stage.nodes.runnable import Runnable
+from ddloco.stage.process.malloc import give_back_spare, keep_freed_memory
+from transport.zeromq import ZmqEndpoint, open_context
+
+ANY_PORT = "tcp://127.0.0.1:*"
+
+P = TypeVar("P", bound=Runnable)
+
+
+@dataclass
+class Outcome:
+    """How a program ended: each actor's finish, by incarnation."""
+
+    finishes: dict[str, Finish] = field(default_factory=dict[str, Finish])
+
+    @property
+    def bad_input(self) -> str | None:
+        """The reason why it could not be run with this input; None if it could."""
+        for finish in self.finishes.values():
+            if finish.status == "bad-input":
+                return finish.reason
+        return None
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Actors that failed, and why."""
+        return {name: f.reason for name, f in self.finishes.items() if f.status == "failed"}
+
+
+class Cluster(Generic[P]):
+    """The actors of a program, which are started and ended together.
+
+    Args:
+        program: what runs.
+        folder: its run folder.
+        start_point: the snapshot to continue from, if any.
+        kind: what carries messages; over "inproc" there are no keys, as nothing leaves the process.
+        at: addresses on which actors listen, by name, in place of those that ``kind`` gives.
+        listening: called with the name and address of each actor that listens.
+        beside: runs beside the actors until they have ended.
+
+    Raises:
+        ConfigError: the program's keys cannot be used.
+    """
+
+    def __init__(
+        self,
+        program: P,
+        folder: Path,
+        start_point: StartPoint[Any] | None = None,
+        *,
+        kind: Literal["inproc", "ipc", "tcp"] = "tcp",
+        at: Mapping[str, str] | None = None,
+        listening: Callable[[str, str], None] = lambda *_: None,
+    ) -> None:
+        self.program = program
+        self.folder = folder
+        self.outcome = Outcome()
+        self.asked = False
+        """Whether the user asked it to end."""
+        self.addresses: dict[str, str] = {}
+        """Where the actors listen that others dial, by name."""
+        self._start_point = start_point
+        self._kind, self._at, self._listening = kind, at or {}, listening
+        self._keys = {} if kind == "inproc" else {n: program.curve(n) for n in program.names}
+        self._hosted: dict[str, Hosted] = {}
+
+    def request_stop(self, reason: str) -> None:
+        """Ask it to end in good order."""
+        self.asked = True
+        asked = self.program.asked_to_stop()
+        for hosted in self._hosted.values():
+            if hosted.name in asked and hosted.incarnation not in self.outcome.finishes:
+                hosted.request_stop(reason)
+
+    def request_snapshot(self) -> None:
+        """Ask the lead, if it runs, for a snapshot; the result is in the log."""
+        for hosted in self._hosted.values():
+            if hosted.name == self.program.lead:
+                hosted.request_snapshot()
+
+    async def run(self, beside: Callable[[Hosted], Any] | None = None) -> Outcome:
+        """Run all actors to their ends.
+
+        Args:
+            beside: an async function that runs beside each actor.
+
+        Raises:
+            ConfigError: an address cannot be used.
+        """
+        keep_freed_memory()
+        with _addresses(self._kind, self.program.listeners) as wanted:
+            async with open_context() as context:
+                endpoints = await self._connected(context, {**wanted, **self._at})
+                for incarnation, endpoint in endpoints.items():
+                    self._hosted[incarnation] = Hosted(
+                        self.program, incarnation, self.folder, endpoint,
+                        start_point=self._start_point,
+                    )  # fmt: skip
+                if self.asked:  # Before there was an actor to ask.
+                    self.request_stop("asked to stop before it began")
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(give_back_spare)
+                    for hosted in self._hosted.values():
+                        if beside is not None:
+                            nursery.start_soon(beside, hosted)
+                    actors = self._hosted.values()
+                    await run_together(actors, self.outcome.finishes, self._ended)
+                    nursery.cancel_scope.cancel()
+        return self.outcome
+
+    async def _connected(
+        self, context: object, wanted: Mapping[str, str]
+    ) -> dict[str, ZmqEndpoint]:
+        """Every actor's endpoint, by incarnation: all that listen do so, then each dials others."""
+        program, incarnations = self.program, {n: self._incarnation(n) for n in self.program.names}
+        endpoints = {n: new_endpoint(context, self._keys.get(n)) for n in program.names}
+        for name in program.listeners:
+            try:
+                self.addresses[name] = await endpoints[name].listen(wanted[name])
+            except OSError as error:
+                raise ConfigError(f"--at {name}={wanted[name]}: {error.strerror}") from None
+            self._listening(name, self.addresses[name])
+        for name in program.names:
+            for other in program.dials(name):
+                await dial(endpoints[name], other, self.addresses[other], incarnations[name])
+        return {incarnations[name]: endpoint for name, endpoint in endpoints.items()}
+
+    def _incarnation(self, name: str) -> str:
+        return self._start_point.incarnation(name) if self._start_point is not None else f"{name}.1"
+
+    def _ended(self, hosted: Hosted, finish: Finish) -> None:
+        """When an actor has ended for a reason that ends all, end the others."""
+        program = self.program
+        running = [each for each in self._hosted if each not in self.outcome.finishes]
+        if program.ends_all(hosted.name, finish):
+            failed = f"{hosted.incarnation} {finish.status}: {finish.reason}"
+            for name in running:
+                self._hosted[name].request_stop(
+                    failed if finish.status == "failed" else finish.reason
+                )
+            return
+        lead = next((name for name in running if actor_of(name) == program.lead), None)
+        if lead is not None and program.is_over([actor_of(name) for name in running]):
+            self._hosted[lead].request_stop("no learner is left")
+
+
+@contextmanager
+def _addresses(kind: str, listeners: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """The addresses on which actors of one process listen, by name."""
+    match kind:
+        case "inproc":
+            yield {name: f"inproc://{name}" for name in listeners}
+        case "ipc":
+            # A socket's path has at most 107 bytes, which a run folder may exceed.
+            with tempfile.TemporaryDirectory(prefix="ddloco-") as folder:
+                yield {name: f"ipc://{folder}/{name}" for name in listeners}
+        case _:
+            yield dict.fromkeys(listeners, ANY_PORT)

@@ -1,0 +1,57 @@
+"""Reads the log of a run while processes append to it."""
+
+import json
+import os
+from collections.abc import Container
+from pathlib import Path
+from typing import Any
+
+from ddloco.stage.files.run_folder import LOG_FILE
+
+
+class LogTail:
+    """Reads what other processes append to the log. The file stays open for as long as this object
+    is used: when strangers hold all of this process's descriptors for a moment, it reads on."""
+
+    def __init__(self, folder: Path, *, from_end: bool = False) -> None:
+        self._path = folder / LOG_FILE
+        self._file: int | None = None
+        self._offset = self._size() if from_end else 0
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+
+    def new_lines(self, until: Container[str] = ()) -> list[dict[str, Any]]:
+        """The complete lines since the last call; lines torn by a full disk are skipped.
+
+        Args:
+            until: events, the first of which ends the answer; the next call continues after it.
+        """
+        more = self._size() - self._offset
+        if self._file is None or more <= 0:
+            return []
+        data = os.pread(self._file, more, self._offset)
+        found: list[dict[str, Any]] = []
+        for line in data[: data.rfind(b"\n") + 1].splitlines(keepends=True):
+            self._offset += len(line)
+            said = _line_of(line)
+            if said is not None:
+                found.append(said)
+                if said["event"] in until:
+                    break
+        return found
+
+    def _size(self) -> int:
+        """How long the file is; 0 until it exists."""
+        if self._file is None and self._path.exists():
+            self._file = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.fstat(self._file).st_size if self._file is not None else 0
+
+
+def _line_of(line: bytes) -> dict[str, Any] | None:
+    try:
+        said = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return said if isinstance(said, dict) and "event" in said else None

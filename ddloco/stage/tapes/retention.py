@@ -1,0 +1,134 @@
+"""Deletes the beginnings of a tape once enough snapshots have been committed after them.
+
+It never delays the recorder: it inspects the folder in a thread, now and then, and an error here
+costs only disk space. It handles one actor's files only, so it needs no knowledge of other actors'
+tapes; a replay starts from a snapshot that all remaining tapes cover.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from clocks import actor_of, number_of
+from replay import files_of
+from replay.tape import SUFFIX
+from replay.tape_files import whose
+from snapshot import Manifest, SnapshotError, Store
+
+LOOK_S = 2.0
+"""Interval between checks, in seconds. A snapshot is committed some time after its cuts."""
+
+FINISH_S = 10.0
+"""How long, in seconds, an actor that has ended waits for a last check if storage is slow."""
+
+NOT_DROPPED = "tape not dropped"
+
+Note = Callable[[str, dict[str, Any]], None]
+
+
+class TapeRetention:
+    """Deletes tape files that end before the oldest of an actor's newest committed cuts.
+
+    Args:
+        folder: the tape folder.
+        incarnation: the actor's incarnation; tapes of its earlier ones are handled too.
+        count: how many cuts are kept.
+        program: the id of what runs; others may use the same snapshot storage.
+        place: the snapshot storage.
+        note: writes to the log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        incarnation: str,
+        place: str | Path,
+        note: Note,
+        *,
+        count: int,
+        program: str,
+    ) -> None:
+        self._folder = folder
+        self._incarnation = incarnation
+        self._count = count
+        self._job_id = program
+        self._place = place
+        self._note = note
+        self._noted = ""
+
+    async def run(self) -> None:
+        """Check repeatedly while the actor runs."""
+        while True:
+            await trio.sleep(LOOK_S)
+            await self._look()
+
+    async def finish(self, within_s: float) -> None:
+        """Check once more after the end, since the last snapshot may be committed by now."""
+        with trio.move_on_after(min(FINISH_S, within_s)):
+            await self._look()
+
+    async def _look(self) -> None:
+        try:
+            await trio.to_thread.run_sync(self.drop, abandon_on_cancel=True)
+        except (OSError, SnapshotError) as error:
+            if str(error) != self._noted:
+                self._note(NOT_DROPPED, {"reason": str(error)})
+            self._noted = str(error)
+
+    def drop(self) -> list[Path]:
+        """Delete what is no longer needed, oldest first, so that the rest is always a chain.
+
+        Raises:
+            OSError: a file or the storage cannot be read.
+            SnapshotError: the storage cannot be opened.
+        """
+        files = files_of(self._folder, self._incarnation)
+        former = self._former()
+        if len(files) <= self._count and not former:
+            return []  # There is nothing to delete, so the store is not read.
+        listed = Store(self._place).snapshots()
+        standing = (each.manifest for each in listed if each.manifest is not None)
+        begins = {after for after, _ in files}
+        cuts = cuts_of(standing, self._job_id, self._incarnation, begins)
+        if len(cuts) < self._count:
+            return []
+        going = [*before(files, cuts[self._count - 1]), *former]
+        for path in going:
+            path.unlink(missing_ok=True)
+        return going
+
+    def _former(self) -> list[Path]:
+        """The files of this actor's earlier incarnations, oldest first."""
+        actor, number = actor_of(self._incarnation), number_of(self._incarnation)
+        found: list[tuple[int, int, Path]] = []
+        for path in self._folder.glob(f"{actor}.*{SUFFIX}"):
+            who, after = whose(path)
+            if actor_of(who) == actor and number_of(who) < number:
+                found.append((number_of(who), after, path))
+        return [path for *_, path in sorted(found)]
+
+
+def cuts_of(
+    standing: Iterable[Manifest], job_id: str, incarnation: str, begins: set[int]
+) -> list[int]:
+    """An incarnation's cuts in committed snapshots that bound its tape, in their order.
+
+    Some snapshots do not count: those of other jobs; those with absent participants, since a
+    participant that was absent can only be replayed from another snapshot; and those at whose cut
+    no file of the tape begins, which belong to another run with the same names.
+    """
+    return [
+        part.number
+        for manifest in standing
+        if manifest.facts.get("job") == job_id and not manifest.absent
+        for part in manifest.parts
+        if part.who == incarnation and part.number in begins
+    ]
+
+
+def before(files: Sequence[tuple[int, Path]], cut: int) -> list[Path]:
+    """The files of a chain that end at or before a cut."""
+    ends = [after for after, _ in files[1:]]
+    return [path for (_, path), end in zip(files, ends, strict=False) if end <= cut]

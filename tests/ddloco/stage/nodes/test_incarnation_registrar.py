@@ -1,0 +1,184 @@
+"""Numbers of incarnations: given once, also after a restart, and told again to who asks again."""
+
+import msgspec
+import pytest
+
+from clocks import ManualTime
+from ddloco.job.config import job_from
+from ddloco.roles.job_program import program_of
+from ddloco.stage.nodes.incarnation_grants import (
+    NUMBER_MAX,
+    WORD_BYTES_MAX,
+    Denied,
+    Granted,
+    GrantError,
+    decode_question,
+    encode,
+    want_of,
+)
+from ddloco.stage.nodes.incarnation_registrar import Record, RecordError, Registrar, newest_on_tape
+from transport import Arrival
+
+
+def job_of(**sync):
+    """A job whose task has a source file."""
+    return job_from({"job": {"task": "json:loads", "learners": 3}, "sync": sync}, "test")
+
+
+JOB = job_of()
+
+
+class Harness:
+    """A registrar in a folder."""
+
+    def __init__(self, folder, job=JOB):
+        self.notes = []
+        self.folder = folder
+        self.time = ManualTime()
+        note = lambda *note: self.notes.append(note)  # noqa: E731
+        self.registrar = Registrar(program_of(job), Record(folder), None, note, self.time)
+
+    def ask(self, route="learner-0.77/grant", job=JOB, known=0, exact=0, **more):
+        """Its answer to a question."""
+        want = msgspec.structs.replace(want_of(program_of(job), known, exact), **more)
+        return self.registrar.answer(Arrival(route, (encode(want),)))
+
+
+@pytest.fixture
+def harness(tmp_path):
+    """A registrar that has given nothing."""
+    return Harness(tmp_path)
+
+
+def test_every_one_that_comes_has_a_number_of_its_own(harness):
+    """Two empty folders are two incarnations, other actors count apart."""
+    assert Granted(1) == harness.ask("learner-0.1/grant")
+    assert Granted(2) == harness.ask("learner-0.2/grant")
+    assert Granted(1) == harness.ask("learner-1.1/grant")
+
+
+def test_a_question_that_is_said_twice_has_one_answer(harness):
+    """The answer was lost: the same route is told the same number."""
+    assert Granted(1) == harness.ask()
+    assert Granted(1) == harness.ask()
+    assert Granted(2) == harness.ask("learner-0.78/grant")
+
+
+def test_a_syncer_that_starts_again_gives_no_number_twice(harness, tmp_path):
+    """What was given is written down before the answer."""
+    harness.ask("learner-0.1/grant")
+    harness.ask("learner-0.2/grant")
+    assert Granted(3) == Harness(tmp_path).ask("learner-0.3/grant")
+
+
+def test_tapes_count_wherever_they_are(harness, tmp_path):
+    """Those in the asker's folder, those in the syncer's, also of chains."""
+    assert Granted(5) == harness.ask(known=4)
+    (tmp_path / "tapes").mkdir()
+    (tmp_path / "tapes" / "learner-0.8@55.tape").touch()
+    (tmp_path / "tapes" / "learner-00.9.tape").touch()
+    assert newest_on_tape(tmp_path / "tapes", "learner-0") == 8
+    assert Granted(9) == harness.ask("learner-0.2/grant")
+
+
+def test_an_actor_that_resumes_keeps_its_number_once(harness):
+    """Under the number that it had at the cut; the next one that asks for it gets a new one."""
+    assert Granted(3) == harness.ask("learner-0.1/grant", exact=3)
+    assert Granted(4) == harness.ask("learner-0.2/grant", exact=3)
+
+
+def test_another_task_is_told_and_let_in(harness):
+    """Its source differs: both sides are told which."""
+    answer = harness.ask(task="00" * 32)
+    assert answer.number == 1
+    assert "the source of task json:loads differs: sha256" in answer.warning
+    assert ["task differs"] == [event for event, _ in harness.notes]
+
+
+def test_other_settings_are_named_and_refused(harness):
+    """Which ones, with both values; no number is used up."""
+    other = job_of(interval=12, fragments=6)
+    answer = harness.ask(job=other)
+    assert isinstance(answer, Denied)
+    assert "sync.fragments is 24 here, 6 there; sync.interval is 24 here, 12 there" in answer.reason
+    assert Granted(1) == harness.ask("learner-0.2/grant")
+
+
+@pytest.mark.parametrize("route", ["learner-3.1/grant", "syncer.1/grant", "x/grant", "/grant"])
+def test_other_names_have_no_number(harness, route):
+    """A name that is not of this job is refused, and the lead asks no shard."""
+    assert isinstance(harness.ask(route), Denied)
+    assert not (harness.folder / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        (),
+        (b"", b""),
+        (b"\xff",),
+        (b"x" * (WORD_BYTES_MAX + 1),),
+        (msgspec.msgpack.encode({"type": "Want", "known": -1}),),
+        (msgspec.msgpack.encode({"type": "Want", "known": NUMBER_MAX + 1}),),
+    ],
+)
+def test_what_is_no_question_is_not_answered(harness, frames):
+    """It is counted, and logged a few times."""
+    with pytest.raises(GrantError):
+        decode_question(frames)
+    for _ in range(50):
+        assert harness.registrar.answer(Arrival("learner-0.1/grant", frames)) is None
+    assert len(harness.notes) == 20
+
+
+@pytest.mark.parametrize("how", ["known", "exact"])
+def test_the_numbers_cannot_be_used_up(harness, how):
+    """An actor's claim about its former incarnations is accepted up to a limit; others continue."""
+    answer = harness.ask(**{how: NUMBER_MAX})
+    assert isinstance(answer, Denied)
+    assert "the newest number of learner-0 here" in answer.reason
+    assert Granted(1) == harness.ask("learner-0.2/grant")
+
+
+def test_new_numbers_are_given_now_and_then(harness):
+    """An actor that asks a thousand times gets a few numbers; later, and for others, there are
+    more."""
+    given = [harness.ask(f"learner-0.{n}/grant") for n in range(1, 1001)]
+    assert given == [*map(Granted, range(1, 17)), *[None] * 984]
+    assert Granted(1) == harness.ask("learner-1.1/grant")
+    harness.time.advance_to(10.0)
+    assert Granted(17) == harness.ask("learner-0.2000/grant")
+    assert Granted(1) == harness.ask("learner-0.1/grant")  # It was given that before.
+
+
+@pytest.mark.parametrize("lane", ["control", "bulk", "tape"])
+def test_who_was_never_given_is_not_heard(harness, lane):
+    """learner-0.999 was never granted, and harms neither the one that is there nor its
+    successors."""
+    harness.ask()
+    heeds = harness.registrar.heeds
+    assert heeds(f"learner-0.1/{lane}")
+    assert not heeds(f"learner-0.2/{lane}")
+    assert not heeds(f"learner-0.999/{lane}")
+    assert Granted(2) == harness.ask("learner-0.78/grant")
+    assert heeds(f"learner-0.2/{lane}")
+    assert heeds("observer-1/control")
+    assert heeds(f"learner-77.1/{lane}")
+
+
+def test_a_lead_that_has_lost_its_folder_hears_who_is_there(harness):
+    """Learners that outlived it continue under their numbers; later ones come after those."""
+    assert harness.registrar.heeds("learner-0.7/control")
+    assert not harness.registrar.heeds("learner-0.8/control")
+    assert Granted(8) == harness.ask()
+    assert not harness.registrar.heeds(f"learner-1.{NUMBER_MAX}/control")
+    assert Granted(1) == harness.ask("learner-1.1/grant")
+
+
+@pytest.mark.parametrize("text", ["{", '{"x":' * 100_000])
+def test_a_record_that_cannot_be_read_is_named(tmp_path, text):
+    """It is no reason to begin at 1 again."""
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "incarnations.json").write_text(text)
+    with pytest.raises(RecordError, match=r"incarnations\.json: not a record"):
+        Record(tmp_path)
